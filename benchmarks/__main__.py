@@ -23,7 +23,16 @@ PAGE = runner.ROOT / "docs" / "benchmarks.md"
 @click.option("--quick", is_flag=True, help="One round of a smaller load; nothing is kept.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Also write all results here.")
 @click.option("--page", is_flag=True, help="Measure nothing: write docs/benchmarks.md from the kept results.")
-def main(names: Sequence[str], quick: bool, file: Path | None, page: bool) -> None:
+@click.option(
+    "--against",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="A checkout of another commit: measure both, in turns; nothing is kept.",
+)
+@click.option("--pairs", default=5, show_default=True, help="How often, with --against.")
+@click.option("--only", default="", help="With --against: the scenarios with this in their names.")
+def main(
+    names: Sequence[str], quick: bool, file: Path | None, page: bool, against: Path | None, pairs: int, only: str
+) -> None:
     """Ask the named questions, or all; results are kept in benchmarks/results."""
     if page:
         _write_page()
@@ -31,6 +40,14 @@ def main(names: Sequence[str], quick: bool, file: Path | None, page: bool) -> No
     if not sys.platform.startswith("linux"):
         raise click.ClickException("the benchmarks read /proc and run on Linux only")
     console = Console() if sys.stdout.isatty() else Console(width=140)
+    if against is not None:
+        for name in names:
+            with console.status(name) as status:
+                taken = runner.run_pairs(
+                    QUESTIONS[name], against, rounds=pairs, quick=quick, only=only, report=status.update
+                )
+            report.print_pairs(console, QUESTIONS[name], against, taken)
+        return
     results = []
     for name in names or QUESTIONS:
         began = time.monotonic()

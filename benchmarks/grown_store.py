@@ -87,7 +87,7 @@ async def _fill(storage: Store, jobs: int, keys: int) -> None:
         return
     seeds = Seeds()
     await _add(storage, (seeds.ungated() for _ in range(jobs - keys)))
-    await _finish_all(storage, seeds)
+    await finish_all(storage, seeds)
     # One more for each key: the one that uses up its budget, and is final, too.
     await _add(storage, (seeds.gated(f"acme-{number % keys}") for number in range(jobs * 9 // 10 + keys)))
     rules = {bound.name: bound.limit.rule for bound in seeds.probed.gated.gate.limits}
@@ -147,7 +147,7 @@ async def _add(storage: Store, jobs: Iterable[NewJob], at_once: int = BATCH) -> 
         await storage.add(portion)
 
 
-async def _finish_all(storage: Store, seeds: Seeds) -> None:
+async def finish_all(storage: Store, seeds: Seeds) -> None:
     """Nine of ten succeed."""
     await storage.join("seeds", "seeds")
     claim = Claim("seeds", {DEFAULT_QUEUE: Room(2_000)}, {}, seeds.tasks, seeds.gates)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.question import Metric, Question
-from benchmarks.runner import Result
+from benchmarks.runner import Pairs, Result
 
 INTRODUCTION = """\
 # Benchmarks
@@ -51,6 +52,25 @@ def print_result(console: Console, question: Question, result: Result) -> None:
         mark = "[green]met[/green]" if goal["is_met"] else "[red]missed[/red]"
         console.print(f"  goal {goal['text']}: {_number(goal['measured'], 2)}, {mark}", highlight=False)
     console.print()
+
+
+def print_pairs(console: Console, question: Question, other: Path, pairs: Sequence[Pairs]) -> None:
+    """The medians there and here of each metric, and the median of the ratios of the pairs."""
+    table = Table(title=f"{question.name}: {other} → here, pairs: {len(pairs[0].here) if pairs else 0}")
+    table.add_column("scenario")
+    metrics = [metric for metric in question.metrics if any(metric.key in each.here[0] for each in pairs)]
+    for metric in metrics:
+        table.add_column(metric.label, justify="right", overflow="fold")
+    for each in pairs:
+        cells = []
+        for metric in metrics:
+            if metric.key not in each.here[0] or metric.key not in each.there[0]:
+                cells.append("")
+                continue
+            there, here, ratio = each.medians(metric.key)
+            cells.append(f"{_number(there, metric.digits)} → {_number(here, metric.digits)} (× {ratio:.2f})")
+        table.add_row(each.scenario, *cells)
+    console.print(table)
 
 
 def page(questions: Mapping[str, Question], results: Mapping[str, Result]) -> str:

@@ -1,13 +1,18 @@
-"""Runs a question: every scenario in its own fresh process, taking turns, and the medians of all rounds."""
+"""Runs a question: every scenario in its own fresh process, taking turns, and the medians of all rounds.
+
+Or in pairs: every scenario here and in the checkout of another commit, one right after the other.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,6 +50,52 @@ def run(question: Question, *, quick: bool, report: Callable[[str], None]) -> Re
     return _result(question, samples, described, quick=quick)
 
 
+def run_pairs(
+    question: Question, other: Path, *, rounds: int, quick: bool, only: str, report: Callable[[str], None]
+) -> list[Pairs]:
+    """Measure each scenario whose name contains `only` here and in the other checkout, in turns.
+
+    Both use this interpreter, with the benchmarks and the sources of their own checkout.
+    """
+    scenarios = [scenario for scenario in question.scenarios if only in scenario.name]
+    pairs = [Pairs(scenario.name, [], []) for scenario in scenarios]
+    with tempfile.TemporaryDirectory(prefix="headgate-pairs-") as temporary:
+        folders = {root: Path(temporary) / name for root, name in ((ROOT, "here"), (other, "there"))}
+        # The user that runs a database server has to reach its files.
+        Path(temporary).chmod(0o711)
+        for root, folder in folders.items():
+            folder.mkdir()
+            if question.prepare is not None:
+                report(f"{question.name}: preparing for {root}")
+                params = {**question.prepare_params, **(question.prepare_quick if quick else {})}
+                _call(question.prepare, folder, params, PREPARE_TIMEOUT, root)
+        for number in range(rounds):
+            for scenario, taken in zip(scenarios, pairs, strict=True):
+                report(f"{question.name}: {scenario.name}, pair {number + 1}")
+                params = {**scenario.params, **(scenario.quick if quick else {})}
+                # What runs second may find a warmer machine.
+                for root in (ROOT, other) if number % 2 else (other, ROOT):
+                    samples = taken.here if root == ROOT else taken.there
+                    timeout = SCENARIO_TIMEOUT + params.get("seconds", 0)
+                    samples.append(_call(scenario.run, folders[root], params, timeout, root))
+    return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The samples of one scenario, here and in the other checkout; those of equal place ran one after the other."""
+
+    scenario: str
+    here: list[Sample]
+    there: list[Sample]
+
+    def medians(self, metric: str) -> tuple[float, float, float]:
+        """Return the medians there and here, and the median of here ÷ there."""
+        there, here = (median(sample[metric] for sample in samples) for samples in (self.there, self.here))
+        ratios = [a[metric] / b[metric] for a, b in zip(self.here, self.there, strict=True) if b[metric]]
+        return there, here, median(ratios) if ratios else 1.0
+
+
 def _samples(
     question: Question,
     turns: list[tuple[int, Scenario]],
@@ -68,10 +119,11 @@ def _samples(
             yield from zip([scenario for _, scenario in quiet], pool.map(one, quiet), strict=True)
 
 
-def _call(target: str, folder: Path, params: dict[str, Any], timeout: float) -> Sample:
+def _call(target: str, folder: Path, params: dict[str, Any], timeout: float, root: Path = ROOT) -> Sample:
     with tempfile.NamedTemporaryFile(prefix="answer-", suffix=".json", dir=folder) as answer:
         command = [sys.executable, "-m", "benchmarks.scenario", target, str(folder), answer.name, json.dumps(params)]
-        subprocess.run(command, cwd=ROOT, check=True, timeout=timeout)
+        environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+        subprocess.run(command, cwd=root, env=environment, check=True, timeout=timeout)
         sample: Sample = json.loads(Path(answer.name).read_text())
     return sample
 

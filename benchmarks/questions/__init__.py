@@ -31,6 +31,7 @@ QUESTIONS: dict[str, Question] = {
     question.name: question
     for question in (
         costs.QUESTION,
+        costs.KEPT,
         throughput.QUESTION,
         enqueue.QUESTION,
         latency.QUESTION,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -27,7 +27,7 @@ from headgate.engine.enqueue_hooks import (
     drafts_of_flow,
     drafts_of_groups,
 )
-from headgate.engine.enqueuer import Enqueuer, resolved_ids
+from headgate.engine.enqueuer import Enqueuer
 from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.limiter_counts import LimiterCounts
@@ -39,8 +39,8 @@ from headgate.engine.threads import in_thread
 from headgate.errors import DeclarationError, JobNotFound, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused, QueueUnserved
-from headgate.jobs.identity import IdSource
-from headgate.jobs.job import JobRecord, JobState, NewJob
+from headgate.jobs.identity import IdSource, IdTaken
+from headgate.jobs.job import JobRecord, JobState
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.observe.log import log_event, logged_kinds, unserved_text
 from headgate.storage.address import StoreAddress
@@ -226,10 +226,8 @@ class Client:
         connection = task.options.get("connection")
         if connection is not None:
             jobs = await self.enqueuer.jobs_for_transaction(task, groups)
-            return self._handles(jobs, await self.enqueuer.add_in_transaction(connection, jobs))
-        handles: list[Job[Any]] = [
-            Job(id, self, is_new=is_new) for id, is_new in await self.enqueuer.enqueue(task, groups)
-        ]
+            return self._handles(await self.enqueuer.add_in_transaction(connection, jobs))
+        handles = self._handles(await self.enqueuer.enqueue(task, groups))
         if any(group.options.get("predict") for group in groups):
             await self._promise(handles, self.enqueuer.promise_flags(task, groups))
         return handles
@@ -245,12 +243,12 @@ class Client:
         async def store(task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[Job[Any]]:
             jobs = await self.enqueuer.jobs_for_transaction(task, groups)
             adding = self.enqueuer.add_in_transaction(connection, jobs)
-            return self._handles(jobs, await in_thread(caller, partial(copy_context().run, run_at_once, adding)))
+            return self._handles(await in_thread(caller, partial(copy_context().run, run_at_once, adding)))
 
         return self.portal.run(self._enqueue(task, calls, store), caller)
 
-    def _handles(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[Job[Any]]:
-        return [Job(id, self, is_new=is_new) for id, is_new in resolved_ids(jobs, others)]
+    def _handles(self, stored: Sequence[tuple[str, bool]]) -> list[Job[Any]]:
+        return [Job(id, self, is_new=is_new) for id, is_new in stored]
 
     async def _promise(self, handles: Sequence[Job[Any]], flags: Sequence[bool]) -> None:
         for job, is_requested in zip(handles, flags, strict=True):
@@ -262,10 +260,10 @@ class Client:
         """Raise what `enqueue` would raise for the arguments, keys and costs of a call; stores nothing, open or not."""
         self.enqueuer.check(task, call)
 
-    def new_id(self) -> str:
+    def new_id(self, *, is_batch: bool = False) -> str:
         """Return the id of a job or a batch that is about to be enqueued."""
         self.lifecycle.require()
-        return self._ids.next(self.storage.now())
+        return self._ids.next(self.storage.now(), is_batch=is_batch)
 
     async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
         """Store the calls of a chain, a batch or a graph in one commit, with the batches."""
@@ -285,9 +283,13 @@ class Client:
     async def add_to_batch(self, batch_id: str, steps: Iterable[Step]) -> list[Job[Any]]:
         """As `Batch.add`."""
         self.lifecycle.require()
+        steps = list(steps)
         builder = growth(self, batch_id, steps)
         if builder.jobs:
-            await self.enqueue_flow(*builder.flow())
+            try:
+                await self.enqueue_flow(*builder.flow())
+            except IdTaken:
+                return await self.add_to_batch(batch_id, steps)
         return [Job(id, self) for id in builder.jobs]
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:

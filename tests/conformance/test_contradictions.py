@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from headgate.jobs.identity import job_number
 from headgate.jobs.job import JobOptions
 from headgate.limits.concurrency import dump_permits, load_permits
 from headgate.storage.facts import Contradiction, IndexFacts
@@ -18,7 +20,7 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.store_user import StoreUser, at_once, strict
+from tests.conformance.storage_suite.store_user import StoreUser, at_once, strict, with_id
 from tests.conformance.storage_suite.ties import MUTEX, hold
 from tests.internals import writer_of
 from tests.postgres_server import server_in
@@ -178,7 +180,7 @@ async def a_job_behind_a_limit(store: Damaged, **options: Any) -> str:
 )
 async def test_a_job_that_waits_in_another_lane_than_its_own_is_found(store: Damaged, change: str, part: str) -> None:
     job = await a_job_behind_a_limit(store)
-    await store.run(f"UPDATE headgate.job SET {change} WHERE id = '{job}'")
+    await store.run(f"UPDATE headgate.job SET {change} WHERE id = {job_number(job)}")
     found = await store.found()
     assert f"1 job (as {job}) of lane" in found.seen
     assert part in found.seen
@@ -194,11 +196,29 @@ async def test_a_lane_in_another_queue_is_found(store: Damaged) -> None:
 
 async def test_a_tag_by_which_its_job_is_not_found_any_more_is_found(store: Damaged) -> None:
     job = await a_job_behind_a_limit(store, options=JobOptions(tags=("blue", "vip")))
-    await store.run(f"DELETE FROM headgate.job_tag WHERE tag = 'vip' AND job = '{job}'")
+    await store.run(f"DELETE FROM headgate.job_tag WHERE tag = 'vip' AND job = {job_number(job)}")
     found = await store.found()
     assert found.seen == f"job {job} is not found by its tag vip"
     await store.run(found.advice.replace(" job_tag", " headgate.job_tag"))
     assert await store.store_user.storage.check() == []
+
+
+async def test_an_own_id_under_the_number_of_another_is_found(store: Damaged) -> None:
+    own, other = str(uuid.uuid4()), str(uuid.uuid4())
+    await store.store_user.storage.add([with_id(store.store_user.new(), own)])
+    assert await store.store_user.storage.check() == []
+    await store.run(f"UPDATE headgate.job SET own_id = '{other}'")
+    assert (await store.found()).seen == f"job {other} is stored under the number of another id, {job_number(own)}"
+
+
+async def test_a_batch_with_the_id_of_a_job_is_found(store: Damaged) -> None:
+    await hold(store.store_user, 1)
+    (job,) = await store.store_user.add()
+    await store.run(
+        f"UPDATE headgate.batch SET id = {job_number(job)}, finished_at = 1, pending = 0, succeeded = total"
+    )
+    found = [each.seen for each in await store.store_user.storage.check(store.store_user.rules)]
+    assert f"batch {job} has the id of a job" in found
 
 
 @pytest.mark.parametrize("state", ["", "nonsense", "1:strict:x", "1:concurrency:{"])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from headgate.clock import SECOND
+from headgate.jobs.identity import job_text
 from headgate.jobs.job import Draw
 from headgate.storage.json_text import as_json
 from headgate.storage.postgres.dialect import shapes_of, statements_of
@@ -107,7 +108,7 @@ class Backlog:
 
     def id(self, number: int) -> str:
         """The id of a job, in the order in which they were added."""
-        return f"{number:08x}-0000-7000-8000-000000000000"
+        return job_text(number)
 
     async def fill(self, url: str, oldest: int, now: int) -> None:
         """Add them from that instant on, and let the server know what it has; `now` is limit time."""
@@ -140,7 +141,7 @@ INSERT INTO headgate.job (
     charged_at, state, task, queue, node, payload, gate, options
 )
 SELECT
-    lpad(to_hex(n), 8, '0') || '-0000-7000-8000-000000000000',
+    n,
     CASE n % 3 WHEN 0 THEN $3::text WHEN 1 THEN ($4::text[])[1] ELSE ($4::text[])[1 + n % $6] END,
     CASE n % 3 WHEN 0 THEN '[]' WHEN 1 THEN ($5::text[])[1] ELSE ($5::text[])[1 + n % $6] END,
     is_waiting, n % 50 = 7, priority, 0, run_at, run_at - priority * 300000000000000000,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate.clock import Clock, SystemClock
+from headgate.jobs.identity import job_text
 from headgate.jobs.job import Draw, NewJob
 from headgate.limits.limit import AnyRule
 from headgate.storage.records import Claim, Room
@@ -28,7 +29,7 @@ def new_job(
     """A job that is ready at once; draws are pairs of limit and key."""
     return NewJob(
         **{
-            "id": f"job-{next(_numbers):08}",
+            "id": job_text(next(_numbers)),
             "task": task,
             "queue": queue,
             "payload": payload,

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from headgate import Headgate, JobFailed, JobState, batch, chain
+from headgate.jobs.identity import job_number
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from tests.durability.postgres import ask
 from tests.internals import store_of
@@ -50,15 +51,16 @@ class Store:
                 names = ", ".join(columns)
                 connection.execute(
                     f"WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {count})"
-                    f" INSERT INTO job (id, {names}) SELECT id || '-' || n, {names} FROM n, job WHERE id = '{follower}'"
+                    f" INSERT INTO job (id, {names}) SELECT id + n, {names} FROM n, job WHERE id = ?",
+                    (job_number(follower),),
                 )
             connection.close()
             return
         connection_ = await asyncpg.connect(self.url)
         await connection_.execute(
-            "INSERT INTO headgate.job SELECT (jsonb_populate_record(job, jsonb_build_object('id', id || '-' || n))).*"
+            "INSERT INTO headgate.job SELECT (jsonb_populate_record(job, jsonb_build_object('id', id + n))).*"
             " FROM headgate.job, generate_series(1, $2::integer) AS n WHERE id = $1",
-            follower,
+            job_number(follower),
             count,
             timeout=patient(60),
         )

@@ -13,6 +13,7 @@ import pytest
 
 from headgate import Handler, Headgate, Job, RetryPolicy
 from headgate.jobs.event import EndingRefused, StorageFailed
+from headgate.jobs.identity import job_number
 from headgate.jobs.job import JobState, Progress
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.report import AttemptReport
@@ -135,7 +136,7 @@ async def test_one_locked_job_delays_no_other_expiry(postgres_url: str, postgres
         async with session_at(postgres_url) as user:
             transaction = user.transaction()
             await transaction.start()
-            await user.execute(f"SELECT 1 FROM {postgres_schema}.job WHERE id = $1 FOR UPDATE", first)
+            await user.execute(f"SELECT 1 FROM {postgres_schema}.job WHERE id = $1 FOR UPDATE", job_number(first))
             async with asyncio.timeout(PROMPT):
                 assert [dropped.id for dropped in await storage.expire()] == [second]
             await transaction.commit()
@@ -167,7 +168,7 @@ async def test_the_store_names_the_endings_it_could_not_write(postgres_url: str,
         async with session_at(postgres_url) as user:
             transaction = user.transaction()
             await transaction.start()
-            await user.execute(f"SELECT 1 FROM {postgres_schema}.job WHERE id = $1 FOR UPDATE", held.id)
+            await user.execute(f"SELECT 1 FROM {postgres_schema}.job WHERE id = $1 FOR UPDATE", job_number(held.id))
             async with asyncio.timeout(PROMPT):
                 assert list(await storage.report(store_user.node, said, 10)) == [None, True, False]
                 assert list(await storage.finish(store_user.node, endings)) == [None, True, True, False]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headgate.engine.call_groups import group_calls
+from headgate.jobs.identity import job_number
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
@@ -60,7 +61,14 @@ async def test_a_transaction_that_keeps_an_enqueue_open_delays_no_other(
             assert node_of(work.app).statistics()["swept"] == 0
         else:
             await work.has_run(await work.gated.enqueue("acme"), await work.gated.enqueue("new"))
-            assert await ask(postgres.url, "SELECT count(*) FROM headgate.job WHERE id = ANY($1::text[])", ids) == 0
+            assert (
+                await ask(
+                    postgres.url,
+                    "SELECT count(*) FROM headgate.job WHERE id = ANY($1::bigint[])",
+                    [*map(job_number, ids)],
+                )
+                == 0
+            )
         assert await work.used("acme") == sum(1 for job in await work.app.admin.jobs(key="acme", count=10_000))
         assert await store_of(work.app).check() == []
 

@@ -11,6 +11,7 @@ import pytest
 
 from headgate import JobState, StorageUnavailable
 from headgate.jobs.event import StorageFailed
+from headgate.jobs.identity import job_number
 from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
@@ -60,7 +61,7 @@ async def test_an_enqueue_under_a_unique_key_whose_commit_was_cut_finds_no_dupli
             job = await work.gated.using(unique_key="k", on_conflict=policy).enqueue(MARK.decode())
             assert cut.happened.is_set()
             rows = "SELECT count(*) FROM headgate.job WHERE unique_key = 'k' AND id = $1"
-            assert await ask(postgres.url, rows, job.id) == 1
+            assert await ask(postgres.url, rows, job_number(job.id)) == 1
             assert await store_of(work.app).check() == []
 
 

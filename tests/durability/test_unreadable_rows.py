@@ -19,6 +19,7 @@ import pytest_asyncio
 from headgate import Every, Headgate, Job, JobState, Mutex, RateLimit, RetryPolicy, Snooze, StrictRate, chain
 from headgate.errors import UnreadableSchedule
 from headgate.jobs.history import JobsStep
+from headgate.jobs.identity import job_number
 from headgate.storage import stored_rows
 from headgate.storage.records import Claim, Room
 from tests.internals import registry_of, store_of
@@ -102,7 +103,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 def among(jobs: list[Job[Any]]) -> str:
-    return "id IN ({})".format(", ".join(f"'{job.id}'" for job in jobs))
+    return "id IN ({})".format(", ".join(str(job_number(job.id)) for job in jobs))
 
 
 async def states(app: Headgate, jobs: list[Job[Any]]) -> set[JobState]:

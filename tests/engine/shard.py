@@ -20,6 +20,7 @@ from headgate.clock import SECOND, Clock, Timer
 from headgate.errors import StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
+from headgate.jobs.identity import job_number, job_text
 from headgate.jobs.job import ClaimedJob, Draw, JobRecord, JobState, NewJob, RemoteCharge
 from headgate.limits.concurrency import Semaphore, load_permits
 from headgate.limits.limit import AnyRule
@@ -346,16 +347,16 @@ class Shard(MemoryStorage):
             if not ids:
                 return None
             self._last_batch[key] = self._last_batch.get(key, 0) + 1
-            self._departing[key] = self._last_batch[key], frozenset(id for (id,) in ids)
+            self._departing[key] = self._last_batch[key], frozenset(job_text(id) for (id,) in ids)
         number, departing = self._departing[key]
         return Batch(self.name, number, [self._departing_job(id) for id in sorted(departing)])
 
     def _departing_job(self, id: str) -> DepartingJob:
         ((run_at, delayed, attempt, fence, lost, error),) = self._rows(
-            "SELECT run_at, delayed, attempt, fence, lost, error FROM job WHERE id = ?", id
+            "SELECT run_at, delayed, attempt, fence, lost, error FROM job WHERE id = ?", job_number(id)
         )
         new = replace(self._as_added[id], run_at=run_at, delayed=bool(delayed))
-        attempts = self._rows("SELECT * FROM attempt WHERE job = ?", id)
+        attempts = self._rows("SELECT * FROM attempt WHERE job = ?", job_number(id))
         return DepartingJob(new, attempt, fence, lost, error, attempts)
 
     async def arrive(self, key: str, batch: Batch) -> None:
@@ -369,7 +370,7 @@ class Shard(MemoryStorage):
                 await super().add([each.new])
                 self._rows(
                     "UPDATE job SET attempt = ?, fence = ?, lost = ?, error = ? WHERE id = ?",
-                    *(each.attempt, each.fence, each.lost, each.error, each.new.id),
+                    *(each.attempt, each.fence, each.lost, each.error, job_number(each.new.id)),
                 )
                 for attempt in each.attempts:
                     # Its row has another id in each database.
@@ -388,7 +389,7 @@ class Shard(MemoryStorage):
         await self.delete(list(ids), finished_before=self.now() + 1)
 
     def _is_stored(self, id: str) -> bool:
-        return bool(self._rows("SELECT 1 FROM job WHERE id = ?", id))
+        return bool(self._rows("SELECT 1 FROM job WHERE id = ?", job_number(id)))
 
     def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         return self.driver._connection.execute(sql, values).fetchall()

@@ -12,6 +12,7 @@ import pytest
 
 from headgate import DeclarationError, Headgate, JobFailed, JobState, RetryPolicy, StrictRate, current_job
 from headgate.jobs.event import Event, JobFinished, JobsMigrated, TaskUnknown
+from headgate.jobs.identity import job_number
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
@@ -245,14 +246,18 @@ async def test_damaged_rows_are_skipped_and_the_worker_continues(tmp_path: Path)
     with database:
         for job, payload in zip(jobs, DAMAGED, strict=True):
             # As after four tries: the fifth is the last.
-            database.execute("UPDATE job SET payload = CAST(? AS TEXT), attempt = 4 WHERE id = ?", (payload, job.id))
+            database.execute(
+                "UPDATE job SET payload = CAST(? AS TEXT), attempt = 4 WHERE id = ?", (payload, job_number(job.id))
+            )
     async with app:
         fine = await work.enqueue(7)
         assert await result_within(fine, 5) == 7
         for job, payload in zip(jobs, DAMAGED, strict=True):
             with pytest.raises(JobFailed, match="PayloadError"):
                 await result_within(job, 5)
-            stored = database.execute("SELECT CAST(payload AS BLOB) FROM job WHERE id = ?", (job.id,)).fetchone()
+            stored = database.execute(
+                "SELECT CAST(payload AS BLOB) FROM job WHERE id = ?", (job_number(job.id),)
+            ).fetchone()
             assert stored == (payload,)
     database.close()
 

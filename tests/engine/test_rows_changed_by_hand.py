@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headgate import Headgate, JobState, StrictRate
+from headgate.jobs.identity import job_number
 from headgate.storage import stored_rows
 from tests.until import result_within, until
 
@@ -29,7 +30,7 @@ async def test_a_job_with_another_task_or_queue_than_its_gate_waits_and_is_repor
     async with app.open():
         jobs = await work.enqueue_many([(number,) for number in range(5)])
         with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as connection:
-            connection.execute(f"UPDATE job SET {column} = ? WHERE id = ?", (value, jobs[2].id))
+            connection.execute(f"UPDATE job SET {column} = ? WHERE id = ?", (value, job_number(jobs[2].id)))
         with caplog.at_level(logging.ERROR, logger="headgate"):
             async with app:
                 assert [await result_within(jobs[number]) for number in (0, 1, 3, 4)] == [0, 1, 3, 4]

@@ -19,6 +19,7 @@ import pytest
 
 from headgate import Every, Headgate
 from headgate.http import dashboard
+from headgate.jobs.identity import job_number
 from tests.faces.http.stage import EVERYBODY
 from tests.faces.one_module import OneModule, answer, call, go_into
 from tests.until import patient, until
@@ -114,7 +115,7 @@ def test_a_worker_the_command_line_and_the_dashboard_work_with_unreadable_rows(
 ) -> None:
     module = project.module
     bad, good = module.do(_fill)
-    project.corrupt("job", "options", '{"timeout": "soon"}', f"id = '{bad}'")
+    project.corrupt("job", "options", '{"timeout": "soon"}', f"id = {job_number(bad)}")
     project.corrupt("schedule", "call", "[1]", "name = 'bad'")
     log = tmp_path / "worker.log"
     expected = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from random import Random
 from typing import Any, get_args
 
@@ -193,7 +194,7 @@ class GraphUser:
 
     async def enqueue(self, size: int) -> None:
         writer = GraphWriter(self._random, self._task, size, [node for node in self.nodes if node.id])
-        builder = FlowBuilder(lambda: self._ids.next(self._store_user.clock.now()))
+        builder = FlowBuilder(partial(self._ids.next, self._store_user.clock.now()))
         builder.add_batch(writer.plan, NOTHING)
         if is_cyclic(writer.nodes):
             with pytest.raises(DeclarationError, match="wait for each other"):
@@ -217,7 +218,7 @@ class GraphUser:
     async def _grow(self, batch: Node) -> None:
         """Add a call and a chain to a batch, as a running job of it does; one that is final takes none."""
         assert batch.members is not None
-        builder = FlowBuilder(lambda: self._ids.next(self._store_user.clock.now()))
+        builder = FlowBuilder(partial(self._ids.next, self._store_user.clock.now()))
         builder.grow(batch.id, [self._task.call(), chain(self._task.call(), self._task.call())])
         calls, (grown,) = builder.flow()
         new = [replace(self._store_user.new(), id=call.id, origin=call.origin) for call in calls]

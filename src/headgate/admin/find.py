@@ -21,8 +21,8 @@ MOST_SCHEDULES = 1000
 MOST_LIMITS = 100
 """In how many limits a key is searched; each costs a lookup."""
 
-_BEGINS_AN_ID = re.compile(r"[0-9a-f]{4}[0-9a-f-]{0,32}", re.IGNORECASE)
-"""Fewer digits of an id match too many jobs to be of use."""
+_BEGINS_AN_ID = re.compile(r"[0-9a-v]{4}[0-9a-v-]{0,32}", re.IGNORECASE)
+"""Fewer characters of an id match too many jobs to be of use."""
 
 
 @dataclass(frozen=True, slots=True)

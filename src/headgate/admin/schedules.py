@@ -27,7 +27,7 @@ from headgate.errors import (
 )
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.encoded import codecs_of
-from headgate.jobs.identity import IdSource
+from headgate.jobs.identity import IdSource, IdTaken
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.calendar_text import calendar_text
 from headgate.schedules.cron import Cron
@@ -247,7 +247,11 @@ class SchedulesAdmin:
             )
             course = record.course
             fired = Fired(name, record.revision, course.next_at, course.last_at, new.jobs, batches=new.batches)
-            if (await self._storage.fire([fired]))[0]:
+            try:
+                (is_fired,) = await self._storage.fire([fired])
+            except IdTaken:
+                continue
+            if is_fired:
                 await self._note("trigger", name, f"job {new.id}" if not new.batches else f"batch {new.id}")
                 return new.last
 

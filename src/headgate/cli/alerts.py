@@ -58,7 +58,7 @@ def test(target: str, words: tuple[str], as_json: bool) -> None:
         raise DeclarationError(f"this app declares no alert {name!r}{hint} It declares: {known}")
     clock = SystemClock()
     now, store = clock.now(), app._client.address.shown
-    message = message_for_test(alert.name, alert.conditions, id=IdSource().next(now), now=now, store=store)
+    message = message_for_test(alert.name, alert.conditions, id=IdSource().unique(now), now=now, store=store)
     error = asyncio.run(AlertSender(None, clock).send(alert, message))
     if as_json:
         print_json({"alert": name, "id": message.id, "is_delivered": error is None, "error": error})

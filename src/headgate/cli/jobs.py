@@ -244,7 +244,7 @@ def run_again(target: str, words: tuple[str], payload: str | None, as_json: bool
     checked as in `jobs enqueue`.
 
     \b
-      headgate jobs run-again shop:app 01970b4e-… --payload '{"tenant": "acme", "since": "2026-01-01"}'
+      headgate jobs run-again shop:app 06qg52v2jj4pb --payload '{"tenant": "acme", "since": "2026-01-01"}'
     """
     (id,) = words
     given = sys.stdin.buffer.read() if payload == "-" else payload and os.fsencode(payload)

@@ -108,7 +108,7 @@ class Alerter:
                     unread.append((name, str(condition)))
                     continue
                 held += [
-                    HeldCondition(self._ids.next(now), name, str(condition), reading.subject, reading.value)
+                    HeldCondition(self._ids.unique(now), name, str(condition), reading.subject, reading.value)
                     for reading in found
                 ]
         return held, unread

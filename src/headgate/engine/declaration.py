@@ -181,7 +181,7 @@ def warn_if_too_fast(record: ScheduleRecord, trigger: Trigger, registry: Registr
     """Publish ScheduleTooFast if the schedule is due more often than a limit of its tasks allows."""
     now = record.course.started_at
     costs: Counter[Draw] = Counter()
-    for job in occurrence(record, registry, str, occurs_at=now, now=now).jobs:
+    for job in occurrence(record, registry, lambda *, is_batch: "", occurs_at=now, now=now).jobs:
         costs.update(dict(zip(job.draws, job.costs or (1,) * len(job.draws), strict=True)))
     if not costs:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,9 @@ from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.max_wait import reject_over_max_wait, rejected
 from headgate.errors import DeclarationError
 from headgate.jobs.batch import NewBatch
+from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobEnqueued, JobReplaced, LimitSkipped
-from headgate.jobs.identity import IdSource
+from headgate.jobs.identity import IdSource, IdTaken
 from headgate.jobs.job import NewJob, Origin
 from headgate.jobs.scheduled import ScheduledCall, ScheduledGraph, ScheduledStep
 from headgate.jobs.uniqueness import replaces
@@ -38,6 +39,9 @@ from headgate.tasks.task import Call, Task
 from headgate.tasks.tracing import Tracing
 
 NO_QUEUES: Mapping[str, str] = {}
+
+NEW_IDS_TRIES = 10
+"""How often jobs get new ids because another producer has stored others under theirs."""
 
 _SCHEDULED = frozenset(ScheduledCall.__struct_fields__)
 """The options of its task that a schedule keeps."""
@@ -76,6 +80,8 @@ class Enqueuer:
 
     async def enqueue(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[tuple[str, bool]]:
         """Store the calls as jobs in one commit; return for each call the id of its job, and whether that is new."""
+        if not self._ids.has_producer:
+            self._ids.set_producer(await self._storage.producer())
         counts = queue_counts(groups)
         if not self._backlogs.are_bounded(counts):
             return await self._store(self._jobs_of(task, groups))
@@ -88,7 +94,7 @@ class Enqueuer:
             jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
         if admitted is not None:
             admitted.store()
-        others = await self._add(jobs)
+        jobs, others = await self._add_new(jobs)
         self._publish_enqueued(jobs, others)
         if has_max_wait:
             # A job that was merged into an existing one is not stored.
@@ -115,9 +121,12 @@ class Enqueuer:
                 jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
             now = self._storage.now()
             admitted.store()
-            await self._add(
-                jobs, [NewBatch(each.id, each.total, now, each.batch, each.leaders, each.grows) for each in batches]
-            )
+            new = [NewBatch(each.id, each.total, now, each.batch, each.leaders, each.grows) for each in batches]
+            try:
+                await self._add(jobs, new)
+            except IdTaken:
+                self._ids.set_producer(None)
+                raise
         self._publish_enqueued(jobs, {})
         self._publish_rejected(jobs)
 
@@ -133,8 +142,8 @@ class Enqueuer:
                 jobs = list(await self._large_payloads.store_payloads(jobs, in_transaction=True))
             return jobs
 
-    async def add_in_transaction(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
-        """Add the jobs to the transaction of the caller's connection; return what `Store.add_in` returns.
+    async def add_in_transaction(self, connection: Any, jobs: Sequence[NewJob]) -> list[tuple[str, bool]]:
+        """Add the jobs to the transaction of the caller's connection; return what `enqueue` returns.
 
         Raises DeclarationError if the app keeps its jobs in memory.
         """
@@ -144,9 +153,20 @@ class Enqueuer:
                 "sqlite:///path or postgresql://…"
             )
         if self.tracing is None or not jobs:
-            return await self._storage.add_in(connection, jobs)
+            return await self._add_in(connection, jobs)
         with self.tracing.sending(jobs) as sent:
-            return await self._storage.add_in(connection, sent)
+            return await self._add_in(connection, sent)
+
+    async def _add_in(self, connection: Any, jobs: Sequence[NewJob]) -> list[tuple[str, bool]]:
+        for _ in range(NEW_IDS_TRIES):
+            try:
+                return resolved_ids(jobs, await self._storage.add_in(connection, jobs))
+            except IdTaken as error:
+                # The others may be stored: to store them again changes nothing.
+                if any(is_in_folder(job.payload) for job in jobs if job.id in error.taken):
+                    raise
+                jobs = self._with_new_ids(jobs, error.taken)
+        return resolved_ids(jobs, await self._storage.add_in(connection, jobs))
 
     def promise_flags(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[bool]:
         """Return for each call whether `predict=` is set and its job has limits."""
@@ -216,6 +236,20 @@ class Enqueuer:
         record, _ = await declare(self._storage, spec, scheduled, again=True, codecs=self._registry.codecs)
         assert record is not None
         warn_if_too_fast(record, spec.trigger, self._registry, self._bus, self._clock)
+
+    async def _add_new(self, jobs: Sequence[NewJob]) -> tuple[Sequence[NewJob], Mapping[str, str]]:
+        """Store jobs that follow none of each other; all get new ids if another producer has stored one of theirs."""
+        for _ in range(NEW_IDS_TRIES):
+            try:
+                return jobs, await self._add(jobs)
+            except IdTaken:
+                jobs = self._with_new_ids(jobs, {job.id for job in jobs if not job.has_own_id})
+        return jobs, await self._add(jobs)
+
+    def _with_new_ids(self, jobs: Sequence[NewJob], ids: Collection[str]) -> list[NewJob]:
+        # Numbers that two producers share go on being taken.
+        self._ids.set_producer(None)
+        return [replace(job, id=self._ids.next(job.enqueued_at)) if job.id in ids else job for job in jobs]
 
     async def _add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
         if self._large_payloads is not None:

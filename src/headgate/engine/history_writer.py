@@ -254,7 +254,7 @@ class HistoryWriter:
         steps = [self._waiting.pop(at) for at in sorted(self._waiting)[:STEPS_AT_ONCE]]
         jobs, limits = rows_of_jobs(steps), rows_of_limits(steps, self._named.choose)
         self._named.forget(steps[0].at)
-        last = self._flush or Flush(self._ids.next(self._clock.now()), 0)
+        last = self._flush or Flush(self._ids.unique(self._clock.now()), 0)
         self._flush = Flush(last.writer, last.number + 1)
         return _Sent(self._flush, jobs, limits, len(steps))
 

@@ -49,8 +49,7 @@ KEPT_WITHOUT_JOB = timedelta(days=2)
 SWEPT_AT_ONCE = 500
 """How many objects are looked up in one statement."""
 
-_NAME = re.compile(r"[0-9a-f-]{32,36}/[0-9]{4}-[0-9]{2}-[0-9]{2}/[0-9a-f-]{36}\.[0-9a-f]{16}")
-_JOB_ID_LENGTH = 36
+_NAME = re.compile(r"[0-9a-f-]{32,36}/[0-9]{4}-[0-9]{2}-[0-9]{2}/(?:[0-9a-v]{13}|[0-9a-f-]{36})\.[0-9a-f]{16}")
 
 
 class _Reference(NamedTuple):
@@ -221,7 +220,7 @@ class LargePayloads:
         return swept
 
     async def _delete_orphans(self, folder: str, names: Sequence[str], failed: _Failures) -> int:
-        ids = {name: name[:_JOB_ID_LENGTH] for name in names if _NAME.fullmatch(f"{folder}/{name}")}
+        ids = {name: name.partition(".")[0] for name in names if _NAME.fullmatch(f"{folder}/{name}")}
         stored = set(await self._storage.stored_ids(sorted(set(ids.values()))))
         swept = 0
         for name in (name for name, id in ids.items() if id not in stored):

@@ -78,4 +78,4 @@ class Membership:
         return self.id
 
     def _new_id(self) -> str:
-        return f"node-{self._ids.next(self._clock.now())[-12:]}"
+        return f"node-{self._ids.unique(self._clock.now())[-12:]}"

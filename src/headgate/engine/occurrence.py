@@ -31,7 +31,7 @@ class Occurrence(NamedTuple):
 def occurrence(
     record: ScheduleRecord,
     registry: Registry,
-    new_id: Callable[[], str],
+    new_id: Callable[..., str],
     *,
     occurs_at: int,
     now: int,
@@ -46,11 +46,13 @@ def occurrence(
     origin = Origin(follows=follows, on="final", schedule=record.name, occurs_at=occurs_at)
     graph = record.call.graph
     if graph is None:
-        id = new_id()
+        id = new_id(is_batch=False)
         job = _job(record, record.call, registry, id, origin, now=now, run_at=ready, until=record.rules.until)
         return Occurrence(id, id, [job])
-    numbers = sorted({*(step.id for step in graph.steps), *(batch.id for batch in graph.batches)}, key=int)
-    ids = {number: new_id() for number in numbers}
+    kinds = dict.fromkeys([step.id for step in graph.steps], False) | dict.fromkeys(
+        [batch.id for batch in graph.batches], True
+    )
+    ids = {number: new_id(is_batch=kinds[number]) for number in sorted(kinds, key=int)}
     jobs: list[NewJob] = []
     for step in graph.steps:
         is_first = step.origin.follows is None

@@ -125,7 +125,7 @@ class StoreFetcher:
         try:
             if breaker.is_open(self._clock.monotonic()):
                 raise StorageUnavailable("skipped because the previous call failed")
-            id = self._ids.next(self._clock.now())
+            id = self._ids.unique(self._clock.now())
             taken = await self._store.take(_bucket(draw, rule), starved.cost, count=room, id=id)
         except CostExceedsLimit:
             # The claim fails the job by the same rule.

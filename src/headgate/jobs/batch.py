@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headgate.jobs.identity import JobId
 from headgate.jobs.state import JobState
 
 
@@ -32,7 +33,7 @@ class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
     the schedule of which it is an occurrence.
     """
 
-    id: str
+    id: JobId
     total: int
     pending: int
     succeeded: int
@@ -41,7 +42,7 @@ class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
     skipped: int
     enqueued_at: int
     finished_at: int | None
-    batch: str | None = None
+    batch: JobId | None = None
     is_join: bool = False
     schedule: str | None = None
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import Draw, Origin
 from headgate.jobs.terms import GateTerms
 
@@ -110,7 +111,7 @@ def subject_of(task: str, queue: str) -> str:
 class GatedJob(msgspec.Struct, frozen=True, array_like=True):
     """A waiting job: its draws, costs and terms, the data they are computed from, and the gate that computed them."""
 
-    id: str
+    id: JobId
     task: str
     queue: str
     payload: str

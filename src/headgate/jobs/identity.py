@@ -1,62 +1,180 @@
-"""Job ids: UUIDv7, ordered by time, and strictly increasing inside one process (RFC 9562, method 1 with a counter).
+"""Ids of jobs and batches: numbers of 63 bits inside, text of 13 characters for people.
+
+The upper 51 bits are microseconds since 2025, then come 11 bits of the producer, and one that is set in ids of batches:
+so a job and a batch never have one id, whoever makes them. The text is the number in base 32, so text and numbers have
+one order. Statements convert between them; everything else uses the text. An id that a caller chose is other text: its
+number is negative, from a hash.
 
 Also the name of a process, which its node and the jobs that it enqueues carry.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import socket
 import threading
-from functools import cache
+from collections.abc import Collection
+from functools import cache, lru_cache
+from itertools import count
 from random import Random
-from struct import Struct
+from typing import Annotated
+from uuid import UUID
 
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, StorageUnavailable
 
-_FETCHED = Struct("=64Q")
-_random_bits: list[int] = []
-"""Random numbers, read from the system 64 at a time: a single read took as long as the rest of an id."""
+STORED_AS_NUMBER = "stored as a number"
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    # A forked process would otherwise use the same numbers.
-    os.register_at_fork(after_in_child=_random_bits.clear)
+JobId = Annotated[str, STORED_AS_NUMBER]
+"""The id of a job or a batch, in records that a store reads: its column is a number."""
 
-MAX_PROCESS_NAME = 200
+EPOCH = 1_735_689_600_000_000
+"""2025-01-01, in microseconds: ids count from here, until 2096."""
+
+PRODUCERS = 1 << 11
+"""How many numbers of producers there are."""
+
+_STAMPS = 1 << 51
+
+LOWEST = -(1 << 63) + 1
+"""Below the numbers of all ids: that of the empty text, which is below all ids."""
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuv"
+_PAIRS = [first + second for first in _DIGITS for second in _DIGITS]
+_is_number = re.compile("[0-9a-f][0-9a-v]{12}").fullmatch
+
+_MOST_REMEMBERED = 50_000
+_own_texts: dict[int, str] = {}
+
+
+def job_number(text: str) -> int:
+    """Return the number of an id; of text that is not an id, a negative one of its own."""
+    # An id has one text: Python would also read others as its number, such as that in upper case. A pattern is slower.
+    if len(text) == 13 and text.isascii() and text.isalnum() and text == text.lower():
+        try:
+            number = int(text, 32)
+        except ValueError:
+            number = -1
+        if 0 <= number < 1 << 64:
+            return number if number < 1 << 63 else number - (1 << 64)
+    if not text:
+        return LOWEST
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    number = max(-(int.from_bytes(digest, "big") >> 1) - 1, LOWEST + 1)
+    # Text that is longer than a UUID is no id, and would fill the memory.
+    if len(text) <= 36:
+        remember_own(number, text)
+    return number
+
+
+def job_text(number: int) -> str:
+    """Return the text of the number of an id; of an id that a caller chose, the own text if this process knows it."""
+    if number < 0:
+        own = _own_texts.get(number)
+        if own is not None:
+            return own
+        if number == LOWEST:
+            return ""
+        number += 1 << 64
+    # The upper digits of the ids of a quarter of a second are the same.
+    return _head(number >> 30) + _PAIRS[number >> 20 & 1023] + _PAIRS[number >> 10 & 1023] + _PAIRS[number & 1023]
+
+
+@lru_cache(10_000)
+def _head(upper: int) -> str:
+    return _DIGITS[upper >> 30] + _PAIRS[upper >> 20 & 1023] + _PAIRS[upper >> 10 & 1023] + _PAIRS[upper & 1023]
+
+
+def remember_own(number: int, text: str) -> None:
+    """Remember the text of an id that a caller chose."""
+    if len(_own_texts) >= _MOST_REMEMBERED:
+        # The oldest; a list, because other threads remember texts meanwhile.
+        for oldest in list(_own_texts)[: _MOST_REMEMBERED // 10]:
+            _own_texts.pop(oldest, None)
+    _own_texts[number] = text
+
+
+def is_own_unknown(number: int | None) -> bool:
+    """Whether it is the number of an id that a caller chose, with a text that this process does not know."""
+    return number is not None and LOWEST < number < 0 and number not in _own_texts
+
+
+def numbers_beginning(prefix: str) -> tuple[int, int]:
+    """Return the lowest and the highest number of ids whose text begins so; the lowest is higher if there are none."""
+    text = prefix.ljust(13, "0")
+    if not _is_number(text) or text[0] > "7":
+        return 1, 0
+    return int(text, 32), int(prefix.ljust(13, "v"), 32)
+
+
+class IdTaken(StorageUnavailable):
+    """Another producer has stored jobs or batches under these new ids: give them others, and store them again.
+
+    In a user's transaction, those with other ids may be stored. Anywhere else, nothing is.
+    """
+
+    def __init__(self, taken: Collection[str]) -> None:
+        ids = ", ".join(sorted(taken)[:3])
+        super().__init__(
+            f"not enqueued: another producer has just stored a job under the new id {ids}; enqueue it again"
+        )
+        self.taken = frozenset(taken)
 
 
 class IdSource:
     """Creates ids; each is greater than the one before, even when wall time steps back.
 
-    `random` makes them reproducible for tests; the default is the system's randomness.
+    `random` makes them reproducible for tests; the default is the system's randomness. Two processes may have the same
+    `producer`, a number; one that is forked gets another. Two sources of one process do not: the store could not tell
+    their enqueues apart.
     """
 
-    def __init__(self, random: Random | None = None) -> None:
+    _numbers = count(int.from_bytes(os.urandom(2), "big"))
+
+    def __init__(self, random: Random | None = None, *, producer: int | None = None) -> None:
         self._random = random
         self._lock = threading.Lock()
         self._last = 0
+        self._producer = producer
+        self._process = os.getpid()
 
-    def next(self, now: int) -> str:
-        """Return a new id for a job enqueued at `now` (wall microseconds)."""
-        # 48 bits of milliseconds and 12 bits of their fraction, as one increasing number.
-        stamp = (now // 1000 << 12) | (now % 1000 * 4096 // 1000)
+    @property
+    def has_producer(self) -> bool:
+        """Whether this process has a number of its own from the store."""
+        return self._producer is not None and self._process == os.getpid()
+
+    def set_producer(self, number: int | None) -> None:
+        """Use this number of a producer from now on; None for a random one."""
+        self._process = os.getpid()
+        if number is None:
+            number = next(IdSource._numbers) if self._random is None else self._random.getrandbits(11)
+        self._producer = number % PRODUCERS
+
+    def next(self, now: int, *, is_batch: bool = False) -> str:
+        """Return a new id of a job or a batch that is enqueued at `now` (wall microseconds)."""
+        stamp = max(now - EPOCH, 1)
         with self._lock:
+            if self._producer is None or self._process != os.getpid():
+                self.set_producer(None)
             if stamp <= self._last:
                 stamp = self._last + 1
             self._last = stamp
-        head = f"{stamp:015x}"
-        tail = f"{_next_random_bits() if self._random is None else self._random.getrandbits(64):016x}"
-        variant = "89ab"[int(tail[0], 16) & 3]
-        return f"{head[:8]}-{head[8:12]}-7{head[12:]}-{variant}{tail[1:4]}-{tail[4:]}"
+            return job_text((stamp % _STAMPS) << 12 | (self._producer or 0) << 1 | is_batch)
+
+    def unique(self, now: int) -> str:
+        """Return a UUID of version 7, for rows that no other process may have the id of: nodes, alerts, requests."""
+        return str(
+            UUID(int=(now // 1000) << 80 | 7 << 76 | self._random_bits(12) << 64 | 2 << 62 | self._random_bits(62))
+        )
+
+    def _random_bits(self, bits: int) -> int:
+        if self._random is not None:
+            return self._random.getrandbits(bits)
+        return int.from_bytes(os.urandom(8), "big") >> 64 - bits
 
 
-def _next_random_bits() -> int:
-    try:
-        return _random_bits.pop()
-    except IndexError:
-        first, *others = _FETCHED.unpack(os.urandom(_FETCHED.size))
-        _random_bits.extend(others)
-        return int(first)
+MAX_PROCESS_NAME = 200
 
 
 @cache
@@ -75,5 +193,10 @@ def require_process_name(name: object, where: str) -> None:
         )
 
 
+def _forget_process() -> None:
+    process_name.cache_clear()
+    IdSource._numbers = count(int.from_bytes(os.urandom(2), "big"))
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=process_name.cache_clear)
+    os.register_at_fork(after_in_child=_forget_process)

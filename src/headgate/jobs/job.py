@@ -14,7 +14,7 @@ import msgspec
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
-from headgate.jobs.identity import process_name
+from headgate.jobs.identity import JobId, process_name
 from headgate.jobs.state import JobState as JobState
 from headgate.jobs.terms import GateTerms
 
@@ -230,7 +230,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     None for none. `unreadable` names a part of its row that cannot be read, with the reason; that part is blank here.
     """
 
-    id: str
+    id: JobId
     task: str
     queue: str
     state: JobState

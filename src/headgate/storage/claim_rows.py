@@ -8,6 +8,7 @@ import msgspec
 
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.draw_set import DrawSet, size, union
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import Draw, JobOptions, Origin
 from headgate.jobs.terms import GateTerms
 from headgate.storage.admission import RowId
@@ -66,7 +67,7 @@ class WrittenTurn(NamedTuple):
 class LaneHead(msgspec.Struct):
     """A job near the front of its lane: those of lower ranks start first. The id of a later job is greater."""
 
-    id: str
+    id: JobId
     lane: RowId
     task: str
     queue: str

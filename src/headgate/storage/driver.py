@@ -71,6 +71,10 @@ class Transaction(Protocol):
         """Return the first column of a statement's rows: text or numbers."""
         ...
 
+    async def ids(self, statement: str, /, **parameters: Any) -> list[str]:
+        """Return the first column of a statement's rows: ids of jobs or batches; without NULL."""
+        ...
+
     async def value(self, statement: str, /, **parameters: Any) -> Any:
         """Return the first column of a statement's first row; None without a row."""
         ...
@@ -129,6 +133,9 @@ class Driver(ABC):
 
     migrates_when_opened = False
     """Whether an app creates the tables when it opens the store, unless a setting decides it."""
+
+    numbers_producers = False
+    """Whether the database gives each process that enqueues a number of its own, as far as there are numbers."""
 
     file: Path | None = None
     """The file of the jobs, if they are in one."""

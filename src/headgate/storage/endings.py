@@ -9,6 +9,7 @@ import msgspec
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import LimitInUse
 from headgate.jobs.draw_set import DrawSet
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished
 from headgate.jobs.terms import GateTerms
@@ -75,7 +76,7 @@ class DroppedRow(msgspec.Struct):
 class EndedHere(msgspec.Struct, array_like=True):
     """The stored state of a job that ran on a node; `state` is as stored, so it may be "blocked"."""
 
-    id: str
+    id: JobId
     fence: int
     state: str
     error: JobError | None

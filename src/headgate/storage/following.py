@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from headgate.errors import IllegalTransition, LeaderNotFound, LeaderNotRetried
 from headgate.jobs.batch import NewBatch, ended_as
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import JobError, JobState, NewJob, Origin
 
 LEADER_NOT_SUCCEEDED = "LeaderNotSucceeded"
@@ -35,18 +36,18 @@ class FollowerPlacement(NamedTuple):
 class EndedJob(NamedTuple):
     """A job that has just become final, or a batch; what follows a batch is always looked for."""
 
-    id: str
+    id: JobId
     state: JobState
     is_followed: bool
-    batch: str | None
+    batch: JobId | None
 
 
 class EndedLeader(NamedTuple):
     """A final job or batch whose followers, and joins, with ids above `after` still have to be handled."""
 
-    id: str
+    id: JobId
     state: JobState
-    after: str = ""
+    after: JobId = ""
 
 
 class FollowerBudget:
@@ -74,7 +75,7 @@ class LeaderError(NamedTuple):
     them.
     """
 
-    leader: str
+    leader: JobId
     error: JobError | None
     is_batch: bool = False
     is_join: bool = False

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from headgate.jobs.draw_set import DrawSet, chosen
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import HeldPermits, Semaphore, batches_of, load_permits
@@ -29,7 +30,7 @@ class PermitRelease(NamedTuple):
 class Holder(msgspec.Struct, array_like=True):
     """A job that holds permits."""
 
-    id: str
+    id: JobId
     draws: tuple[Draw, ...]
     terms: GateTerms | None
     held: DrawSet

@@ -12,6 +12,7 @@ import msgspec
 
 from headgate.clock import SECOND
 from headgate.jobs.gating import Gates, KnownGates
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobRecord, JobState
 from headgate.limits.limit import AnyRule
 from headgate.storage.fetched import FetchedBalance
@@ -373,7 +374,7 @@ FINAL_STATES = frozenset(state for state in JobState if state.is_final)
 class JobName(msgspec.Struct, frozen=True):
     """The id of a job, and its task."""
 
-    id: str
+    id: JobId
     task: str
 
 
@@ -475,7 +476,7 @@ class TiedJob(msgspec.Struct, frozen=True):
     more. `needs` is which end of its leader the follower needs: "success", "failure" or "final"; None: the default.
     """
 
-    id: str
+    id: JobId
     task: str | None
     state: str | None
     needs: str | None
@@ -551,7 +552,7 @@ class JobGraph(msgspec.Struct, frozen=True):
 class EndedAttempt(msgspec.Struct, frozen=True, array_like=True):
     """An attempt that did not succeed: of which job, its number, when it ended, and whether it has an error."""
 
-    job: str
+    job: JobId
     number: int
     ended_at: int
     has_error: bool
@@ -560,7 +561,7 @@ class EndedAttempt(msgspec.Struct, frozen=True, array_like=True):
 class StoredError(msgspec.Struct, frozen=True, array_like=True):
     """A job with its last error. `attempt` is how many attempts it has had."""
 
-    id: str
+    id: JobId
     task: str
     queue: str
     state: JobState

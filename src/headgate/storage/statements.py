@@ -13,6 +13,8 @@ that begins with `-- part: found_job`. Statements name their tables as `headgate
   PostgreSQL has a statement for each number of such groups that differ. On SQLite it is the only parameter of its
   statement.
 - `job.id {any:ids text}` tests whether a value is in the list in parameter `ids`.
+- The type `job_id` is that of ids of jobs and batches, which are numbers here and text above: `:id::job_id`,
+  `{any:ids job_id}`, `{rows:ended(id job_id, …)}`. A parameter without it is passed as it is.
 - `{for update}`, `{for update skip locked}` lock rows where there is more than one writer.
 - `{greatest}(a, b)`, `{least}(a, b)` take values that are not NULL; `{position}(text, part)` is 0 if nothing is found.
 - `{field:error.type}` is a text field of a column with a JSON object; NULL if the object does not have it.
@@ -35,6 +37,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from headgate.jobs.batch import BatchRecord
+from headgate.jobs.identity import job_number
 from headgate.jobs.job import AttemptRecord, JobRecord
 from headgate.storage.json_text import as_json, optional_json
 
@@ -45,6 +48,7 @@ _MACRO = re.compile(
 )
 _ROWS = re.compile(r"(?P<parameter>\w+)\((?P<columns>[^)]*)\)")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+_ID_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)::job_id\b")
 
 SQL = Path(__file__).with_name("sql")
 
@@ -53,11 +57,15 @@ RECORDS: Mapping[str, type[msgspec.Struct]] = {"job": JobRecord, "batch": BatchR
 
 
 class Column(NamedTuple):
-    """A column of a table that is passed as a parameter. A column without a type numbers the rows."""
+    """A column of a table that is passed as a parameter. A column without a type numbers the rows.
+
+    It `is_id` if its values are the texts of ids, which are passed as numbers.
+    """
 
     name: str
     type: str | None
     group: int = 0
+    is_id: bool = False
 
 
 class Dialect(Protocol):
@@ -104,18 +112,35 @@ class Table:
         self.columns = tuple(column.name for column in named)
         self.groups = [column.group for column in named]
         self._json_places = [place for place, column in enumerate(named) if column.type == "json"]
+        self._id_places = [place for place, column in enumerate(named) if column.is_id]
         self.is_inserted = is_inserted
         self._get = attrgetter(*self.columns)
 
     def read(self, rows: Sequence[Any]) -> Sequence[Any]:
         """Return the values of each row in the order of the columns; for a single column, the values themselves."""
+        read = self._values(rows)
+        if not self._id_places:
+            return read
+        if len(self.columns) == 1:
+            return [number_of(id) for id in read]
+        if self._id_places == [0]:
+            return [(number_of(row[0]), *row[1:]) for row in read]
+        return [self._with_numbers(row) for row in read]
+
+    def _values(self, rows: Sequence[Any]) -> Sequence[Any]:
         if rows and len(self.columns) > 1 and _is_in_order(type(rows[0]), self.columns):
             return rows
         return [self._get(row) for row in rows]
 
+    def _with_numbers(self, row: Sequence[Any]) -> list[Any]:
+        values = list(row)
+        for place in self._id_places:
+            values[place] = number_of(values[place])
+        return values
+
     def read_columns(self, rows: Sequence[Any]) -> list[Sequence[Any]]:
         """Return the values of each column; of inserted rows only the first value, if it is the same in all rows."""
-        read = self.read(rows)
+        read = self._values(rows)
         if len(self.columns) == 1:
             columns: list[Sequence[Any]] = [read]
         else:
@@ -124,6 +149,8 @@ class Table:
             columns = [values[:1] if values.count(values[0]) == len(values) else values for values in columns]
         for place in self._json_places:
             columns[place] = [optional_json(value) for value in columns[place]]
+        for place in self._id_places:
+            columns[place] = [number_of(id) for id in columns[place]]
         return columns
 
     def read_one(self, row: Any) -> list[Any]:
@@ -141,11 +168,26 @@ def _is_in_order(kind: type, columns: tuple[str, ...]) -> bool:
     return kind is tuple or getattr(kind, "_fields", None) == columns
 
 
+def number_of(id: str | None) -> int | None:
+    """Return the number of an id, as it is passed to a statement; None stays None."""
+    return None if id is None else job_number(id)
+
+
+def numbers_in(parameters: Mapping[str, Any], ids: frozenset[str]) -> Mapping[str, Any]:
+    """Return those of the parameters that are ids, or lists of ids, as numbers."""
+    return {
+        name: number_of(value) if value is None or isinstance(value, str) else [number_of(id) for id in value]
+        for name, value in parameters.items()
+        if name in ids
+    }
+
+
 class Template(NamedTuple):
-    """A statement for one database with unbound parameters, and the parameters that are tables."""
+    """A statement for one database with unbound parameters; the parameters that are tables, and those that are ids."""
 
     sql: str
     tables: Mapping[str, Table]
+    ids: frozenset[str] = frozenset()
 
     @property
     def parameters(self) -> list[str]:
@@ -200,6 +242,7 @@ def _compile(text: str, parts: Mapping[str, str], dialect: Dialect) -> Template:
     while _INCLUDE.search(text):
         text = _INCLUDE.sub(lambda include: parts[include[1]], text)
     tables: dict[str, Table] = {}
+    ids: set[str] = set()
 
     def expand(macro: re.Match[str]) -> str:
         match macro["kind"]:
@@ -212,6 +255,9 @@ def _compile(text: str, parts: Mapping[str, str], dialect: Dialect) -> Template:
                 return dialect.rows(parameter, columns) if kind == "rows" else dialect.values(parameter, columns)
             case "any":
                 parameter, type = macro["body"].split()
+                if type == "job_id":
+                    ids.add(parameter)
+                    type = "bigint"
                 return dialect.any(parameter, type)
             case "field":
                 column, _, field = macro["body"].rpartition(".")
@@ -226,9 +272,11 @@ def _compile(text: str, parts: Mapping[str, str], dialect: Dialect) -> Template:
         return dialect.words[macro["word"]]
 
     sql = _MACRO.sub(expand, text)
+    ids.update(_ID_PARAMETER.findall(sql))
+    sql = sql.replace("::job_id", "::bigint")
     for parameter, table in tables.items():
         sql = sql.replace(f"{{columns:{parameter}}}", ", ".join(table.columns))
-    return Template(dialect.finish(sql), tables)
+    return Template(dialect.finish(sql), tables, frozenset(ids))
 
 
 def _fields_but(record: type[msgspec.Struct], others: str) -> list[str]:
@@ -242,4 +290,4 @@ def _columns(text: str) -> list[Column]:
 
 def _column(text: str, group: int) -> Column:
     name, _, type = text.strip().partition(" ")
-    return Column(name, type or None, group)
+    return Column(name, "bigint" if type == "job_id" else type or None, group, is_id=type == "job_id")

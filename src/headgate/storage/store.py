@@ -197,6 +197,12 @@ class Store:
         """
         return await self.driver.complete_in(connection, job_id, fence)
 
+    async def producer(self) -> int | None:
+        """Return the number with which this process is to make ids; None if the database gives none."""
+        if not self.driver.numbers_producers:
+            return None
+        return int(await self.driver.write(lambda tx: tx.value("next_producer"), is_atomic=False))
+
     async def is_complete(self, job_id: str, fence: int) -> bool:
         """Whether the attempt has completed the job by `complete_in`."""
         return await self.driver.read(lambda tx: finish.is_complete(tx, job_id, fence), "lookup")
@@ -536,7 +542,7 @@ class Store:
 
     async def batch_ids(self, prefix: str, count: int) -> Sequence[str]:
         """Return the ids of batches that begin so, newest first."""
-        return await self.driver.read(lambda tx: tx.values("batch_ids", prefix=prefix, count=count), "lookup")
+        return await self.driver.read(lambda tx: listing.batch_ids(tx, prefix, count), "lookup")
 
     async def waiting_by_limit(self) -> WaitingByLimit:
         """Count the jobs that wait for each limit, behind the 5,000 buckets that open first."""

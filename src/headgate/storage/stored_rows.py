@@ -10,12 +10,26 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import NoneType, UnionType
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
+from msgspec.structs import astuple, force_setattr
 
+from headgate.jobs.identity import STORED_AS_NUMBER, is_own_unknown, job_text
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.concurrency import UNREADABLE
@@ -51,11 +65,20 @@ class RowDecoder(Generic[R]):
     `what` is the name of such a row in the log. A field that cannot be read is replaced by its value in `blanks` (or by
     the result of a function there, called with the unreadable value), or else by the emptiest value of its type. If the
     struct has a field `unreadable`, it names the field and the fault.
+
+    A field of type `JobId` is decoded as a number. `with_texts` makes it text, once the texts of own ids are known.
     """
 
     def __init__(self, kind: type[R], what: str, /, **blanks: Any) -> None:
-        self._kind = kind = _from_array(kind)
+        self.ids = _id_fields(kind)
+        """The names of the fields that are ids of jobs or batches."""
+        asked = kind
+        self._kind = kind = _from_array(kind, self.ids)
         self._what = what
+        self._is_tuple = not issubclass(kind, msgspec.Struct)
+        self._is_array = issubclass(asked, msgspec.Struct) and asked.__struct_config__.array_like
+        self._asked = asked
+        self._id_getters = [attrgetter(name) for name in self.ids]
         # Not strict: SQLite has numbers for truth values.
         self._decode_all = msgspec.json.Decoder(list[kind], strict=False).decode  # type: ignore[valid-type]
         names: Sequence[str] = getattr(kind, "__struct_fields__", None) or kind._fields  # type: ignore[attr-defined]
@@ -73,6 +96,28 @@ class RowDecoder(Generic[R]):
         places = [place for place, _ in self._converters]
         self._pick: Callable[[Sequence[Any]], Any] = itemgetter(*places) if places else lambda row: None
         self._nothing = (None,) * len(places) if len(places) > 1 else None
+
+    def own_ids(self, rows: Iterable[R]) -> set[int]:
+        """Return the numbers of ids that callers chose whose texts this process does not know."""
+        return {
+            number
+            for get in self._id_getters
+            for number in map(get, rows)
+            if number is not None and number < 0 and is_own_unknown(number)
+        }
+
+    def with_texts(self, rows: list[R]) -> list[R]:
+        """Return the rows with the texts of their ids."""
+        if self._is_tuple and self.ids:
+            return [cast(Any, row)._replace(**{name: _text(getattr(row, name)) for name in self.ids}) for row in rows]
+        for name, get in zip(self.ids, self._id_getters, strict=True):
+            for row, number in zip(rows, map(get, rows), strict=True):
+                if number is not None:
+                    force_setattr(row, name, job_text(number))  # type: ignore[arg-type]  # it is a struct
+        if self._is_array:
+            # The same type that others make, so that equal rows are equal.
+            return [self._asked(*astuple(cast(msgspec.Struct, row))) for row in rows]
+        return rows
 
     def decode(self, text: str | bytes) -> list[R]:
         """Return the rows; fields that cannot be read are blank."""
@@ -119,7 +164,8 @@ class RowDecoder(Generic[R]):
             )
         fault = "; ".join(faults)[:500]
         if faults:
-            note_unreadable(self._what, str(values.get("id", values.get("name", ""))), fault)
+            name = values.get("id", values.get("name", ""))
+            note_unreadable(self._what, job_text(name) if isinstance(name, int) else str(name), fault)
             if self._names_faults:
                 values["unreadable"] = fault
         return self._kind(**values)
@@ -211,13 +257,40 @@ def _converter(kind: Any, field: Field) -> Any:
     return None
 
 
-def _from_array(kind: type[R]) -> type[R]:
-    """Return a struct with the same fields that is decoded from a JSON array, as rows are."""
-    if not issubclass(kind, msgspec.Struct) or kind.__struct_config__.array_like:
+def _id_fields(kind: Any) -> list[str]:
+    """Return the names of fields that are ids of jobs or batches."""
+    return [name for name, type in get_type_hints(kind, include_extras=True).items() if _is_id(type)]
+
+
+def _is_id(kind: Any) -> bool:
+    if get_origin(kind) in (Union, UnionType):
+        return any(map(_is_id, get_args(kind)))
+    return get_origin(kind) is Annotated and STORED_AS_NUMBER in get_args(kind)
+
+
+def _text(number: int | None) -> str | None:
+    return None if number is None else job_text(number)
+
+
+def _from_array(kind: type[R], ids: Sequence[str]) -> type[R]:
+    """Return a type with the same fields that is decoded from a JSON array, as rows are, with numbers for `ids`."""
+    numbers = {name: int | None if _is_optional(kind, name) else int for name in ids}
+    if not issubclass(kind, msgspec.Struct):
+        fields = {**get_type_hints(kind), **numbers}
+        return cast(type[R], type(kind.__name__, (kind,), {"__annotations__": fields})) if ids else kind
+    if kind.__struct_config__.array_like and not ids:
         return kind
     metaclass: Any = type(kind)
     namespace = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    if numbers:
+        namespace["__annotations__"] = numbers
+        defaults = msgspec.structs.fields(kind)
+        namespace |= {field.name: field.default for field in defaults if field.name in numbers and not field.required}
     return cast(type[R], metaclass(kind.__name__, (kind,), namespace, array_like=True))
+
+
+def _is_optional(kind: Any, name: str) -> bool:
+    return NoneType in get_args(get_type_hints(kind)[name])
 
 
 def _blank(kind: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, U
 import msgspec
 
 from headgate.errors import DeclarationError
+from headgate.jobs.identity import IdTaken
 from headgate.jobs.job import On, Origin
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit, require_list
@@ -48,7 +49,10 @@ class ChainPlan(Generic[R_co]):
         """
         client, builder = _new_builder(self)
         last = builder.add(self, NOTHING)
-        await client.enqueue_flow(*builder.flow())
+        try:
+            await client.enqueue_flow(*builder.flow())
+        except IdTaken:
+            return await self.enqueue()
         jobs = [Job[Any](id, client) for id in builder.jobs]
         while isinstance(last, PlacedBatch) and len(last.then) == 1:
             (last,) = last.then
@@ -93,7 +97,10 @@ class BatchPlan:
         """Store all jobs in one commit, with the steps after them. Raises as `Task.enqueue`, and DeclarationError."""
         client, builder = _new_builder(self)
         batch = builder.add_batch(self, NOTHING)
-        await client.enqueue_flow(*builder.flow())
+        try:
+            await client.enqueue_flow(*builder.flow())
+        except IdTaken:
+            return await self.enqueue()
         handle = _handle(batch, client)
         assert isinstance(handle, Batch)
         return handle
@@ -339,7 +346,7 @@ class _NewCall(NamedTuple):
 class FlowBuilder:
     """Gives each call an id and what it follows."""
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
+    def __init__(self, new_id: Callable[..., str]) -> None:
         self._new_id = new_id
         self._calls: dict[str, _NewCall] = {}
         self._batches: dict[str, FlowBatch] = {}
@@ -364,7 +371,7 @@ class FlowBuilder:
                 last = self.add(each, place, plan, batch)
                 place = last.follow
         else:
-            id = self._new_id()
+            id = self._new_id(is_batch=False)
             self._places[id] = place
             self._calls[id] = _NewCall(id, step, place, plan, batch, _results(step))
             self._grow(batch)
@@ -376,7 +383,7 @@ class FlowBuilder:
         self, plan: BatchPlan, place: Following, outer_plan: BatchPlan | None = None, outer: str | None = None
     ) -> PlacedBatch:
         """Add a batch after others, and the steps after it, which are beside it in the outer batch."""
-        id = self._new_id()
+        id = self._new_id(is_batch=True)
         self._batches[id] = FlowBatch(id, 0, outer)
         self._places[id] = place
         self._grow(outer)
@@ -458,7 +465,7 @@ class FlowBuilder:
             return Following(ids, follow.on)
         join = self._joins.get(ids)
         if join is None:
-            join = self._joins[ids] = self._new_id()
+            join = self._joins[ids] = self._new_id(is_batch=True)
             self._batches[join] = FlowBatch(join, len(ids), None, ids)
         return Following((join,), follow.on)
 

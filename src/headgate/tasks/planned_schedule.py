@@ -25,7 +25,7 @@ class NumberedGraph(NamedTuple):
 def numbered_graph(plan: ChainPlan[Any] | BatchPlan, where: str) -> NumberedGraph:
     """Return the graph of a plan inside of one batch. Raises DeclarationError for what no occurrence can have."""
     numbers = count()
-    builder = FlowBuilder(lambda: str(next(numbers)))
+    builder = FlowBuilder(lambda *, is_batch: str(next(numbers)))
     is_batch = isinstance(plan, BatchPlan) and not plan.next and not plan.limits
     run = plan if isinstance(plan, BatchPlan) and is_batch else BatchPlan([plan], ())
     placed = builder.add_batch(run, NOTHING)

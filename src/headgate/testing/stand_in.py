@@ -21,6 +21,7 @@ from headgate.engine.bus import EventBus
 from headgate.engine.call_groups import CallGroup
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.drain import Drain
+from headgate.engine.enqueuer import resolved_ids
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.result import result_of
 from headgate.errors import HeadgateError, JobNotFound
@@ -69,7 +70,7 @@ class ManualClient(Client):
         if connection is None:
             return await super()._store(task, groups)
         new = await self.enqueuer.jobs_for_transaction(task, groups)
-        jobs = self._handles(new, await self.storage.add(new))
+        jobs = self._handles(resolved_ids(new, await self.storage.add(new)))
         self.connections |= dict.fromkeys([job.id for job in jobs], connection)
         return jobs
 

@@ -207,7 +207,7 @@ class Workbench:
 
         async def keep(task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[Job[Any]]:
             new.extend(client.enqueuer._jobs_of(task, groups))
-            return client._handles(new, {})
+            return client._handles([(job.id, True) for job in new])
 
         await client._enqueue(task, [Call(args, kwargs, task)], keep)
         (job,) = new

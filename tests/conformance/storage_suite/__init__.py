@@ -36,6 +36,7 @@ from tests.conformance.storage_suite.rescheduling import ReschedulingConformance
 from tests.conformance.storage_suite.schedules import SchedulesConformance
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, most_in_a_window, rate, recover, strict
 from tests.conformance.storage_suite.tags import TagsConformance
+from tests.conformance.storage_suite.taken_ids import TakenIdsConformance
 from tests.conformance.storage_suite.terms import TermsConformance
 from tests.conformance.storage_suite.two_level_fair_queues import TwoLevelFairQueuesConformance
 from tests.conformance.storage_suite.unique_keys import UniqueKeysConformance
@@ -73,6 +74,7 @@ class StorageConformance(
     UniqueTermsConformance,
     IdentityConformance,
     OwnIdsConformance,
+    TakenIdsConformance,
     FollowingConformance,
     BatchesConformance,
     JoinsConformance,

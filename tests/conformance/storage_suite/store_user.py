@@ -66,7 +66,7 @@ class StoreUser:
         self.rules: dict[str, AnyRule] = {}
         self.tasks = {"work"}
         self.node = "node-a"
-        self._ids = IdSource()
+        self._ids = IdSource(producer=1)
 
     def new(
         self,

@@ -17,12 +17,13 @@ from django.db import connection, connections, transaction
 from django.test.utils import override_settings
 from django.utils import timezone
 
-from headgate import DeclarationError, Headgate, PayloadError
+from headgate import DeclarationError, Headgate, PayloadError, StorageUnavailable
 from headgate.contrib.django import HeadgateBackend, task_options
 from headgate.contrib.django.declared import IMPORTED
 from headgate.contrib.django.standard import InvalidTask, InvalidTaskBackend, exceptions, signals, tasks
 from headgate.jobs.encoded import codecs_of
 from tests.faces.contrib.django_shop import ended, running, set_up
+from tests.internals import make_ids_again
 from tests.until import patient
 
 
@@ -390,6 +391,24 @@ def test_an_app_in_memory_is_enqueued_to_after_the_commit(shop: Any) -> None:
             in_memory.get_result(result.id)
         transaction.get_connection().run_on_commit.pop()[1]()
         assert in_memory.get_result(result.id).args == [1]
+
+
+def test_a_task_whose_promised_id_is_taken_by_the_commit_is_refused_with_an_error_that_names_it(shop: Any) -> None:
+    app = Headgate("memory://")
+    in_memory = backend(OPTIONS={"app": app}, QUEUES=["default", "mail"])
+    with app.sync, transaction.atomic():
+        results = []
+        for number in (1, 2):
+            make_ids_again(app, producer=7)
+            results.append(in_memory.enqueue(shop.add, (number,), {}))
+        first, second = results
+        assert first.id == second.id
+        late = [callback for _, callback, _ in transaction.get_connection().run_on_commit]
+        transaction.get_connection().run_on_commit.clear()
+        late[0]()
+        with pytest.raises(StorageUnavailable, match=rf"not enqueued: .*{second.id}.* enqueue it again"):
+            late[1]()
+        assert in_memory.get_result(first.id).args == [1]
 
 
 def test_options_above_the_task_are_refused(shop: Any) -> None:

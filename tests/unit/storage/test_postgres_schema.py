@@ -24,7 +24,7 @@ ID, OTHER_ID = "a" * 22, "b" * 22
 LANE = {"id": ID, "queue": "default", "draws": "[]", "waiting": 1, "since": 1}
 BUCKET = {"id": ID, "limit_name": "calls", "key": "acme", "idle_at": 0}
 JOB = {
-    "id": "job-1",
+    "id": 1,
     "lane": ID,
     "waiting": True,
     "delayed": False,
@@ -79,7 +79,7 @@ ROWS: dict[str, dict[str, object]] = {
     "bucket": BUCKET,
     "bucket_note": {"bucket": ID, "id": "claim-1", "until": 0},
     "used_folder": {"url": "s3://jobs/large"},
-    "kept_key": {"task": "work", "unique_key": "acme", "job": "job-1", "until": 0},
+    "kept_key": {"task": "work", "unique_key": "acme", "job": 1, "until": 0},
     "alert": {
         "id": "alert-1",
         "alert": "ops",
@@ -93,11 +93,11 @@ ROWS: dict[str, dict[str, object]] = {
     },
     "alert_turn": {"alert": "ops", "at": 0},
     "lost_node": {"id": "node-1", "name": "blue", "lost_at": 0},
-    "job_tag": {"tag": "vip", "job": "job-1"},
+    "job_tag": {"tag": "vip", "job": 1},
     "job": JOB,
     "node": NODE,
     "arrival": ARRIVAL,
-    "attempt": {"job": "job-1", "number": 1, "started_at": 0, "ended_at": 0, "outcome": "failed"},
+    "attempt": {"job": 1, "number": 1, "started_at": 0, "ended_at": 0, "outcome": "failed"},
     "limit_setting": {"limit_name": "calls", "scope": "all", "target": ""},
     "paused_queue": {"queue": "default", "paused_at": 0},
     "task_gate": {"task": "work", "signature": "x", "first_seen": 0, "last_seen": 0, "is_done": False},
@@ -212,7 +212,7 @@ async def test_what_a_row_needs_cannot_be_left_out(postgres_url: str, schema: st
         ("bucket", {"key": "globex"}),
         ("bucket_note", {"until": 5}),
         ("used_folder", {}),
-        ("kept_key", {"job": "job-2", "until": 5}),
+        ("kept_key", {"job": 2, "until": 5}),
         ("job_tag", {}),
         ("alert", {"id": "alert-2"}),
         ("alert", {"subject": "green"}),

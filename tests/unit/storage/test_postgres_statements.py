@@ -13,7 +13,7 @@ from headgate.storage.postgres.dialect import checked_schema, in_schema, shapes_
 def test_names_become_numbers_and_the_schema_the_chosen_one() -> None:
     (statement,) = shapes_of(statements_of("shop")["settle_charges"])
     assert statement.names == ("settled.id", "settled.charged_at", "settled.costs")
-    assert "unnest($1::text[], $2::bigint[], $3::text[])" in statement.sql
+    assert "unnest($1::bigint[], $2::bigint[], $3::text[])" in statement.sql
     assert 'UPDATE "shop".job' in statement.sql
     assert "headgate." not in statement.sql
 

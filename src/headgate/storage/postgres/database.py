@@ -19,6 +19,7 @@ import asyncpg
 from headgate.arguments import parse_duration
 from headgate.clock import SECOND, Clock, SystemClock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
+from headgate.jobs.identity import IdTaken
 from headgate.storage.postgres.client_silence import ClientSilence, SilentInTransaction
 from headgate.storage.postgres.dialect import AnyStatement, Insertion, fit, statements_of
 from headgate.storage.postgres.lent_pool import LentPool
@@ -599,7 +600,7 @@ class Database:
         while True:
             try:
                 return await work()
-            except StatementRejected:
+            except (StatementRejected, IdTaken):
                 raise
             except StorageUnavailable:
                 if self._clock.monotonic() + pause * SECOND > until:

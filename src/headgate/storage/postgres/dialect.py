@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from headgate.errors import DeclarationError
 from headgate.storage.json_text import as_json
-from headgate.storage.statements import Column, Table, Template, compile_statements
+from headgate.storage.statements import Column, Table, Template, compile_statements, numbers_in
 from headgate.storage.stored_rows import UNREADABLE_DRAWS
 
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
@@ -131,9 +131,12 @@ class CompiledStatement(NamedTuple):
     sql: str
     names: tuple[str, ...]
     tables: Mapping[str, Table]
+    ids: frozenset[str] = frozenset()
 
     def bind(self, parameters: Mapping[str, Any]) -> list[Any]:
         """Return the parameters in order."""
+        if self.ids:
+            parameters = {**parameters, **numbers_in(parameters, self.ids)}
         if self.tables:
             given = dict(parameters)
             for name, table in self.tables.items():
@@ -152,6 +155,7 @@ class Insertion:
     def __init__(self, template: Template) -> None:
         self.tables = template.tables
         self._sql = template.sql
+        self._ids = template.ids
         self._inserted = {name: table for name, table in self.tables.items() if table.is_inserted}
         self._others = {name: table for name, table in self.tables.items() if not table.is_inserted}
         self._compiled: dict[tuple[int, ...], CompiledStatement] = {}
@@ -190,7 +194,7 @@ class Insertion:
         sql = self._sql
         for groups, (name, table) in zip(shape, self._inserted.items(), strict=True):
             sql = sql.replace(f"{{{name}}}", _rows(name, table.named, groups))
-        return _compiled(Template(sql, self._others))
+        return _compiled(Template(sql, self._others, self._ids))
 
 
 def _rows(parameter: str, columns: Sequence[Column], groups: int) -> str:
@@ -238,4 +242,4 @@ def _compiled(template: Template) -> CompiledStatement:
         return f"${names.index(found[1]) + 1}"
 
     sql = _PARAMETER.sub(number, template.sql)
-    return CompiledStatement(sql, tuple(names), template.tables)
+    return CompiledStatement(sql, tuple(names), template.tables, template.ids)

@@ -17,6 +17,7 @@ import asyncpg
 from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import DeclarationError, ForkedConnection, JobHeld, StorageUnavailable
 from headgate.jobs.batch import NewBatch
+from headgate.jobs.identity import IdTaken
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import key_of, may_have_duplicates, replaces
@@ -48,7 +49,7 @@ from headgate.storage.postgres.schema import migrate as make_current
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.wake_ups import WakeUps
-from headgate.storage.procedures.add import add_jobs, follows_stored, needs_transaction
+from headgate.storage.procedures.add import add_jobs, add_new_jobs, follows_stored, needs_transaction
 from headgate.storage.procedures.finish import STATEMENTS as FINISH_STATEMENTS
 from headgate.storage.procedures.finish import AttemptId, complete, finish, finish_plain
 from headgate.storage.procedures.following import FollowersHeld, without_held
@@ -86,6 +87,8 @@ A_SECOND = {"lock_timeout": "1s"}
 
 class PostgresDriver(Driver):
     """Jobs in one schema of a PostgreSQL database; see `PostgresStorage`."""
+
+    numbers_producers = True
 
     def __init__(
         self,
@@ -368,8 +371,12 @@ class PostgresDriver(Driver):
 
         async def add(session: Session) -> None:
             if not needs_transaction(new, batches):
-                await add_jobs(self._tx(session), new)
-                return
+                try:
+                    await add_new_jobs(self._tx(session), new)
+                    return
+                except asyncpg.UniqueViolationError:
+                    # A repeat, or the ids of another producer: nothing is stored, and what follows finds out.
+                    pass
             async with session.transaction(may_last=not follows_stored(new, batches)):
                 await add_jobs(self._tx(session), new, batches)
 
@@ -377,9 +384,9 @@ class PostgresDriver(Driver):
             # A repeat after a lost reply adds nothing twice: jobs bring their ids.
             with raising_bad_values():
                 await self._database.repeat(add)
-        except StorageUnavailable as error:
-            return [error] * len(group)
         except Exception as error:
+            if isinstance(error, StorageUnavailable) and not isinstance(error, IdTaken):
+                return [error] * len(group)
             if len(group) == 1:
                 return [error]
             half = len(group) // 2

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from headgate.errors import StorageUnavailable, UnfitConnection
+from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.job import NewJob
 from headgate.jobs.uniqueness import may_have_duplicates
 from headgate.storage.driver import Transaction
@@ -51,9 +52,9 @@ async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob]
     """Store jobs in the transaction of this session, all or none. `identity` is that of the tables."""
     has_unique = any(job.unique_key is not None for job in jobs)
     await require_same_place(session, identity, has_unique=has_unique)
-    if not may_have_duplicates(jobs):
+    if not may_have_duplicates(jobs) and not any(is_in_folder(job.payload) for job in jobs):
         return await enlist(tx, jobs)
-    # Jobs that were stored before a duplicate was found must not stay if the caller continues.
+    # Jobs that were stored before a duplicate was found, or an id that is taken, must not stay if the caller continues.
     for _ in range(TRIES):
         await session.script("SAVEPOINT headgate_add")
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headgate.clock import Clock
+from headgate.jobs.identity import job_number
 from headgate.storage.admission import RowId
 from headgate.storage.claim_rows import LaneHead
 from headgate.storage.claiming import LOCKED_FOR
@@ -35,7 +36,7 @@ class LockedJobs:
     @property
     def names(self) -> list[str]:
         """Their names in statements that leave them out: id and fence."""
-        return [f"{id}:{fence}" for id, fence in self._until]
+        return [f"{job_number(id)}:{fence}" for id, fence in self._until]
 
     @property
     def lanes(self) -> set[RowId]:

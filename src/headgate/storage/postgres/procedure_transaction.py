@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from operator import itemgetter
 from typing import Any, TypeVar
 
 from headgate.clock import Clock
+from headgate.jobs.identity import is_own_unknown, job_text, remember_own
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.server_time import StoreTime
 from headgate.storage.stored_rows import RowDecoder
@@ -37,7 +38,7 @@ class PostgresTransaction:
         return self.limit_now
 
     async def fetch(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
-        return self._decoded(decoder, await self.session.fetch(statement, **parameters))
+        return await self._decoded(decoder, await self.session.fetch(statement, **parameters))
 
     async def row(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> R:
         (row,) = await self.fetch(decoder, statement, **parameters)
@@ -54,11 +55,18 @@ class PostgresTransaction:
             # The next claim corrects limit time after a step; until then, the time continues as before the step.
             self.stepped = self._time.observe(sent_at, now, ahead)
             self.now, self.limit_now = (now, now + ahead - self.stepped) if own is None else own
-        return self._decoded(decoder, rows)
+        return await self._decoded(decoder, rows)
 
-    def _decoded(self, decoder: RowDecoder[R], rows: Sequence[Any]) -> list[R]:
+    async def _decoded(self, decoder: RowDecoder[R], rows: Sequence[Any]) -> list[R]:
         if not rows:
             return []
+        decoded = self._in_order(decoder, rows)
+        if not decoder.ids:
+            return decoded
+        await self._read_own_ids(decoder.own_ids(decoded))
+        return decoder.with_texts(decoded)
+
+    def _in_order(self, decoder: RowDecoder[R], rows: Sequence[Any]) -> list[R]:
         # A record of asyncpg, or a named tuple of psycopg.
         found = list(rows[0].keys() if hasattr(rows[0], "keys") else rows[0]._fields)
         if found == decoder.names:
@@ -70,6 +78,16 @@ class PostgresTransaction:
 
     async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
         return [row[0] for row in await self.session.fetch(statement, **parameters)]
+
+    async def ids(self, statement: str, /, **parameters: Any) -> list[str]:
+        numbers = await self.values(statement, **parameters)
+        await self._read_own_ids(set(filter(is_own_unknown, numbers)))
+        return [job_text(number) for number in numbers if number is not None]
+
+    async def _read_own_ids(self, numbers: Collection[int]) -> None:
+        if numbers:
+            for number, text in await self.session.fetch("own_ids", numbers=list(numbers)):
+                remember_own(number, text)
 
     async def value(self, statement: str, /, **parameters: Any) -> Any:
         return await self.session.value(statement, **parameters)

@@ -8,12 +8,14 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
+from operator import gt, itemgetter
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import astuple
 
 from headgate.jobs.batch import NewBatch
+from headgate.jobs.identity import IdTaken, JobId, job_number
 from headgate.jobs.job import Draw, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
 from headgate.storage.following import NO_PLACEMENTS, FollowerPlacement, Placements, leaders_of, rejected
@@ -23,6 +25,7 @@ from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals
 from headgate.storage.procedures.tags import add_tags, has_tags
 from headgate.storage.records import FINAL_STATES
 from headgate.storage.statements import columns_of
+from headgate.storage.stored_rows import RowDecoder
 
 INSERTED_AT_ONCE = 5000
 """How many jobs of a transaction one statement stores, so that no statement comes near its timeout."""
@@ -30,7 +33,7 @@ INSERTED_AT_ONCE = 5000
 _WAITS = FollowerPlacement(JobState.WAITING)
 _NO_ORIGIN = Origin()
 
-_ADDED = ("lane", "state", "error", "gate", "give_up_at", "follows", "batch", "schedule", "audit")
+_ADDED = ("lane", "state", "error", "gate", "give_up_at", "follows", "batch", "schedule", "audit", "own_id")
 """Columns of a new job that are not fields of `NewJob`, or that differ from them."""
 
 _COLUMNS = columns_of("new_job_rows")
@@ -52,6 +55,19 @@ class _LaneRow(NamedTuple):
     place: int
 
 
+class StoredJob(msgspec.Struct):
+    """A stored job: its task, and the enqueue that has stored it."""
+
+    id: JobId
+    own_id: str | None
+    task: str
+    enqueued_at: int
+    enqueued_by: str | None
+
+
+_STORED = RowDecoder(StoredJob, "job")
+
+
 def needs_transaction(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
     """Whether storing these jobs takes more than one statement where several clients write."""
     return bool(batches) or any(job.origin is not None or job.rejection is not None for job in jobs) or has_tags(jobs)
@@ -64,10 +80,46 @@ def follows_stored(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
     return not leaders_of(jobs, batches) <= {job.id for job in jobs} | {batch.id for batch in batches}
 
 
+async def stored_jobs(tx: Transaction, ids: Sequence[str]) -> list[StoredJob]:
+    """Return those of these jobs that are stored."""
+    return await tx.fetch(_STORED, "stored_jobs", ids=ids)
+
+
+async def require_own(tx: Transaction, jobs: Sequence[NewJob]) -> set[str]:
+    """Return the ids of those of these jobs that are stored. Raises IdTaken if another enqueue has stored one.
+
+    An id that its caller chose may be stored by any.
+    """
+    stored = await stored_jobs(tx, [*{job.id for job in jobs}])
+    # Several enqueues may be stored together: the first one is then as if stored.
+    enqueues: dict[str, Any] = {row.id: (row.enqueued_at, row.enqueued_by) for row in stored}
+    taken = {
+        job.id
+        for job in jobs
+        if not job.has_own_id and enqueues.setdefault(job.id, _enqueue_of(job)) != _enqueue_of(job)
+    }
+    if taken:
+        raise IdTaken(taken)
+    return {row.id for row in stored}
+
+
+def _enqueue_of(job: NewJob) -> tuple[int, str | None]:
+    return job.enqueued_at, job.enqueued_by
+
+
+async def add_new_jobs(tx: Transaction, jobs: Sequence[NewJob]) -> None:
+    """Store jobs that `needs_transaction` is not true of, in one statement. It fails if an id is stored already."""
+    lanes: dict[str, Lane] = {}
+    rows = _rows(jobs, {}, lanes)
+    if rows:
+        await tx.execute("add_new_jobs", new=rows, lanes=_lane_rows(lanes), since=tx.limit_now)
+
+
 async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> None:
     """Store waiting jobs, and rejected ones as final; jobs that are stored already stay as they are.
 
-    The leaders of jobs are locked until the end of the transaction. Raises LeaderNotFound, BatchNotFound, BatchClosed.
+    The leaders of jobs are locked until the end of the transaction. Raises LeaderNotFound, BatchNotFound, BatchClosed,
+    and IdTaken if another enqueue has stored a job under a new id: then the transaction has to be rolled back.
     """
     if not batches and all(job.origin is None for job in jobs):
         await _insert(tx, jobs, NO_PLACEMENTS)
@@ -84,24 +136,36 @@ async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Placements) -
         return
     lanes: dict[str, Lane] = {}
     rows = _rows(jobs, placed.jobs, lanes)
-    final = [row[_ID] for row in rows if row[_STATE] in FINAL_STATES]
+    final = [job.id for job, row in zip(jobs, rows, strict=True) if row[_STATE] in FINAL_STATES]
     if final:
         # A repeat after a lost reply: stored jobs stay as they are, and have been counted.
-        stored = set(await tx.values("stored_ids", ids=final))
+        stored = set(await tx.ids("stored_ids", ids=final))
         final = [id for id in final if id not in stored]
     if tx.has_one_writer:
-        count = await tx.execute("add_jobs", new=rows)
-        if count < len(rows):
-            # If no row was inserted, the connection's last rowid is of another table.
-            added = set(await tx.values("just_added", count=count)) if count else set()
-            rows = list({row[_ID]: row for row in rows if row[_ID] in added}.values())
-        await add_arrivals(tx, _arrivals(rows, lanes))
+        rows = await _without_stored(tx, jobs, rows)
+        if rows:
+            await tx.execute("add_jobs", new=rows)
+            await add_arrivals(tx, _arrivals(rows, lanes))
     else:
-        places = enumerate(lanes.items())
-        known = [_LaneRow(id, lane.queue, lane.draws, lane.variant, place) for place, (id, lane) in places]
-        await tx.execute("add_jobs", new=rows, lanes=known, since=tx.limit_now)
+        count = await tx.value("add_jobs", new=rows, lanes=_lane_rows(lanes), since=tx.limit_now)
+        if count < len(rows):
+            await require_own(tx, jobs)
     await add_tags(tx, jobs)
     await note_unrun(tx, final)
+
+
+async def _without_stored(tx: Transaction, jobs: Sequence[NewJob], rows: list[_NewRow]) -> list[_NewRow]:
+    """Return the rows of jobs that are not stored, each once. It reads none if all are newer than those stored."""
+    ids = [row[_ID] for row in rows]
+    if all(map(gt, ids, (await tx.value("highest_id") or 0, *ids))):
+        return rows
+    stored = set(map(job_number, await require_own(tx, jobs)))
+    return list({row[_ID]: row for row in reversed(rows) if row[_ID] not in stored}.values())[::-1]
+
+
+def _lane_rows(lanes: Mapping[str, Lane]) -> list[_LaneRow]:
+    places = enumerate(lanes.items())
+    return [_LaneRow(id, lane.queue, lane.draws, lane.variant, place) for place, (id, lane) in places]
 
 
 def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes: dict[str, Lane]) -> list[_NewRow]:
@@ -115,12 +179,14 @@ def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes
             known = Lane(*key)
             lane = ids[key] = known.id
             lanes[lane] = known
+        number = job_number(job.id)
         place = placed.get(job.id) or (_WAITS if job.rejection is None else rejected(job))
         origin = job.origin or _NO_ORIGIN
         rows.append(
             _in_order(
                 (
-                    *astuple(job),
+                    number,
+                    *astuple(job)[1:],
                     lane,
                     "blocked" if place.is_blocked else str(place.state),
                     place.error,
@@ -130,6 +196,7 @@ def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes
                     origin.batch,
                     origin.schedule,
                     int(job.audit),
+                    job.id if number < 0 else None,
                 )
             )
         )

@@ -15,7 +15,9 @@ _ENTRIES = RowDecoder(AuditEntry, "audit entry", kind="job")
 async def add_audit_record(tx: Transaction, audit_record: AuditRecord | None) -> None:
     """Store an audit record in the transaction of its action; None stores nothing."""
     if audit_record is not None:
-        await tx.execute("add_audit_entry", now=tx.now, **asdict(audit_record.cut()))
+        record = audit_record.cut()
+        job = record.subject if record.kind == "job" else None
+        await tx.execute("add_audit_entry", now=tx.now, job=job, **asdict(record))
 
 
 async def audit_log(tx: Transaction, filter: AuditFilter) -> list[AuditEntry]:

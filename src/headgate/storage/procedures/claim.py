@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
 from headgate.jobs.draw_set import chosen
+from headgate.jobs.identity import job_text
 from headgate.jobs.job import Draw
 from headgate.storage.admission import RowId
 from headgate.storage.claim_rows import LOWEST_RANK, LaneHead, LaneMove, LaneRow, TurnGroupRow
@@ -452,7 +453,7 @@ class ClaimTransaction:
             return {visit.row.queue: len(visit.heads) for visit in plan.ungated}
         for queue, seen in snapshot.ungated.items():
             for id, task in chain(seen.unknown, *seen.due_unknown):
-                plan.note_skipped(id, task, queue)
+                plan.note_skipped(job_text(id), task, queue)
         return {queue: seen.ready + seen.due for queue, seen in snapshot.ungated.items()}
 
     async def _take_ungated(self) -> None:
@@ -600,7 +601,7 @@ class ClaimTransaction:
         charged = [Charged.of(view) for view in self._buckets.charged]
         if not starting and not moves and not charged:
             return
-        started = await self._tx.values(
+        started = await self._tx.ids(
             "write_claim",
             node=self._claim.node,
             now=self._plan.now,
@@ -632,7 +633,7 @@ class ClaimTransaction:
 
     async def _skip_locked(self, ids: set[str]) -> NoReturn:
         """Start again without those of these jobs that are locked. The others have changed since they were read."""
-        self._skip(ids - set(await self._tx.values("lockable", ids=sorted(ids))))
+        self._skip(ids - set(await self._tx.ids("lockable", ids=sorted(ids))))
 
     def _skip(self, ids: Collection[str]) -> NoReturn:
         heads = [head for visit in self._plan.visits for head in (*visit.heads, *visit.expired)]

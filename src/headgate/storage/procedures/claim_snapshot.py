@@ -67,9 +67,9 @@ class UngatedLane(msgspec.Struct, array_like=True):
     ready: int
     due: int
     next_wake: int | None
-    unknown: list[tuple[str, str]]
-    """The ids and tasks of jobs that the node must not start."""
-    due_unknown: list[list[tuple[str, str]]]
+    unknown: list[tuple[int, str]]
+    """The numbers of the ids, and tasks, of jobs that the node must not start."""
+    due_unknown: list[list[tuple[int, str]]]
     """The same of delayed jobs that are due, a list for each priority."""
     first: int | None
     """The lowest rank of committed waiting jobs that requested no start time. None if there is none."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from headgate.jobs.audit import AuditRecord
+from headgate.jobs.identity import JobId
 from headgate.jobs.state import JobState
 from headgate.storage.driver import Transaction
 from headgate.storage.following import EndedJob, depths
@@ -18,30 +19,30 @@ from headgate.storage.stored_rows import RowDecoder
 
 
 class _Found(msgspec.Struct):
-    id: str
+    id: JobId
     state: JobState
     cancel_requested: bool
     is_blocked: bool
     needs: str | None
-    follows: str | None
+    follows: JobId | None
 
 
 class _Member(msgspec.Struct):
     """A job or a batch, and a batch or a join that counts it."""
 
-    id: str
-    counted_by: str
+    id: JobId
+    counted_by: JobId
 
 
 class _Pending(msgspec.Struct):
-    id: str
+    id: JobId
     pending: int
 
 
 class _Blocked(msgspec.Struct):
-    id: str
+    id: JobId
     is_followed: bool
-    batch: str | None
+    batch: JobId | None
 
 
 _JOBS = RowDecoder(_Found, "job", state=JobState.WAITING)
@@ -66,7 +67,7 @@ async def downstream_of(tx: Transaction, batch_id: str) -> list[DownstreamJob]:
         new = [job for job in found if job.id not in jobs]
         jobs.update((job.id, job) for job in new)
         members = [*(job.id for job in new), *leaders]
-        inside = [id for id in await tx.values("pending_batches_in", batches=inside) if id not in reached]
+        inside = [id for id in await tx.ids("pending_batches_in", batches=inside) if id not in reached]
         counting = await tx.fetch(_MEMBERS, "counting_batches", members=members)
         counted.update(each.counted_by for each in counting)
         order += [(each.id, each.counted_by) for each in counting]

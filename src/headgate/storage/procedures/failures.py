@@ -15,7 +15,7 @@ _ERRORS = RowDecoder(StoredError, "job", state=JobState.WAITING)
 
 async def newest_failed(tx: Transaction, since: int, count: int) -> list[str]:
     """As `Store.newest_failed`."""
-    return await tx.values("newest_failed", since=since, count=count)
+    return await tx.ids("newest_failed", since=since, count=count)
 
 
 async def newest_attempts(tx: Transaction, count: int) -> list[EndedAttempt]:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeGuard
 import msgspec
 
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, difference, spread, union, without
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.terms import GateTerms
@@ -49,7 +50,7 @@ AttemptId = tuple[str, int]
 class RunningJob(msgspec.Struct):
     """A running job."""
 
-    id: str
+    id: JobId
     fence: int
     queue: str
     draws: tuple[Draw, ...]
@@ -63,7 +64,7 @@ class RunningJob(msgspec.Struct):
     run_at: int
     rank: int
     is_followed: bool
-    batch: str | None
+    batch: JobId | None
     is_unique: bool
     is_complete: bool
     """Whether this attempt has completed the job in a user's transaction: it has succeeded, however it ends."""
@@ -154,7 +155,7 @@ async def finish_plain(
         return ()
     if not tx.has_one_writer:
         statement = "finish_free" if passes_locked else "finish_plain"
-        written = set(await tx.values(statement, ended=plain, node=node, now=tx.now))
+        written = set(await tx.ids(statement, ended=plain, node=node, now=tx.now))
         return {(ending.id, ending.fence) for ending in plain if ending.id in written}
     # Only the number of rows is returned: each returned row is a step of its own, and their ids are seldom needed.
     count = await tx.execute("finish_plain", ended=plain, node=node, now=tx.now)

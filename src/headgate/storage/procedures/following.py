@@ -16,6 +16,7 @@ import msgspec
 
 from headgate.errors import BatchClosed, BatchNotFound
 from headgate.jobs.batch import NewBatch, ended_as
+from headgate.jobs.identity import IdTaken, JobId, process_name
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.terms import GateTerms
 from headgate.storage.driver import Transaction
@@ -73,18 +74,18 @@ async def without_held(work: Callable[[frozenset[str]], Awaitable[R]]) -> R:
 
 
 class _LeaderState(msgspec.Struct):
-    id: str
+    id: JobId
     state: str
 
 
 class _BatchState(msgspec.Struct):
-    id: str
+    id: JobId
     pending: int
     succeeded: int
     failed: int
     cancelled: int
     skipped: int
-    batch: str | None
+    batch: JobId | None
     is_join: bool
 
     @property
@@ -99,14 +100,14 @@ class _BatchState(msgspec.Struct):
 class _Follower(msgspec.Struct):
     """A follower of a leader that is final, or a join that counts the leader."""
 
-    id: str
-    leader: str
+    id: JobId
+    leader: JobId
     outcome: str | None
     queue: str
     draws: tuple[Draw, ...]
     terms: GateTerms | None
     is_followed: bool
-    batch: str | None
+    batch: JobId | None
     delayed: bool
     run_at: int
     rank: int
@@ -126,19 +127,27 @@ class _Follower(msgspec.Struct):
 class _EndedMember(msgspec.Struct):
     """A batch, or a leader, that did not succeed and that the batch counts."""
 
-    batch: str
-    member: str
+    batch: JobId
+    member: JobId
     state: JobState
     is_join: bool
 
 
+class _StoredBatch(msgspec.Struct):
+    """A stored batch, and the enqueue that has stored it."""
+
+    id: JobId
+    enqueued_at: int
+    enqueued_by: str | None
+
+
 class _Uncounted(msgspec.Struct):
-    leader: str
-    batch: str
+    leader: JobId
+    batch: JobId
 
 
 class _Member(msgspec.Struct):
-    id: str
+    id: JobId
     draws: tuple[Draw, ...]
     terms: GateTerms | None
 
@@ -151,6 +160,7 @@ _ENDED = RowDecoder(EndedJob, "job", state=JobState.FAILED)
 _ENDED_LEADERS = RowDecoder(EndedLeader, "job", state=JobState.FAILED)
 _MEMBERS = RowDecoder(_Member, "job of batch")
 _ENDED_MEMBERS = RowDecoder(_EndedMember, "batch", state=JobState.FAILED)
+_STORED_BATCHES = RowDecoder(_StoredBatch, "batch")
 _UNCOUNTED = RowDecoder(_Uncounted, "leader of batch")
 
 
@@ -171,7 +181,7 @@ async def grow_batches(
         return
     members = {job.id: job.origin.batch for job in jobs if job.origin is not None and job.origin.batch in growing}
     # A repeat after a lost reply: they have been counted.
-    stored = set(await tx.values("stored_ids", ids=list(members)))
+    stored = set(await tx.ids("stored_ids", ids=list(members)))
     before = {batch.id: batch for batch in await tx.fetch(_BATCHES, "counts_of_leaders", ids=growing)}
     for id in growing:
         new = [job for job, batch in members.items() if batch == id and job not in stored]
@@ -223,7 +233,13 @@ async def store_ties(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[
         )
         for batch in batches
     ]
-    await tx.execute("add_batches", new=rows, now=tx.now)
+    if await tx.execute("add_batches", new=rows, now=tx.now, enqueued_by=process_name()) < len(rows):
+        # A repeat after a lost reply, or batches of another producer.
+        stored = await tx.fetch(_STORED_BATCHES, "stored_batches", ids=[batch.id for batch in batches])
+        given = {batch.id: batch.enqueued_at for batch in batches}
+        taken = {row.id for row in stored if (row.enqueued_at, row.enqueued_by) != (given[row.id], process_name())}
+        if taken:
+            raise IdTaken(taken)
     joined = [(batch.id, leader, placed.ends.get(leader)) for batch in batches for leader in batch.leaders]
     if joined:
         await tx.execute("add_awaited_leaders", new=joined)

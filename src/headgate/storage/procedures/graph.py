@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headgate.jobs.identity import JobId
 from headgate.storage.driver import Transaction
 from headgate.storage.records import GraphEdge, GraphNode, JobGraph
 from headgate.storage.stored_rows import RowDecoder
@@ -17,26 +18,26 @@ EDGES_PER_NODE = 20
 
 
 class _Job(msgspec.Struct):
-    id: str
+    id: JobId
     task: str
     state: str
-    follows: str | None
+    follows: JobId | None
     needs: str | None
-    batch: str | None
+    batch: JobId | None
 
 
 class _Batch(msgspec.Struct):
-    id: str
+    id: JobId
     state: str
     total: int
     done: int
-    batch: str | None
+    batch: JobId | None
     is_join: bool
 
 
 class _Joined(msgspec.Struct):
-    batch: str
-    leader: str
+    batch: JobId
+    leader: JobId
 
 
 _JOBS = RowDecoder(_Job, "job")
@@ -118,8 +119,8 @@ async def _read(tx: Transaction, found: _Graph, ids: list[str], most: int) -> se
     for batch in await tx.fetch(_BATCHES, "graph_batches", ids=ids):
         beside |= found.add_batch(batch)
         if not batch.is_join:
-            beside |= set(await tx.values("graph_members", id=batch.id, most=MOST_MEMBERS, count=most + 1))
-    beside |= set(await tx.values("graph_followers", ids=ids, count=most + 1))
+            beside |= set(await tx.ids("graph_members", id=batch.id, most=MOST_MEMBERS, count=most + 1))
+    beside |= set(await tx.ids("graph_followers", ids=ids, count=most + 1))
     most_edges = EDGES_PER_NODE * most
     joins = await tx.fetch(_JOINED, "graph_joins", ids=ids, count=most_edges + 1)
     found.has_too_many_edges = len(joins) > most_edges

@@ -14,6 +14,7 @@ from headgate.jobs.annotation import Annotation
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.draw_set import DrawSet, union
 from headgate.jobs.gating import GatedJob, KnownGates
+from headgate.jobs.identity import JobId, numbers_beginning
 from headgate.jobs.job import AttemptRecord, Draw, JobRecord, JobState
 from headgate.jobs.terms import GateTerms
 from headgate.limits.fair import PREFIX
@@ -79,7 +80,7 @@ _LAST = "\U0010ffff"
 
 
 class _QueuePosition(msgspec.Struct, array_like=True):
-    id: str
+    id: JobId
     place: int | None
     waiting: int
     is_due: bool
@@ -115,7 +116,7 @@ class _Start(msgspec.Struct, array_like=True):
 
 
 class _BatchTasks(msgspec.Struct, array_like=True):
-    id: str
+    id: JobId
     tasks: tuple[str, ...]
 
 
@@ -160,7 +161,14 @@ async def job(tx: Transaction, job_id: str) -> JobRecord | None:
 
 async def names_of_jobs(tx: Transaction, prefix: str, count: int) -> list[JobName]:
     """As `Store.names_of_jobs`."""
-    return await tx.fetch(_JOB_NAMES, "job_ids", prefix=prefix, count=count)
+    lowest, highest = numbers_beginning(prefix)
+    return await tx.fetch(_JOB_NAMES, "job_ids", prefix=prefix, lowest=lowest, highest=highest, count=count)
+
+
+async def batch_ids(tx: Transaction, prefix: str, count: int) -> list[str]:
+    """As `Store.batch_ids`."""
+    lowest, highest = numbers_beginning(prefix)
+    return await tx.ids("batch_ids", lowest=lowest, highest=highest, count=count)
 
 
 async def page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -> JobPage:
@@ -188,7 +196,7 @@ async def page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -
 
 async def _last_read(tx: Transaction, statement: str, cursor: str | None, most: int, **values: Any) -> str | None:
     """Return the id of the last of `most` jobs, if there are more."""
-    last, *others = [*await tx.values(statement, cursor=cursor, skip=most - 1, **values), None]
+    last, *others = [*await tx.ids(statement, cursor=cursor, skip=most - 1, **values), None]
     return last if len(others) == 2 else None
 
 
@@ -347,7 +355,7 @@ async def batch(tx: Transaction, batch_id: str) -> BatchRecord | None:
 
 async def jobs_of_batch(tx: Transaction, batch_id: str, after: str, count: int) -> list[str]:
     """As `Store.jobs_of_batch`."""
-    return await tx.values("jobs_of_batch", id=batch_id, after=after, count=count)
+    return await tx.ids("jobs_of_batch", id=batch_id, after=after, count=count)
 
 
 async def ties(tx: Transaction, job_id: str) -> Ties:

@@ -11,6 +11,7 @@ import msgspec
 from headgate.clock import SECOND
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.gating import subject_of
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import is_poisonous
 from headgate.storage.driver import Transaction
@@ -94,7 +95,7 @@ class MissingNode(msgspec.Struct):
 
     id: str
     jobs: int
-    job: str
+    job: JobId
 
 
 class _LockedNodeJob(msgspec.Struct):
@@ -190,7 +191,7 @@ async def beat(
 
 async def cancels(tx: Transaction, node: str, ids: Sequence[str]) -> frozenset[str]:
     """As `Store.cancels`."""
-    return frozenset(await tx.values("cancels", node=node, ids=ids))
+    return frozenset(await tx.ids("cancels", node=node, ids=ids))
 
 
 async def upkeep(tx: Transaction, node: str, boot_id: str, arrival_floor: int) -> Upkeep:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import astuple
 
+from headgate.jobs.identity import JobId
 from headgate.jobs.report import AttemptReport, LogLine, too_many
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.finish import AttemptId, still_running
@@ -14,7 +15,7 @@ from headgate.storage.stored_rows import RowDecoder
 
 
 class _Reported(msgspec.Struct):
-    id: str
+    id: JobId
     fence: int
 
 

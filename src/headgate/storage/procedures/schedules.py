@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import asdict
 
+from headgate.jobs.identity import JobId
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import ScheduleProgress, ScheduleRules, Skipped
 from headgate.storage.driver import Transaction
@@ -25,7 +26,7 @@ class _ScheduleRow(msgspec.Struct):
     last_at: int | None
     runs: int
     open: int
-    last_job: str | None
+    last_job: JobId | None
     paused_at: int | None
     revision: int
     is_declared: bool

@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.errors import LeaderNotFound, StorageUnavailable
+from headgate.errors import IdInUse, LeaderNotFound, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.draw_set import DrawSet, difference
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import Draw, JobOptions, NewJob
 from headgate.jobs.replacing import WaitingJob, replacement
 from headgate.jobs.terms import GateTerms
@@ -48,7 +49,7 @@ from headgate.jobs.uniqueness import (
 from headgate.storage.driver import Transaction
 from headgate.storage.json_text import as_json, optional_json
 from headgate.storage.permits import PermitRelease
-from headgate.storage.procedures.add import add_jobs
+from headgate.storage.procedures.add import add_jobs, require_own, stored_jobs
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.history import note_enqueued
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of
@@ -67,16 +68,16 @@ class ClaimedMeanwhile(Exception):
 class WaitingRival(msgspec.Struct):
     """A job that is not waiting, its unique key, and the job that is waiting under that key, if any."""
 
-    id: str
+    id: JobId
     task: str
     unique_key: str
-    rival: str | None
+    rival: JobId | None
 
 
 class UniqueJob(msgspec.Struct):
     """A job that holds a unique key: it is not final, or the key stays taken for it (in the state "kept")."""
 
-    id: str
+    id: JobId
     task: str
     unique_key: str
     state: str
@@ -101,17 +102,7 @@ class KeptKey(NamedTuple):
     until: int
 
 
-class StoredJob(msgspec.Struct):
-    """A stored job: its task, and the enqueue that has stored it."""
-
-    id: str
-    task: str
-    enqueued_at: int
-    enqueued_by: str | None
-
-
 _RIVALS = RowDecoder(WaitingRival, "job")
-_STORED = RowDecoder(StoredJob, "job")
 _KEYED = RowDecoder(UniqueJob, "job", state="waiting")
 
 
@@ -140,7 +131,7 @@ async def add_unique(
     locked, and ClaimedMeanwhile is raised if the addition has to be rolled back and repeated.
     """
     # A repeat after a lost reply changes nothing.
-    stored = set(await tx.values("stored_ids", ids=[job.id for job in jobs]))
+    stored = await require_own(tx, jobs)
     others = await _stored_before(tx, [job for job in jobs if job.id in stored])
     new = [job for job in jobs if job.id not in stored]
     addition = _Addition(tx, is_users=is_users)
@@ -167,7 +158,11 @@ async def add_unique(
 async def _stored_before(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, str]:
     """Return the ids of those of these jobs that another enqueue has stored. Raises IdInUse."""
     own = {job.id: job for job in jobs if job.has_own_id}
-    rows = await tx.fetch(_STORED, "stored_jobs", ids=list(own)) if own else []
+    rows = await stored_jobs(tx, list(own)) if own else []
+    for row in rows:
+        if row.own_id != row.id:
+            # Another text with the same number: there is one for each 2 ** 63.
+            raise IdInUse(row.id, own[row.id].task, row.task)
     return {row.id: row.id for row in rows if was_stored(own[row.id], row.task, row.enqueued_at, row.enqueued_by)}
 
 

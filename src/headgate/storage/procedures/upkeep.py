@@ -12,6 +12,7 @@ import msgspec
 from headgate.clock import FARTHEST
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen
+from headgate.jobs.identity import JobId, job_number, job_text
 from headgate.jobs.job import Draw, JobOptions, JobState
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import UNKNOWN_PERMITS, Semaphore, dump_permits, load_permits
@@ -40,17 +41,17 @@ from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
 
 
 class _Prunable(msgspec.Struct, array_like=True):
-    id: str
+    id: JobId
     held: DrawSet
     draws: tuple[Draw, ...]
     terms: GateTerms | None
     lines: int
-    batch: str | None
+    batch: JobId | None
     options: JobOptions | None
 
 
 class _LockedFinalJob(msgspec.Struct, array_like=True):
-    id: str
+    id: JobId
     held: DrawSet
 
 
@@ -66,7 +67,7 @@ class _Lane(msgspec.Struct):
 class _Placed(msgspec.Struct):
     """Jobs that wait in one lane with the same of what they are in it by: how many, and the id of one."""
 
-    id: str
+    id: JobId
     jobs: int
     lane: str
     queue: str
@@ -75,10 +76,17 @@ class _Placed(msgspec.Struct):
     exempt: DrawSet
 
 
+class _OwnId(msgspec.Struct):
+    """An id that a caller chose, and the number that its job is stored under."""
+
+    id: int
+    own_id: str
+
+
 class _LostTag(NamedTuple):
     """A tag of a job without a row in the index of tags."""
 
-    job: str
+    job: JobId
     tag: str
 
 
@@ -86,11 +94,13 @@ LONGEST_CLOSED = 2 * FARTHEST
 """Microseconds. The periods of rules and penalties are half as long at most."""
 
 _STATE = re.compile(r"1:([a-z_]+):")
+_NUMBER = re.compile("«(-?[0-9]+)»")
 """How a stored state begins."""
 
 _LANES = RowDecoder(_Lane, "lane", draws=UNREADABLE_DRAWS)
 _PLACED = RowDecoder(_Placed, "job")
 _LOST_TAGS = RowDecoder(_LostTag, "tag")
+_OWN_IDS = RowDecoder(_OwnId, "job")
 _PRUNABLE = RowDecoder(_Prunable, "job")
 _LOCKED = RowDecoder(_LockedFinalJob, "job")
 _HOLDERS = RowDecoder(Holder, "job")
@@ -101,7 +111,7 @@ async def prune(tx: Transaction, since: int, before: int, count: int, states: Co
     found = await tx.fetch(_PRUNABLE, "prunable", since=since, before=before, count=count, states=sorted(states))
     if not found:
         # Batches that had no job, joins, and batches whose last jobs were deleted by several nodes at once.
-        joins = [id for id in await tx.values("prune_batches", before=before, count=count) if id is not None]
+        joins = await tx.ids("prune_batches", before=before, count=count)
         if joins:
             await tx.execute("prune_awaited_leaders", ids=joins)
     return len(await _delete(tx, found, before))
@@ -115,7 +125,7 @@ async def prune_by_own_retention(tx: Transaction, count: int) -> int:
 
 async def delete(tx: Transaction, ids: Sequence[str], before: int, audit_record: AuditRecord | None) -> Deletion:
     """As `Store.delete`."""
-    needed = frozenset(await tx.values("needed", ids=list(ids)))
+    needed = frozenset(await tx.ids("needed", ids=list(ids)))
     found = await tx.fetch(_PRUNABLE, "deletable", ids=[id for id in ids if id not in needed], before=before)
     deleted = await _delete(tx, found, before)
     if deleted:
@@ -143,7 +153,7 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> l
     await tx.execute("prune_attempts", ids=gone)
     if any(job.lines for job in found):
         await tx.execute("prune_lines", ids=gone)
-    await tx.execute("prune_job_audit", ids=gone)
+    await tx.execute("prune_job_audit", subjects=gone)
     await remove_tags(tx, [job for job in found if job.id in set(gone)])
     await tx.execute("prune_jobs", ids=gone)
     batches = {job.batch for job in found if job.batch is not None}
@@ -190,7 +200,7 @@ async def note_folder_used(tx: Transaction, url: str) -> None:
 
 async def stored_ids(tx: Transaction, ids: Sequence[str]) -> list[str]:
     """As `Store.stored_ids`."""
-    return await tx.values("stored_ids", ids=list(ids))
+    return await tx.ids("stored_ids", ids=list(ids))
 
 
 async def pause_queue(tx: Transaction, queue: str, audit_record: AuditRecord | None, *, ends: bool = False) -> bool:
@@ -205,7 +215,11 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule]) -> list[Contra
     """As `Store.check`."""
     # Permits of replaced jobs count as given back; with several writers, the next claim writes it.
     leaving = {} if tx.has_one_writer else holders_in(await read_notes(tx))
-    found = await tx.values("check", now=tx.now)
+    own_ids = await tx.fetch(_OWN_IDS, "jobs_with_own_ids")
+    unlike = [own for own in own_ids if own.id != job_number(own.own_id)]
+    # Statements write the numbers of ids in these quotation marks.
+    numbered: list[str] = await tx.values("check", now=tx.now)
+    found = [_NUMBER.sub(lambda number: job_text(int(number[1])), line) for line in numbered]
     holders = await tx.fetch(_HOLDERS, "holders")
     rows = await tx.fetch(BUCKETS, "all_buckets")
     rules = LiveRules(await read_settings(tx))
@@ -218,7 +232,7 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule]) -> list[Contra
         elif row.id not in unfit and _kind_of(row.state) == Semaphore.kind:
             buckets[row.draw] = PermitBucket(row.state, row.opens_at)
     holding = permits.holding_batches(bucket.state for bucket in buckets.values())
-    pending = set(await tx.values("pending_batches", ids=sorted(holding)))
+    pending = set(await tx.ids("pending_batches", ids=sorted(holding)))
     return [
         *map(Contradiction, [*found, *permits.contradictions(holders, buckets, pending, rules)]),
         *[
@@ -232,9 +246,16 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule]) -> list[Contra
         *[
             Contradiction(
                 f"job {lost.job} is not found by its tag {lost.tag}",
-                f"INSERT INTO job_tag (tag, job) VALUES ('{lost.tag}', '{lost.job}')",
+                f"INSERT INTO job_tag (tag, job) VALUES ('{lost.tag}', {job_number(lost.job)})",
             )
             for lost in await tx.fetch(_LOST_TAGS, "lost_tags")
+        ],
+        *[
+            Contradiction(
+                f"job {own.own_id} is stored under the number of another id, {own.id}",
+                "stop all workers, and give its row the own_id that it was stored with, or delete it",
+            )
+            for own in unlike
         ],
         *_misplaced(await tx.fetch(_LANES, "all_lanes"), await tx.fetch(_PLACED, "places_of_jobs")),
         *[fault for faults in unfit.values() for fault in faults],

@@ -14,6 +14,7 @@ import msgspec
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, difference, draws_where, intersection, union
 from headgate.jobs.gating import GateChange
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.lifecycle import require_retriable, require_scheduled
 from headgate.jobs.rescheduling import new_time, require_waiting
@@ -38,7 +39,7 @@ from headgate.storage.stored_rows import RowDecoder
 class FoundJob(msgspec.Struct):
     """A job in any state."""
 
-    id: str
+    id: JobId
     state: JobState
     queue: str
     draws: tuple[Draw, ...]
@@ -48,8 +49,8 @@ class FoundJob(msgspec.Struct):
     has_costs: bool
     is_blocked: bool
     is_followed: bool
-    follows: str | None
-    batch: str | None
+    follows: JobId | None
+    batch: JobId | None
     delayed: bool
     run_at: int
     rank: int
@@ -80,7 +81,7 @@ class FoundJob(msgspec.Struct):
 class _Expired(msgspec.Struct):
     """A waiting or blocked job whose time to start has passed, and the bucket that its lane waits behind."""
 
-    id: str
+    id: JobId
     task: str
     queue: str
     expires_at: int | None
@@ -111,12 +112,12 @@ class _Expired(msgspec.Struct):
 
 
 class _LockedJob(msgspec.Struct):
-    id: str
+    id: JobId
     lane: str
     held: DrawSet
     waiting: bool
     is_followed: bool
-    batch: str | None
+    batch: JobId | None
 
     @property
     def place(self) -> tuple[str, str, int, bool]:
@@ -126,13 +127,13 @@ class _LockedJob(msgspec.Struct):
 class EndedWaitingJob(msgspec.Struct):
     """A job that has ended without running."""
 
-    id: str
+    id: JobId
     is_followed: bool
-    batch: str | None
+    batch: JobId | None
 
 
 class _PlainJob(msgspec.Struct):
-    id: str
+    id: JobId
     queue: str
     draws: tuple[Draw, ...]
     terms: GateTerms | None

@@ -4,25 +4,22 @@
 -- The columns of a new job that are passed: the fields of `NewJob` and those that procedures/add.py adds; `rank` follows
 -- from its time and priority, `waiting` and `finished_at` from its state.
 {values:new(
-    id text, payload text, run_at bigint, enqueued_at bigint;
+    id bigint, payload text, run_at bigint, enqueued_at bigint;
     lane text, draws json;
     task text, queue text, gate text, priority smallint, aging bigint, delayed boolean;
     expires_at bigint, give_up_at bigint, costs json, headers json, options json, terms json, state text, error json,
-    enqueued_by text, unique_key text, origin json, follows text, batch text, schedule text, audit smallint
+    enqueued_by text, unique_key text, origin json, follows job_id, batch job_id, schedule text, audit smallint, own_id text
 )}
 
--- name: add_jobs [postgres]
--- Store new jobs, and note their arrival in their lanes. Jobs whose ids are stored already stay as they are; jobs whose
--- unique key another waiting job has are not stored.
-WITH new AS (
-    INSERT INTO headgate.job ({columns:new}, rank, waiting, finished_at)
-    SELECT
-        {columns:new}, run_at - priority * @step, state = 'waiting',
-        CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END
-    FROM @new_job_rows
-    ON CONFLICT DO NOTHING
-    RETURNING lane, delayed, run_at, rank, waiting
-)
+-- part: insert_jobs
+INSERT INTO headgate.job ({columns:new}, rank, waiting, finished_at)
+SELECT
+    {columns:new}, run_at - priority * @step, state = 'waiting',
+    CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END
+FROM @new_job_rows
+WHERE true
+
+-- part: note_arrivals [postgres]
 INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at, rank)
 SELECT
     lanes.id, lanes.queue, lanes.draws, lanes.variant, count(*), bool_or(NOT new.delayed), :since::bigint,
@@ -33,16 +30,34 @@ WHERE new.waiting
 GROUP BY lanes.id, lanes.queue, lanes.draws, lanes.variant, lanes.place
 ORDER BY lanes.place
 
--- name: add_jobs [sqlite]
-INSERT INTO job ({columns:new}, rank, waiting, finished_at)
-SELECT
-    {columns:new}, run_at - priority * @step, state = 'waiting',
-    CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END
-FROM @new_job_rows
-WHERE true
-ON CONFLICT (id) DO NOTHING
+-- name: add_jobs [postgres]
+-- Store new jobs, and note their arrival in their lanes. Jobs whose ids are stored already stay as they are; jobs whose
+-- unique key another waiting job has are not stored. Returns how many are stored.
+WITH new AS (
+    @insert_jobs
+    ON CONFLICT DO NOTHING
+    RETURNING lane, delayed, run_at, rank, waiting
+),
+arrived AS (
+    @note_arrivals
+)
+SELECT count(*) FROM new
 
--- name: just_added [sqlite]
--- Return the ids of the last :count jobs that this connection has stored, in this transaction and by consecutive
--- statements.
-SELECT id FROM job WHERE rowid > last_insert_rowid() - :count
+-- name: add_new_jobs [postgres]
+-- As add_jobs, but nothing is stored and the statement fails if one of the ids is stored already.
+WITH new AS (
+    @insert_jobs
+    RETURNING lane, delayed, run_at, rank, waiting
+)
+@note_arrivals
+
+-- name: add_jobs [sqlite]
+@insert_jobs
+
+-- name: highest_id [sqlite]
+-- The highest id of a job.
+SELECT max(id) FROM job
+
+-- name: next_producer [postgres]
+-- Return the next number of a producer; it waits for nobody.
+SELECT headgate.next_producer()

@@ -4,7 +4,7 @@
 -- Store an audit entry; for a job, only if the job is audited in full.
 INSERT INTO headgate.audit_entry (at, actor, action, kind, subject, detail)
 SELECT :now::bigint, :actor::text, :action::text, :kind::text, :subject::text, :detail::text
-WHERE :kind <> 'job' OR coalesce((SELECT audit FROM headgate.job WHERE id = :subject), 3) = 3
+WHERE :kind <> 'job' OR coalesce((SELECT audit FROM headgate.job WHERE id = :job::job_id), 3) = 3
 
 -- part: entries_of
 (:kind::text IS NULL OR kind = :kind)

@@ -65,5 +65,5 @@ WHERE @is_newest
 -- name: keep_permits
 -- Store which permits jobs still hold.
 UPDATE headgate.job SET held = given.kept
-FROM {rows:given(job_id text, kept bigint)}
+FROM {rows:given(job_id job_id, kept bigint)}
 WHERE job.id = given.job_id

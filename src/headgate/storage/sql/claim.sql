@@ -653,14 +653,14 @@ SELECT
     wanted.lane,
     EXISTS (
         SELECT 1 FROM headgate.job
-        WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND rank >= wanted.front AND id <> ALL(:gone::text[])
+        WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND rank >= wanted.front AND id <> ALL(:gone::job_id[])
     ) AS has_ready,
     (
         SELECT min(earliest.run_at)
         FROM generate_series(0, 9) AS level
         CROSS JOIN LATERAL (
             SELECT run_at FROM headgate.job
-            WHERE job.lane = wanted.lane AND waiting AND delayed AND priority = level AND id <> ALL(:gone::text[])
+            WHERE job.lane = wanted.lane AND waiting AND delayed AND priority = level AND id <> ALL(:gone::job_id[])
             ORDER BY run_at
             LIMIT 1
         ) AS earliest
@@ -672,7 +672,7 @@ SELECT
     wanted.lane,
     EXISTS (
         SELECT 1 FROM job
-        WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND id NOT IN (SELECT value FROM json_each(:gone))
+        WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND id NOT IN (SELECT value FROM json_each(:gone::job_id))
     ) AS has_ready,
     (
         SELECT min(earliest)
@@ -680,7 +680,7 @@ SELECT
             SELECT (
                 SELECT run_at FROM job
                 WHERE job.lane = wanted.lane AND waiting AND delayed AND priority = level.column1
-                    AND id NOT IN (SELECT value FROM json_each(:gone))
+                    AND id NOT IN (SELECT value FROM json_each(:gone::job_id))
                 ORDER BY run_at
                 LIMIT 1
             ) AS earliest
@@ -710,13 +710,13 @@ move AS (
     WHERE lane.id = moved.id AND lane.version = moved.version
 ),
 free AS (
-    SELECT id FROM headgate.job WHERE id = ANY(:starting.id::text[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+    SELECT id FROM headgate.job WHERE id = ANY(:starting.id::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE headgate.job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
     cancel_requested = false, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged,
     deferrals = CASE WHEN starting.is_deferred THEN coalesce(job.deferrals, 0) + 1 ELSE job.deferrals END
-FROM {rows:starting(id text, lane text, fence integer, held bigint, uncharged bigint, is_deferred boolean)}
+FROM {rows:starting(id job_id, lane text, fence integer, held bigint, uncharged bigint, is_deferred boolean)}
 WHERE job.id = starting.id AND job.lane = starting.lane AND job.fence = starting.fence AND job.state = 'waiting'
     AND @is_free
 RETURNING job.id
@@ -726,8 +726,8 @@ RETURNING job.id
 UPDATE job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
     cancel_requested = 0, charged_at = :limit_now,
-    deferrals = CASE WHEN id {any:deferred text} THEN coalesce(deferrals, 0) + 1 ELSE deferrals END
-WHERE id {any:ids text} AND +waiting
+    deferrals = CASE WHEN id {any:deferred job_id} THEN coalesce(deferrals, 0) + 1 ELSE deferrals END
+WHERE id {any:ids job_id} AND +waiting
 
 -- name: start_with_terms [sqlite]
 -- As start_jobs, for jobs with terms: they may hold permits, or be exempt from some of their draws.
@@ -735,7 +735,7 @@ UPDATE job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
     cancel_requested = 0, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged,
     deferrals = CASE WHEN starting.is_deferred THEN coalesce(job.deferrals, 0) + 1 ELSE job.deferrals END
-FROM {rows:starting(id text, lane text, fence integer, held bigint, uncharged bigint, is_deferred boolean)}
+FROM {rows:starting(id job_id, lane text, fence integer, held bigint, uncharged bigint, is_deferred boolean)}
 WHERE job.id = starting.id AND +waiting
 
 -- name: move_lanes [sqlite]
@@ -758,4 +758,4 @@ WHERE lane.behind = released.bucket AND {position}(lane.variant, released.batch)
 
 -- name: lockable [postgres]
 -- Lock those of these jobs that no other transaction has locked, and return them.
-SELECT id FROM headgate.job WHERE id {any:ids text} ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+SELECT id FROM headgate.job WHERE id {any:ids job_id} ORDER BY id FOR NO KEY UPDATE SKIP LOCKED

@@ -41,4 +41,4 @@ SELECT job, number, ended_at, error IS NOT NULL AS has_error FROM headgate.attem
 SELECT
     id, task, queue, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, attempt, finished_at, error
 FROM headgate.job
-WHERE id {any:ids text}
+WHERE id {any:ids job_id}

@@ -3,7 +3,7 @@
 -- part: plain_ending
 SET state = 'succeeded', result = ended.result, error = NULL, finished_at = :now,
     charged_at = coalesce(ended.charged_at, job.charged_at)
-FROM {rows:ended(id text, fence integer, result text, charged_at bigint)}
+FROM {rows:ended(id job_id, fence integer, result text, charged_at bigint)}
 
 -- part: is_plain
 job.id = ended.id AND job.fence = ended.fence AND job.finished_at IS NULL AND NOT job.waiting AND job.node = :node
@@ -15,7 +15,7 @@ job.id = ended.id AND job.fence = ended.fence AND job.finished_at IS NULL AND NO
 -- unique key to let another job follow it: jobs with unique keys are included only if they are not locked.
 WITH free AS (
     SELECT id FROM headgate.job
-    WHERE id = ANY(:ended.id::text[]) AND node = :node AND unique_key IS NOT NULL
+    WHERE id = ANY(:ended.id::bigint[]) AND node = :node AND unique_key IS NOT NULL
     ORDER BY id
     FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -31,7 +31,7 @@ UPDATE job @plain_ending WHERE @is_plain
 -- As finish_plain, but without jobs that another transaction has locked, so that it never waits for a user's
 -- transaction.
 WITH free AS (
-    SELECT id FROM headgate.job WHERE id = ANY(:ended.id::text[]) AND node = :node ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+    SELECT id FROM headgate.job WHERE id = ANY(:ended.id::bigint[]) AND node = :node ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE headgate.job @plain_ending
 WHERE @is_plain AND @is_free
@@ -43,7 +43,7 @@ id, fence, queue, draws, cancel_requested, terms, held, passed, lost, uncharged,
 unique_key IS NOT NULL AS is_unique, coalesce(completed_fence, -1) = fence AS is_complete, charged_at
 
 -- part: running_under
-FROM headgate.job WHERE id {any:ids text} AND finished_at IS NULL AND NOT waiting AND node = :node
+FROM headgate.job WHERE id {any:ids job_id} AND finished_at IS NULL AND NOT waiting AND node = :node
 
 -- name: running_of
 -- Return those of these jobs that run on a node.
@@ -60,17 +60,17 @@ SELECT @running_job FROM headgate.job WHERE state = 'running' AND node = :node A
 -- name: complete
 -- Note, in a user's transaction, that the running attempt of a job has completed it.
 UPDATE headgate.job SET completed_fence = fence
-WHERE id = :id AND fence = :fence::integer AND finished_at IS NULL AND NOT waiting AND node IS NOT NULL
+WHERE id = :id::job_id AND fence = :fence::integer AND finished_at IS NULL AND NOT waiting AND node IS NOT NULL
 
 -- name: is_complete
 -- Return a row if that transaction has committed.
-SELECT 1 FROM headgate.job WHERE id = :id AND completed_fence = :fence::integer
+SELECT 1 FROM headgate.job WHERE id = :id::job_id AND completed_fence = :fence::integer
 
 -- name: settle_charges
 -- Correct the charges of the last starts of running jobs.
 UPDATE headgate.job
 SET charged_at = settled.charged_at, settled = settled.costs
-FROM {rows:settled(id text, charged_at bigint, costs json)}
+FROM {rows:settled(id job_id, charged_at bigint, costs json)}
 WHERE job.id = settled.id
 
 -- name: keep_attempts
@@ -79,7 +79,7 @@ INSERT INTO headgate.attempt (job, number, node, started_at, ended_at, outcome, 
 SELECT
     job.id, job.attempt, job.node, job.started_at, :now::bigint, ended.outcome, ended.error, job.charged_at, job.uncharged,
     job.settled
-FROM {rows:ended(id text, outcome text, error json)}
+FROM {rows:ended(id job_id, outcome text, error json)}
 JOIN headgate.job ON job.id = ended.id
 WHERE job.audit >= CASE WHEN ended.error IS NOT NULL OR ended.outcome = 'lost' THEN 1 ELSE 2 END
 
@@ -88,7 +88,7 @@ WHERE job.audit >= CASE WHEN ended.error IS NOT NULL OR ended.outcome = 'lost' T
 UPDATE headgate.job
 SET state = ended.state, result = ended.result, error = ended.error, finished_at = :now, held = ended.held,
     lost = job.lost + :lost::integer
-FROM {rows:ended(id text, state text, result text, error json, held bigint)}
+FROM {rows:ended(id job_id, state text, result text, error json, held bigint)}
 WHERE job.id = ended.id AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: give_back
@@ -111,7 +111,7 @@ SET state = CASE WHEN cancel_requested THEN 'cancelled' ELSE 'waiting' END,
     uncharged = 0,
     settled = NULL
 FROM {rows:back(
-    id text, unspent integer, lost integer, delayed boolean, run_at bigint, error json, give_up_at bigint, held bigint,
+    id job_id, unspent integer, lost integer, delayed boolean, run_at bigint, error json, give_up_at bigint, held bigint,
     passed bigint, lane text
 )}
 WHERE job.id = back.id AND job.finished_at IS NULL AND NOT job.waiting
@@ -120,4 +120,4 @@ WHERE job.id = back.id AND job.finished_at IS NULL AND NOT job.waiting
 -- Return the state of those of these jobs that the node ran last.
 SELECT id, fence, state, error, cancel_requested, coalesce(completed_fence, -1) = fence AS is_complete
 FROM headgate.job
-WHERE id {any:ids text} AND node = :node
+WHERE id {any:ids job_id} AND node = :node

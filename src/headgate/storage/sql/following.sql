@@ -2,20 +2,20 @@
 
 -- name: states_of_leaders
 -- Return the states of these jobs, locked so that they stay so.
-SELECT id, state FROM headgate.job WHERE id {any:ids text} ORDER BY id {for update}
+SELECT id, state FROM headgate.job WHERE id {any:ids job_id} ORDER BY id {for update}
 
 -- name: counts_of_leaders
 -- Return the counts of these batches, locked so that they stay so.
 SELECT id, pending, succeeded, failed, cancelled, skipped, batch, is_join
 FROM headgate.batch
-WHERE id {any:ids text}
+WHERE id {any:ids job_id}
 ORDER BY id
 {for update}
 
 -- name: causes [postgres]
 -- Return the errors of these leaders that failed or were cancelled. The error of a batch is that of one of its jobs; of a job
 -- that was cancelled for its own leader only if all were.
-SELECT id AS leader, error, false AS is_batch, false AS is_join FROM headgate.job WHERE id {any:leaders text}
+SELECT id AS leader, error, false AS is_batch, false AS is_join FROM headgate.job WHERE id {any:leaders job_id}
 UNION ALL
 SELECT batch.id, member.error, true, is_join
 FROM headgate.batch
@@ -25,10 +25,10 @@ LEFT JOIN LATERAL (
     ORDER BY coalesce({field:error.type}, '') = 'LeaderNotSucceeded', job.id
     LIMIT 1
 ) AS member ON true
-WHERE batch.id {any:leaders text}
+WHERE batch.id {any:leaders job_id}
 
 -- name: causes [sqlite]
-SELECT id AS leader, error, false AS is_batch, false AS is_join FROM job WHERE id {any:leaders text}
+SELECT id AS leader, error, false AS is_batch, false AS is_join FROM job WHERE id {any:leaders job_id}
 UNION ALL
 SELECT
     batch.id,
@@ -41,7 +41,7 @@ SELECT
     true,
     is_join
 FROM batch
-WHERE batch.id {any:leaders text}
+WHERE batch.id {any:leaders job_id}
 
 -- name: ended_members
 -- Return batches in these batches, and leaders that these joins have counted, that failed or were cancelled: the first of
@@ -52,33 +52,39 @@ FROM (
         batch, id, CASE WHEN failed > 0 THEN 'failed' ELSE 'cancelled' END AS state, false AS is_join,
         row_number() OVER (PARTITION BY batch ORDER BY id) AS place
     FROM headgate.batch
-    WHERE batch {any:batches text} AND pending = 0 AND failed + cancelled > 0
+    WHERE batch {any:batches job_id} AND pending = 0 AND failed + cancelled > 0
     UNION ALL
     SELECT batch, leader, ended_as, true, row_number() OVER (PARTITION BY batch ORDER BY leader)
     FROM headgate.awaited_leader
-    WHERE batch {any:batches text} AND ended_as IN ('failed', 'cancelled')
+    WHERE batch {any:batches job_id} AND ended_as IN ('failed', 'cancelled')
 ) AS member
 WHERE place = 1
 
 -- name: mark_followed
 -- Mark these jobs as followed, so that their end releases followers. They are locked already, or new.
-UPDATE headgate.job SET is_followed = true WHERE id {any:ids text} AND NOT is_followed
+UPDATE headgate.job SET is_followed = true WHERE id {any:ids job_id} AND NOT is_followed
 
 -- name: add_batches
 -- Store new batches with the counts of their members that are final from the start; stored batches stay as they are.
 INSERT INTO headgate.batch (
-    id, total, pending, succeeded, failed, cancelled, skipped, enqueued_at, finished_at, batch, is_join, schedule
+    id, total, pending, succeeded, failed, cancelled, skipped, enqueued_at, finished_at, batch, is_join, schedule,
+    enqueued_by
 )
 SELECT
     id, total, total - succeeded - failed - cancelled - skipped, succeeded, failed, cancelled, skipped, enqueued_at,
-    CASE WHEN total = succeeded + failed + cancelled + skipped THEN :now::bigint END, batch, is_join, schedule
+    CASE WHEN total = succeeded + failed + cancelled + skipped THEN :now::bigint END, batch, is_join, schedule,
+    :enqueued_by::text
 FROM {rows:new(
-    id text, total integer, enqueued_at bigint, batch text, is_join boolean, schedule text,
+    id job_id, total integer, enqueued_at bigint, batch job_id, is_join boolean, schedule text,
     succeeded integer, failed integer, cancelled integer, skipped integer
 )}
 WHERE true
 ORDER BY id
 ON CONFLICT (id) DO NOTHING
+
+-- name: stored_batches
+-- Return which enqueues have stored these batches.
+SELECT id, enqueued_at, enqueued_by FROM headgate.batch WHERE id {any:ids job_id}
 
 -- name: grow_batch
 -- Count new jobs of a batch, which is locked and not final; of some the end is known from the start.
@@ -90,25 +96,25 @@ SET total = total + :count::integer,
     failed = failed + :failed::integer,
     cancelled = cancelled + :cancelled::integer,
     skipped = skipped + :skipped::integer
-WHERE id = :id AND pending > 0
+WHERE id = :id::job_id AND pending > 0
 
 -- name: add_awaited_leaders
 -- Store which leaders new joins count, and how those ended that are final.
 INSERT INTO headgate.awaited_leader (batch, leader, ended_as)
-SELECT batch, leader, ended_as FROM {rows:new(batch text, leader text, ended_as text)}
+SELECT batch, leader, ended_as FROM {rows:new(batch job_id, leader job_id, ended_as text)}
 WHERE true
 ON CONFLICT (batch, leader) DO NOTHING
 
 -- name: count_awaited_leaders
 -- Note that joins count leaders that are final.
 UPDATE headgate.awaited_leader SET ended_as = ended.state
-FROM {rows:ended(batch text, leader text, state text)}
+FROM {rows:ended(batch job_id, leader job_id, state text)}
 WHERE awaited_leader.batch = ended.batch AND awaited_leader.leader = ended.leader
 
 -- name: uncount_awaited_leaders
 -- Note that joins do not count these leaders any more. Returns those that they had counted.
 UPDATE headgate.awaited_leader SET ended_as = NULL
-WHERE leader {any:leaders text} AND ended_as IS NOT NULL
+WHERE leader {any:leaders job_id} AND ended_as IS NOT NULL
 RETURNING leader, batch
 
 -- name: count_batches
@@ -122,14 +128,14 @@ SET pending = batch.pending - counts.succeeded - counts.failed - counts.cancelle
     finished_at = CASE
         WHEN batch.pending = counts.succeeded + counts.failed + counts.cancelled + counts.skipped THEN :now::bigint
     END
-FROM {rows:counts(id text, succeeded integer, failed integer, cancelled integer, skipped integer)}
+FROM {rows:counts(id job_id, succeeded integer, failed integer, cancelled integer, skipped integer)}
 WHERE batch.id = counts.id
 RETURNING
     batch.id, batch.pending, batch.succeeded, batch.failed, batch.cancelled, batch.skipped, batch.batch, batch.is_join
 
 -- name: member_of_batch
 -- Return the draws and terms of one of the jobs of a batch.
-SELECT id, draws, terms FROM headgate.job WHERE batch IS NOT NULL AND batch = :batch LIMIT 1
+SELECT id, draws, terms FROM headgate.job WHERE batch IS NOT NULL AND batch = :batch::job_id LIMIT 1
 
 -- name: followers [postgres]
 -- Return up to :count blocked followers of these leaders, and joins that count them, those of each leader after an id,
@@ -138,7 +144,7 @@ SELECT id, draws, terms FROM headgate.job WHERE batch IS NOT NULL AND batch = :b
 -- other columns.
 WITH wanted AS MATERIALIZED (
     SELECT job.id, job.follows, leaders.place
-    FROM {rows:leaders(id text, after text, place)}
+    FROM {rows:leaders(id job_id, after job_id, place)}
     CROSS JOIN LATERAL (
         SELECT id, follows FROM headgate.job
         WHERE follows = leaders.id AND id > leaders.after AND finished_at IS NULL AND NOT waiting AND node IS NULL
@@ -148,7 +154,7 @@ WITH wanted AS MATERIALIZED (
     LIMIT :count::integer
 ), joins AS MATERIALIZED (
     SELECT batch AS id, leaders.id AS leader, leaders.place
-    FROM {rows:leaders(id text, after text, place)}
+    FROM {rows:leaders(id job_id, after job_id, place)}
     CROSS JOIN LATERAL (
         SELECT batch FROM headgate.awaited_leader
         WHERE leader = leaders.id AND batch > leaders.after AND ended_as IS NULL
@@ -177,7 +183,7 @@ LIMIT :count::integer
 SELECT
     job.id, follows AS leader, {field:origin.on} AS outcome, queue, draws, terms, is_followed, batch, delayed, run_at,
     rank, false AS is_locked, false AS is_join, leaders.place
-FROM {rows:leaders(id text, after text, place)}
+FROM {rows:leaders(id job_id, after job_id, place)}
 CROSS JOIN job ON job.rowid IN (
     SELECT follower.rowid FROM job AS follower
     WHERE follower.follows = leaders.id AND follower.id > leaders.after AND +follower.state = 'blocked'
@@ -186,7 +192,7 @@ CROSS JOIN job ON job.rowid IN (
 )
 UNION ALL
 SELECT awaited.batch, leaders.id, NULL, '', '[]', NULL, true, NULL, false, 0, 0, false, true, leaders.place
-FROM {rows:leaders(id text, after text, place)}
+FROM {rows:leaders(id job_id, after job_id, place)}
 CROSS JOIN awaited_leader AS awaited
     ON awaited.leader = leaders.id AND awaited.batch > leaders.after AND awaited.ended_as IS NULL
 ORDER BY place, id
@@ -200,7 +206,7 @@ SET state = 'waiting', waiting = true, lane = released.lane,
     run_at = {greatest}(run_at, :now::bigint),
     rank = rank + {greatest}(run_at, :now::bigint) - run_at,
     give_up_at = {greatest}(run_at, :now::bigint) + released.patience
-FROM {rows:released(id text, lane text, patience bigint)}
+FROM {rows:released(id job_id, lane text, patience bigint)}
 WHERE job.id = released.id AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: end_blocked
@@ -209,7 +215,7 @@ WHERE job.id = released.id AND job.finished_at IS NULL AND NOT job.waiting
 UPDATE headgate.job
 SET state = ended.state, finished_at = :now,
     error = CASE WHEN ended.state = 'cancelled' THEN coalesce(ended.error, job.error) END
-FROM {rows:ended(id text, state text, error json)}
+FROM {rows:ended(id job_id, state text, error json)}
 WHERE job.id = ended.id AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: cancelled_followers
@@ -217,7 +223,7 @@ WHERE job.id = ended.id AND job.finished_at IS NULL AND NOT job.waiting
 -- since; locked. A follower is left out if another job is waiting under its unique key by now.
 SELECT id, state, is_followed, batch
 FROM headgate.job
-WHERE follows {any:leaders text} AND finished_at IS NOT NULL
+WHERE follows {any:leaders job_id} AND finished_at IS NOT NULL
     AND CASE WHEN state = 'cancelled' THEN {field:error.type} = 'LeaderNotSucceeded' END
     AND NOT EXISTS (
         SELECT 1 FROM headgate.job AS other
@@ -238,12 +244,12 @@ SET state = 'blocked', attempt = 0, lost = 0, finished_at = NULL,
     give_up_at = NULL, held = 0, passed = 0, charged_at = NULL, uncharged = 0, settled = NULL, result = NULL,
     error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END,
     cancel_requested = false, node = NULL
-WHERE id {any:ids text} AND finished_at IS NOT NULL
+WHERE id {any:ids job_id} AND finished_at IS NOT NULL
 
 -- name: keep_ended_leaders
 -- Note final leaders of which not all followers have been released or are final.
 INSERT INTO headgate.ended_leader (id, ended_as, after)
-SELECT id, state, after FROM {rows:ended(id text, state text, after text)}
+SELECT id, state, after FROM {rows:ended(id job_id, state text, after job_id)}
 WHERE true
 ORDER BY id
 ON CONFLICT (id) DO UPDATE SET ended_as = excluded.ended_as, after = excluded.after
@@ -256,7 +262,7 @@ RETURNING id, ended_as AS state, after
 
 -- name: forget_ended_leaders
 -- Delete the notes of leaders that are no longer final.
-DELETE FROM headgate.ended_leader WHERE id {any:ids text}
+DELETE FROM headgate.ended_leader WHERE id {any:ids job_id}
 
 -- name: has_ended_leaders
 -- Whether followers of final leaders are left.
@@ -267,11 +273,11 @@ SELECT EXISTS (SELECT 1 FROM headgate.ended_leader)
 WITH RECURSIVE found (id) AS (
     SELECT job.id
     FROM headgate.job
-    WHERE job.batch IS NOT NULL AND job.batch {any:batches text} AND job.finished_at IS NULL
+    WHERE job.batch IS NOT NULL AND job.batch {any:batches job_id} AND job.finished_at IS NULL
     UNION
     SELECT job.id
     FROM headgate.job
-    WHERE job.follows IS NOT NULL AND job.follows {any:leaders text} AND job.finished_at IS NULL
+    WHERE job.follows IS NOT NULL AND job.follows {any:leaders job_id} AND job.finished_at IS NULL
     UNION
     SELECT job.id
     FROM found
@@ -285,23 +291,23 @@ JOIN headgate.job ON job.id = found.id
 ORDER BY job.id
 
 -- name: pending_batches_in
-SELECT id FROM headgate.batch WHERE batch IS NOT NULL AND batch {any:batches text} AND pending > 0 ORDER BY id
+SELECT id FROM headgate.batch WHERE batch IS NOT NULL AND batch {any:batches job_id} AND pending > 0 ORDER BY id
 
 -- name: counting_batches
 -- Return the batches and joins that still count these jobs and batches as pending.
-SELECT id, batch AS counted_by FROM headgate.job WHERE id {any:members text} AND batch IS NOT NULL
+SELECT id, batch AS counted_by FROM headgate.job WHERE id {any:members job_id} AND batch IS NOT NULL
 UNION ALL
-SELECT id, batch FROM headgate.batch WHERE id {any:members text} AND batch IS NOT NULL AND pending > 0
+SELECT id, batch FROM headgate.batch WHERE id {any:members job_id} AND batch IS NOT NULL AND pending > 0
 UNION ALL
-SELECT leader, batch FROM headgate.awaited_leader WHERE leader {any:members text} AND ended_as IS NULL
+SELECT leader, batch FROM headgate.awaited_leader WHERE leader {any:members job_id} AND ended_as IS NULL
 
 -- name: pending_of_batches
-SELECT id, pending FROM headgate.batch WHERE id {any:ids text}
+SELECT id, pending FROM headgate.batch WHERE id {any:ids job_id}
 
 -- name: lock_blocked
 -- Lock those of these jobs that are still blocked, except those that another transaction has locked.
 SELECT id, is_followed, batch
 FROM headgate.job
-WHERE id {any:ids text} AND finished_at IS NULL AND NOT waiting AND node IS NULL
+WHERE id {any:ids job_id} AND finished_at IS NULL AND NOT waiting AND node IS NULL
 ORDER BY id
 {for update skip locked}

@@ -15,32 +15,32 @@ SELECT
 FROM headgate.job
 LEFT JOIN headgate.lane ON lane.id = job.lane AND job.waiting
 LEFT JOIN headgate.bucket ON bucket.id = lane.behind
-WHERE job.id {any:ids text}
+WHERE job.id {any:ids job_id}
 ORDER BY job.id
 
 -- name: graph_batches
 -- Return those of these ids that are batches or joins.
 SELECT id, @batch_state AS state, total, total - pending AS done, batch, is_join
 FROM headgate.batch
-WHERE id {any:ids text}
+WHERE id {any:ids job_id}
 ORDER BY id
 
 -- name: graph_followers
 -- Return up to :count jobs that follow one of these.
-SELECT id FROM headgate.job WHERE follows {any:ids text} LIMIT :count
+SELECT id FROM headgate.job WHERE follows {any:ids job_id} LIMIT :count
 
 -- name: graph_joins
 -- Return which leaders the joins among these count, and which joins count one of these.
-SELECT batch, leader FROM headgate.awaited_leader WHERE batch {any:ids text}
+SELECT batch, leader FROM headgate.awaited_leader WHERE batch {any:ids job_id}
 UNION
-SELECT batch, leader FROM headgate.awaited_leader WHERE leader {any:ids text}
+SELECT batch, leader FROM headgate.awaited_leader WHERE leader {any:ids job_id}
 LIMIT :count
 
 -- name: graph_members
 -- Return those of the first :most jobs of a batch that follow something or are followed, and the batches in it.
 SELECT id
-FROM (SELECT id, follows, is_followed FROM headgate.job WHERE batch IS NOT NULL AND batch = :id LIMIT :most) AS member
+FROM (SELECT id, follows, is_followed FROM headgate.job WHERE batch IS NOT NULL AND batch = :id::job_id LIMIT :most) AS member
 WHERE follows IS NOT NULL OR is_followed
 UNION ALL
-SELECT id FROM headgate.batch WHERE batch = :id
+SELECT id FROM headgate.batch WHERE batch = :id::job_id
 LIMIT :count

@@ -215,7 +215,7 @@ SELECT
     queue, task, :now::bigint, 0, count(*) FILTER (WHERE state = 'failed'), count(*) FILTER (WHERE state = 'cancelled'),
     count(*) FILTER (WHERE state = 'skipped')
 FROM headgate.job
-WHERE id {any:ids text}
+WHERE id {any:ids job_id}
 GROUP BY queue, task
 
 -- name: note_unrun [sqlite]
@@ -228,7 +228,7 @@ SELECT
     length.value AS step, iif(curve.has_queue, ended.queue, '') AS queue, iif(curve.has_task, ended.task, '') AS task,
     :now - :now % (length.value * 1000000), 0, 0, 0, sum(ended.state = 'failed'), sum(ended.state = 'cancelled'),
     sum(ended.state = 'skipped'), 0, 0, 0, '[]', '[]'
-FROM json_each(:ids) AS id
+FROM json_each(:ids::job_id) AS id
 CROSS JOIN job AS ended ON ended.id = id.value
 CROSS JOIN json_each(:lengths) AS length
 CROSS JOIN (SELECT 1 AS has_queue, 1 AS has_task UNION ALL SELECT 1, 0 UNION ALL SELECT 0, 0) AS curve

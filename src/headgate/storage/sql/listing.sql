@@ -1,5 +1,11 @@
 -- What users read: jobs and batches, waiting jobs and what they wait for, buckets, and starts.
 
+-- part: highest_id
+9223372036854775807
+
+-- part: lowest_id
+-9223372036854775807
+
 -- part: lane_counts [postgres]
 -- How many jobs wait in each lane; arrivals that are not merged yet are rows of their own.
 SELECT id, queue, waiting FROM headgate.lane UNION ALL SELECT lane, queue, jobs FROM headgate.arrival
@@ -34,7 +40,7 @@ AND (:queue::text IS NULL OR job.queue = :queue)
 AND (:task::text IS NULL OR job.task = :task)
 AND (:unique_key::text IS NULL OR job.unique_key = :unique_key)
 AND (:schedule::text IS NULL OR job.schedule = :schedule)
-AND (:batch::text IS NULL OR job.batch = :batch)
+AND (:batch::job_id IS NULL OR job.batch = :batch::job_id)
 AND (:node::text IS NULL OR job.node = :node)
 AND (:enqueued_from::bigint IS NULL OR job.enqueued_at >= :enqueued_from)
 AND (:enqueued_until::bigint IS NULL OR job.enqueued_at < :enqueued_until)
@@ -149,14 +155,14 @@ SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND (held | passe
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by IN ('blocked', 'waiting', 'draw') AND state = 'blocked'
 UNION ALL
-SELECT @place FROM headgate.job WHERE :by = 'batch' AND batch = :batch
+SELECT @place FROM headgate.job WHERE :by = 'batch' AND batch = :batch::job_id
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'schedule' AND schedule = :schedule
 UNION ALL
 SELECT @place_of_tagged FROM headgate.job_tag WHERE :by = 'tag' AND job_tag.tag = :tag
 
 -- part: beyond_cursor
-{no index}job.id < coalesce(:before::text, '~') AND {no index}job.id > coalesce(:after::text, '')
+{no index}job.id < coalesce(:before::job_id, @highest_id) AND {no index}job.id > coalesce(:after::job_id, @lowest_id)
 
 -- part: with_lane
 LEFT JOIN headgate.lane ON lane.id = job.lane AND job.waiting
@@ -176,14 +182,14 @@ LEFT JOIN LATERAL (
 -- Return these jobs; with :final, only those that are final.
 SELECT @job_record
 FROM headgate.job @with_lane
-WHERE job.id {any:ids text} AND (NOT :final::boolean OR job.finished_at IS NOT NULL)
+WHERE job.id {any:ids job_id} AND (NOT :final::boolean OR job.finished_at IS NOT NULL)
 
 -- name: jobs
 -- Return jobs for a page, newest first; none before :last, if that is not NULL.
 SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
-    WHERE job.id < coalesce(:cursor::text, '~') AND job.id >= coalesce(:last::text, '') AND @job_filter
+    WHERE job.id < coalesce(:cursor::job_id, @highest_id) AND job.id >= coalesce(:last::job_id, @lowest_id) AND @job_filter
     ORDER BY id DESC
     LIMIT :count
 ) AS job @with_lane
@@ -194,7 +200,7 @@ ORDER BY job.id DESC
 SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
-    WHERE job.id > coalesce(:cursor::text, '') AND job.id <= coalesce(:last::text, '~') AND @job_filter
+    WHERE job.id > coalesce(:cursor::job_id, @lowest_id) AND job.id <= coalesce(:last::job_id, @highest_id) AND @job_filter
     ORDER BY id
     LIMIT :count
 ) AS job @with_lane
@@ -205,7 +211,7 @@ ORDER BY job.id
 SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
-    WHERE job.id < coalesce(:cursor::text, '~') AND job.id >= coalesce(:last::text, '')
+    WHERE job.id < coalesce(:cursor::job_id, @highest_id) AND job.id >= coalesce(:last::job_id, @lowest_id)
         AND state IN ('failed', 'cancelled', 'skipped') AND @job_filter
     ORDER BY id DESC
     LIMIT :count
@@ -216,7 +222,7 @@ ORDER BY job.id DESC
 SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
-    WHERE job.id > coalesce(:cursor::text, '') AND job.id <= coalesce(:last::text, '~')
+    WHERE job.id > coalesce(:cursor::job_id, @lowest_id) AND job.id <= coalesce(:last::job_id, @highest_id)
         AND state IN ('failed', 'cancelled', 'skipped') AND @job_filter
     ORDER BY id
     LIMIT :count
@@ -229,7 +235,7 @@ SELECT @job_record
 FROM (
     SELECT job.*
     FROM headgate.job_tag @its_job
-    WHERE job_tag.tag = :tag AND job_tag.job < coalesce(:cursor::text, '~') AND job_tag.job >= coalesce(:last::text, '')
+    WHERE job_tag.tag = :tag AND job_tag.job < coalesce(:cursor::job_id, @highest_id) AND job_tag.job >= coalesce(:last::job_id, @lowest_id)
         AND @job_filter
     ORDER BY job_tag.job DESC
     LIMIT :count
@@ -241,7 +247,7 @@ SELECT @job_record
 FROM (
     SELECT job.*
     FROM headgate.job_tag @its_job
-    WHERE job_tag.tag = :tag AND job_tag.job > coalesce(:cursor::text, '') AND job_tag.job <= coalesce(:last::text, '~')
+    WHERE job_tag.tag = :tag AND job_tag.job > coalesce(:cursor::job_id, @lowest_id) AND job_tag.job <= coalesce(:last::job_id, @highest_id)
         AND @job_filter
     ORDER BY job_tag.job
     LIMIT :count
@@ -250,25 +256,25 @@ ORDER BY job.id
 
 -- name: last_read
 -- Return the id of the last job that is read if so many are read, newest first, and the id of the next job.
-SELECT id FROM headgate.job WHERE id < coalesce(:cursor::text, '~') ORDER BY id DESC LIMIT 2 OFFSET :skip
+SELECT id FROM headgate.job WHERE id < coalesce(:cursor::job_id, @highest_id) ORDER BY id DESC LIMIT 2 OFFSET :skip
 
 -- name: last_read_oldest
-SELECT id FROM headgate.job WHERE id > coalesce(:cursor::text, '') ORDER BY id LIMIT 2 OFFSET :skip
+SELECT id FROM headgate.job WHERE id > coalesce(:cursor::job_id, @lowest_id) ORDER BY id LIMIT 2 OFFSET :skip
 
 -- name: last_read_failed
-SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled', 'skipped') AND id < coalesce(:cursor::text, '~')
+SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled', 'skipped') AND id < coalesce(:cursor::job_id, @highest_id)
 ORDER BY id DESC LIMIT 2 OFFSET :skip
 
 -- name: last_read_failed_oldest
-SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled', 'skipped') AND id > coalesce(:cursor::text, '')
+SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled', 'skipped') AND id > coalesce(:cursor::job_id, @lowest_id)
 ORDER BY id LIMIT 2 OFFSET :skip
 
 -- name: last_read_tagged
-SELECT job FROM headgate.job_tag WHERE tag = :tag AND job < coalesce(:cursor::text, '~')
+SELECT job FROM headgate.job_tag WHERE tag = :tag AND job < coalesce(:cursor::job_id, @highest_id)
 ORDER BY job DESC LIMIT 2 OFFSET :skip
 
 -- name: last_read_tagged_oldest
-SELECT job FROM headgate.job_tag WHERE tag = :tag AND job > coalesce(:cursor::text, '')
+SELECT job FROM headgate.job_tag WHERE tag = :tag AND job > coalesce(:cursor::job_id, @lowest_id)
 ORDER BY job LIMIT 2 OFFSET :skip
 
 -- name: count_jobs
@@ -278,7 +284,7 @@ SELECT count(*) FROM (SELECT 1 FROM headgate.job WHERE @beyond_cursor AND @job_f
 -- name: count_newest
 -- Count the same among jobs that are not before :last.
 SELECT count(*)
-FROM (SELECT 1 FROM headgate.job WHERE id >= coalesce(:last::text, '') AND @job_filter ORDER BY id DESC LIMIT :most) AS passing
+FROM (SELECT 1 FROM headgate.job WHERE id >= coalesce(:last::job_id, @lowest_id) AND @job_filter ORDER BY id DESC LIMIT :most) AS passing
 
 -- name: count_known
 -- Count the jobs that an index finds, up to a maximum.
@@ -306,7 +312,7 @@ FROM (
     SELECT job.*
     FROM (SELECT DISTINCT id FROM (@known_jobs) AS known) AS known
     CROSS JOIN LATERAL (SELECT * FROM headgate.job WHERE job.id = known.id OFFSET 0) AS job
-    WHERE job.id < coalesce(:cursor::text, '~') AND @job_filter
+    WHERE job.id < coalesce(:cursor::job_id, @highest_id) AND @job_filter
     ORDER BY job.id DESC
     LIMIT :count
 ) AS job @with_lane
@@ -316,7 +322,7 @@ ORDER BY job.id DESC
 SELECT @job_record
 FROM (
     SELECT rowid AS place FROM job
-    WHERE job.rowid IN (@known_jobs) AND +job.id < coalesce(:cursor, '~') AND @job_filter
+    WHERE job.rowid IN (@known_jobs) AND +job.id < coalesce(:cursor::job_id, @highest_id) AND @job_filter
     ORDER BY +id DESC
     LIMIT :count
 ) AS page
@@ -329,7 +335,7 @@ FROM (
     SELECT job.*
     FROM (SELECT DISTINCT id FROM (@known_jobs) AS known) AS known
     CROSS JOIN LATERAL (SELECT * FROM headgate.job WHERE job.id = known.id OFFSET 0) AS job
-    WHERE job.id > coalesce(:cursor::text, '') AND @job_filter
+    WHERE job.id > coalesce(:cursor::job_id, @lowest_id) AND @job_filter
     ORDER BY job.id
     LIMIT :count
 ) AS job @with_lane
@@ -339,7 +345,7 @@ ORDER BY job.id
 SELECT @job_record
 FROM (
     SELECT rowid AS place FROM job
-    WHERE job.rowid IN (@known_jobs) AND +job.id > coalesce(:cursor, '') AND @job_filter
+    WHERE job.rowid IN (@known_jobs) AND +job.id > coalesce(:cursor::job_id, @lowest_id) AND @job_filter
     ORDER BY +id
     LIMIT :count
 ) AS page
@@ -376,29 +382,36 @@ UNION
 SELECT id FROM lane WHERE instr(draws, '"],["') > 0 AND instr(draws, :needle) > 0
 
 -- name: batch
-SELECT {record:batch} FROM headgate.batch WHERE id = :id
+SELECT {record:batch} FROM headgate.batch WHERE id = :id::job_id
 
 -- name: batches
 -- Return a page of batches, newest first.
 SELECT {record:batch}
 FROM headgate.batch
-WHERE NOT is_join AND id < coalesce(:cursor::text, '~')
+WHERE NOT is_join AND id < coalesce(:cursor::job_id, @highest_id)
 ORDER BY id DESC
 LIMIT :count
 
 -- name: job_ids
 -- Return the ids of jobs that begin so, with their tasks, newest first.
-SELECT id, task FROM headgate.job WHERE id >= :prefix::text AND id < :prefix::text || '~' ORDER BY id DESC LIMIT :count
+SELECT id, task
+FROM (
+    SELECT id, task FROM headgate.job WHERE id BETWEEN :lowest::bigint AND :highest::bigint
+    UNION ALL
+    SELECT id, task FROM headgate.job WHERE own_id >= :prefix::text AND own_id < :prefix::text || '~'
+) AS job
+ORDER BY id DESC
+LIMIT :count
 
 -- name: batch_ids
 -- Return the ids of batches that begin so, newest first.
-SELECT id FROM headgate.batch WHERE id >= :prefix::text AND id < :prefix::text || '~' ORDER BY id DESC LIMIT :count
+SELECT id FROM headgate.batch WHERE id BETWEEN :lowest::bigint AND :highest::bigint ORDER BY id DESC LIMIT :count
 
 -- name: batches_pending
 -- Return a page of the batches that are not final, newest first.
 SELECT {record:batch}
 FROM headgate.batch
-WHERE pending > 0 AND NOT is_join AND id < coalesce(:cursor::text, '~')
+WHERE pending > 0 AND NOT is_join AND id < coalesce(:cursor::job_id, @highest_id)
 ORDER BY id DESC
 LIMIT :count
 
@@ -409,7 +422,7 @@ SELECT batch.id, (
     FROM (SELECT task FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = batch.id LIMIT :most) AS some_jobs
 ) AS tasks
 FROM headgate.batch
-WHERE batch.id {any:ids text}
+WHERE batch.id {any:ids job_id}
 
 -- name: tasks_of_batches [sqlite]
 SELECT batch.id, (
@@ -421,12 +434,12 @@ SELECT batch.id, (
     )
 ) AS tasks
 FROM batch
-WHERE batch.id {any:ids text}
+WHERE batch.id {any:ids job_id}
 
 -- name: jobs_of_batch
 -- Return a page of the ids of the jobs that a batch counts, also of those in batches in it and of leaders of a join.
 WITH RECURSIVE counted (id) AS (
-    SELECT id FROM headgate.batch WHERE id = :id
+    SELECT id FROM headgate.batch WHERE id = :id::job_id
     UNION
     SELECT member.id
     FROM counted
@@ -442,7 +455,7 @@ FROM (
     UNION ALL
     SELECT job.id FROM counted JOIN headgate.job ON job.id = counted.id
 ) AS found
-WHERE id > :after::text
+WHERE id > :after::job_id
 ORDER BY id
 LIMIT :count
 
@@ -453,7 +466,7 @@ FROM (
     SELECT coalesce(awaited.leader, job.follows) AS id, awaited.ended_as, {field:origin.on} AS outcome
     FROM headgate.job
     LEFT JOIN headgate.awaited_leader AS awaited ON awaited.batch = job.follows
-    WHERE job.id = :id AND job.follows IS NOT NULL
+    WHERE job.id = :id::job_id AND job.follows IS NOT NULL
     ORDER BY 1
     LIMIT :count
 ) AS leader
@@ -474,9 +487,9 @@ END
 -- Return the jobs that follow a job or a batch, also through a join.
 SELECT job.id, job.task, job.state, {field:origin.on} AS needs
 FROM (
-    SELECT :id::text AS leader
+    SELECT :id::job_id AS leader
     UNION ALL
-    SELECT batch FROM headgate.awaited_leader WHERE leader = :id
+    SELECT batch FROM headgate.awaited_leader WHERE leader = :id::job_id
 ) AS led
 JOIN headgate.job ON job.follows = led.leader
 ORDER BY job.id
@@ -484,7 +497,7 @@ LIMIT :count
 
 -- name: attempts
 -- Return the attempts of a job that did not succeed, oldest first.
-SELECT {record:attempt} FROM headgate.attempt WHERE job = :id ORDER BY id
+SELECT {record:attempt} FROM headgate.attempt WHERE job = :id::job_id ORDER BY id
 
 -- name: waiting
 -- Count waiting jobs by queue, task and what they wait for, among a maximum of jobs.
@@ -1084,7 +1097,7 @@ SELECT
 FROM headgate.job
 LEFT JOIN headgate.lane ON lane.id = job.lane
 LEFT JOIN headgate.bucket ON bucket.id = lane.behind
-WHERE job.id = :id AND job.state = 'waiting'
+WHERE job.id = :id::job_id AND job.state = 'waiting'
 
 -- name: prediction_input
 -- Return how many jobs wait in a lane, and behind which bucket.
@@ -1136,7 +1149,7 @@ FROM headgate.job
 -- Return waiting jobs of these tasks that carry other gates than these, by id; with :limits, only those that draw on a
 -- limit that is not in it.
 @gated_job
-WHERE id > :after AND (waiting OR state = 'blocked') AND task {any:tasks text} AND NOT gate {any:gates text}
+WHERE id > :after::job_id AND (waiting OR state = 'blocked') AND task {any:tasks text} AND NOT gate {any:gates text}
     AND (:limits::text[] IS NULL OR @draws_on_others)
 ORDER BY id
 LIMIT :count
@@ -1144,14 +1157,14 @@ LIMIT :count
 -- name: failed_holders
 -- Return failed jobs of these tasks that hold permits and carry other gates than these, by id.
 @gated_job
-WHERE held <> 0 AND id > :after AND state = 'failed' AND {no index}task {any:tasks text} AND NOT gate {any:gates text}
+WHERE held <> 0 AND id > :after::job_id AND state = 'failed' AND {no index}task {any:tasks text} AND NOT gate {any:gates text}
 ORDER BY id
 LIMIT :count
 
 -- name: gated_jobs_by_id
 -- Return those of these jobs that are waiting and of these tasks, by id.
 @gated_job
-WHERE id {any:ids text} AND finished_at IS NULL AND node IS NULL AND {no index}task {any:tasks text}
+WHERE id {any:ids job_id} AND finished_at IS NULL AND node IS NULL AND {no index}task {any:tasks text}
 ORDER BY id
 
 -- name: other_limits_are_waited_for [postgres]

@@ -103,7 +103,7 @@ UPDATE headgate.node SET name = :name WHERE id = :id AND gone IS NULL AND name <
 -- Return those of these jobs that run on a node and whose cancellation was requested. They are read by their ids: while a
 -- snapshot is open, an index of running jobs leads to all jobs that have run since.
 SELECT id FROM headgate.job
-WHERE id {any:ids text} AND {no index}state = 'running' AND {no index}node = :node AND cancel_requested
+WHERE id {any:ids job_id} AND {no index}state = 'running' AND {no index}node = :node AND cancel_requested
 
 -- name: missing_nodes
 -- Return the nodes that running jobs name and that are not there, with how many jobs they have, and one of them. The nodes

@@ -5,27 +5,27 @@
 -- those that another transaction has locked are left out.
 SELECT job.id, job.fence
 FROM headgate.job
-JOIN {rows:reported(id text, fence integer)} ON job.id = reported.id AND job.fence = reported.fence
-WHERE job.id = ANY(:reported.id::text[]) AND job.node = :node AND job.finished_at IS NULL AND NOT job.waiting
+JOIN {rows:reported(id job_id, fence integer)} ON job.id = reported.id AND job.fence = reported.fence
+WHERE job.id = ANY(:reported.id::bigint[]) AND job.node = :node AND job.finished_at IS NULL AND NOT job.waiting
 ORDER BY job.id
 FOR NO KEY UPDATE OF job SKIP LOCKED
 
 -- name: lock_reported [sqlite]
 SELECT job.id, job.fence
-FROM {rows:reported(id text, fence integer)}
+FROM {rows:reported(id job_id, fence integer)}
 CROSS JOIN job ON job.id = reported.id AND job.fence = reported.fence
 WHERE job.node = :node AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: set_progress
 -- Store the progress of running attempts.
 UPDATE headgate.job SET progress = reported.progress
-FROM {rows:reported(id text, progress json)}
+FROM {rows:reported(id job_id, progress json)}
 WHERE job.id = reported.id
 
 -- name: set_annotations
 -- Store the annotations of running attempts.
 UPDATE headgate.job SET annotations = reported.annotations
-FROM {rows:reported(id text, annotations json)}
+FROM {rows:reported(id job_id, annotations json)}
 WHERE job.id = reported.id
 
 -- name: keep_lines
@@ -33,7 +33,7 @@ WHERE job.id = reported.id
 INSERT INTO headgate.log_line (job, number, at, attempt, level, logger, message)
 WITH line AS MATERIALIZED (
     SELECT *, row_number() OVER (PARTITION BY job ORDER BY number) AS place, min(number) OVER (PARTITION BY job) AS first
-    FROM {rows:logged(job text, number bigint, at bigint, attempt integer, level smallint, logger text, message text)}
+    FROM {rows:logged(job job_id, number bigint, at bigint, attempt integer, level smallint, logger text, message text)}
 ),
 room AS MATERIALIZED (
     SELECT
@@ -53,13 +53,13 @@ ON CONFLICT (job, number) DO NOTHING
 -- name: logs
 -- Return the first log lines of a job after that number, of that level or a higher one.
 SELECT number, at, attempt, level, logger, message FROM headgate.log_line
-WHERE job = :id AND number > :after AND level >= :level::smallint
+WHERE job = :id::job_id AND number > :after AND level >= :level::smallint
 ORDER BY number
 LIMIT :count
 
 -- name: last_logs
 -- Return the last log lines of a job after that number, of that level or a higher one; the last line first.
 SELECT number, at, attempt, level, logger, message FROM headgate.log_line
-WHERE job = :id AND number > :after AND level >= :level::smallint
+WHERE job = :id::job_id AND number > :after AND level >= :level::smallint
 ORDER BY number DESC
 LIMIT :count

@@ -65,7 +65,7 @@ INSERT INTO headgate.schedule (
 )
 SELECT
     :name, :task, :call, :rules, :started_at, :next_at, :last_at, :runs,
-    @open_of_schedule, :last_job, :paused_at, 1,
+    @open_of_schedule, :last_job::job_id, :paused_at, 1,
     :is_declared, :formerly, :skipped, :skipped_at, :skips
 WHERE true
 ON CONFLICT (name) DO NOTHING
@@ -85,7 +85,7 @@ WITH gone AS (
 -- Change a schedule that is declared again; its count is replaced only if it begins anew.
 UPDATE headgate.schedule
 SET task = :task, call = :call, rules = :rules, started_at = :started_at, next_at = :next_at, last_at = :last_at,
-    runs = CASE WHEN :anew::boolean THEN :runs ELSE runs END, last_job = :last_job, paused_at = :paused_at,
+    runs = CASE WHEN :anew::boolean THEN :runs ELSE runs END, last_job = :last_job::job_id, paused_at = :paused_at,
     revision = revision + 1, is_declared = :is_declared, formerly = :formerly, skipped = :skipped, skipped_at = :skipped_at,
     skips = :skips
 WHERE name = :name AND revision = :replaces
@@ -118,7 +118,7 @@ SET next_at = fired.next_at, last_at = fired.last_at, open = open + fired.opened
     skipped = coalesce(fired.skipped, schedule.skipped), skipped_at = coalesce(fired.skipped_at, schedule.skipped_at),
     skips = schedule.skips + fired.skips
 FROM {rows:fired(
-    name text, next_at bigint, last_at bigint, opened bigint, last_job text, skipped text, skipped_at bigint,
+    name text, next_at bigint, last_at bigint, opened bigint, last_job job_id, skipped text, skipped_at bigint,
     skips bigint
 )}
 WHERE schedule.name = fired.name
@@ -147,7 +147,7 @@ UPDATE headgate.batch SET schedule = :name WHERE schedule = :was AND finished_at
 UPDATE headgate.schedule
 SET open = schedule.open - (
     SELECT count(*) FROM headgate.batch
-    WHERE batch.id {any:runs text} AND batch.schedule = schedule.name AND finished_at IS NOT NULL
+    WHERE batch.id {any:runs job_id} AND batch.schedule = schedule.name AND finished_at IS NOT NULL
 )
 WHERE name {any:names text}
 

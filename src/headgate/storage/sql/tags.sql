@@ -4,7 +4,7 @@
 -- Store the tags of new jobs. Jobs that were not stored, or were stored before with other tags, get none.
 INSERT INTO headgate.job_tag (tag, job)
 SELECT tagged.tag, tagged.job
-FROM {rows:tagged(tag text, job text)}
+FROM {rows:tagged(tag text, job job_id)}
 CROSS JOIN headgate.job
 WHERE job.id = tagged.job AND job.options IS NOT NULL
     AND {position}(replace(job.options, ']', ','), '"' || tagged.tag || '",') > 0
@@ -13,4 +13,4 @@ ON CONFLICT DO NOTHING
 -- name: remove_tags
 -- Remove the tags of jobs that are deleted or replaced.
 DELETE FROM headgate.job_tag
-WHERE (tag, job) IN (SELECT tag, job FROM {rows:tagged(tag text, job text)})
+WHERE (tag, job) IN (SELECT tag, job FROM {rows:tagged(tag text, job job_id)})

@@ -7,16 +7,20 @@ FROM headgate.job
 LEFT JOIN headgate.job AS other
     ON other.task = job.task AND other.unique_key = job.unique_key AND other.unique_key IS NOT NULL
         AND other.state IN ('waiting', 'blocked') AND other.id <> job.id
-WHERE job.id {any:ids text} AND job.unique_key IS NOT NULL
+WHERE job.id {any:ids job_id} AND job.unique_key IS NOT NULL
 ORDER BY job.id
 
 -- name: stored_ids
 -- Return which of these job ids are stored.
-SELECT id FROM headgate.job WHERE id {any:ids text}
+SELECT id FROM headgate.job WHERE id {any:ids job_id}
+
+-- name: own_ids
+-- Return the texts of ids that callers chose, by their numbers.
+SELECT id, own_id FROM headgate.job WHERE id {any:numbers bigint} AND own_id IS NOT NULL
 
 -- name: stored_jobs
 -- Return those of these jobs that are stored: of which tasks, and by which enqueue.
-SELECT id, task, enqueued_at, enqueued_by FROM headgate.job WHERE id {any:ids text}
+SELECT id, own_id, task, enqueued_at, enqueued_by FROM headgate.job WHERE id {any:ids job_id}
 
 -- part: keyed_job
 job.id, job.task, job.unique_key, job.state, job.queue, job.draws, job.terms, job.held, job.passed,
@@ -45,22 +49,22 @@ WHERE kept_key.task = keys.task AND kept_key.unique_key = keys.unique_key AND ke
 -- name: keep_keys
 -- Keep unique keys taken until then, for jobs that have just been stored under them.
 INSERT INTO headgate.kept_key (task, unique_key, job, until)
-SELECT task, unique_key, job, until FROM {rows:kept(task text, unique_key text, job text, until bigint)}
+SELECT task, unique_key, job, until FROM {rows:kept(task text, unique_key text, job job_id, until bigint)}
 WHERE true
 ON CONFLICT (task, unique_key) DO UPDATE SET job = excluded.job, until = excluded.until
 
 -- name: cancel_running
 -- Request the cancellation of a running job, unless it was requested before.
 UPDATE headgate.job SET cancel_requested = true
-WHERE id = :id AND finished_at IS NULL AND NOT waiting AND node IS NOT NULL AND NOT cancel_requested
+WHERE id = :id::job_id AND finished_at IS NULL AND NOT waiting AND node IS NOT NULL AND NOT cancel_requested
 
 -- name: lock_job_under_key
 -- Lock a job that was found under a unique key.
-SELECT @keyed_job FROM headgate.job WHERE id = :id {for update}
+SELECT @keyed_job FROM headgate.job WHERE id = :id::job_id {for update}
 
 -- name: delete_job
 -- Delete a job that this transaction has stored.
-DELETE FROM headgate.job WHERE id = :id
+DELETE FROM headgate.job WHERE id = :id::job_id
 
 -- name: replace_job
 -- Give a waiting job, which is locked, the arguments and limits of the job that replaces it, as if it had never been
@@ -73,12 +77,12 @@ SET payload = :payload, queue = :queue, priority = :priority::smallint, delayed 
     headers = :headers, options = :options, terms = :terms, gate = :gate, audit = :audit::smallint, lane = :lane,
     held = :held::bigint, passed = 0, attempt = 0, lost = 0, fence = fence + 1, error = NULL, progress = NULL,
     annotations = NULL
-WHERE id = :id
+WHERE id = :id::job_id
 RETURNING rank
 
 -- name: forget_starts
 -- Remove the charges of a job's attempts: they were made to limits that it no longer draws on.
-UPDATE headgate.attempt SET charged_at = NULL WHERE job = :id AND charged_at IS NOT NULL
+UPDATE headgate.attempt SET charged_at = NULL WHERE job = :id::job_id AND charged_at IS NOT NULL
 
 -- name: keep_replacement_notes [postgres]
 -- Note the permits, lanes and draws that replaced jobs no longer need.

@@ -81,31 +81,31 @@ FROM (
 SELECT @prunable_job
 FROM (
     SELECT id, held, draws, terms, batch, options FROM headgate.job
-    WHERE id {any:ids text} AND {no index}finished_at < :before
+    WHERE id {any:ids job_id} AND {no index}finished_at < :before
 ) AS job
 ORDER BY id
 
 -- name: needed
 -- Return those of these final jobs that an unfinished job may need.
-SELECT id FROM headgate.job WHERE id {any:ids text} AND {no index}finished_at IS NOT NULL AND @is_needed
+SELECT id FROM headgate.job WHERE id {any:ids job_id} AND {no index}finished_at IS NOT NULL AND @is_needed
 
 -- name: lock_prunable
 -- Lock those of these jobs that are unchanged and that no other transaction prunes.
-SELECT id, held FROM headgate.job WHERE id {any:ids text} AND {no index}finished_at < :before {for update skip locked}
+SELECT id, held FROM headgate.job WHERE id {any:ids job_id} AND {no index}finished_at < :before {for update skip locked}
 
 -- name: prune_jobs
 -- Delete final jobs.
-DELETE FROM headgate.job WHERE id {any:ids text} AND {no index}finished_at IS NOT NULL
+DELETE FROM headgate.job WHERE id {any:ids job_id} AND {no index}finished_at IS NOT NULL
 
 -- name: prune_attempts
-DELETE FROM headgate.attempt WHERE job {any:ids text}
+DELETE FROM headgate.attempt WHERE job {any:ids job_id}
 
 -- name: prune_lines
-DELETE FROM headgate.log_line WHERE job {any:ids text}
+DELETE FROM headgate.log_line WHERE job {any:ids job_id}
 
 -- name: prune_job_audit
 -- Delete the audit entries of pruned jobs.
-DELETE FROM headgate.audit_entry WHERE subject {any:ids text} AND kind = 'job'
+DELETE FROM headgate.audit_entry WHERE subject {any:subjects text} AND kind = 'job'
 
 -- part: is_empty_batch
 NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = batch.id)
@@ -117,7 +117,7 @@ AND NOT (batch.is_join AND EXISTS (SELECT 1 FROM headgate.job WHERE job.follows 
 DELETE FROM headgate.batch
 WHERE id IN (
     SELECT id FROM headgate.batch
-    WHERE id {any:ids text} AND {no index}finished_at < :before AND @is_empty_batch
+    WHERE id {any:ids job_id} AND {no index}finished_at < :before AND @is_empty_batch
     {for update skip locked}
 )
 
@@ -135,7 +135,7 @@ RETURNING CASE WHEN is_join THEN id END
 
 -- name: prune_awaited_leaders
 -- Delete what joins counted that are deleted.
-DELETE FROM headgate.awaited_leader WHERE batch {any:ids text}
+DELETE FROM headgate.awaited_leader WHERE batch {any:ids job_id}
 
 -- name: evict_buckets [postgres]
 -- Delete buckets that are in the same state as a new one and have no lane behind them.
@@ -257,7 +257,7 @@ waiting
 state IN ('waiting', 'running')
 
 -- part: skipped_jobs [postgres]
-SELECT 'lane ' || id || ' begins after job ' || job
+SELECT 'lane ' || id || ' begins after job «' || job || '»'
 FROM (
     SELECT
         id,
@@ -322,7 +322,7 @@ FROM line
 WHERE behind IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM headgate.bucket WHERE bucket.id = line.behind AND opens_at IS NOT NULL)
 UNION ALL
-SELECT 'lane ' || id || ' sleeps although job ' || job || ' is ready'
+SELECT 'lane ' || id || ' sleeps although job «' || job || '» is ready'
 FROM (
     SELECT
         id,
@@ -332,7 +332,7 @@ FROM (
 ) AS asleep
 WHERE job IS NOT NULL
 UNION ALL
-SELECT 'lane ' || id || ' would oversleep job ' || job
+SELECT 'lane ' || id || ' would oversleep job «' || job || '»'
 FROM (
     SELECT
         id,
@@ -348,7 +348,7 @@ WHERE job IS NOT NULL
 UNION ALL
 @skipped_jobs
 UNION ALL
-SELECT 'job ' || id || ' is blocked, and ' || follows || ', which it follows, is final or not marked as followed'
+SELECT 'job «' || id || '» is blocked, and «' || follows || '», which it follows, is final or not marked as followed'
 FROM headgate.job
 WHERE state = 'blocked'
     AND NOT EXISTS (
@@ -357,7 +357,7 @@ WHERE state = 'blocked'
     AND NOT EXISTS (SELECT 1 FROM headgate.batch WHERE batch.id = job.follows AND pending > 0)
     AND NOT EXISTS (SELECT 1 FROM headgate.ended_leader AS ended WHERE ended.id = job.follows AND job.id > ended.after)
 UNION ALL
-SELECT 'batch ' || id || ' counts ' || pending || ' pending jobs and has ' || found
+SELECT 'batch «' || id || '» counts ' || pending || ' pending jobs and has ' || found
 FROM (
     SELECT
         id, pending,
@@ -369,7 +369,11 @@ FROM (
 ) AS counted
 WHERE pending <> found
 UNION ALL
-SELECT 'join ' || batch || ' does not count ' || leader || ' as it is'
+SELECT 'batch «' || id || '» has the id of a job'
+FROM headgate.batch
+WHERE EXISTS (SELECT 1 FROM headgate.job WHERE job.id = batch.id)
+UNION ALL
+SELECT 'join «' || batch || '» does not count «' || leader || '» as it is'
 FROM (
     SELECT
         awaited.batch, awaited.leader, awaited.ended_as,
@@ -392,15 +396,15 @@ WHERE coalesce(ended_as, '') <> coalesce(state, '')
         WHERE ended.id = awaited.leader AND awaited.ended_as IS NULL AND awaited.batch > ended.after
     )
 UNION ALL
-SELECT 'job ' || id || ' waits in a lane that is not there'
+SELECT 'job «' || id || '» waits in a lane that is not there'
 FROM headgate.job
 WHERE @needs_lane AND NOT EXISTS (SELECT 1 FROM line WHERE line.id = job.lane)
 UNION ALL
-SELECT 'job ' || id || ' has the rank ' || rank || ' instead of ' || (run_at - priority * @step)
+SELECT 'job «' || id || '» has the rank ' || rank || ' instead of ' || (run_at - priority * @step)
 FROM headgate.job
 WHERE finished_at IS NULL AND rank <> run_at - priority * @step
 UNION ALL
-SELECT 'tag ' || tag || ' has job ' || job || ', which does not have it'
+SELECT 'tag ' || tag || ' has job «' || job || '», which does not have it'
 FROM headgate.job_tag
 WHERE NOT EXISTS (
     SELECT 1 FROM headgate.job WHERE job.id = job_tag.job AND {position}(replace(job.options, ']', ','), '"' || tag || '",') > 0
@@ -439,6 +443,10 @@ FROM headgate.job
 WHERE waiting
 GROUP BY lane, queue, draws, terms, held | passed
 
+-- name: jobs_with_own_ids
+-- Return the ids that callers chose, with the numbers that they are stored under.
+SELECT id, own_id FROM headgate.job WHERE own_id IS NOT NULL
+
 -- name: lost_tags [postgres]
 -- Return the jobs that are not found by a tag that they have. A tag has no quotes, commas and brackets.
 SELECT job.id AS job, kept.tag
@@ -469,4 +477,4 @@ ORDER BY index.relname
 
 -- name: pending_batches
 -- Return which of these batches have jobs that are not final.
-SELECT id FROM headgate.batch WHERE id {any:ids text} AND pending > 0
+SELECT id FROM headgate.batch WHERE id {any:ids job_id} AND pending > 0

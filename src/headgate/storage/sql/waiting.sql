@@ -6,13 +6,13 @@ costs IS NOT NULL AS has_costs, state = 'blocked' AS is_blocked, is_followed, fo
 attempt, {field:origin.on} AS outcome
 
 -- name: find_job
-SELECT @found_job FROM headgate.job WHERE id = :id
+SELECT @found_job FROM headgate.job WHERE id = :id::job_id
 
 -- name: lock_job
-SELECT @found_job FROM headgate.job WHERE id = :id {for update}
+SELECT @found_job FROM headgate.job WHERE id = :id::job_id {for update}
 
 -- name: lock_job_if_free
-SELECT @found_job FROM headgate.job WHERE id = :id {for update skip locked}
+SELECT @found_job FROM headgate.job WHERE id = :id::job_id {for update skip locked}
 
 -- name: idle_holders
 -- Return jobs that hold permits of a bucket without running, locked; jobs that another transaction has locked are left
@@ -24,11 +24,11 @@ ORDER BY id
 {for update skip locked}
 
 -- name: cancel_waiting
-UPDATE headgate.job SET state = 'cancelled', waiting = false, finished_at = :now WHERE id = :id AND state = 'waiting'
+UPDATE headgate.job SET state = 'cancelled', waiting = false, finished_at = :now WHERE id = :id::job_id AND state = 'waiting'
 
 -- name: request_cancel
 -- Request the cancellation of a running job from its node.
-UPDATE headgate.job SET cancel_requested = true WHERE id = :id AND finished_at IS NULL AND NOT waiting
+UPDATE headgate.job SET cancel_requested = true WHERE id = :id::job_id AND finished_at IS NULL AND NOT waiting
 
 -- name: retry_job
 -- Let a failed or cancelled job wait again, with all its attempts. Returns its rank.
@@ -38,17 +38,17 @@ SET state = 'waiting', waiting = true, lane = :lane, attempt = 0, lost = 0, run_
     finished_at = NULL, expires_at = NULL, give_up_at = :give_up_at::bigint, passed = 0, charged_at = NULL, uncharged = 0,
     settled = NULL, result = NULL, progress = NULL, cancel_requested = false,
     error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END
-WHERE id = :id AND state IN ('failed', 'cancelled')
+WHERE id = :id::job_id AND state IN ('failed', 'cancelled')
 RETURNING rank
 
 -- name: change_terms
-UPDATE headgate.job SET terms = :terms WHERE id = :id
+UPDATE headgate.job SET terms = :terms WHERE id = :id::job_id
 
 -- name: run_now
 -- Make a job ready that waits for its time. Returns its rank.
 UPDATE headgate.job
 SET run_at = :now, rank = rank + :now::bigint - run_at, delayed = false, give_up_at = :give_up_at::bigint
-WHERE id = :id AND state = 'waiting'
+WHERE id = :id::job_id AND state = 'waiting'
 RETURNING rank
 
 -- name: reschedule
@@ -62,7 +62,7 @@ SET run_at = :run_at::bigint, delayed = :delayed::boolean, priority = coalesce(:
     END,
     give_up_at = CASE WHEN state = 'waiting' THEN coalesce(:give_up_at::bigint, give_up_at) END,
     fence = fence + (state = 'waiting')::integer
-WHERE id = :id AND state IN ('waiting', 'blocked')
+WHERE id = :id::job_id AND state IN ('waiting', 'blocked')
 RETURNING rank
 
 -- part: late_job
@@ -77,7 +77,7 @@ SELECT @late_job
 FROM (
     SELECT id FROM (
         SELECT id FROM headgate.job
-        WHERE waiting AND expires_at <= :now AND id <> ALL(:held::text[])
+        WHERE waiting AND expires_at <= :now AND id <> ALL(:held::job_id[])
             AND (
                 :lanes::text[] IS NULL
                 OR (lane = ANY(:lanes::text[]) AND task = ANY(:tasks::text[]) AND (NOT delayed OR run_at <= :now))
@@ -89,7 +89,7 @@ FROM (
     UNION
     SELECT id FROM (
         SELECT id FROM headgate.job
-        WHERE state = 'blocked' AND expires_at <= :now AND :lanes::text[] IS NULL AND id <> ALL(:held::text[])
+        WHERE state = 'blocked' AND expires_at <= :now AND :lanes::text[] IS NULL AND id <> ALL(:held::job_id[])
         ORDER BY expires_at
         LIMIT :count
         FOR UPDATE SKIP LOCKED
@@ -97,7 +97,7 @@ FROM (
     UNION
     SELECT id FROM (
         SELECT id FROM headgate.job
-        WHERE waiting AND give_up_at <= :now AND id <> ALL(:held::text[])
+        WHERE waiting AND give_up_at <= :now AND id <> ALL(:held::job_id[])
             AND (
                 :lanes::text[] IS NULL
                 OR (lane = ANY(:lanes::text[]) AND task = ANY(:tasks::text[]) AND (NOT delayed OR run_at <= :now))
@@ -133,18 +133,18 @@ ORDER BY job.id
 -- are tried another time.
 SELECT id, lane, held, waiting, is_followed, batch
 FROM headgate.job
-WHERE id {any:ids text} AND finished_at IS NULL AND (waiting OR node IS NULL)
+WHERE id {any:ids job_id} AND finished_at IS NULL AND (waiting OR node IS NULL)
 ORDER BY id
 {for update skip locked}
 
 -- name: drop_waiting [postgres]
 -- End these waiting jobs without running them, except those that another transaction has locked.
 WITH free AS (
-    SELECT id FROM headgate.job WHERE id = ANY(:dropped.id::text[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+    SELECT id FROM headgate.job WHERE id = ANY(:dropped.id::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE headgate.job
 SET state = dropped.state, waiting = false, finished_at = :now, error = dropped.error, held = dropped.kept
-FROM {rows:dropped(id text, lane text, state text, error json, kept bigint)}
+FROM {rows:dropped(id job_id, lane text, state text, error json, kept bigint)}
 WHERE job.id = dropped.id AND job.lane = dropped.lane AND (job.state = 'waiting' OR job.state = 'blocked')
     AND @is_free
 RETURNING job.id, job.is_followed, job.batch
@@ -152,15 +152,15 @@ RETURNING job.id, job.is_followed, job.batch
 -- name: drop_waiting [sqlite]
 UPDATE job
 SET state = dropped.state, waiting = false, finished_at = :now, error = dropped.error, held = dropped.kept
-FROM {rows:dropped(id text, lane text, state text, error json, kept bigint)}
+FROM {rows:dropped(id job_id, lane text, state text, error json, kept bigint)}
 WHERE job.id = dropped.id AND job.lane = dropped.lane AND +job.state IN ('waiting', 'blocked')
 RETURNING id, is_followed, batch
 
 -- name: forget_other_starts
 -- Remove the charges of a job's attempts if it draws on other limits now than those they were made to.
 UPDATE headgate.attempt SET charged_at = NULL
-WHERE job = :id AND charged_at IS NOT NULL AND EXISTS (
-    SELECT 1 FROM headgate.job WHERE id = :id AND (draws <> :draws OR coalesce(costs, '') <> coalesce(:costs, ''))
+WHERE job = :id::job_id AND charged_at IS NOT NULL AND EXISTS (
+    SELECT 1 FROM headgate.job WHERE id = :id::job_id AND (draws <> :draws OR coalesce(costs, '') <> coalesce(:costs, ''))
 )
 
 -- name: change_gate
@@ -168,14 +168,14 @@ WHERE job = :id AND charged_at IS NOT NULL AND EXISTS (
 UPDATE headgate.job
 SET draws = :draws, costs = :costs, terms = :terms, held = :held, passed = :passed, lane = :lane,
     gate = coalesce(nullif(:gate, ''), gate)
-WHERE id = :id AND finished_at IS NULL
+WHERE id = :id::job_id AND finished_at IS NULL
 
 -- name: lock_plain
 -- Lock those of these jobs that wait, hold no permit, cost no more than 1 and have never been tried, except those that
 -- another transaction has locked.
 SELECT id, queue, draws, terms, delayed, run_at, rank
 FROM headgate.job
-WHERE id {any:ids text} AND state = 'waiting' AND attempt = 0 AND held = 0 AND passed = 0 AND costs IS NULL
+WHERE id {any:ids job_id} AND state = 'waiting' AND attempt = 0 AND held = 0 AND passed = 0 AND costs IS NULL
 ORDER BY id
 {for update skip locked}
 
@@ -184,15 +184,15 @@ ORDER BY id
 UPDATE headgate.job
 SET draws = asked.draws, costs = asked.costs, terms = asked.terms, lane = asked.lane,
     gate = coalesce(nullif(asked.gate, ''), job.gate)
-FROM {rows:asked(id text, draws json, costs json, terms json, lane text, gate text)}
+FROM {rows:asked(id job_id, draws json, costs json, terms json, lane text, gate text)}
 WHERE job.id = asked.id
 
 -- name: change_gate_names
 -- Give waiting jobs another gate; their draws stay.
 UPDATE headgate.job SET gate = stays.gate
-FROM {rows:stays(id text, before json, gate text)}
+FROM {rows:stays(id job_id, before json, gate text)}
 WHERE job.id = stays.id AND finished_at IS NULL AND node IS NULL AND job.draws = stays.before
 
 -- name: set_held
 -- Store which permits a job keeps, which draws it passes at its next start, and its lane.
-UPDATE headgate.job SET held = :held, passed = :passed, lane = :lane WHERE id = :id
+UPDATE headgate.job SET held = :held, passed = :passed, lane = :lane WHERE id = :id::job_id

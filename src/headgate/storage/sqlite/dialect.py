@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from headgate.storage.json_text import as_json
-from headgate.storage.statements import Column, Table, Template, compile_statements
+from headgate.storage.statements import Column, Table, Template, compile_statements, numbers_in
 from headgate.storage.stored_rows import UNREADABLE_DRAWS, Field, RowDecoder
 
 BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
@@ -86,9 +86,13 @@ class Statement(NamedTuple):
     """The parameter whose rows it inserts, if they are bound value by value."""
     for_one: str = ""
     """The statement for one such row."""
+    ids: frozenset[str] = frozenset()
+    """The parameters that are ids, or lists of ids."""
 
     def bind(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the parameters as the connection takes them."""
+        if self.ids:
+            parameters = {**parameters, **numbers_in(parameters, self.ids)}
         return {
             name: as_json(self.tables[name].read(list(value)) if name in self.tables else list(value))
             if isinstance(value, (list, tuple, set, frozenset))
@@ -132,13 +136,13 @@ def _with_values(sql: str, columns: Sequence[str], spelled: Sequence[str | None]
 
 
 def _statement(template: Template) -> Statement:
-    sql, tables = template
+    sql, tables, ids = template
     returns = re.search(r"\bRETURNING\b", sql) is not None
     for name, table in tables.items():
         if table.is_inserted:
             for_one = _with_values(sql, table.columns, ("?",) * len(table.columns), 1)
-            return Statement(sql, tables, returns, name, for_one)
-    return Statement(sql, tables, returns)
+            return Statement(sql, tables, returns, name, for_one, ids)
+    return Statement(sql, tables, returns, ids=ids)
 
 
 STATEMENTS = {name: _statement(template) for name, template in compile_statements(SqliteDialect()).items()}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
+from headgate.jobs.identity import is_own_unknown, job_text, remember_own
 from headgate.storage.sqlite.dialect import STATEMENTS, as_one_value
 from headgate.storage.stored_rows import RowDecoder
 
 R = TypeVar("R")
+
+_OWN_IDS = STATEMENTS["own_ids"]
 
 
 class Places:
@@ -48,9 +52,14 @@ class SqliteTransaction:
             cursor = self._connection.execute(known.sql, bound)
             places = {column[0]: place for place, column in enumerate(cursor.description)}
             order = [places[field.name] for field in decoder.fields]
-            return [decoder.decode_row([row[place] for place in order]) for row in cursor.fetchall()]
-        # fetchall, not fetchone: it runs the statement to its end, so that no read transaction stays open.
-        return decoder.decode(self._connection.execute(as_one_value(statement, decoder), bound).fetchall()[0][0])
+            rows = [decoder.decode_row([row[place] for place in order]) for row in cursor.fetchall()]
+        else:
+            # fetchall, not fetchone: it runs the statement to its end, so that no read transaction stays open.
+            rows = decoder.decode(self._connection.execute(as_one_value(statement, decoder), bound).fetchall()[0][0])
+        if not decoder.ids:
+            return rows
+        self._read_own_ids(decoder.own_ids(rows))
+        return decoder.with_texts(rows)
 
     async def row(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> R:
         known = STATEMENTS[statement]
@@ -66,6 +75,16 @@ class SqliteTransaction:
     async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
         known = STATEMENTS[statement]
         return [row[0] for row in self._connection.execute(known.sql, known.bind(parameters)).fetchall()]
+
+    async def ids(self, statement: str, /, **parameters: Any) -> list[str]:
+        numbers = await self.values(statement, **parameters)
+        self._read_own_ids(set(filter(is_own_unknown, numbers)))
+        return [job_text(number) for number in numbers if number is not None]
+
+    def _read_own_ids(self, numbers: Collection[int]) -> None:
+        if numbers:
+            for number, text in self._connection.execute(_OWN_IDS.sql, _OWN_IDS.bind({"numbers": numbers})).fetchall():
+                remember_own(number, text)
 
     async def value(self, statement: str, /, **parameters: Any) -> Any:
         found = await self.values(statement, **parameters)

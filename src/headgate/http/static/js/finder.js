@@ -23,7 +23,7 @@ import { address, go } from "./router.js";
 /** Milliseconds after the last keystroke until the API is asked. */
 const DELAY = 120;
 const LONGEST = 200;
-const JOB_ID = /^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$/i;
+const JOB_ID = /^([0-7][0-9a-v]{12}|[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12})$/;
 /** A filter, `name:value`, whose value may be quoted; or any other word. */
 const WORDS = /(?:(\w+):(?:"([^"]*)("?)|(\S*))|(\S+))(\s|$)/g;
 

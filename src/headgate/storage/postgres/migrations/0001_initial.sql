@@ -182,8 +182,15 @@ CREATE TABLE headgate.task_gate (
     PRIMARY KEY (task, signature)
 );
 
+-- The numbers of producers, which are part of the ids that they make.
+CREATE SEQUENCE headgate.producer AS integer MINVALUE 0 MAXVALUE 2047 CYCLE;
+-- Who may use the schema may take a number: rights on tables do not include its sequences.
+CREATE FUNCTION headgate.next_producer() RETURNS integer LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog
+AS $$ SELECT nextval('headgate.producer')::integer $$;
+
 CREATE TABLE headgate.job (
-    id                text COLLATE "C" PRIMARY KEY,
+    -- As headgate/jobs/identity.py makes it. Negative: a hash of the id that its caller chose.
+    id                bigint PRIMARY KEY,
     lane              text COLLATE "C" NOT NULL,
     -- Set while the state is 'waiting'.
     waiting           boolean NOT NULL,
@@ -237,8 +244,10 @@ CREATE TABLE headgate.job (
     -- What it belongs to: the job or batch that it follows, its batch, its schedule and when it is due there. What is
     -- looked for stands in columns of its own; generated ones would cost 1.2 µs each whenever a job starts or ends.
     origin            text,
-    follows           text COLLATE "C",
-    batch             text COLLATE "C",
+    follows           bigint,
+    batch             bigint,
+    -- The text of an id that its caller chose.
+    own_id            text COLLATE "C" CHECK ((own_id IS NOT NULL) = (id < 0)),
     schedule          text COLLATE "C",
     -- Whether another job follows it, so that its end is looked at.
     is_followed       boolean NOT NULL DEFAULT false,
@@ -246,7 +255,7 @@ CREATE TABLE headgate.job (
     progress          text,
     annotations       text,
     CHECK (state <> 'blocked' OR (follows IS NOT NULL AND node IS NULL AND held = 0)),
-    CHECK (origin IS NOT NULL OR coalesce(follows, batch, schedule) IS NULL),
+    CHECK (origin IS NOT NULL OR (follows IS NULL AND batch IS NULL AND schedule IS NULL)),
     CHECK (waiting = (state = 'waiting')),
     CHECK (state <> 'running' OR node IS NOT NULL),
     CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled', 'skipped')))
@@ -276,6 +285,7 @@ CREATE INDEX job_expires ON headgate.job (expires_at) WHERE waiting AND expires_
 CREATE INDEX job_gives_up ON headgate.job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON headgate.job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');
 CREATE INDEX job_unique_running ON headgate.job (task, unique_key) WHERE unique_key IS NOT NULL AND state = 'running';
+CREATE INDEX job_own_id ON headgate.job (own_id) WHERE own_id IS NOT NULL;
 CREATE INDEX job_follows ON headgate.job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON headgate.job (batch, id) WHERE batch IS NOT NULL;
 CREATE INDEX job_schedule ON headgate.job (schedule, id) WHERE schedule IS NOT NULL;
@@ -287,7 +297,7 @@ CREATE INDEX job_times ON headgate.job USING brin (finished_at, charged_at)
 -- A row for each tag of a job, so that jobs are found by it, newest first; the tags are in the options of the job.
 CREATE TABLE headgate.job_tag (
     tag  text COLLATE "C" NOT NULL,
-    job  text COLLATE "C" NOT NULL,
+    job  bigint NOT NULL,
     PRIMARY KEY (tag, job)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
@@ -295,7 +305,7 @@ CREATE TABLE headgate.job_tag (
 CREATE TABLE headgate.kept_key (
     task        text COLLATE "C" NOT NULL,
     unique_key  text COLLATE "C" NOT NULL,
-    job         text COLLATE "C" NOT NULL,
+    job         bigint NOT NULL,
     until       bigint NOT NULL,
     PRIMARY KEY (task, unique_key)
 );
@@ -304,7 +314,7 @@ CREATE INDEX kept_key_until ON headgate.kept_key (until);
 -- One row for each attempt that did not succeed.
 CREATE TABLE headgate.attempt (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    job         text COLLATE "C" NOT NULL,
+    job         bigint NOT NULL,
     number      integer NOT NULL,
     node        text COLLATE "C",
     started_at  bigint NOT NULL,
@@ -319,7 +329,7 @@ CREATE INDEX attempt_job ON headgate.attempt (job);
 
 -- What running jobs have logged. The lines of an attempt are numbered from its fence on, so they grow over all of them.
 CREATE TABLE headgate.log_line (
-    job      text COLLATE "C" NOT NULL,
+    job      bigint NOT NULL,
     number   bigint NOT NULL,
     at       bigint NOT NULL,
     attempt  integer NOT NULL,
@@ -345,7 +355,7 @@ CREATE INDEX audit_entry_others ON headgate.audit_entry (at) WHERE kind <> 'job'
 -- Jobs that were enqueued as one batch. `pending` counts its members that are not final: its jobs, the batches in it, or
 -- the leaders that it counts. At 0 the batch is final, and what follows it is released.
 CREATE TABLE headgate.batch (
-    id           text COLLATE "C" PRIMARY KEY,
+    id           bigint PRIMARY KEY,
     total        integer NOT NULL CHECK (total >= 0),
     pending      integer NOT NULL CHECK (pending BETWEEN 0 AND total),
     succeeded    integer NOT NULL DEFAULT 0,
@@ -355,11 +365,13 @@ CREATE TABLE headgate.batch (
     enqueued_at  bigint NOT NULL,
     finished_at  bigint,
     -- The outer batch, of which it is one member.
-    batch        text COLLATE "C",
+    batch        bigint,
     -- It counts leaders of the jobs that follow it, and has no jobs of its own.
     is_join      boolean NOT NULL DEFAULT false,
     -- The schedule of which it is an occurrence.
     schedule     text COLLATE "C",
+    -- The process that enqueued it, so that a repeat is told from the batch of another producer.
+    enqueued_by  text COLLATE "C",
     CHECK (pending + succeeded + failed + cancelled + skipped = total),
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
@@ -367,9 +379,9 @@ CREATE TABLE headgate.batch (
 -- Jobs and batches that are final, and of whose followers those with ids after `after` have still to be released or
 -- cancelled: so many that the commit that ended them did not.
 CREATE TABLE headgate.ended_leader (
-    id        text COLLATE "C" PRIMARY KEY,
+    id        bigint PRIMARY KEY,
     ended_as  text COLLATE "C" NOT NULL CHECK (ended_as IN ('succeeded', 'failed', 'cancelled', 'skipped')),
-    after     text COLLATE "C" NOT NULL DEFAULT ''
+    after     bigint NOT NULL
 );
 
 CREATE INDEX batch_pending ON headgate.batch (id) WHERE pending > 0;
@@ -379,8 +391,8 @@ CREATE INDEX batch_schedule ON headgate.batch (schedule) WHERE schedule IS NOT N
 
 -- The leaders that joins count, and how those ended that are counted.
 CREATE TABLE headgate.awaited_leader (
-    batch     text COLLATE "C" NOT NULL,
-    leader    text COLLATE "C" NOT NULL,
+    batch     bigint NOT NULL,
+    leader    bigint NOT NULL,
     ended_as  text COLLATE "C" CHECK (ended_as IN ('succeeded', 'failed', 'cancelled', 'skipped')),
     PRIMARY KEY (batch, leader)
 );
@@ -398,7 +410,7 @@ CREATE TABLE headgate.schedule (
     last_at     bigint,
     runs        bigint NOT NULL DEFAULT 0,
     open        bigint NOT NULL DEFAULT 0,
-    last_job    text COLLATE "C",
+    last_job    bigint,
     paused_at   bigint,
     revision    bigint NOT NULL,
     -- Whether code has declared it, the name that it had before that code took it over, why it skipped what last, and how

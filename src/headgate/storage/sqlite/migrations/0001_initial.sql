@@ -130,7 +130,8 @@ CREATE TABLE task_gate (
 ) WITHOUT ROWID;
 
 CREATE TABLE job (
-    id                TEXT NOT NULL PRIMARY KEY,
+    -- As headgate/jobs/identity.py makes it. Negative: a hash of the id that its caller chose.
+    id                INTEGER NOT NULL PRIMARY KEY,
     task              TEXT NOT NULL,
     queue             TEXT NOT NULL,
     -- What its draws, costs and terms were computed by; only a node that knows it starts the job.
@@ -183,8 +184,10 @@ CREATE TABLE job (
     -- What it belongs to: the job or batch that it follows, its batch, its schedule and when it is due there.
     origin            TEXT CHECK (origin IS NULL OR json_valid(origin)),
     -- The same, to be found by. Not generated: SQLite would compute them anew with every change of the row.
-    follows           TEXT,
-    batch             TEXT,
+    follows           INTEGER,
+    batch             INTEGER,
+    -- The text of an id that its caller chose.
+    own_id            TEXT CHECK ((own_id IS NOT NULL) = (id < 0)),
     schedule          TEXT,
     -- Whether another job follows it, so that its end is looked at.
     is_followed       INTEGER NOT NULL DEFAULT 0,
@@ -233,6 +236,7 @@ CREATE UNIQUE INDEX job_unique ON job (task, unique_key) WHERE unique_key IS NOT
 CREATE INDEX job_unique_running ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state = 'running';
 -- By id, as they are listed.
 CREATE INDEX job_failed ON job (id) WHERE state IN ('failed', 'cancelled', 'skipped');
+CREATE INDEX job_own_id ON job (own_id) WHERE own_id IS NOT NULL;
 CREATE INDEX job_follows ON job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON job (batch) WHERE batch IS NOT NULL;
 CREATE INDEX job_schedule ON job (schedule) WHERE schedule IS NOT NULL;
@@ -240,7 +244,7 @@ CREATE INDEX job_schedule ON job (schedule) WHERE schedule IS NOT NULL;
 -- A row for each tag of a job, so that jobs are found by it, newest first; the tags are in the options of the job.
 CREATE TABLE job_tag (
     tag  TEXT NOT NULL,
-    job  TEXT NOT NULL,
+    job  INTEGER NOT NULL,
     PRIMARY KEY (tag, job)
 ) WITHOUT ROWID;
 
@@ -248,7 +252,7 @@ CREATE TABLE job_tag (
 CREATE TABLE kept_key (
     task        TEXT NOT NULL,
     unique_key  TEXT NOT NULL,
-    job         TEXT NOT NULL,
+    job         INTEGER NOT NULL,
     until       INTEGER NOT NULL,
     PRIMARY KEY (task, unique_key)
 ) WITHOUT ROWID;
@@ -257,7 +261,7 @@ CREATE INDEX kept_key_until ON kept_key (until);
 -- One row for each attempt that did not succeed.
 CREATE TABLE attempt (
     id          INTEGER PRIMARY KEY,
-    job         TEXT NOT NULL,
+    job         INTEGER NOT NULL,
     number      INTEGER NOT NULL,
     node        TEXT,
     started_at  INTEGER NOT NULL,
@@ -272,7 +276,7 @@ CREATE INDEX attempt_job ON attempt (job);
 
 -- What running jobs have logged. The lines of an attempt are numbered from its fence on, so they grow over all of them.
 CREATE TABLE log_line (
-    job      TEXT NOT NULL,
+    job      INTEGER NOT NULL,
     number   INTEGER NOT NULL,
     at       INTEGER NOT NULL,
     attempt  INTEGER NOT NULL,
@@ -298,7 +302,7 @@ CREATE INDEX audit_entry_others ON audit_entry (at) WHERE kind <> 'job';
 -- Jobs that were enqueued as one batch. `pending` counts its members that are not final: its jobs, the batches in it, or
 -- the leaders that it counts. At 0 the batch is final, and what follows it is released.
 CREATE TABLE batch (
-    id           TEXT PRIMARY KEY,
+    id           INTEGER PRIMARY KEY,
     total        INTEGER NOT NULL CHECK (total >= 0),
     pending      INTEGER NOT NULL CHECK (pending BETWEEN 0 AND total),
     succeeded    INTEGER NOT NULL DEFAULT 0,
@@ -308,11 +312,13 @@ CREATE TABLE batch (
     enqueued_at  INTEGER NOT NULL,
     finished_at  INTEGER,
     -- The outer batch, of which it is one member.
-    batch        TEXT,
+    batch        INTEGER,
     -- It counts leaders of the jobs that follow it, and has no jobs of its own.
     is_join      INTEGER NOT NULL DEFAULT 0 CHECK (is_join IN (0, 1)),
     -- The schedule of which it is an occurrence.
     schedule     TEXT,
+    -- The process that enqueued it, so that a repeat is told from the batch of another producer.
+    enqueued_by  TEXT,
     CHECK (pending + succeeded + failed + cancelled + skipped = total),
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITHOUT ROWID;
@@ -320,9 +326,9 @@ CREATE TABLE batch (
 -- Jobs and batches that are final, and of whose followers those with ids after `after` have still to be released or
 -- cancelled: so many that the commit that ended them did not.
 CREATE TABLE ended_leader (
-    id        TEXT PRIMARY KEY,
+    id        INTEGER PRIMARY KEY,
     ended_as  TEXT NOT NULL CHECK (ended_as IN ('succeeded', 'failed', 'cancelled', 'skipped')),
-    after     TEXT NOT NULL DEFAULT ''
+    after     INTEGER NOT NULL
 ) WITHOUT ROWID;
 
 CREATE INDEX batch_pending ON batch (id) WHERE pending > 0;
@@ -332,8 +338,8 @@ CREATE INDEX batch_schedule ON batch (schedule) WHERE schedule IS NOT NULL;
 
 -- The leaders that joins count, and how those ended that are counted.
 CREATE TABLE awaited_leader (
-    batch     TEXT NOT NULL,
-    leader    TEXT NOT NULL,
+    batch     INTEGER NOT NULL,
+    leader    INTEGER NOT NULL,
     ended_as  TEXT CHECK (ended_as IN ('succeeded', 'failed', 'cancelled', 'skipped')),
     PRIMARY KEY (batch, leader)
 ) WITHOUT ROWID;
@@ -351,7 +357,7 @@ CREATE TABLE schedule (
     last_at     INTEGER,
     runs        INTEGER NOT NULL DEFAULT 0,
     open        INTEGER NOT NULL DEFAULT 0,
-    last_job    TEXT,
+    last_job    INTEGER,
     paused_at   INTEGER,
     revision    INTEGER NOT NULL,
     -- Whether code has declared it, the name that it had before that code took it over, why it skipped what last, and how
