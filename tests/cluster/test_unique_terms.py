@@ -60,7 +60,7 @@ async def test_of_two_processes_that_enqueue_at_once_one_keeps_each_key(stores: 
 
 async def test_of_two_processes_that_enqueue_an_id_one_stores_it(stores: TwoStores) -> None:  # noqa: F811
     mine, other = (own(each, process=name, payload=f'"{name}"') for each, name in named_users(stores))
-    adding = stores.after("stored_ids", lambda: stores.right.storage.add([other]))
+    adding = stores.after("stored_jobs", lambda: stores.right.storage.add([other]))
     assert await stores.left.storage.add([mine]) == {INVOICE: INVOICE}
     assert await adding == {}
     assert [(job.id, job.payload) for job in await stores.left.take()] == [(INVOICE, '"right"')]
@@ -76,7 +76,7 @@ async def test_of_two_tasks_that_enqueue_an_id_the_second_is_refused(
     other = own(stores.right, process="right", task="other")
     if has_key:
         mine, other = replace(mine, unique_key="acme"), replace(other, unique_key="acme")
-    adding = stores.after("stored_ids", lambda: stores.right.storage.add([other]))
+    adding = stores.after("stored_jobs", lambda: stores.right.storage.add([other]))
     with pytest.raises(IdInUse, match="is that of a job of task 'other', not of task 'work'"):
         await stores.left.storage.add([before, mine])
     assert await adding == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import pytest
@@ -57,6 +58,9 @@ def at_once(count: int = 1) -> Any:
 _clock = SystemClock()
 
 
+_PRODUCERS = count(1)
+
+
 class StoreUser:
     """Adds, claims and ends jobs of a store. `node` is the default node that it claims for."""
 
@@ -66,7 +70,8 @@ class StoreUser:
         self.rules: dict[str, AnyRule] = {}
         self.tasks = {"work"}
         self.node = "node-a"
-        self._ids = IdSource(producer=1)
+        # Two users of one clock are two producers.
+        self._ids = IdSource(producer=next(_PRODUCERS))
 
     def new(
         self,
