@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from headgate.engine import node_watch
+from headgate.jobs.identity import job_text
 from headgate.storage.postgres import database, wake_ups
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import Upkeep
@@ -26,7 +27,7 @@ async def count_endings(url: str, schema: str = "headgate") -> None:
     try:
         await connection.execute(
             f"""
-            CREATE TABLE {schema}.ending (job text NOT NULL, state text NOT NULL);
+            CREATE TABLE {schema}.ending (job bigint NOT NULL, state text NOT NULL);
             CREATE FUNCTION {schema}.note_ending() RETURNS trigger LANGUAGE plpgsql AS $$
             BEGIN INSERT INTO {schema}.ending (job, state) VALUES (new.id, new.state); RETURN NULL; END $$;
             CREATE TRIGGER note_ending AFTER UPDATE OF state ON {schema}.job
@@ -54,9 +55,9 @@ class Endings(NamedTuple):
         finally:
             await connection.close()
         return cls(
-            {row["id"]: row["state"] for row in states},
-            Counter(row["job"] for row in times),
-            Counter(row["job"] for row in lost),
+            {job_text(row["id"]): row["state"] for row in states},
+            Counter(job_text(row["job"]) for row in times),
+            Counter(job_text(row["job"]) for row in lost),
         )
 
 

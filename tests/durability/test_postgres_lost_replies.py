@@ -24,6 +24,11 @@ pytestmark = pytest.mark.nightly
 MARK = b"a-mark-in-the-payload"
 
 
+def sent_id(job_id: str) -> bytes:
+    """The id of a job as it is sent to the server and back."""
+    return job_number(job_id).to_bytes(8, "big", signed=True)
+
+
 @pytest.mark.parametrize("is_lost", ["answer", "request"])
 @pytest.mark.parametrize("count", [1, 3])
 async def test_an_enqueue_whose_commit_was_cut_is_there_exactly_once(
@@ -93,7 +98,7 @@ async def test_a_job_whose_claim_was_cut_at_the_commit_is_run_once(postgres: Pos
         await count_endings(postgres.url)
         async with remote.app:
             job = await local.gated.using(delay=0.7).enqueue("acme")
-            cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(b"COMMIT", within=job.id.encode())
+            cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(b"COMMIT", within=sent_id(job.id))
             await until(cut.happened.is_set, 10)
             # So that it is not claimed again before it is looked at.
             proxy.hold()
@@ -113,7 +118,7 @@ async def test_a_job_whose_claim_was_not_answered_is_charged_once(postgres: Post
         remote = Work(postgres.url_at(proxy.port))
         async with remote.app:
             job = await local.gated.using(delay=0.7).enqueue("acme")
-            cut = proxy.break_after(b"COMMIT", within=job.id.encode())
+            cut = proxy.break_after(b"COMMIT", within=sent_id(job.id))
             await until(cut.happened.is_set, 10)
             await result_within(job)
             assert await local.used("acme") == 1
@@ -126,7 +131,7 @@ async def test_a_job_without_limits_whose_claim_was_not_answered_is_run_once(pos
         await count_endings(postgres.url)
         async with remote.app:
             job = await local.plain.using(delay=0.7).enqueue("acme")
-            cut = proxy.break_at_answer(job.id.encode())
+            cut = proxy.break_at_answer(sent_id(job.id))
             await until(cut.happened.is_set, 10)
             await result_within(job)
             assert remote.runs == [job.id]
@@ -142,7 +147,7 @@ async def test_an_ending_that_was_cut_at_the_commit_is_written_once(postgres: Po
         async with remote.app:
             job = await local.patient.enqueue("acme")
             await remote.has_run(job)
-            cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(job.id.encode())
+            cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(sent_id(job.id))
             remote.proceed.set()
             assert await result_within(job) == "acme"
             await until(cut.happened.is_set, 5)

@@ -16,7 +16,7 @@ import pytest_asyncio
 from headgate.clock import SECOND, SystemClock
 from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.history import ALL, JobsStep, LimitStep
-from headgate.jobs.identity import IdSource
+from headgate.jobs.identity import IdSource, job_text
 from headgate.jobs.job import Draw, JobError, JobState, NewJob, Progress
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.report import PLACES, AttemptReport, LogLine
@@ -135,7 +135,10 @@ async def the_engine_reads_what_it_handles(store_user: StoreUser) -> None:
         assert await storage.prune(storage.now() - HOUR // 2, 200, frozenset({JobState.SUCCEEDED})) == 200
         old = "SELECT id FROM headgate.job WHERE state = 'succeeded' AND finished_at < $1 LIMIT 50"
         ended = await ask(store_user.url, f"SELECT array_agg(id) FROM ({old}) AS old", storage.now() - HOUR // 2)
-        assert len((await storage.delete(ended, finished_before=storage.now() - HOUR // 2)).deleted) == 50
+        assert (
+            len((await storage.delete(list(map(job_text, ended)), finished_before=storage.now() - HOUR // 2)).deleted)
+            == 50
+        )
         (delayed,) = await storage.jobs(JobFilter(view="scheduled", count=1))
         assert await storage.run_now(delayed.id) is JobState.WAITING
         assert await storage.prune_audit(storage.now()) == 0
