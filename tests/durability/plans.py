@@ -19,6 +19,9 @@ from headgate.storage.row_ids import bucket_id, lane_id
 
 HOUR = 3600 * SECOND
 
+PAYLOAD = '{"to":"somebody@example.com","subject":"hello"}'
+"""What each job of the backlog is given."""
+
 EXPLAINING = (
     "session_preload_libraries=auto_explain",
     "auto_explain.log_min_duration=0",
@@ -135,7 +138,7 @@ INSERT INTO headgate.bucket (id, limit_name, key, idle_at, opens_at)
 SELECT id, 'api', (place - 1)::text, $2, $2 FROM unnest($1::text[]) WITH ORDINALITY AS known (id, place)
 """
 
-_JOBS = """
+_JOBS = f"""
 INSERT INTO headgate.job (
     id, lane, draws, waiting, delayed, priority, attempt, run_at, rank, enqueued_at, started_at, finished_at,
     charged_at, state, task, queue, node, payload, gate, options
@@ -148,8 +151,8 @@ SELECT
     at, ended_at, ended_at, ended_at,
     CASE WHEN is_waiting THEN 'waiting' WHEN n % 100 = 3 THEN 'failed' ELSE 'succeeded' END,
     CASE n WHEN 0 THEN 'rare' ELSE 'send' END, CASE n WHEN 0 THEN 'rare' ELSE 'mail' END, 'gone',
-    '{"to":"somebody@example.com","subject":"hello"}', CASE n WHEN 0 THEN 'rare' ELSE 'send' END,
-    CASE WHEN n >= $1 - 10 THEN '{"tags":["common","rare"]}' WHEN n % 2 = 0 THEN '{"tags":["common"]}' END
+    '{PAYLOAD}', CASE n WHEN 0 THEN 'rare' ELSE 'send' END,
+    CASE WHEN n >= $1 - 10 THEN '{{"tags":["common","rare"]}}' WHEN n % 2 = 0 THEN '{{"tags":["common"]}}' END
 FROM (
     SELECT
         *, $2::bigint + n AS at, CASE WHEN n % 100 = 0 THEN 5 ELSE 0 END AS priority,

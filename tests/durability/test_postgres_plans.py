@@ -24,7 +24,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.listing import AT_ONCE
 from headgate.storage.records import BucketPlace, Claim, JobFilter, Room
-from tests.durability.plans import EXPLAINING, HOUR, Backlog, Plans, StatementRun
+from tests.durability.plans import EXPLAINING, HOUR, PAYLOAD, Backlog, Plans, StatementRun
 from tests.durability.postgres import ask
 from tests.postgres_server import server_in
 
@@ -61,7 +61,8 @@ class StoreUser:
 
     def new(self, **values: Any) -> NewJob:
         now = self.storage.now()
-        job = {"task": "send", "queue": "mail", "payload": "{}", "priority": 0, "delayed": False}
+        # As long as the jobs of the backlog, so that no new one fits into what is left of their pages.
+        job = {"task": "send", "queue": "mail", "payload": PAYLOAD, "priority": 0, "delayed": False}
         return NewJob(**{"id": self._ids.next(now), "run_at": now, "enqueued_at": now, **job, **values})
 
     async def claim(self) -> list[Any]:
@@ -310,7 +311,9 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
     await storage.throttled()
     assert len(await storage.buckets_by_trouble(501)) == 501
     assert (await storage.waiting_by_key("mail", 20)).keys == 0
+    await storage.add([store_user.new(id=f"order-{number}") for number in range(5000)])
     assert len(await storage.names_of_jobs("0000", 6)) == 6
+    assert len(await storage.names_of_jobs("order", 6)) == 6
     assert await storage.batch_ids("0000", 6) == []
     assert len(await storage.keys(["absent", "api"], "1", 6)) == 6
     await storage.buckets(prefix="k", after=BucketPlace(True, 10**9, "", ""))
