@@ -5,8 +5,9 @@ A name is imported when it is first used, so a program that takes a `Limiter` lo
 PYTEST_DONT_REWRITE: pytest loads our plugin, and would otherwise warn if this module is imported before pytest.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from headgate.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headgate.app import Headgate
@@ -270,13 +271,4 @@ _PLACES = {
 
 
 if not TYPE_CHECKING:  # To a type checker a name that is not imported above does not exist.
-
-    def __getattr__(name: str) -> object:
-        place = _PLACES.get(name)
-        if place is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(place), name)
-        return value
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy_names(globals(), _PLACES, __all__)

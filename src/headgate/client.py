@@ -39,7 +39,7 @@ from headgate.engine.threads import in_thread
 from headgate.errors import DeclarationError, JobNotFound, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused, QueueUnserved
-from headgate.jobs.identity import IdSource, IdTaken
+from headgate.jobs.identity import IdSource, with_new_ids
 from headgate.jobs.job import JobRecord, JobState
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.observe.log import log_event, logged_kinds, unserved_text
@@ -284,13 +284,14 @@ class Client:
         """As `Batch.add`."""
         self.lifecycle.require()
         steps = list(steps)
-        builder = growth(self, batch_id, steps)
-        if builder.jobs:
-            try:
+
+        async def store() -> list[str]:
+            builder = growth(self, batch_id, steps)
+            if builder.jobs:
                 await self.enqueue_flow(*builder.flow())
-            except IdTaken:
-                return await self.add_to_batch(batch_id, steps)
-        return [Job(id, self) for id in builder.jobs]
+            return builder.jobs
+
+        return [Job(id, self) for id in await with_new_ids(store)]
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
         """Store a schedule at run time. Raises as `Task.enqueue`, and DeclarationError."""

@@ -3,8 +3,9 @@
 A name is imported when it is first used: they are half of what an app would import, and a worker uses none of them.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from headgate.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headgate.admin.admin import Admin, DeclaredTask, JobDetails
@@ -140,13 +141,4 @@ _PLACES = {
 
 
 if not TYPE_CHECKING:  # To a type checker a name that is not imported above does not exist.
-
-    def __getattr__(name: str) -> object:
-        place = _PLACES.get(name)
-        if place is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(place), name)
-        return value
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy_names(globals(), _PLACES, __all__)

@@ -15,7 +15,7 @@ from headgate.admin.enqueueing import Payload, call_of, declared_task
 from headgate.clock import SECOND, to_datetime
 from headgate.engine.declaration import rules_of, trigger_of
 from headgate.engine.enqueuer import Enqueuer
-from headgate.engine.occurrence import last_job_of, occurrence
+from headgate.engine.occurrence import Occurrence, last_job_of, occurrence
 from headgate.errors import (
     DeclarationError,
     HeadgateError,
@@ -27,7 +27,7 @@ from headgate.errors import (
 )
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.encoded import codecs_of
-from headgate.jobs.identity import IdSource, IdTaken
+from headgate.jobs.identity import IdSource, with_new_ids
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.calendar_text import calendar_text
 from headgate.schedules.cron import Cron
@@ -239,21 +239,21 @@ class SchedulesAdmin:
                         "from the app that does"
                     )
                 self._registry.codecs.decode(call.payload, f"the payload of schedule {name!r}")
-            now = self._storage.now()
-            follows = await last_job_of(self._storage, record) if record.rules.overlap == "queue" else None
-            at_once = replace(record, rules=replace(record.rules, jitter=None))
-            new = occurrence(
-                at_once, self._registry, partial(self._ids.next, now), occurs_at=now, now=now, follows=follows
-            )
-            course = record.course
-            fired = Fired(name, record.revision, course.next_at, course.last_at, new.jobs, batches=new.batches)
-            try:
-                (is_fired,) = await self._storage.fire([fired])
-            except IdTaken:
-                continue
-            if is_fired:
+            new = await with_new_ids(partial(self._fire, record))
+            if new is not None:
                 await self._note("trigger", name, f"job {new.id}" if not new.batches else f"batch {new.id}")
                 return new.last
+
+    async def _fire(self, record: ScheduleRecord) -> Occurrence | None:
+        """Enqueue an occurrence at once. Returns None if the schedule has changed since it was read."""
+        now = self._storage.now()
+        follows = await last_job_of(self._storage, record) if record.rules.overlap == "queue" else None
+        at_once = replace(record, rules=replace(record.rules, jitter=None))
+        new = occurrence(at_once, self._registry, partial(self._ids.next, now), occurs_at=now, now=now, follows=follows)
+        course = record.course
+        fired = Fired(record.name, record.revision, course.next_at, course.last_at, new.jobs, batches=new.batches)
+        (is_fired,) = await self._storage.fire([fired])
+        return new if is_fired else None
 
     async def skip(self, name: str) -> datetime | None:
         """Skip its next occurrence. Returns when that would have been, None if there is none.

@@ -23,7 +23,7 @@ from headgate.errors import DeclarationError
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobEnqueued, JobReplaced, LimitSkipped
-from headgate.jobs.identity import IdSource, IdTaken
+from headgate.jobs.identity import NEW_IDS_TRIES, IdSource, IdTaken
 from headgate.jobs.job import NewJob, Origin
 from headgate.jobs.scheduled import ScheduledCall, ScheduledGraph, ScheduledStep
 from headgate.jobs.uniqueness import replaces
@@ -39,9 +39,6 @@ from headgate.tasks.task import Call, Task
 from headgate.tasks.tracing import Tracing
 
 NO_QUEUES: Mapping[str, str] = {}
-
-NEW_IDS_TRIES = 10
-"""How often jobs get new ids because another producer has stored others under theirs."""
 
 _SCHEDULED = frozenset(ScheduledCall.__struct_fields__)
 """The options of its task that a schedule keeps."""

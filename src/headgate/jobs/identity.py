@@ -15,11 +15,11 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import cache, lru_cache
 from itertools import count
 from random import Random
-from typing import Annotated
+from typing import Annotated, TypeVar
 from uuid import UUID
 
 from headgate.errors import DeclarationError, StorageUnavailable
@@ -108,6 +108,12 @@ def numbers_beginning(prefix: str) -> tuple[int, int]:
     return int(text, 32), int(prefix.ljust(13, "v"), 32)
 
 
+NEW_IDS_TRIES = 10
+"""How often jobs get new ids because another producer has stored theirs: one that has the same number may go on."""
+
+R = TypeVar("R")
+
+
 class IdTaken(StorageUnavailable):
     """Another producer has stored jobs or batches under these new ids: give them others, and store them again.
 
@@ -120,6 +126,16 @@ class IdTaken(StorageUnavailable):
             f"not enqueued: another producer has just stored a job under the new id {ids}; enqueue it again"
         )
         self.taken = frozenset(taken)
+
+
+async def with_new_ids(store: Callable[[], Awaitable[R]]) -> R:
+    """Return the result of `store`, which makes ids and stores under them; call it again while they are taken."""
+    for _ in range(NEW_IDS_TRIES):
+        try:
+            return await store()
+        except IdTaken:
+            continue
+    return await store()
 
 
 class IdSource:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, U
 import msgspec
 
 from headgate.errors import DeclarationError
-from headgate.jobs.identity import IdTaken
+from headgate.jobs.identity import with_new_ids
 from headgate.jobs.job import On, Origin
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit, require_list
@@ -47,13 +47,16 @@ class ChainPlan(Generic[R_co]):
         When a step fails or is cancelled, those after it are cancelled. When a step is skipped, those after it are
         skipped. Raises what `Task.enqueue` raises, and DeclarationError for calls of several apps.
         """
-        client, builder = _new_builder(self)
-        last = builder.add(self, NOTHING)
-        try:
+        client = client_of(self)
+
+        async def store() -> tuple[list[str], PlacedJob | PlacedBatch]:
+            builder = FlowBuilder(client.new_id)
+            last = builder.add(self, NOTHING)
             await client.enqueue_flow(*builder.flow())
-        except IdTaken:
-            return await self.enqueue()
-        jobs = [Job[Any](id, client) for id in builder.jobs]
+            return builder.jobs, last
+
+        ids, last = await with_new_ids(store)
+        jobs = [Job[Any](id, client) for id in ids]
         while isinstance(last, PlacedBatch) and len(last.then) == 1:
             (last,) = last.then
         return Chain(jobs, _handle(last, client))
@@ -95,13 +98,15 @@ class BatchPlan:
 
     async def enqueue(self) -> Batch:
         """Store all jobs in one commit, with the steps after them. Raises as `Task.enqueue`, and DeclarationError."""
-        client, builder = _new_builder(self)
-        batch = builder.add_batch(self, NOTHING)
-        try:
+        client = client_of(self)
+
+        async def store() -> PlacedBatch:
+            builder = FlowBuilder(client.new_id)
+            batch = builder.add_batch(self, NOTHING)
             await client.enqueue_flow(*builder.flow())
-        except IdTaken:
-            return await self.enqueue()
-        handle = _handle(batch, client)
+            return batch
+
+        handle = _handle(await with_new_ids(store), client)
         assert isinstance(handle, Batch)
         return handle
 
@@ -581,11 +586,6 @@ def _handle(added: PlacedJob | PlacedBatch, client: Client) -> Job[Any] | Batch:
         return Job(added.id, client)
     then = [_handle(each, client) for each in added.then]
     return Batch(added.id, [Job(id, client) for id in added.jobs], client, then)
-
-
-def _new_builder(step: Step) -> tuple[Client, FlowBuilder]:
-    client = client_of(step)
-    return client, FlowBuilder(client.new_id)
 
 
 def client_of(step: Step) -> Client:
