@@ -19,7 +19,7 @@ from tests.conformance.storage_suite.nodes import NodesConformance
 
 
 class TestMemoryStorage(JobsConformance, BudgetsConformance, NodesConformance):
-    @pytest_asyncio.fixture
+    @pytest_asyncio.fixture(loop_scope="class")
     async def storage(self, clock: ManualClock) -> AsyncIterator[Store]:
         storage = MemoryStorage(clock)
         await storage.open()

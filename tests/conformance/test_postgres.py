@@ -18,13 +18,27 @@ from tests.conformance.storage_suite import StorageConformance
 from tests.conformance.storage_suite.fair_queues import ORDER, turns
 from tests.conformance.storage_suite.schedules import ScheduleUser
 from tests.conformance.storage_suite.store_user import StoreUser, rate
+from tests.kept_pools import KeptPools
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def kept_pools() -> AsyncIterator[KeptPools]:
+    pools = KeptPools()
+    yield pools
+    await pools.close()
 
 
 class TestPostgresStorage(StorageConformance):
-    @pytest_asyncio.fixture
+    @pytest_asyncio.fixture(loop_scope="class")
     async def storage(  # type: ignore[override]  # a fixture takes what it needs
-        self, clock: ManualClock, postgres_url: str, postgres_schema: str
+        self,
+        clock: ManualClock,
+        postgres_url: str,
+        postgres_schema: str,
+        kept_pools: KeptPools,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> AsyncIterator[Store]:
+        monkeypatch.setattr(asyncpg, "create_pool", kept_pools.create)
         storage = PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True)
         await storage.open()
         yield storage

@@ -15,7 +15,7 @@ from tests.internals import writer_of
 
 
 class TestSqliteStorage(StorageConformance):
-    @pytest_asyncio.fixture
+    @pytest_asyncio.fixture(loop_scope="class")
     async def storage(  # type: ignore[override]  # a fixture takes what it needs
         self, clock: ManualClock, tmp_path: Path
     ) -> AsyncIterator[Store]:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from headgate.engine import node_watch
-from headgate.jobs.identity import job_text
+from headgate.jobs.identity import job_number, job_text
 from headgate.storage.postgres import database, wake_ups
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import Upkeep
@@ -115,3 +115,8 @@ class Polling:
 def without_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no worker claim without a cause: it would find, half a minute later, what a test expects to be told of."""
     monkeypatch.setattr(node_watch, "SWEEP_EVERY", AGES)
+
+
+def sent_id(job_id: str) -> bytes:
+    """The id of a job as it is sent to the server and back."""
+    return job_number(job_id).to_bytes(8, "big", signed=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from headgate.jobs.identity import job_text
+
 
 class Line(msgspec.Struct, frozen=True):
     """One run of a handler: seconds of wall time when it ran, and when its attempt was claimed and charged."""
@@ -67,7 +69,7 @@ def endings(path: Path) -> Counter[str]:
     """How often each job became final."""
     connection = sqlite3.connect(path)
     try:
-        return Counter(job for (job,) in connection.execute("SELECT job FROM ending"))
+        return Counter(job_text(int(job)) for (job,) in connection.execute("SELECT job FROM ending"))
     finally:
         connection.close()
 

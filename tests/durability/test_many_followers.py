@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from headgate import Headgate, JobFailed, JobState, batch, chain
-from headgate.jobs.identity import job_number
+from headgate.jobs.identity import job_number, job_text
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from tests.durability.postgres import ask
 from tests.internals import store_of
@@ -197,7 +197,7 @@ async def test_explain_describes_a_follower_that_is_not_released_yet(store: Stor
     crowd = ManyFollowers(store.url)
     async with crowd.app.open():
         leader, follower = await crowd.enqueue(store, count=SOME)
-        last = f"{follower.id}-999"
+        last = job_text(job_number(follower.id) + SOME - 1)
         assert "is blocked until that is final" in (await crowd.app.admin.explain(last)).reason
         await leader.cancel()
         reason = (await crowd.app.admin.explain(last)).reason

@@ -18,7 +18,7 @@ from headgate.errors import StorageUnavailable
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.silent_clients import SILENT_FOR
 from tests import postgres_server
-from tests.durability.postgres import Endings, count_endings, session_at
+from tests.durability.postgres import Endings, count_endings, sent_id, session_at
 from tests.durability.processes import Children
 from tests.durability.tcp_proxy import Break, TcpProxy
 from tests.durability.work import Work
@@ -152,7 +152,7 @@ async def test_a_pooler_that_is_stopped_during_a_claim_delays_no_other(server: P
                 await pooled.has_run(await direct.gated.enqueue("acme"))
                 job = await direct.gated.using(delay=0.5).enqueue("acme")
                 # Its buckets and lanes are locked, and the values of the next statement do not arrive.
-                stall = proxy.stall_before(job.id.encode(), within=b"BEGIN")
+                stall = proxy.stall_before(sent_id(job.id), within=b"BEGIN")
                 await has_stalled(stall)
                 os.kill(bouncer.pid, signal.SIGSTOP)
                 try:

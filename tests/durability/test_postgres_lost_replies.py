@@ -12,7 +12,7 @@ import pytest
 from headgate import JobState, StorageUnavailable
 from headgate.jobs.event import StorageFailed
 from headgate.jobs.identity import job_number
-from tests.durability.postgres import Endings, ask, count_endings
+from tests.durability.postgres import Endings, ask, count_endings, sent_id
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
 from tests.internals import node_of, store_of
@@ -22,11 +22,6 @@ from tests.until import result_within, until
 pytestmark = pytest.mark.nightly
 
 MARK = b"a-mark-in-the-payload"
-
-
-def sent_id(job_id: str) -> bytes:
-    """The id of a job as it is sent to the server and back."""
-    return job_number(job_id).to_bytes(8, "big", signed=True)
 
 
 @pytest.mark.parametrize("is_lost", ["answer", "request"])

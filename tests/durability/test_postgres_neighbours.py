@@ -15,7 +15,7 @@ from headgate.storage.postgres import database
 from headgate.storage.postgres.dialect import CompiledStatement, statements_of
 from headgate.storage.procedures.claim import LaneRange
 from headgate.storage.row_ids import lane_id
-from tests.durability.postgres import Endings, ask, count_endings, let_locks_be_waited_for, session_at
+from tests.durability.postgres import Endings, ask, count_endings, let_locks_be_waited_for, sent_id, session_at
 from tests.durability.processes import Children
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
@@ -84,7 +84,7 @@ async def test_a_claim_that_stops_before_its_commit_delays_others_by_about_two_s
         frozen = Work(postgres.url_at(proxy.port))
         async with frozen.app:
             held = await local.gated.using(delay=0.7).enqueue("acme")
-            stalled = proxy.stall_before(b"COMMIT", within=held.id.encode())
+            stalled = proxy.stall_before(b"COMMIT", within=sent_id(held.id))
             await until(stalled.happened.is_set, 10)
             async with other.app:
                 jobs = [held, await local.gated.enqueue("acme"), await local.gated.enqueue("globex")]
@@ -108,7 +108,7 @@ async def test_a_process_stopped_before_the_commit_of_its_claim_claims_nothing_w
         )
         await frozen.wait_for_line("NodeStarted")
         job = await local.gated.using(delay=0.7).enqueue("acme")
-        stalled = proxy.stall_before(b"COMMIT", within=job.id.encode())
+        stalled = proxy.stall_before(b"COMMIT", within=sent_id(job.id))
         await until(stalled.happened.is_set, 10)
         frozen.signal(signal.SIGSTOP)
         other = Work(postgres.url)

@@ -125,7 +125,7 @@ class IdTaken(StorageUnavailable):
         super().__init__(
             f"not enqueued: another producer has just stored a job under the new id {ids}; enqueue it again"
         )
-        self.taken = frozenset(taken)
+        self.taken: frozenset[str] = frozenset(taken)
 
 
 async def with_new_ids(store: Callable[[], Awaitable[R]]) -> R:

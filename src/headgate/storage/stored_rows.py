@@ -70,7 +70,7 @@ class RowDecoder(Generic[R]):
     """
 
     def __init__(self, kind: type[R], what: str, /, **blanks: Any) -> None:
-        self.ids = _id_fields(kind)
+        self.ids: list[str] = _id_fields(kind)
         """The names of the fields that are ids of jobs or batches."""
         asked = kind
         self._kind = kind = _from_array(kind, self.ids)

@@ -269,26 +269,26 @@ class StoreUser:
 
 
 class Conformance:
-    """The fixtures of the tests that every store has to pass."""
+    """The fixtures of the tests that every store has to pass. A class has one event loop, so tests can share sessions."""
 
-    pytestmark = pytest.mark.asyncio
+    pytestmark = pytest.mark.asyncio(loop_scope="class")
 
     @pytest.fixture
     def clock(self) -> ManualClock:
         return ManualClock()
 
-    @pytest_asyncio.fixture
+    @pytest_asyncio.fixture(loop_scope="class")
     async def storage(self, clock: ManualClock) -> AsyncIterator[Store]:
         raise NotImplementedError("give the class a fixture `storage`")
         yield
 
-    @pytest_asyncio.fixture
+    @pytest_asyncio.fixture(loop_scope="class")
     async def store_user(self, storage: Store, clock: ManualClock) -> StoreUser:
         store_user = StoreUser(storage, clock)
         await storage.join(store_user.node, "a")
         return store_user
 
-    @pytest_asyncio.fixture(autouse=True)
+    @pytest_asyncio.fixture(autouse=True, loop_scope="class")
     async def nothing_contradicts(self, storage: Store) -> AsyncIterator[None]:
         yield
         assert list(await storage.check()) == []
