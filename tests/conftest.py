@@ -32,7 +32,7 @@ os.environ.setdefault("HEADGATE_MIGRATE", "true")
 # The gate repeats itself: Hypothesis tries the same examples each time, and `--randomly-seed` fixes the order. The
 # nightly run names another seed. How long an example takes is no error in either: a machine may be busy.
 settings.register_profile(
-    "gate", max_examples=30, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "gate", max_examples=20, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("nightly", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gate" if seeds.RUN is None else "nightly")

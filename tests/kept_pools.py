@@ -8,7 +8,7 @@ import asyncpg
 
 
 class KeptPools:
-    """In place of `asyncpg.create_pool`: a store that is closed leaves its sessions to the next one of the same event loop.
+    """In place of `asyncpg.create_pool`: a store that is closed leaves its sessions to the next one of its event loop.
 
     A new session reads the catalogue and plans each statement again, which takes longer than most tests.
     """

@@ -28,6 +28,7 @@ async def kept_pools() -> AsyncIterator[KeptPools]:
     await pools.close()
 
 
+@pytest.mark.slow
 class TestPostgresStorage(StorageConformance):
     @pytest_asyncio.fixture(loop_scope="class")
     async def storage(  # type: ignore[override]  # a fixture takes what it needs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -28,13 +29,24 @@ from tests.until import result_within, until
 pytestmark = pytest.mark.slow  # the suite runs on a pool of our own in test_postgres
 
 
-@pytest_asyncio.fixture(loop_scope="class")
+@asynccontextmanager
+async def new_pool(url: str) -> AsyncIterator[asyncpg.Pool[Any]]:
+    async with asyncpg.create_pool(url, min_size=0, max_size=6) as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture
 async def pool(postgres_url: str) -> AsyncIterator[asyncpg.Pool[Any]]:
-    async with asyncpg.create_pool(postgres_url, min_size=0, max_size=6) as pool:
+    async with new_pool(postgres_url) as pool:
         yield pool
 
 
 class OnLentPool(Conformance):
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def pool(self, postgres_url: str) -> AsyncIterator[asyncpg.Pool[Any]]:
+        async with new_pool(postgres_url) as pool:
+            yield pool
+
     @pytest_asyncio.fixture(loop_scope="class")
     async def storage(  # type: ignore[override]  # a fixture takes what it needs
         self, clock: ManualClock, postgres_url: str, postgres_schema: str, pool: asyncpg.Pool[Any]

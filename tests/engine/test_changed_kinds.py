@@ -85,6 +85,7 @@ def test_the_limits_of_a_queue_are_kept_over_a_change_of_kind_too(before: Any, a
     run_virtual(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [None, "api"], ids=["unnamed", "named"])
 @pytest.mark.parametrize(("before", "after"), list(permutations(KINDS, 2)))
 def test_another_kind_that_is_set_at_run_time_gives_no_fresh_budget(before: Any, after: Any, name: str | None) -> None:

@@ -22,6 +22,7 @@ LIMITS: list[Callable[[int], Limit]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost", [1, 2])
 @pytest.mark.parametrize("make", LIMITS, ids=lambda make: make(1).rule.describe())
 def test_a_job_many_windows_away_starts_as_predicted(make: Callable[[int], Limit], cost: int) -> None:

@@ -160,6 +160,7 @@ def test_the_first_occurrence_is_now_or_at_an_instant_or_the_first_one_of_the_tr
     run_virtual(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("misfire", "occurrences"),
     [("run_once", [9_600, 10_200]), ("skip", [10_200]), ("run_all", [8_500, 9_000, 9_600, 10_200])],
@@ -442,6 +443,7 @@ def test_a_cancelled_error_never_stops_the_series(raised: type[BaseException]) -
     run_virtual(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("misfire", "made_up"), [("skip", []), ("run_once", [36000]), ("run_all", [3600] * 10)])
 def test_occurrences_missed_while_no_node_ran(misfire: Any, made_up: list[float]) -> None:
     async def main(clock: VirtualClock) -> None:
@@ -803,6 +805,7 @@ def test_clocks_that_step_back_double_nothing_and_clocks_that_step_forward_miss_
     run_virtual(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [7200, 365 * 86400])
 @pytest.mark.parametrize("trigger", [Every(minutes=10), Cron("*/10 * * * *")])
 def test_a_clock_that_jumps_ahead_and_back_silences_no_schedule(ahead: int, trigger: Any) -> None:

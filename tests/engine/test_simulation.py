@@ -28,6 +28,7 @@ _ON_FILES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("first", _CHUNKS if ONLY is None else [int(ONLY)])
 def test_every_simulation_loses_no_job_and_exceeds_no_limit(first: int) -> None:

@@ -359,6 +359,7 @@ def _cancellation(job_id: str) -> AuditRecord:
     return AuditRecord("test", "cancel", "job", job_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0, 8))
 async def test_every_graph_ends_as_the_model_says_on_sqlite(seed: int, memory: Store, clock: ManualClock) -> None:
     await check_graphs(seed, MANY or 8, memory, clock)

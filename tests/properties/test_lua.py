@@ -177,6 +177,7 @@ def tell(url: str, rules: Sequence[AnyRule], steps: Sequence[tuple[Any, ...]]) -
     asyncio.run(History(url, rules).tell(steps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RULES)
 @on_a_server
 @given(data=st.data())

@@ -269,7 +269,7 @@ class StoreUser:
 
 
 class Conformance:
-    """The fixtures of the tests that every store has to pass. A class has one event loop, so tests can share sessions."""
+    """The fixtures of the tests that every store has to pass. A class has one event loop, to share sessions."""
 
     pytestmark = pytest.mark.asyncio(loop_scope="class")
 

@@ -65,6 +65,7 @@ def stage() -> Iterator[tuple[asyncio.Runner, Any, Seeds]]:
         runner.run(site.close())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.label)
 def test_every_valid_request_gets_a_described_response(
     stage: tuple[asyncio.Runner, Any, Seeds], operation: Any
