@@ -52,7 +52,7 @@ check: $(STAMP) ## Format, lint, types, import layers, links of the docs
 	$(BIN)/python docs/check_links.py
 
 .PHONY: test
-test: $(STAMP) compiled ## Run the tests, about 9 minutes on 2 cores (ARGS=... goes to pytest)
+test: $(STAMP) compiled ## Run the tests, about 5 minutes on 2 cores (ARGS=... goes to pytest)
 	$(PYTEST) -m "$(MARKS)" $(ARGS)
 
 .PHONY: test-nightly

@@ -100,8 +100,9 @@ async def test_a_limit_added_by_a_deploy_holds_for_all_of_the_backlog(releases: 
     async with newer:
         await releases.nothing_more_starts(2, 4)
         assert len(releases.started) == 2
-        # The first ones go first: moved jobs keep their places.
-        assert releases.started == [0, 1]
+        # The first ones go first: moved jobs keep their places. They run at the same time, and on a busy machine either
+        # may move its charge to a later start, so the order of the two calls is not told.
+        assert sorted(releases.started) == [0, 1]
         # What an old web process enqueues afterwards has to wait as well.
         await releases.enqueue(older, 50)
         await releases.nothing_more_starts(2)
