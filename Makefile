@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-dev
 BENCH_STAMP := $(VENV)/.stamp-bench
 
-# uv is used where it runs (a shim on PATH may not). --seed below keeps pip in the environment either way. What is imported
-# is compiled then, as uv leaves it; pip would compile all of it.
+# uv is used where it runs (a shim on PATH may not). --seed below keeps pip in the environment either way. pip would compile
+# all modules of 130 packages; Python compiles the few that are imported, at their first import.
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check)
 

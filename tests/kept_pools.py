@@ -33,15 +33,19 @@ class _Kept:
     def __init__(self, pool: asyncpg.Pool[Any], free: list[asyncpg.Pool[Any]]) -> None:
         self._pool = pool
         self._free = free
+        self._is_kept = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
     async def close(self) -> None:
-        if self._pool.get_idle_size() == self._pool.get_size():
+        self._is_kept = self._pool.get_idle_size() == self._pool.get_size()
+        if self._is_kept:
             self._free.append(self._pool)
         else:
             await self._pool.close()
 
     def terminate(self) -> None:
         """A store that is closed also does this."""
+        if not self._is_kept:
+            self._pool.terminate()

@@ -29,6 +29,11 @@ STORED_AS_NUMBER = "stored as a number"
 JobId = Annotated[str, STORED_AS_NUMBER]
 """The id of a job or a batch, in records that a store reads: its column is a number."""
 
+R = TypeVar("R")
+
+NEW_IDS_TRIES = 10
+"""How often jobs get other ids because another producer, which may have the same number, has stored theirs."""
+
 EPOCH = 1_735_689_600_000_000
 """2025-01-01, in microseconds: ids count from here, until 2096."""
 
@@ -108,12 +113,6 @@ def numbers_beginning(prefix: str) -> tuple[int, int]:
     return int(text, 32), int(prefix.ljust(13, "v"), 32)
 
 
-NEW_IDS_TRIES = 10
-"""How often jobs get new ids because another producer has stored theirs: one that has the same number may go on."""
-
-R = TypeVar("R")
-
-
 class IdTaken(StorageUnavailable):
     """Another producer has stored jobs or batches under these new ids: give them others, and store them again.
 
@@ -129,7 +128,10 @@ class IdTaken(StorageUnavailable):
 
 
 async def with_new_ids(store: Callable[[], Awaitable[R]]) -> R:
-    """Return the result of `store`, which makes ids and stores under them; call it again while they are taken."""
+    """Return the result of `store`, which makes ids and stores under them; call it again while they are taken.
+
+    Raises IdTaken if they are after `NEW_IDS_TRIES` more calls.
+    """
     for _ in range(NEW_IDS_TRIES):
         try:
             return await store()

@@ -47,6 +47,15 @@ class OwnIdsConformance(Conformance):
         assert await again() == {}
         assert (await store_user.record(INVOICE)).payload == "2"
 
+    async def test_jobs_are_found_by_how_their_own_ids_begin(self, store_user: StoreUser) -> None:
+        ids = [f"abcd0000-0000-4000-8000-00000000000{number}" for number in range(3)]
+        await store_user.storage.add([own(store_user, id) for id in [*ids, INVOICE]])
+        await store_user.add()
+        found = store_user.storage.names_of_jobs
+        assert sorted(job.id for job in await found("abcd", 5)) == ids
+        assert sorted(job.id for job in await found("abcd0000-", 2)) == ids[:2]
+        assert [job.id for job in await found(ids[1], 5)] == [ids[1]]
+
     async def test_an_enqueue_that_is_repeated_after_a_lost_reply_counts_as_stored(self, store_user: StoreUser) -> None:
         new = own(store_user)
         assert await store_user.storage.add([new]) == {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
 from headgate.errors import StorageUnavailable, StorageUnusable
 from headgate.storage.sqlite import connection
-from headgate.storage.sqlite.connection import lock_holder, mount_of, translate
+from headgate.storage.sqlite.connection import connect, lock_holder, mount_of, translate
 from headgate.testing.manual_clock import ManualClock
 
 MOUNTS = (
@@ -143,3 +144,18 @@ def test_the_process_with_the_write_lock_is_named(
 
 def test_without_a_list_of_locks_no_process_is_named(tmp_path: Path) -> None:
     assert lock_holder(tmp_path / "jobs.db", tmp_path) == ""
+
+
+def test_a_new_connection_waits_for_the_file_but_its_statements_do_not(tmp_path: Path) -> None:
+    """The fault: of apps that created one file together, one failed because the file was locked for a moment."""
+    path = tmp_path / "jobs.db"
+    holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    for statement in ("PRAGMA journal_mode = WAL", "PRAGMA locking_mode = EXCLUSIVE", "CREATE TABLE held (n)"):
+        holder.execute(statement)
+    with ThreadPoolExecutor(1) as thread:
+        opening = thread.submit(connect, path, synchronous="FULL", timeout=0)
+        assert wait([opening], timeout=0.3).not_done
+        holder.close()
+        connection = opening.result()
+    assert connection.execute("PRAGMA busy_timeout").fetchone() == (0,)
+    connection.close()

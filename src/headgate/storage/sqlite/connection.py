@@ -27,6 +27,9 @@ SMALLEST_DATABASE = 512
 OLDEST_SQLITE = (3, 35, 0)
 """The first version with UPDATE … FROM and generated columns."""
 
+_WAIT_TO_OPEN = 10.0
+"""Seconds for which a new connection waits for the file, before it reads anything."""
+
 _UNUSABLE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _FULL = {sqlite3.SQLITE_FULL}
 # PROTOCOL: SQLite lost the race for its shared memory a hundred times, which is contention too.
@@ -43,15 +46,18 @@ _ENVIRONMENT = {
 def connect(path: Path, *, synchronous: str, timeout: float) -> sqlite3.Connection:
     """Open a connection in autocommit mode: transactions are begun by statements.
 
-    It does not checkpoint after a commit; see `Checkpointer`.
+    Its statements wait `timeout` seconds for a lock, 0 for not at all. Opening it waits for a file that another process
+    opens, recovers or closes. It does not checkpoint after a commit; see `Checkpointer`.
     """
-    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+    wait = max(timeout, _WAIT_TO_OPEN)
+    connection = sqlite3.connect(path, timeout=wait, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -16000")
     # A damaged payload must affect only its own job: with an error here, no job at all could be read.
     connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+    connection.execute(f"PRAGMA busy_timeout = {round(timeout * 1000)}")
     return connection
 
 

@@ -167,10 +167,9 @@ class SqliteDriver(Driver):
             sqlite_file.require_prepared(self.path, self.clock)
         with contextlib.ExitStack() as made:
             try:
-                writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=10)
+                # `begin` waits for locks.
+                writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
                 made.callback(writer.close)
-                # From here on, `begin` waits for locks.
-                writer.execute("PRAGMA busy_timeout = 0")
                 lookups = Reader(self.path, "lookups")
                 made.callback(lookups.discard)
                 lists = Reader(self.path, "lists")
