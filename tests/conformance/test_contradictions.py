@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import asyncpg
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from headgate.jobs.identity import job_number
 from headgate.jobs.job import JobOptions
@@ -155,6 +156,35 @@ async def test_a_job_of_a_node_that_does_not_exist_is_found_and_upkeep_lets_it_w
     assert list(recovered.returned) == [job.id]
     assert await storage.check() == []
     assert await store_user.take_ids(node="node-b") == [job.id]
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ("failed_as = 'failed', failed_at = 5", "is running, and is found as failed"),
+        ("failed_at = 5", "is running, and is found as none that failed"),
+        ("holds_key = NOT holds_key", "is running and does not hold its unique key"),
+        ("unique_key = NULL", "is running and holds its unique key"),
+        ("kept_until = 5", "is running and has the end of a retention"),
+    ],
+)
+async def test_a_column_that_contradicts_the_state_of_its_job_is_found(store: Damaged, change: str, seen: str) -> None:
+    await store.store_user.storage.add([replace(store.store_user.new(), unique_key="k")])
+    job = await store.store_user.take_one()
+    assert await store.store_user.storage.check() == []
+    await store.run(f"UPDATE headgate.job SET {change}")
+    assert (await store.found()).seen == f"job {job.id} {seen}"
+
+
+@pytest.mark.parametrize("server", ["postgres"], indirect=True)
+async def test_a_running_job_that_no_claim_of_its_node_has_is_found(store: Damaged) -> None:
+    await store.store_user.add()
+    job = await store.store_user.take_one()
+    assert await store.store_user.storage.check() == []
+    await store.run("UPDATE headgate.claim SET node = 'other'")
+    assert (
+        await store.found()
+    ).seen == f"job {job.id} runs on node {store.store_user.node}, which has no claim with it"
 
 
 async def a_job_behind_a_limit(store: Damaged, **options: Any) -> str:

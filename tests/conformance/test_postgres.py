@@ -151,6 +151,73 @@ class TestPostgresStorage(StorageConformance):
         finally:
             await connection.close()
 
+    async def test_a_claim_is_kept_while_one_of_its_jobs_runs(
+        self, store_user: StoreUser, clock: ManualClock, postgres_url: str, postgres_schema: str
+    ) -> None:
+        connection = await asyncpg.connect(postgres_url)
+        storage = store_user.storage
+
+        async def kept(started_since: int = 0) -> list[int]:
+            """How many jobs each claim has that is kept after a heartbeat."""
+            await storage.beat(store_user.node, started_since=started_since)
+            return [
+                len(row["jobs"])
+                for row in await connection.fetch(f'SELECT jobs FROM "{postgres_schema}".claim ORDER BY id')
+            ]
+
+        try:
+            await store_user.add(3)
+            first, second, third = await store_user.take()
+            assert await kept() == [3]
+            await store_user.succeed(first)
+            await store_user.retry_later(second)
+            assert await kept() == [3]
+            # Two claims have the job that starts again; it is counted once.
+            clock.advance(10)
+            again = await store_user.take_one()
+            assert again.id == second.id
+            assert await kept() == [3, 1]
+            assert (await store_user.counts()).running == 2
+            assert set((await storage.beat(store_user.node)).owned) == {second.id, third.id}
+            await store_user.succeed(third)
+            # It runs, though not since the first claim: a claim does not say by which of its starts.
+            assert await kept() == [3, 1]
+            await store_user.succeed(again)
+            assert await kept(clock.now()) == [3]
+            assert await kept() == []
+            # A claim that starts no job keeps none.
+            assert await store_user.take() == []
+            assert await kept() == []
+        finally:
+            await connection.close()
+
+    async def test_the_claims_of_a_node_go_with_it(
+        self, store_user: StoreUser, postgres_url: str, postgres_schema: str
+    ) -> None:
+        storage = store_user.storage
+        connection = await asyncpg.connect(postgres_url)
+        claims = f'SELECT count(*) FROM "{postgres_schema}".claim'
+        try:
+            await storage.join("node-b", "b")
+            await store_user.add(2)
+            (job,) = await store_user.take(1)
+            await store_user.succeed(job)
+            await store_user.take(1, node="node-b")
+            assert await connection.fetchval(claims) == 2
+            await storage.leave("node-b")
+            assert await connection.fetchval(claims) == 1
+            # What is left of a node that somebody has deleted is no contradiction, and goes at the next look.
+            await connection.execute(f"DELETE FROM \"{postgres_schema}\".node WHERE id = '{store_user.node}'")
+            assert await storage.check() == []
+            await storage.join("node-c", "c")
+            assert await storage.add_missing_nodes() == 1
+            (dead,) = [peer for peer in (await storage.upkeep("node-c")).peers if peer.is_gone]
+            await storage.recover(dead.id, dead.beat)
+            assert await connection.fetchval(claims) == 0
+            assert await storage.add_missing_nodes() == 0
+        finally:
+            await connection.close()
+
     async def test_arrivals_wake_nodes_until_they_are_merged(self, store_user: StoreUser) -> None:
         """The fault: where a notification was lost, a job was found by the next poll, which is five seconds apart."""
         assert not (await store_user.storage.upkeep()).has_arrived

@@ -141,7 +141,7 @@ SELECT id, 'api', (place - 1)::text, $2, $2 FROM unnest($1::text[]) WITH ORDINAL
 _JOBS = f"""
 INSERT INTO headgate.job (
     id, lane, draws, waiting, delayed, priority, attempt, run_at, rank, enqueued_at, started_at, finished_at,
-    charged_at, state, task, queue, node, payload, gate, options
+    charged_at, state, failed_as, failed_at, task, queue, node, payload, gate, options
 )
 SELECT
     n,
@@ -150,6 +150,7 @@ SELECT
     is_waiting, n % 50 = 7, priority, 0, run_at, run_at - priority * 300000000000000000,
     at, ended_at, ended_at, ended_at,
     CASE WHEN is_waiting THEN 'waiting' WHEN n % 100 = 3 THEN 'failed' ELSE 'succeeded' END,
+    CASE WHEN n % 100 = 3 THEN 'failed' END, CASE WHEN n % 100 = 3 THEN ended_at END,
     CASE n WHEN 0 THEN 'rare' ELSE 'send' END, CASE n WHEN 0 THEN 'rare' ELSE 'mail' END, 'gone',
     '{PAYLOAD}', CASE n WHEN 0 THEN 'rare' ELSE 'send' END,
     CASE WHEN n >= $1 - 10 THEN '{{"tags":["common","rare"]}}' WHEN n % 2 = 0 THEN '{{"tags":["common"]}}' END

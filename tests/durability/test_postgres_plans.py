@@ -283,7 +283,8 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
     assert ran.pages < size / 2, ran.text
 
     # A node that drains asks this ten times a second, also where nothing runs: lanes for their first jobs.
-    await ask(store_user.url, "UPDATE headgate.job SET state = 'cancelled', finished_at = 1 WHERE state = 'running'")
+    cancelled = "state = 'cancelled', finished_at = 1, failed_as = 'cancelled', failed_at = 1"
+    await ask(store_user.url, f"UPDATE headgate.job SET {cancelled} WHERE state = 'running'")
     for tasks, ready_only in ((TASKS, True), (TASKS, False), (frozenset({"absent"}), True)):
         assert await storage.is_work_left({"mail"}, tasks, ready_only=ready_only) is (tasks is TASKS)
         (ran,) = [each for each in store_user.ran() if each.statement == "is_work_left"]

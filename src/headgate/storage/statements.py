@@ -2,8 +2,9 @@
 
 A file has the statements of one subject. A block begins with `-- name: cancel_waiting`. Where a statement is better
 written twice, the block for one database begins with `-- name: add_arrivals [sqlite]`. `@found_job` includes the block
-that begins with `-- part: found_job`. Statements name their tables as `headgate.job` and their parameters as `:name`.
-`::type` applies to PostgreSQL; SQLite ignores it. Where the two differ, a macro is used:
+that begins with `-- part: found_job`. A part may have arguments: in `-- part: ends_as(state)`, `$state` stands for what
+`@ends_as(ended.state)` passes. Statements name their tables as `headgate.job` and their parameters as `:name`. `::type`
+applies to PostgreSQL; SQLite ignores it. Where the two differ, a macro is used:
 
 - `{rows:late(id text, error json, place)}` is a table of the rows in parameter `late`: tuples, or objects with an
   attribute for each column. A column of type json takes any value that msgspec encodes; `place` numbers the rows.
@@ -41,8 +42,10 @@ from headgate.jobs.identity import job_number
 from headgate.jobs.job import AttemptRecord, JobRecord
 from headgate.storage.json_text import as_json, optional_json
 
-_HEADER = re.compile(r"^-- (?P<kind>name|part): (?P<name>\w+)(?: \[(?P<database>\w+)\])?$")
-_INCLUDE = re.compile(r"@(\w+)")
+_HEADER = re.compile(
+    r"^-- (?P<kind>name|part): (?P<name>\w+)(?:\((?P<arguments>[\w, ]+)\))?(?: \[(?P<database>\w+)\])?$"
+)
+_INCLUDE = re.compile(r"@(?P<part>\w+)(?:\((?P<arguments>[^()]*)\))?")
 _MACRO = re.compile(
     r"\{(?P<kind>rows|values|any|field|array|draws|record):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL
 )
@@ -198,7 +201,7 @@ class Template(NamedTuple):
 def compile_statements(dialect: Dialect) -> dict[str, Template]:
     """Return all statements for one database, by name."""
     blocks = [block for block in _load() if block.database in (None, dialect.name)]
-    parts = {block.name: block.text for block in blocks if block.is_part}
+    parts = {block.name: block for block in blocks if block.is_part}
     return {block.name: _compile(block.text, parts, dialect) for block in blocks if not block.is_part}
 
 
@@ -214,6 +217,7 @@ class _Block(NamedTuple):
     name: str
     database: str | None
     is_part: bool
+    arguments: Sequence[str]
     lines: list[str]
 
     @property
@@ -232,15 +236,31 @@ def _load() -> list[_Block]:
                 key = header["name"], header["database"]
                 if key in blocks:
                     raise ValueError(f"{file.name} defines statement {header['name']} a second time")
-                blocks[key] = _Block(*key, is_part=header["kind"] == "part", lines=(lines := []))
+                arguments = _listed(header["arguments"])
+                blocks[key] = _Block(*key, header["kind"] == "part", arguments, lines := [])
             elif lines is not None and not line.lstrip().startswith("--"):
                 lines.append(line)
     return list(blocks.values())
 
 
-def _compile(text: str, parts: Mapping[str, str], dialect: Dialect) -> Template:
+def _listed(text: str | None) -> list[str]:
+    return re.split(r",\s*", text) if text else []
+
+
+def _include(include: re.Match[str], parts: Mapping[str, _Block]) -> str:
+    part = parts[include["part"]]
+    text = part.text
+    if not part.arguments:
+        # What is in brackets belongs to the statement.
+        return text + include[0][len(part.name) + 1 :]
+    for name, value in zip(part.arguments, _listed(include["arguments"]), strict=True):
+        text = text.replace(f"${name}", value)
+    return text
+
+
+def _compile(text: str, parts: Mapping[str, _Block], dialect: Dialect) -> Template:
     while _INCLUDE.search(text):
-        text = _INCLUDE.sub(lambda include: parts[include[1]], text)
+        text = _INCLUDE.sub(lambda include: _include(include, parts), text)
     tables: dict[str, Table] = {}
     ids: set[str] = set()
 
@@ -280,7 +300,7 @@ def _compile(text: str, parts: Mapping[str, str], dialect: Dialect) -> Template:
 
 
 def _fields_but(record: type[msgspec.Struct], others: str) -> list[str]:
-    left_out = {"unreadable", *re.split(r",\s*", others)}
+    left_out = {"unreadable", *_listed(others)}
     return [name for name in record.__struct_fields__ if name not in left_out]
 
 

@@ -256,6 +256,8 @@ async def test_whether_a_lane_is_gated_and_by_which_limits_follows_from_its_draw
         "UPDATE lane SET behind = id, since = NULL",
         "UPDATE job SET state = 'running'",
         "UPDATE job SET state = 'succeeded', waiting = false",
+        "UPDATE job SET state = 'blocked', waiting = false, follows = 2, origin = '{}'",
+        "UPDATE job SET blocked = true",
         "UPDATE job SET finished_at = 5",
         "UPDATE job SET attempt = attempt - 1",
     ],
@@ -266,6 +268,27 @@ async def test_updates_are_held_to_the_same(postgres_url: str, schema: str, stat
         await tables.insert("job", **JOB)
         with pytest.raises(asyncpg.CheckViolationError):
             await tables.connection.execute(statement)
+
+
+async def test_no_index_names_a_column_that_the_success_of_a_plain_job_changes(postgres_url: str, schema: str) -> None:
+    """Else each end would write every index: they are left alone only if nothing that they name changes."""
+    changed = {"state", "result", "error", "finished_at", "charged_at"}
+    async with tables_of(postgres_url, schema) as tables:
+        named = await tables.connection.fetch(
+            """
+            SELECT index.relname AS index, column_of.attname AS column
+            FROM pg_index
+            JOIN pg_class AS index ON index.oid = pg_index.indexrelid
+            JOIN pg_am AS kind ON kind.oid = index.relam AND kind.amname <> 'brin'
+            JOIN pg_depend ON pg_depend.objid = index.oid AND pg_depend.refobjid = pg_index.indrelid
+            JOIN pg_attribute AS column_of
+                ON column_of.attrelid = pg_index.indrelid AND column_of.attnum = pg_depend.refobjsubid
+            WHERE pg_index.indrelid = 'job'::regclass
+            """
+        )
+    columns = {row["column"] for row in named}
+    assert {"lane", "waiting", "blocked", "failed_as", "holds_key", "kept_until"} <= columns
+    assert not columns & changed
 
 
 @pytest.mark.parametrize(

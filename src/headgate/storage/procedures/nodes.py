@@ -91,11 +91,11 @@ class _Declaration(msgspec.Struct):
 
 
 class MissingNode(msgspec.Struct):
-    """A node that running jobs name and that is not there: how many they are, and one of them."""
+    """A node that has started jobs and that is not there: how many still run on it, and one of them."""
 
     id: str
     jobs: int
-    job: JobId
+    job: JobId | None
 
 
 class _LockedNodeJob(msgspec.Struct):
@@ -182,6 +182,8 @@ async def beat(
     if not tx.has_one_writer:
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
     owned = await running_on(tx, node, since=started_since)
+    if not tx.has_one_writer:
+        await tx.execute("forget_claims", node=node, since=started_since)
     return Beat(
         known=changed == 1,
         owned={job.id: job.fence for job in owned},
@@ -308,7 +310,7 @@ async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = 
 
 
 async def missing_nodes(tx: Transaction) -> list[MissingNode]:
-    """Return the nodes that running jobs name and that are not there."""
+    """Return the nodes that have started jobs and that are not there."""
     return await tx.fetch(_MISSING, "missing_nodes")
 
 
@@ -357,8 +359,10 @@ async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str
 
 async def _remove(tx: Transaction, node: str, gone: Gone) -> bool:
     """Delete the node unless it still owns jobs. Returns whether it was deleted."""
-    if not tx.has_one_writer and await running_on(tx, node):
-        await tx.execute("mark_gone", id=node, gone=gone)
-        return False
+    if not tx.has_one_writer:
+        if await running_on(tx, node):
+            await tx.execute("mark_gone", id=node, gone=gone)
+            return False
+        await tx.execute("remove_claims", node=node)
     await tx.execute("remove_node", id=node)
     return True

@@ -242,6 +242,7 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule]) -> list[Contra
                 "let a worker run, which takes such jobs back within a minute",
             )
             for node in await missing_nodes(tx)
+            if node.jobs
         ],
         *[
             Contradiction(

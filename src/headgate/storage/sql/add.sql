@@ -2,7 +2,7 @@
 
 -- part: new_job_rows
 -- The columns of a new job that are passed: the fields of `NewJob` and those that procedures/add.py adds; `rank` follows
--- from its time and priority, `waiting` and `finished_at` from its state.
+-- from its time and priority, what comes after it from its state.
 {values:new(
     id bigint, payload text, run_at bigint, enqueued_at bigint;
     lane text, draws json;
@@ -11,11 +11,16 @@
     enqueued_by text, unique_key text, origin json, follows job_id, batch job_id, schedule text, audit smallint, own_id text
 )}
 
+-- part: is_new_final
+-- A new job that cannot run is final at once; it has not succeeded.
+state NOT IN ('waiting', 'blocked')
+
 -- part: insert_jobs
-INSERT INTO headgate.job ({columns:new}, rank, waiting, finished_at)
+INSERT INTO headgate.job ({columns:new}, rank, waiting, blocked, finished_at, failed_as, failed_at, kept_until)
 SELECT
-    {columns:new}, run_at - priority * @step, state = 'waiting',
-    CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END
+    {columns:new}, run_at - priority * @step, state = 'waiting', state = 'blocked',
+    CASE WHEN @is_new_final THEN enqueued_at END, CASE WHEN @is_new_final THEN state END,
+    CASE WHEN @is_new_final THEN enqueued_at END, CASE WHEN @is_new_final THEN @kept_until(enqueued_at, state) END
 FROM @new_job_rows
 WHERE true
 

@@ -564,6 +564,11 @@ live_node AS MATERIALIZED (
     FOR KEY SHARE
 )
 
+-- part: kept_claim
+kept AS (
+    INSERT INTO headgate.claim (node, at, jobs) SELECT :node, :now, array_agg(id) FROM taken HAVING count(*) > 0
+)
+
 -- part: left_lanes
 -- An arrival lowers the count of a lane, so that nodes that claim at the same time do not wait for each other.
 left_lanes AS (
@@ -578,7 +583,7 @@ WITH @unchanged_node,
 taken AS (
     UPDATE headgate.job
     SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
-        cancel_requested = false, charged_at = :limit_now, uncharged = held | passed
+        holds_key = unique_key IS NOT NULL, cancel_requested = false, charged_at = :limit_now, uncharged = held | passed
     WHERE job.id = ANY(
         ARRAY(
             SELECT first.id
@@ -597,6 +602,7 @@ taken AS (
     )
     RETURNING @head
 ),
+@kept_claim,
 @left_lanes
 SELECT * FROM taken
 
@@ -639,10 +645,11 @@ chosen AS (
 taken AS (
     UPDATE headgate.job
     SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
-        cancel_requested = false, charged_at = :limit_now, uncharged = held | passed
+        holds_key = unique_key IS NOT NULL, cancel_requested = false, charged_at = :limit_now, uncharged = held | passed
     WHERE job.id = ANY(ARRAY(SELECT id FROM chosen))
     RETURNING @head
 ),
+@kept_claim,
 @left_lanes
 SELECT * FROM taken
 
@@ -709,12 +716,16 @@ move AS (
     )}
     WHERE lane.id = moved.id AND lane.version = moved.version
 ),
+kept AS (
+    INSERT INTO headgate.claim (node, at, jobs)
+    SELECT :node, :now, :starting.id::bigint[] WHERE cardinality(:starting.id::bigint[]) > 0
+),
 free AS (
     SELECT id FROM headgate.job WHERE id = ANY(:starting.id::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE headgate.job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
-    cancel_requested = false, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged,
+    holds_key = job.unique_key IS NOT NULL, cancel_requested = false, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged,
     deferrals = CASE WHEN starting.is_deferred THEN coalesce(job.deferrals, 0) + 1 ELSE job.deferrals END
 FROM {rows:starting(id job_id, lane text, fence integer, held bigint, uncharged bigint, is_deferred boolean)}
 WHERE job.id = starting.id AND job.lane = starting.lane AND job.fence = starting.fence AND job.state = 'waiting'
@@ -725,7 +736,7 @@ RETURNING job.id
 -- Start jobs without terms on the node. SQLite writes one table a statement; `charge` writes the buckets.
 UPDATE job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
-    cancel_requested = 0, charged_at = :limit_now,
+    holds_key = unique_key IS NOT NULL, cancel_requested = 0, charged_at = :limit_now,
     deferrals = CASE WHEN id {any:deferred job_id} THEN coalesce(deferrals, 0) + 1 ELSE deferrals END
 WHERE id {any:ids job_id} AND +waiting
 
@@ -733,7 +744,7 @@ WHERE id {any:ids job_id} AND +waiting
 -- As start_jobs, for jobs with terms: they may hold permits, or be exempt from some of their draws.
 UPDATE job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
-    cancel_requested = 0, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged,
+    holds_key = job.unique_key IS NOT NULL, cancel_requested = 0, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged,
     deferrals = CASE WHEN starting.is_deferred THEN coalesce(job.deferrals, 0) + 1 ELSE job.deferrals END
 FROM {rows:starting(id job_id, lane text, fence integer, held bigint, uncharged bigint, is_deferred boolean)}
 WHERE job.id = starting.id AND +waiting

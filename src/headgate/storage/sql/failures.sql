@@ -4,8 +4,8 @@
 -- Return the jobs that failed since then, the last ones first. The index of failed jobs has their instants: no job is
 -- read for it.
 SELECT id FROM headgate.job
-WHERE state IN ('failed', 'cancelled', 'skipped') AND state = 'failed' AND finished_at >= :since::bigint
-ORDER BY finished_at DESC, id DESC
+WHERE failed_as = 'failed' AND failed_at >= :since::bigint
+ORDER BY failed_at DESC, id DESC
 LIMIT :count
 
 -- name: newest_failed [sqlite]

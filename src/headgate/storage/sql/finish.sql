@@ -1,8 +1,30 @@
 -- Attempts that end.
 
+-- part: ends_as(state)
+-- What follows from the state in which a job ends now.
+state = $state, finished_at = :now, holds_key = false,
+failed_as = CASE WHEN $state <> 'succeeded' THEN $state END,
+failed_at = CASE WHEN $state <> 'succeeded' THEN :now::bigint END,
+kept_until = @kept_until(:now::bigint, $state)
+
+-- part: kept_until(finished_at, state) [postgres]
+-- The end of a job's own retention; NULL for forever, and if it has none.
+-- A pattern: a damaged option must not keep its job from ending. No other option has these names.
+CASE
+    WHEN @has_own_retention
+    THEN $finished_at + 1000000 * substring(options COLLATE "C" FROM '"' || $state || '":([0-9]+)')::bigint
+END
+
+-- part: kept_until(finished_at, state) [sqlite]
+CASE
+    WHEN @has_own_retention AND json_type(options, '$.retention.' || $state) = 'integer'
+    THEN $finished_at + 1000000 * json_extract(options, '$.retention.' || $state)
+END
+
 -- part: plain_ending
-SET state = 'succeeded', result = ended.result, error = NULL, finished_at = :now,
-    charged_at = coalesce(ended.charged_at, job.charged_at)
+-- As `ends_as`: a running job has no values in the other columns.
+SET state = 'succeeded', result = ended.result, error = NULL, finished_at = :now, holds_key = false,
+    kept_until = @kept_until(:now::bigint, 'succeeded'), charged_at = coalesce(ended.charged_at, job.charged_at)
 FROM {rows:ended(id job_id, fence integer, result text, charged_at bigint)}
 
 -- part: is_plain
@@ -55,7 +77,7 @@ SELECT @running_job @running_under ORDER BY id {for update skip locked}
 
 -- name: running_on
 -- Return the jobs that run on a node and started at :since or later.
-SELECT @running_job FROM headgate.job WHERE state = 'running' AND node = :node AND started_at >= :since ORDER BY id
+SELECT @running_job FROM headgate.job WHERE @runs_on(:node, :since) AND started_at >= :since ORDER BY id
 
 -- name: complete
 -- Note, in a user's transaction, that the running attempt of a job has completed it.
@@ -86,8 +108,7 @@ WHERE job.audit >= CASE WHEN ended.error IS NOT NULL OR ended.outcome = 'lost' T
 -- name: finish
 -- Make running jobs final; with :lost, because too many of their attempts were lost with nodes.
 UPDATE headgate.job
-SET state = ended.state, result = ended.result, error = ended.error, finished_at = :now, held = ended.held,
-    lost = job.lost + :lost::integer
+SET @ends_as(ended.state), result = ended.result, error = ended.error, held = ended.held, lost = job.lost + :lost::integer
 FROM {rows:ended(id job_id, state text, result text, error json, held bigint)}
 WHERE job.id = ended.id AND job.finished_at IS NULL AND NOT job.waiting
 
@@ -97,6 +118,10 @@ UPDATE headgate.job
 SET state = CASE WHEN cancel_requested THEN 'cancelled' ELSE 'waiting' END,
     waiting = NOT cancel_requested,
     finished_at = CASE WHEN cancel_requested THEN :now::bigint END,
+    holds_key = false,
+    failed_as = CASE WHEN cancel_requested THEN 'cancelled' END,
+    failed_at = CASE WHEN cancel_requested THEN :now::bigint END,
+    kept_until = CASE WHEN cancel_requested THEN @kept_until(:now::bigint, 'cancelled') END,
     attempt = job.attempt - back.unspent,
     lost = job.lost + back.lost,
     delayed = back.delayed,

@@ -34,7 +34,7 @@ SELECT
     batch.id,
     (
         SELECT error FROM job
-        WHERE job.batch IS NOT NULL AND job.batch = batch.id AND +job.state IN ('failed', 'cancelled')
+        WHERE job.batch IS NOT NULL AND job.batch = batch.id AND job.state IN ('failed', 'cancelled')
         ORDER BY coalesce({field:error.type}, '') = 'LeaderNotSucceeded', job.id
         LIMIT 1
     ),
@@ -186,7 +186,7 @@ SELECT
 FROM {rows:leaders(id job_id, after job_id, place)}
 CROSS JOIN job ON job.rowid IN (
     SELECT follower.rowid FROM job AS follower
-    WHERE follower.follows = leaders.id AND follower.id > leaders.after AND +follower.state = 'blocked'
+    WHERE follower.follows = leaders.id AND follower.id > leaders.after AND follower.state = 'blocked'
     ORDER BY follower.id
     LIMIT :count
 )
@@ -201,7 +201,7 @@ LIMIT :count
 -- name: release
 -- Let blocked jobs, which are locked, wait in their lanes, ready now or at the time that was requested for them.
 UPDATE headgate.job
-SET state = 'waiting', waiting = true, lane = released.lane,
+SET state = 'waiting', waiting = true, blocked = false, lane = released.lane,
     delayed = delayed AND run_at > :now::bigint,
     run_at = {greatest}(run_at, :now::bigint),
     rank = rank + {greatest}(run_at, :now::bigint) - run_at,
@@ -213,7 +213,7 @@ WHERE job.id = released.id AND job.finished_at IS NULL AND NOT job.waiting
 -- Cancel or skip blocked jobs, which will never run. A cancelled one without a new error keeps the one that it has; a
 -- skipped one has none.
 UPDATE headgate.job
-SET state = ended.state, finished_at = :now,
+SET @ends_as(ended.state), blocked = false,
     error = CASE WHEN ended.state = 'cancelled' THEN coalesce(ended.error, job.error) END
 FROM {rows:ended(id job_id, state text, error json)}
 WHERE job.id = ended.id AND job.finished_at IS NULL AND NOT job.waiting
@@ -228,7 +228,7 @@ WHERE follows {any:leaders job_id} AND finished_at IS NOT NULL
     AND NOT EXISTS (
         SELECT 1 FROM headgate.job AS other
         WHERE other.task = job.task AND other.unique_key = job.unique_key AND other.unique_key IS NOT NULL
-            AND other.state IN ('waiting', 'blocked')
+            AND (other.waiting OR other.blocked)
     )
 ORDER BY id
 {for update}
@@ -236,7 +236,8 @@ ORDER BY id
 -- name: block
 -- Block final jobs again behind leaders that are not final.
 UPDATE headgate.job
-SET state = 'blocked', attempt = 0, lost = 0, finished_at = NULL,
+SET state = 'blocked', blocked = true, attempt = 0, lost = 0,
+    finished_at = NULL, failed_as = NULL, failed_at = NULL, kept_until = NULL,
     expires_at = CASE WHEN :is_retry::boolean THEN NULL ELSE expires_at END,
     run_at = CASE WHEN :is_retry::boolean THEN :now::bigint ELSE run_at END,
     rank = CASE WHEN :is_retry::boolean THEN rank + :now::bigint - run_at ELSE rank END,

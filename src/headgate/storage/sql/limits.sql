@@ -148,13 +148,13 @@ SELECT (
 ) + (
     SELECT count(*) FROM headgate.job WHERE waiting AND delayed AND lane IN (@lanes_of_limit)
 ) + (
-    SELECT count(*) FROM headgate.job WHERE state = 'blocked' AND strpos(draws, :needle) > 0
+    SELECT count(*) FROM headgate.job WHERE blocked AND strpos(draws, :needle) > 0
 )
 
 -- name: waits_for_limit [sqlite]
 -- There are no arrivals here, and lanes count exactly.
 SELECT (SELECT coalesce(sum(waiting), 0) FROM lane WHERE waiting > 0 AND instr(draws, :needle) > 0)
-    + (SELECT count(*) FROM job WHERE state = 'blocked' AND instr(draws, :needle) > 0)
+    + (SELECT count(*) FROM job WHERE blocked AND instr(draws, :needle) > 0)
 
 -- name: permits_of_limit
 -- Return the states of all buckets of a limit that hold permits.

@@ -131,9 +131,9 @@ job_tag.job
 -- The jobs that can match a filter, where an index finds them; :by names the index. Jobs that wait in :lanes for some
 -- draws and pass them are in other lanes.
 SELECT @place FROM headgate.job
-WHERE :by = 'failed' AND state IN ('failed', 'cancelled', 'skipped') AND finished_at >= coalesce(:finished_from::bigint, 0)
+WHERE :by = 'failed' AND failed_at >= coalesce(:finished_from::bigint, 0)
 UNION ALL
-SELECT @place FROM headgate.job WHERE :by = 'running' AND state = 'running'
+SELECT @place FROM headgate.job WHERE :by = 'running' AND @is_running
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'waiting' AND waiting AND NOT delayed
 UNION ALL
@@ -153,7 +153,7 @@ SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND delayed AND l
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND (held | passed) <> 0
 UNION ALL
-SELECT @place FROM headgate.job WHERE :by IN ('blocked', 'waiting', 'draw') AND state = 'blocked'
+SELECT @place FROM headgate.job WHERE :by IN ('blocked', 'waiting', 'draw') AND blocked
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'batch' AND batch = :batch::job_id
 UNION ALL
@@ -212,7 +212,7 @@ SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
     WHERE job.id < coalesce(:cursor::job_id, @highest_id) AND job.id >= coalesce(:last::job_id, @lowest_id)
-        AND state IN ('failed', 'cancelled', 'skipped') AND @job_filter
+        AND failed_at IS NOT NULL AND @job_filter
     ORDER BY id DESC
     LIMIT :count
 ) AS job @with_lane
@@ -223,7 +223,7 @@ SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
     WHERE job.id > coalesce(:cursor::job_id, @lowest_id) AND job.id <= coalesce(:last::job_id, @highest_id)
-        AND state IN ('failed', 'cancelled', 'skipped') AND @job_filter
+        AND failed_at IS NOT NULL AND @job_filter
     ORDER BY id
     LIMIT :count
 ) AS job @with_lane
@@ -262,11 +262,11 @@ SELECT id FROM headgate.job WHERE id < coalesce(:cursor::job_id, @highest_id) OR
 SELECT id FROM headgate.job WHERE id > coalesce(:cursor::job_id, @lowest_id) ORDER BY id LIMIT 2 OFFSET :skip
 
 -- name: last_read_failed
-SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled', 'skipped') AND id < coalesce(:cursor::job_id, @highest_id)
+SELECT id FROM headgate.job WHERE failed_at IS NOT NULL AND id < coalesce(:cursor::job_id, @highest_id)
 ORDER BY id DESC LIMIT 2 OFFSET :skip
 
 -- name: last_read_failed_oldest
-SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled', 'skipped') AND id > coalesce(:cursor::job_id, @lowest_id)
+SELECT id FROM headgate.job WHERE failed_at IS NOT NULL AND id > coalesce(:cursor::job_id, @lowest_id)
 ORDER BY id LIMIT 2 OFFSET :skip
 
 -- name: last_read_tagged
@@ -528,7 +528,7 @@ FROM (
     LEFT JOIN headgate.bucket ON bucket.id = lane.behind
     UNION ALL
     SELECT queue, task, 'blocked'
-    FROM (SELECT queue, task FROM headgate.job WHERE follows IS NOT NULL AND state = 'blocked' LIMIT :most) AS blocked
+    FROM (SELECT queue, task FROM headgate.job WHERE blocked LIMIT :most) AS blocked
 ) AS each
 GROUP BY queue, task, view
 ORDER BY queue, task, view
@@ -584,9 +584,9 @@ FROM (
     UNION ALL
     SELECT queue, 'scheduled', jobs FROM asleep
     UNION ALL
-    SELECT queue, 'blocked', count(*) FROM headgate.job WHERE state = 'blocked' GROUP BY queue
+    SELECT queue, 'blocked', count(*) FROM headgate.job WHERE blocked GROUP BY queue
     UNION ALL
-    SELECT queue, 'running', count(*) FROM headgate.job WHERE :running::boolean AND state = 'running' GROUP BY queue
+    SELECT queue, 'running', count(*) FROM headgate.job WHERE :running::boolean AND @is_running GROUP BY queue
 ) AS each
 GROUP BY queue, view
 HAVING sum(jobs) > 0
@@ -602,9 +602,9 @@ FROM (
     SELECT queue, sum(waiting) AS waiting, 0 AS running, 0 AS succeeded, 0 AS failed, 0 AS cancelled, 0 AS skipped
     FROM (@lane_counts) AS line GROUP BY queue
     UNION ALL
-    SELECT queue, count(*), 0, 0, 0, 0, 0 FROM headgate.job WHERE state = 'blocked' GROUP BY queue
+    SELECT queue, count(*), 0, 0, 0, 0, 0 FROM headgate.job WHERE blocked GROUP BY queue
     UNION ALL
-    SELECT queue, 0, count(*), 0, 0, 0, 0 FROM headgate.job WHERE state = 'running' GROUP BY queue
+    SELECT queue, 0, count(*), 0, 0, 0, 0 FROM headgate.job WHERE @is_running GROUP BY queue
     UNION ALL
     SELECT
         queue, 0, 0, CASE WHEN state = 'succeeded' THEN jobs ELSE 0 END, CASE WHEN state = 'failed' THEN jobs ELSE 0 END,
@@ -859,7 +859,7 @@ counted AS MATERIALIZED (
 named AS (
     SELECT queue FROM counted
     UNION
-    SELECT queue FROM headgate.job WHERE state = 'blocked'
+    SELECT queue FROM headgate.job WHERE blocked
     UNION
     SELECT queue FROM headgate.paused_queue
 )
@@ -887,7 +887,7 @@ line AS (
     WHERE queue IN (SELECT queue FROM served) AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
 )
 SELECT
-    EXISTS (SELECT 1 FROM headgate.job WHERE state = 'running' AND queue = ANY(:queues::text[]))
+    EXISTS (SELECT 1 FROM headgate.job WHERE @is_running AND queue = ANY(:queues::text[]))
     OR EXISTS (
         SELECT 1
         FROM line
@@ -909,7 +909,7 @@ SELECT
     OR (
         NOT :ready_only::boolean AND EXISTS (
             SELECT 1 FROM headgate.job
-            WHERE state = 'blocked' AND queue IN (SELECT queue FROM served) AND task = ANY(:tasks::text[])
+            WHERE blocked AND queue IN (SELECT queue FROM served) AND task = ANY(:tasks::text[])
         )
     )
 
@@ -938,7 +938,7 @@ SELECT
     OR (
         NOT :ready_only AND EXISTS (
             SELECT 1 FROM job
-            WHERE state = 'blocked' AND queue IN (SELECT queue FROM served) AND task IN (SELECT task FROM known)
+            WHERE blocked AND queue IN (SELECT queue FROM served) AND task IN (SELECT task FROM known)
         )
     )
 
@@ -1141,7 +1141,7 @@ EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits te
 -- part: draws_on_others [sqlite]
 -- Lanes have the draws of all jobs that wait in them.
 (
-    (state = 'blocked' AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text}))
+    (blocked AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text}))
     OR waiting AND lane IN (
         SELECT id FROM lane
         WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {draws:lane.draws} WHERE NOT draw.limit_name {any:limits text})
@@ -1157,7 +1157,7 @@ FROM headgate.job
 -- Return waiting jobs of these tasks that carry other gates than these, by id; with :limits, only those that draw on a
 -- limit that is not in it.
 @gated_job
-WHERE id > :after::job_id AND (waiting OR state = 'blocked') AND task {any:tasks text} AND NOT gate {any:gates text}
+WHERE id > :after::job_id AND (waiting OR blocked) AND task {any:tasks text} AND NOT gate {any:gates text}
     AND (:limits::text[] IS NULL OR @draws_on_others)
 ORDER BY id
 LIMIT :count
@@ -1185,7 +1185,7 @@ SELECT EXISTS (
 )
 OR EXISTS (
     SELECT 1 FROM headgate.job
-    WHERE state = 'blocked' AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
+    WHERE blocked AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
 )
 
 -- name: other_limits_are_waited_for [sqlite]
@@ -1195,7 +1195,7 @@ SELECT EXISTS (
 )
 OR EXISTS (
     SELECT 1 FROM job
-    WHERE state = 'blocked' AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
+    WHERE blocked AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
 )
 
 -- name: tasks_of_other_limits [postgres]

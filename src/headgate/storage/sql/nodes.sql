@@ -1,5 +1,32 @@
 -- Nodes: processes that run jobs.
 
+-- part: is_running [postgres]
+-- Running jobs. The ids are an array, not a join, so they are read by the primary key, whatever the statistics say.
+job.id = ANY(ARRAY(SELECT unnest(claim.jobs) FROM headgate.claim)) AND job.state = 'running'
+
+-- part: is_running [sqlite]
+job.state = 'running'
+
+-- part: runs_on(node, since) [postgres]
+-- The jobs that run on a node, in its claims since then.
+job.id = ANY(ARRAY(SELECT unnest(claim.jobs) FROM headgate.claim WHERE claim.node = $node AND claim.at >= $since))
+AND job.state = 'running' AND job.node = $node
+
+-- part: runs_on(node, since) [sqlite]
+job.state = 'running' AND job.node = $node
+
+-- name: forget_claims [postgres]
+-- Delete the claims of a node since then of which no job runs any more: what starts a job again is another claim.
+DELETE FROM headgate.claim
+WHERE node = :node AND at >= :since
+    AND NOT EXISTS (
+        SELECT 1 FROM headgate.job WHERE job.id = ANY(claim.jobs) AND job.state = 'running' AND job.node = claim.node
+    )
+
+-- name: remove_claims [postgres]
+-- Delete the claims of a node, which is locked and of which no job runs any more.
+DELETE FROM headgate.claim WHERE node = :node
+
 -- name: join_node
 -- Register a node; a registered node stays as it is.
 INSERT INTO headgate.node (
@@ -55,7 +82,7 @@ WHERE id = :id AND gone IS NULL
 -- Return all nodes, with the facts that show whether their processes still run.
 SELECT
     id, name, pid, started_at, beat_at, beat,
-    (SELECT count(*) FROM headgate.job WHERE state = 'running' AND job.node = node.id) AS running,
+    (SELECT count(*) FROM headgate.job WHERE @runs_on(node.id, 0)) AS running,
     pid_space, process_started, boot_id, queues, slots, is_quiet, is_stopping, labels, version, lingering, gone
 FROM headgate.node
 ORDER BY started_at, id
@@ -80,7 +107,7 @@ SELECT
     CASE WHEN id = :node THEN name END AS name,
     slots, is_quiet, is_stopping,
     EXISTS (SELECT 1 FROM headgate.job WHERE waiting AND expires_at <= :now)
-    OR EXISTS (SELECT 1 FROM headgate.job WHERE state = 'blocked' AND expires_at <= :now)
+    OR EXISTS (SELECT 1 FROM headgate.job WHERE blocked AND expires_at <= :now)
     OR EXISTS (SELECT 1 FROM headgate.job WHERE waiting AND give_up_at <= :now) AS has_expired,
     EXISTS (SELECT 1 FROM headgate.ended_leader) AS has_followers,
     @has_arrived AS has_arrived
@@ -100,31 +127,36 @@ WHERE id = :id AND gone IS NULL
 UPDATE headgate.node SET name = :name WHERE id = :id AND gone IS NULL AND name <> :name
 
 -- name: cancels
--- Return those of these jobs that run on a node and whose cancellation was requested. They are read by their ids: while a
--- snapshot is open, an index of running jobs leads to all jobs that have run since.
+-- Return those of these jobs that run on a node and whose cancellation was requested.
 SELECT id FROM headgate.job
 WHERE id {any:ids job_id} AND {no index}state = 'running' AND {no index}node = :node AND cancel_requested
 
+-- part: starts_by_node [postgres]
+headgate.claim WHERE true
+
+-- part: starts_by_node [sqlite]
+job WHERE state = 'running'
+
 -- name: missing_nodes
--- Return the nodes that running jobs name and that are not there, with how many jobs they have, and one of them. The nodes
--- of jobs are read one after another, by index, so that it costs little if there are many jobs.
+-- Return the nodes that have started jobs and that are not there, with how many jobs run on each, and one of them. The
+-- nodes are read one after another, by index, so that it costs little if there are many jobs.
 WITH RECURSIVE owner (id) AS (
-    SELECT (SELECT min(node) FROM headgate.job WHERE state = 'running')
+    SELECT (SELECT min(node) FROM @starts_by_node)
     UNION ALL
-    SELECT (SELECT min(node) FROM headgate.job WHERE state = 'running' AND node > owner.id) FROM owner WHERE id IS NOT NULL
+    SELECT (SELECT min(node) FROM @starts_by_node AND node > owner.id) FROM owner WHERE id IS NOT NULL
 )
 SELECT
     id,
-    (SELECT count(*) FROM headgate.job WHERE state = 'running' AND job.node = owner.id) AS jobs,
-    (SELECT min(job.id) FROM headgate.job WHERE state = 'running' AND job.node = owner.id) AS job
+    (SELECT count(*) FROM headgate.job WHERE @runs_on(owner.id, 0)) AS jobs,
+    (SELECT min(job.id) FROM headgate.job WHERE @runs_on(owner.id, 0)) AS job
 FROM owner
 WHERE id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM headgate.node WHERE node.id = owner.id)
 
 -- name: add_missing_node
--- Add a node that is not there as one that has died, unless its jobs were taken back meanwhile.
+-- Add a node that is not there as one that has died, unless it was recovered meanwhile.
 INSERT INTO headgate.node (id, name, pid, pid_space, process_started, boot_id, started_at, beat_at, gone)
 SELECT :id::text, :id::text, 0, '', '', '', :now::bigint, :now::bigint, 'dead'
-WHERE EXISTS (SELECT 1 FROM headgate.job WHERE state = 'running' AND job.node = :id::text)
+WHERE EXISTS (SELECT 1 FROM @starts_by_node AND node = :id::text)
 ON CONFLICT (id) DO NOTHING
 
 -- name: lock_node

@@ -6,7 +6,7 @@ SELECT job.id, job.task, job.unique_key, other.id AS rival
 FROM headgate.job
 LEFT JOIN headgate.job AS other
     ON other.task = job.task AND other.unique_key = job.unique_key AND other.unique_key IS NOT NULL
-        AND other.state IN ('waiting', 'blocked') AND other.id <> job.id
+        AND (other.waiting OR other.blocked) AND other.id <> job.id
 WHERE job.id {any:ids job_id} AND job.unique_key IS NOT NULL
 ORDER BY job.id
 
@@ -33,12 +33,12 @@ SELECT @keyed_job
 FROM {rows:keys(task text, unique_key text)}
 CROSS JOIN headgate.job
 WHERE job.task = keys.task AND job.unique_key = keys.unique_key
-    AND job.unique_key IS NOT NULL AND job.state IN ('waiting', 'blocked')
+    AND job.unique_key IS NOT NULL AND (job.waiting OR job.blocked)
 UNION ALL
 SELECT @keyed_job
 FROM {rows:keys(task text, unique_key text)}
 CROSS JOIN headgate.job
-WHERE job.task = keys.task AND job.unique_key = keys.unique_key AND job.unique_key IS NOT NULL AND job.state = 'running'
+WHERE job.task = keys.task AND job.unique_key = keys.unique_key AND job.holds_key
 UNION ALL
 SELECT
     kept_key.job, kept_key.task, kept_key.unique_key, 'kept', '', '[]', NULL, 0, 0, false, false, kept_key.until, 0, NULL

@@ -34,16 +34,6 @@ LIMIT :count
 -- part: has_own_retention
 (options IS NOT NULL AND {position}(options, '"retention":') > 0)
 
--- part: kept_until [postgres]
--- The end of a job's own retention; NULL for forever. As the index job_kept_until has it.
--- A pattern: a damaged option must not keep its job from ending. No other option has these names.
-finished_at + 1000000 * substring(options COLLATE "C" FROM '"' || state || '":([0-9]+)')::bigint
-
--- part: kept_until [sqlite]
-CASE json_type(options, '$.retention.' || state)
-    WHEN 'integer' THEN finished_at + 1000000 * json_extract(options, '$.retention.' || state)
-END
-
 -- part: is_needed
 -- Whether an unfinished job follows the job, or its batch: it may read its result.
 (
@@ -70,9 +60,7 @@ END
 SELECT @prunable_job
 FROM (
     SELECT id, held, draws, terms, batch, options FROM headgate.job
-    WHERE options IS NOT NULL AND finished_at IS NOT NULL AND {position}(options, '"retention":') > 0
-        AND @kept_until <= :now
-        AND NOT @is_needed
+    WHERE kept_until <= :now AND NOT @is_needed
     LIMIT :count
 ) AS job
 
@@ -299,6 +287,17 @@ true
 
 -- part: noted_of_schedule [sqlite]
 
+-- part: has_failed
+state IN ('failed', 'cancelled', 'skipped')
+
+-- part: unclaimed_jobs [postgres]
+SELECT 'job «' || id || '» runs on node ' || node || ', which has no claim with it'
+FROM headgate.job
+WHERE state = 'running' AND (node, id) NOT IN (SELECT node, unnest(jobs) FROM headgate.claim)
+
+-- part: unclaimed_jobs [sqlite]
+SELECT NULL WHERE false
+
 -- name: check
 -- Return a sentence for each contradiction between jobs, lanes and buckets.
 WITH line AS MATERIALIZED (@lines)
@@ -350,7 +349,7 @@ UNION ALL
 UNION ALL
 SELECT 'job «' || id || '» is blocked, and «' || follows || '», which it follows, is final or not marked as followed'
 FROM headgate.job
-WHERE state = 'blocked'
+WHERE blocked
     AND NOT EXISTS (
         SELECT 1 FROM headgate.job AS leader WHERE leader.id = job.follows AND leader.finished_at IS NULL AND leader.is_followed
     )
@@ -403,6 +402,21 @@ UNION ALL
 SELECT 'job «' || id || '» has the rank ' || rank || ' instead of ' || (run_at - priority * @step)
 FROM headgate.job
 WHERE finished_at IS NULL AND rank <> run_at - priority * @step
+UNION ALL
+SELECT 'job «' || id || '» is ' || state || ', and is found as ' || coalesce(failed_as, 'none that failed')
+FROM headgate.job
+WHERE coalesce(failed_as, '') <> CASE WHEN @has_failed THEN state ELSE '' END
+    OR coalesce(failed_at, 0) <> CASE WHEN @has_failed THEN finished_at ELSE 0 END
+UNION ALL
+SELECT 'job «' || id || '» is ' || state || CASE WHEN holds_key THEN ' and holds' ELSE ' and does not hold' END || ' its unique key'
+FROM headgate.job
+WHERE holds_key <> (state = 'running' AND unique_key IS NOT NULL)
+UNION ALL
+SELECT 'job «' || id || '» is ' || state || ' and has the end of a retention'
+FROM headgate.job
+WHERE kept_until IS NOT NULL AND finished_at IS NULL
+UNION ALL
+@unclaimed_jobs
 UNION ALL
 SELECT 'tag ' || tag || ' has job «' || job || '», which does not have it'
 FROM headgate.job_tag

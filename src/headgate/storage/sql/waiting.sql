@@ -24,7 +24,7 @@ ORDER BY id
 {for update skip locked}
 
 -- name: cancel_waiting
-UPDATE headgate.job SET state = 'cancelled', waiting = false, finished_at = :now WHERE id = :id::job_id AND state = 'waiting'
+UPDATE headgate.job SET @ends_as('cancelled'), waiting = false WHERE id = :id::job_id AND state = 'waiting'
 
 -- name: request_cancel
 -- Request the cancellation of a running job from its node.
@@ -35,7 +35,7 @@ UPDATE headgate.job SET cancel_requested = true WHERE id = :id::job_id AND finis
 UPDATE headgate.job
 SET state = 'waiting', waiting = true, lane = :lane, attempt = 0, lost = 0, run_at = :now,
     rank = rank + :now::bigint - run_at, delayed = false,
-    finished_at = NULL, expires_at = NULL, give_up_at = :give_up_at::bigint, passed = 0, charged_at = NULL, uncharged = 0,
+    finished_at = NULL, failed_as = NULL, failed_at = NULL, kept_until = NULL, expires_at = NULL, give_up_at = :give_up_at::bigint, passed = 0, charged_at = NULL, uncharged = 0,
     settled = NULL, result = NULL, progress = NULL, cancel_requested = false,
     error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END
 WHERE id = :id::job_id AND state IN ('failed', 'cancelled')
@@ -89,7 +89,7 @@ FROM (
     UNION
     SELECT id FROM (
         SELECT id FROM headgate.job
-        WHERE state = 'blocked' AND expires_at <= :now AND :lanes::text[] IS NULL AND id <> ALL(:held::job_id[])
+        WHERE blocked AND expires_at <= :now AND :lanes::text[] IS NULL AND id <> ALL(:held::job_id[])
         ORDER BY expires_at
         LIMIT :count
         FOR UPDATE SKIP LOCKED
@@ -118,7 +118,7 @@ SELECT @late_job
 FROM (
     SELECT id FROM (SELECT id FROM job WHERE waiting AND expires_at <= :now ORDER BY expires_at LIMIT :count)
     UNION
-    SELECT id FROM (SELECT id FROM job WHERE state = 'blocked' AND expires_at <= :now ORDER BY expires_at LIMIT :count)
+    SELECT id FROM (SELECT id FROM job WHERE blocked AND expires_at <= :now ORDER BY expires_at LIMIT :count)
     UNION
     SELECT id FROM (SELECT id FROM job WHERE waiting AND give_up_at <= :now ORDER BY give_up_at LIMIT :count)
     LIMIT :count
@@ -143,17 +143,17 @@ WITH free AS (
     SELECT id FROM headgate.job WHERE id = ANY(:dropped.id::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE headgate.job
-SET state = dropped.state, waiting = false, finished_at = :now, error = dropped.error, held = dropped.kept
+SET @ends_as(dropped.state), waiting = false, blocked = false, error = dropped.error, held = dropped.kept
 FROM {rows:dropped(id job_id, lane text, state text, error json, kept bigint)}
-WHERE job.id = dropped.id AND job.lane = dropped.lane AND (job.state = 'waiting' OR job.state = 'blocked')
+WHERE job.id = dropped.id AND job.lane = dropped.lane AND job.state IN ('waiting', 'blocked')
     AND @is_free
 RETURNING job.id, job.is_followed, job.batch
 
 -- name: drop_waiting [sqlite]
 UPDATE job
-SET state = dropped.state, waiting = false, finished_at = :now, error = dropped.error, held = dropped.kept
+SET @ends_as(dropped.state), waiting = false, blocked = false, error = dropped.error, held = dropped.kept
 FROM {rows:dropped(id job_id, lane text, state text, error json, kept bigint)}
-WHERE job.id = dropped.id AND job.lane = dropped.lane AND +job.state IN ('waiting', 'blocked')
+WHERE job.id = dropped.id AND job.lane = dropped.lane AND job.state IN ('waiting', 'blocked')
 RETURNING id, is_followed, batch
 
 -- name: forget_other_starts

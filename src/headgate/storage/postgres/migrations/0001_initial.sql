@@ -192,8 +192,9 @@ CREATE TABLE headgate.job (
     -- As headgate/jobs/identity.py makes it. Negative: a hash of the id that its caller chose.
     id                bigint PRIMARY KEY,
     lane              text COLLATE "C" NOT NULL,
-    -- Set while the state is 'waiting'.
+    -- Set while the state is 'waiting', and while it is 'blocked'.
     waiting           boolean NOT NULL,
+    blocked           boolean NOT NULL DEFAULT false,
     delayed           boolean NOT NULL,
     cancel_requested  boolean NOT NULL DEFAULT false,
     priority          smallint NOT NULL CHECK (priority BETWEEN 0 AND 9),
@@ -219,6 +220,11 @@ CREATE TABLE headgate.job (
     aging             bigint,
     started_at        bigint,
     finished_at       bigint,
+    -- The state and the end of final jobs that did not succeed, to be found by, and when a job with its own retention is
+    -- deleted. NULL for others.
+    failed_as         text COLLATE "C",
+    failed_at         bigint,
+    kept_until        bigint,
     -- The last start as it was charged: when (limit time), for which draws not, and what it was settled at.
     charged_at        bigint,
     -- A blocked job waits for another one that it follows, in no lane and owned by no node; people see it as waiting.
@@ -239,6 +245,8 @@ CREATE TABLE headgate.job (
     result            text,
     error             text,
     unique_key        text COLLATE "C",
+    -- Whether it runs under a unique key.
+    holds_key         boolean NOT NULL DEFAULT false,
     -- The process that enqueued it, for people only.
     enqueued_by       text,
     -- What it belongs to: the job or batch that it follows, its batch, its schedule and when it is due there. What is
@@ -254,12 +262,17 @@ CREATE TABLE headgate.job (
     audit             smallint NOT NULL DEFAULT 3 CHECK (audit BETWEEN 0 AND 3),
     progress          text,
     annotations       text,
-    CHECK (state <> 'blocked' OR (follows IS NOT NULL AND node IS NULL AND held = 0)),
+    CHECK (NOT blocked OR (follows IS NOT NULL AND node IS NULL AND held = 0)),
     CHECK (origin IS NOT NULL OR (follows IS NULL AND batch IS NULL AND schedule IS NULL)),
     CHECK (waiting = (state = 'waiting')),
+    CHECK (blocked = (state = 'blocked')),
     CHECK (state <> 'running' OR node IS NOT NULL),
     CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled', 'skipped')))
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+    -- Half of each page is free, because a claim writes all rows of a page anew, and so does their end.
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
+-- **The indexes name no column that the success of a plain job changes**, not even in a condition: so PostgreSQL writes the
+-- row alone, and no index (a heap-only tuple). Before version 16, the BRIN index prevents it. Running jobs are found by
+-- claims, see below.
 -- A statement that finds jobs by their ids must not spell the condition of one of these indexes, or it may be planned over
 -- that index and meet all that it has ever held. There a job waits if `state = 'waiting'`; one that is neither waiting
 -- nor finished runs if it has a node, and is blocked if it has none.
@@ -267,24 +280,18 @@ CREATE TABLE headgate.job (
 -- their ranks have one order.
 CREATE INDEX job_undelayed ON headgate.job (lane, rank, id) WHERE waiting AND NOT delayed;
 CREATE INDEX job_delayed ON headgate.job (lane, priority, run_at, id) WHERE waiting AND delayed;
-CREATE INDEX job_blocked ON headgate.job (queue) WHERE state = 'blocked';
-CREATE INDEX job_blocked_expires ON headgate.job (expires_at) WHERE state = 'blocked' AND expires_at IS NOT NULL;
--- Heartbeats read the latest of them.
-CREATE INDEX job_running ON headgate.job (node, started_at) WHERE state = 'running';
+CREATE INDEX job_blocked ON headgate.job (queue) WHERE blocked;
+CREATE INDEX job_blocked_expires ON headgate.job (expires_at) WHERE blocked AND expires_at IS NOT NULL;
 -- How many failed lately is counted in it alone.
-CREATE INDEX job_failed ON headgate.job (id) INCLUDE (state, finished_at) WHERE state IN ('failed', 'cancelled', 'skipped');
+CREATE INDEX job_failed ON headgate.job (id) INCLUDE (failed_as, failed_at) WHERE failed_at IS NOT NULL;
 CREATE INDEX job_held ON headgate.job (id) WHERE held <> 0;
 -- The few that wait in a lane without some of their draws, so that the lane does not tell what they draw on.
 CREATE INDEX job_passes ON headgate.job (id) WHERE waiting AND (held | passed) <> 0;
--- When jobs with their own retention are deleted. It is in their options, not in a column: other jobs store nothing for
--- it. Statements spell the expression in the same way.
-CREATE INDEX job_kept_until ON headgate.job (
-    (finished_at + 1000000 * substring(options COLLATE "C" FROM '"' || state || '":([0-9]+)')::bigint)
-) WHERE options IS NOT NULL AND finished_at IS NOT NULL AND strpos(options, '"retention":') > 0;
+CREATE INDEX job_kept_until ON headgate.job (kept_until) WHERE kept_until IS NOT NULL;
 CREATE INDEX job_expires ON headgate.job (expires_at) WHERE waiting AND expires_at IS NOT NULL;
 CREATE INDEX job_gives_up ON headgate.job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;
-CREATE UNIQUE INDEX job_unique ON headgate.job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');
-CREATE INDEX job_unique_running ON headgate.job (task, unique_key) WHERE unique_key IS NOT NULL AND state = 'running';
+CREATE UNIQUE INDEX job_unique ON headgate.job (task, unique_key) WHERE unique_key IS NOT NULL AND (waiting OR blocked);
+CREATE INDEX job_unique_running ON headgate.job (task, unique_key) WHERE holds_key;
 CREATE INDEX job_own_id ON headgate.job (own_id) WHERE own_id IS NOT NULL;
 CREATE INDEX job_follows ON headgate.job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON headgate.job (batch, id) WHERE batch IS NOT NULL;
@@ -293,6 +300,17 @@ CREATE INDEX job_schedule ON headgate.job (schedule, id) WHERE schedule IS NOT N
 -- pruning and looking at starts need.
 CREATE INDEX job_times ON headgate.job USING brin (finished_at, charged_at)
     WITH (pages_per_range = 32, autosummarize = on);
+
+-- The jobs that each claim started. A running job is in the claim that started it; each node deletes its claims of which no
+-- job runs any more. So running jobs are found without an index that each start and each end would change.
+CREATE TABLE headgate.claim (
+    id    bigint GENERATED ALWAYS AS IDENTITY,
+    node  text COLLATE "C" NOT NULL,
+    at    bigint NOT NULL,
+    jobs  bigint[] NOT NULL,
+    -- Heartbeats read the latest of a node.
+    PRIMARY KEY (node, at, id)
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
 -- A row for each tag of a job, so that jobs are found by it, newest first; the tags are in the options of the job.
 CREATE TABLE headgate.job_tag (

@@ -143,6 +143,8 @@ CREATE TABLE job (
     state             TEXT NOT NULL DEFAULT 'waiting',
     -- Whether the state is 'waiting': what indexes are made by, where statements that know a job by its id say the state.
     waiting           INTEGER NOT NULL DEFAULT 1,
+    -- The same for the state 'blocked'.
+    blocked           INTEGER NOT NULL DEFAULT 0,
     priority          INTEGER NOT NULL,
     delayed           INTEGER NOT NULL,
     run_at            INTEGER NOT NULL CHECK (typeof(run_at) = 'integer'),
@@ -163,6 +165,11 @@ CREATE TABLE job (
     node              TEXT,
     started_at        INTEGER,
     finished_at       INTEGER,
+    -- The state and the end of final jobs that did not succeed, to be found by, and when a job with its own retention is
+    -- deleted. NULL for others.
+    failed_as         TEXT,
+    failed_at         INTEGER,
+    kept_until        INTEGER,
     cancel_requested  INTEGER NOT NULL DEFAULT 0,
     payload           TEXT NOT NULL,
     headers           TEXT CHECK (headers IS NULL OR json_valid(headers)),
@@ -179,6 +186,8 @@ CREATE TABLE job (
     result            TEXT,
     error             TEXT,
     unique_key        TEXT,
+    -- Whether it runs under a unique key.
+    holds_key         INTEGER NOT NULL DEFAULT 0,
     -- The process that enqueued it, for people only.
     enqueued_by       TEXT,
     -- What it belongs to: the job or batch that it follows, its batch, its schedule and when it is due there.
@@ -207,7 +216,8 @@ CREATE TABLE job (
             WHEN 'blocked' THEN waiting = 0 AND finished_at IS NULL AND follows IS NOT NULL AND held = 0
             ELSE false
         END
-    )
+    ),
+    CHECK (blocked = (state = 'blocked'))
 );
 -- Delayed jobs are found by their times: which of them are due changes without a write. In each priority, their times and
 -- their ranks have one order.
@@ -217,25 +227,19 @@ CREATE INDEX job_delayed ON job (lane, priority, run_at) WHERE waiting AND delay
 CREATE INDEX job_held ON job (id) WHERE held <> 0;
 -- The few that wait in a lane without some of their draws, so that the lane does not tell what they draw on.
 CREATE INDEX job_passes ON job (passed) WHERE waiting AND (held | passed) <> 0;
-CREATE INDEX job_blocked ON job (queue) WHERE state = 'blocked';
-CREATE INDEX job_blocked_expires ON job (expires_at) WHERE state = 'blocked' AND expires_at IS NOT NULL;
+CREATE INDEX job_blocked ON job (queue) WHERE blocked;
+CREATE INDEX job_blocked_expires ON job (expires_at) WHERE blocked AND expires_at IS NOT NULL;
 CREATE INDEX job_running ON job (node, lane) WHERE state = 'running';
 -- Final jobs are counted by queue in it alone: 50 ms for a million. Triggers that kept the counts took a tenth of the time
 -- that a job takes to be added and to end.
 CREATE INDEX job_final ON job (state, queue, finished_at) WHERE finished_at IS NOT NULL;
--- When jobs with their own retention are deleted. It is in their options, not in a column: other jobs store nothing for
--- it. Statements spell the expression in the same way.
-CREATE INDEX job_kept_until ON job (
-    CASE json_type(options, '$.retention.' || state)
-        WHEN 'integer' THEN finished_at + 1000000 * json_extract(options, '$.retention.' || state)
-    END
-) WHERE options IS NOT NULL AND finished_at IS NOT NULL AND instr(options, '"retention":') > 0;
+CREATE INDEX job_kept_until ON job (kept_until) WHERE kept_until IS NOT NULL;
 CREATE INDEX job_expires ON job (expires_at) WHERE waiting AND expires_at IS NOT NULL;
 CREATE INDEX job_gives_up ON job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;
-CREATE UNIQUE INDEX job_unique ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');
-CREATE INDEX job_unique_running ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state = 'running';
+CREATE UNIQUE INDEX job_unique ON job (task, unique_key) WHERE unique_key IS NOT NULL AND (waiting OR blocked);
+CREATE INDEX job_unique_running ON job (task, unique_key) WHERE holds_key;
 -- By id, as they are listed.
-CREATE INDEX job_failed ON job (id) WHERE state IN ('failed', 'cancelled', 'skipped');
+CREATE INDEX job_failed ON job (id) WHERE failed_at IS NOT NULL;
 CREATE INDEX job_own_id ON job (own_id) WHERE own_id IS NOT NULL;
 CREATE INDEX job_follows ON job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON job (batch) WHERE batch IS NOT NULL;
