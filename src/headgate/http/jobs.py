@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -103,33 +103,6 @@ class AnotherRun(JsonBody, frozen=True, kw_only=True):
     payload: Arguments | None = None
 
 
-class ListedJobView(msgspec.Struct, frozen=True):
-    """A job in a list, with the beginning of its payload."""
-
-    id: str
-    task: str
-    queue: str
-    state: JobState
-    view: JobView | None
-    attempt: int
-    priority: int
-    enqueued_at: datetime
-    run_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    throttled_until: datetime | None
-    waits_for: WaitView | None
-    error: JobError | None
-    is_blocked: bool
-    is_scheduled: bool
-    follows: str | None
-    lane_waiting: int
-    progress: JobProgress | None
-    tags: Sequence[str]
-    unreadable: str | None
-    payload: str
-
-
 class JobsPage(msgspec.Struct, frozen=True):
     """A page of jobs; `next` is the cursor of the next page, null at the end.
 
@@ -151,8 +124,8 @@ class WaitView(msgspec.Struct, frozen=True):
     is_paused: bool
 
 
-class JobStatusView(msgspec.Struct, frozen=True):
-    """A job as it is now; its fields are those of `JobStatus`."""
+class JobFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What each answer has of a job as it is now: fields of `JobStatus`."""
 
     id: str
     task: str
@@ -169,14 +142,30 @@ class JobStatusView(msgspec.Struct, frozen=True):
     waits_for: WaitView | None
     lane_waiting: int
     error: JobError | None
-    position: int | None
-    predicted_start: datetime | None
     progress: JobProgress | None
     is_blocked: bool
     follows: str | None
+    unreadable: str | None
+
+
+Shown = TypeVar("Shown", bound=JobFields)
+
+
+class JobStatusView(JobFields, frozen=True, kw_only=True):
+    """A job as it is now; its fields are those of `JobStatus`."""
+
+    position: int | None
+    predicted_start: datetime | None
     enqueued_by: str | None
     deferrals: int
-    unreadable: str | None
+
+
+class ListedJobView(JobFields, frozen=True, kw_only=True):
+    """A job in a list, with the beginning of its payload."""
+
+    view: JobView | None
+    tags: Sequence[str]
+    payload: str
 
 
 class ExplanationView(msgspec.Struct, frozen=True):
@@ -295,7 +284,7 @@ async def explain_job(caller: Caller, id: str) -> ExplanationView:
     secrets = await caller.secrets(id)
     paused = frozenset((each.limit, each.key) for each in found.limits if each.is_paused)
     return ExplanationView(
-        status=_status_view(_status(found.status, caller.redaction, secrets), paused),
+        status=_shown(JobStatusView, _status(found.status, caller.redaction, secrets), paused),
         reason=caller.redaction.text(found.reason, secrets),
         limits=found.limits,
     )
@@ -433,9 +422,11 @@ def wait_view(status: JobStatus, paused: Paused) -> WaitView | None:
     return None if status.waits_for is None else WaitView(*status.waits_for, status.waits_for in paused)
 
 
-def _status_view(status: JobStatus, paused: Paused) -> JobStatusView:
-    shown = {name: getattr(status, name) for name in JobStatusView.__struct_fields__}
-    return JobStatusView(**{**shown, "waits_for": wait_view(status, paused)})
+def _shown(kind: type[Shown], status: JobStatus, paused: Paused, **others: Any) -> Shown:
+    """Return the fields of a status that an answer has, with others."""
+    others["waits_for"] = wait_view(status, paused)
+    same = {name: getattr(status, name) for name in kind.__struct_fields__ if name not in others}
+    return kind(**same, **others)
 
 
 def _listed(job: ListedJob, caller: Caller, paused: Paused) -> ListedJobView:
@@ -444,30 +435,8 @@ def _listed(job: ListedJob, caller: Caller, paused: Paused) -> ListedJobView:
     fields = (job.headers, job.status.annotations)
     secrets = caller.secrets_of(job.payload, fields=fields) if is_read else NO_SECRETS
     status = _status(job.status, redaction, secrets)
-    return ListedJobView(
-        id=status.id,
-        task=status.task,
-        queue=status.queue,
-        state=status.state,
-        view=_view(status),
-        attempt=status.attempt,
-        priority=status.priority,
-        enqueued_at=status.enqueued_at,
-        run_at=status.run_at,
-        started_at=status.started_at,
-        finished_at=status.finished_at,
-        throttled_until=status.throttled_until,
-        waits_for=wait_view(status, paused),
-        error=_short(status.error),
-        is_blocked=status.is_blocked,
-        is_scheduled=status.is_scheduled,
-        follows=status.follows,
-        lane_waiting=status.lane_waiting,
-        progress=status.progress,
-        tags=status.tags,
-        unreadable=status.unreadable,
-        payload=redaction.preview(caller.visible(job.payload) if is_read else job.payload, secrets),
-    )
+    preview = redaction.preview(caller.visible(job.payload) if is_read else job.payload, secrets)
+    return _shown(ListedJobView, status, paused, view=_view(status), error=_short(status.error), payload=preview)
 
 
 def _view(status: JobStatus) -> JobView | None:
@@ -492,7 +461,7 @@ def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
     origin = record.origin
     error = redaction.error(record.error, secrets)
     return JobDetailsView(
-        status=_status_view(_status(job.status, redaction, secrets), paused),
+        status=_shown(JobStatusView, _status(job.status, redaction, secrets), paused),
         payload=redaction.json(caller.visible(record.payload), secrets),
         result=redaction.json(None if record.result is None else caller.visible(record.result), secrets),
         error=error,

@@ -98,10 +98,6 @@ class MissingNode(msgspec.Struct):
     job: JobId | None
 
 
-class _LockedNodeJob(msgspec.Struct):
-    gone: Gone | None
-
-
 DEPLOYS_KEPT = 400 * 86_400 * SECOND
 """Microseconds."""
 
@@ -111,7 +107,6 @@ _NODES = RowDecoder(_Node, "node")
 _MISSING = RowDecoder(MissingNode, "node")
 _PEERS = RowDecoder(_Peer, "node")
 _SETTINGS = RowDecoder(NodeSetting, "node")
-_LOCKED = RowDecoder(_LockedNodeJob, "node")
 
 
 async def join(
@@ -283,7 +278,7 @@ async def rename_node(tx: Transaction, node: str, name: str, audit_record: Audit
 
 async def leave(tx: Transaction, node: str, held: frozenset[str] = frozenset()) -> Recovered:
     """As `Store.leave`. Raises FollowersHeld for jobs that are not in `held`."""
-    await tx.fetch(_LOCKED, "lock_node", id=node, beat=None)
+    await tx.values("lock_node", id=node, beat=None)
     recovered = await _take_back(tx, node, "left", held)
     await _remove(tx, node, "left")
     return recovered
@@ -295,10 +290,10 @@ async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = 
     Jobs that another transaction has locked, or that are `held`, stay with the node, which is recovered again later.
     None if nothing could be taken back. Raises FollowersHeld.
     """
-    found = await tx.fetch(_LOCKED, "lock_node", id=node, beat=beat)
+    found: Sequence[Gone | None] = await tx.values("lock_node", id=node, beat=beat)
     if not found:
         return None
-    gone = found[0].gone
+    (gone,) = found
     if gone is None:
         await tx.execute("note_lost_node", id=node, now=tx.now)
     recovered = await _take_back(tx, node, gone or "dead", held)

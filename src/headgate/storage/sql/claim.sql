@@ -4,63 +4,62 @@
 -- The gates of jobs that the node may start: one text, which is cheaper to send than a list, split once a statement.
 (SELECT string_to_array(:known::text, E'\n'))::text[]
 
--- part: lane_is_known [postgres]
--- Whether this node can claim from a lane: it has the rules of all limits, and the gate of a ready job among the first
--- of each priority.
+-- part: gate_is_known [postgres]
+gate = ANY(@known)
+
+-- part: gate_is_known [sqlite]
+gate {any:known_json text}
+
+-- part: claim_time [postgres]
+(SELECT now FROM instant)
+
+-- part: claim_time [sqlite]
+:now
+
+-- part: levels [postgres]
+-- A row for each priority.
+generate_series(0, 9) AS level (priority)
+
+-- part: levels [sqlite]
+(SELECT column1 AS priority FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9))) AS level
+
+-- part: limits_are_known [postgres]
 NOT EXISTS (
     SELECT 1 FROM json_array_elements(lane.draws::json) AS draw WHERE NOT draw ->> 0 = ANY(:limits::text[])
 )
-AND EXISTS (
-    SELECT 1
-    FROM (
-        SELECT gate FROM headgate.job
-        WHERE job.lane = lane.id AND waiting AND NOT delayed
-        ORDER BY rank, id
-        LIMIT 100
-    ) AS first
-    WHERE gate = ANY(@known)
-    UNION ALL
-    SELECT 1
-    FROM generate_series(0, 9) AS level
-    WHERE EXISTS (
-        SELECT 1
-        FROM (
-            SELECT gate FROM headgate.job
-            WHERE job.lane = lane.id AND waiting AND delayed AND priority = level AND run_at <= (SELECT now FROM instant)
-            ORDER BY run_at, id
-            LIMIT 100
-        ) AS due
-        WHERE gate = ANY(@known)
-    )
-)
 
--- part: lane_is_known [sqlite]
+-- part: limits_are_known [sqlite]
 -- Damaged draws are on a limit that no node has.
 NOT EXISTS (
     SELECT 1 FROM json_each(iif(json_valid(lane.draws), lane.draws, '[["", ""]]')) AS draw
     WHERE json_extract(draw.value, '$[0]') NOT IN (SELECT value FROM json_each(:limits))
 )
+
+-- part: lane_is_known
+-- Whether this node can claim from a lane: it has the rules of all limits, and the gate of a ready job among the first
+-- of each priority.
+@limits_are_known
 AND EXISTS (
     SELECT 1
     FROM (
-        SELECT gate FROM job
+        SELECT gate FROM headgate.job
         WHERE job.lane = lane.id AND waiting AND NOT delayed
-        ORDER BY rank, rowid
+        ORDER BY rank, @place
         LIMIT 100
-    )
-    WHERE gate {any:known_json text}
+    ) AS first
+    WHERE @gate_is_known
     UNION ALL
     SELECT 1
-    FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+    FROM @levels
     WHERE EXISTS (
         SELECT 1
         FROM (
-            SELECT gate FROM job
-            WHERE job.lane = lane.id AND waiting AND delayed AND priority = level.column1 AND run_at <= :now
-            ORDER BY run_at, rowid
+            SELECT gate FROM headgate.job
+            WHERE job.lane = lane.id AND waiting AND delayed AND job.priority = level.priority AND run_at <= @claim_time
+            ORDER BY run_at, @place
             LIMIT 100
-        )
-        WHERE gate {any:known_json text}
+        ) AS due
+        WHERE @gate_is_known
     )
 )
 
@@ -236,21 +235,21 @@ SELECT
             SELECT
                 sum(due_jobs.due)::bigint AS due, min(next.run_at) AS next_wake,
                 coalesce(json_agg(due_jobs.unknown) FILTER (WHERE due_jobs.unknown IS NOT NULL), '[]') AS due_unknown
-            FROM generate_series(0, 9) AS level
+            FROM @levels
             LEFT JOIN LATERAL (
                 SELECT
                     count(*) AS due,
                     json_agg(json_build_array(id, task)) FILTER (WHERE NOT gate = ANY(@known)) AS unknown
                 FROM (
                     SELECT id, task, gate FROM headgate.job
-                    WHERE job.lane = open.lane AND waiting AND delayed AND priority = level
+                    WHERE job.lane = open.lane AND waiting AND delayed AND job.priority = level.priority
                         AND run_at <= (SELECT now FROM instant)
                     LIMIT :count::integer
                 ) AS first
             ) AS due_jobs ON true
             LEFT JOIN LATERAL (
                 SELECT run_at FROM headgate.job
-                WHERE job.lane = open.lane AND waiting AND delayed AND priority = level AND run_at > (SELECT now FROM instant)
+                WHERE job.lane = open.lane AND waiting AND delayed AND job.priority = level.priority AND run_at > (SELECT now FROM instant)
                 ORDER BY run_at
                 LIMIT 1
             ) AS next ON true
@@ -522,10 +521,10 @@ CROSS JOIN LATERAL (
     ) AS plain
     UNION ALL
     SELECT due.*
-    FROM generate_series(0, 9) AS level
+    FROM @levels
     CROSS JOIN LATERAL (
         SELECT * FROM headgate.job
-        WHERE job.lane = visited.lane AND waiting AND delayed AND priority = level AND run_at <= :now
+        WHERE job.lane = visited.lane AND waiting AND delayed AND job.priority = level.priority AND run_at <= :now
             AND (:all::boolean OR gate = ANY(@known)) AND @not_locked
         ORDER BY run_at, id
         LIMIT :count::integer
@@ -544,10 +543,10 @@ JOIN job ON job.rowid IN (
     )
     UNION ALL
     SELECT due.rowid
-    FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+    FROM @levels
     JOIN job AS due ON due.rowid IN (
         SELECT rowid FROM job
-        WHERE lane = visited.value AND waiting AND delayed AND priority = level.column1 AND run_at <= :now
+        WHERE lane = visited.value AND waiting AND delayed AND job.priority = level.priority AND run_at <= :now
             AND (:all OR gate {any:known_json text})
         ORDER BY run_at, rowid
         LIMIT :count
@@ -624,10 +623,10 @@ candidate AS (
         ) AS plain
         UNION ALL
         SELECT due.*
-        FROM generate_series(0, 9) AS level
+        FROM @levels
         CROSS JOIN LATERAL (
             SELECT id, lane, rank FROM headgate.job
-            WHERE job.lane = visited_lane AND waiting AND delayed AND priority = level AND run_at <= :now
+            WHERE job.lane = visited_lane AND waiting AND delayed AND job.priority = level.priority AND run_at <= :now
                 AND gate = ANY(@known) AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
             ORDER BY run_at, id
             LIMIT most
@@ -653,46 +652,27 @@ taken AS (
 @left_lanes
 SELECT * FROM taken
 
--- name: left_in_lanes [postgres]
+-- name: left_in_lanes
 -- The jobs left in these lanes without those in :gone: whether one requested no start time, and when the next delayed job
 -- is due.
 SELECT
     wanted.lane,
     EXISTS (
         SELECT 1 FROM headgate.job
-        WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND rank >= wanted.front AND id <> ALL(:gone::job_id[])
+        WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND rank >= wanted.front AND NOT id {any:gone job_id}
     ) AS has_ready,
     (
-        SELECT min(earliest.run_at)
-        FROM generate_series(0, 9) AS level
-        CROSS JOIN LATERAL (
-            SELECT run_at FROM headgate.job
-            WHERE job.lane = wanted.lane AND waiting AND delayed AND priority = level AND id <> ALL(:gone::job_id[])
-            ORDER BY run_at
-            LIMIT 1
-        ) AS earliest
-    ) AS earliest
-FROM {rows:wanted(lane text, front bigint)}
-
--- name: left_in_lanes [sqlite]
-SELECT
-    wanted.lane,
-    EXISTS (
-        SELECT 1 FROM job
-        WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND id NOT IN (SELECT value FROM json_each(:gone::job_id))
-    ) AS has_ready,
-    (
-        SELECT min(earliest)
+        SELECT min(run_at)
         FROM (
             SELECT (
-                SELECT run_at FROM job
-                WHERE job.lane = wanted.lane AND waiting AND delayed AND priority = level.column1
-                    AND id NOT IN (SELECT value FROM json_each(:gone::job_id))
+                SELECT run_at FROM headgate.job
+                WHERE job.lane = wanted.lane AND waiting AND delayed AND job.priority = level.priority
+                    AND NOT id {any:gone job_id}
                 ORDER BY run_at
                 LIMIT 1
-            ) AS earliest
-            FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
-        )
+            ) AS run_at
+            FROM @levels
+        ) AS first
     ) AS earliest
 FROM {rows:wanted(lane text, front bigint)}
 

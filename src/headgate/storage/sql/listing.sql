@@ -103,17 +103,11 @@ CROSS JOIN LATERAL (SELECT id, queue, waiting FROM headgate.lane WHERE behind = 
 -- part: its_lanes [sqlite]
 CROSS JOIN lane AS line ON line.behind = bucket.id
 
--- part: its_undelayed_jobs [postgres]
-CROSS JOIN LATERAL (SELECT id FROM headgate.job WHERE lane = line.id AND waiting AND NOT delayed OFFSET 0) AS job
+-- part: its_jobs(which) [postgres]
+CROSS JOIN LATERAL (SELECT id FROM headgate.job WHERE lane = line.id AND waiting AND $which OFFSET 0) AS job
 
--- part: its_undelayed_jobs [sqlite]
-CROSS JOIN job ON job.lane = line.id AND job.waiting AND NOT job.delayed
-
--- part: its_delayed_jobs [postgres]
-CROSS JOIN LATERAL (SELECT id FROM headgate.job WHERE lane = line.id AND waiting AND delayed OFFSET 0) AS job
-
--- part: its_delayed_jobs [sqlite]
-CROSS JOIN job ON job.lane = line.id AND job.waiting AND job.delayed
+-- part: its_jobs(which) [sqlite]
+CROSS JOIN job ON job.lane = line.id AND job.waiting AND $which
 
 -- part: its_job [postgres]
 CROSS JOIN LATERAL (SELECT * FROM headgate.job WHERE job.id = job_tag.job OFFSET 0) AS job
@@ -139,13 +133,13 @@ SELECT @place FROM headgate.job WHERE :by = 'waiting' AND waiting AND NOT delaye
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'waiting' AND waiting AND delayed
 UNION ALL
-SELECT job.@place FROM (@open_lanes) AS line @its_undelayed_jobs WHERE :by = 'ready'
+SELECT job.@place FROM (@open_lanes) AS line @its_jobs(NOT job.delayed) WHERE :by = 'ready'
 UNION ALL
-SELECT job.@place FROM (@open_lanes) AS line @its_delayed_jobs WHERE :by = 'ready'
+SELECT job.@place FROM (@open_lanes) AS line @its_jobs(job.delayed) WHERE :by = 'ready'
 UNION ALL
-SELECT job.@place FROM (@closed_lanes) AS line @its_undelayed_jobs WHERE :by = 'throttled'
+SELECT job.@place FROM (@closed_lanes) AS line @its_jobs(NOT job.delayed) WHERE :by = 'throttled'
 UNION ALL
-SELECT job.@place FROM (@closed_lanes) AS line @its_delayed_jobs WHERE :by = 'throttled'
+SELECT job.@place FROM (@closed_lanes) AS line @its_jobs(job.delayed) WHERE :by = 'throttled'
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND NOT delayed AND lane {any:lanes text}
 UNION ALL
@@ -184,98 +178,75 @@ SELECT @job_record
 FROM headgate.job @with_lane
 WHERE job.id {any:ids job_id} AND (NOT :final::boolean OR job.finished_at IS NOT NULL)
 
+-- part: before_cursor(id)
+$id < coalesce(:cursor::job_id, @highest_id)
+
+-- part: after_cursor(id)
+$id > coalesce(:cursor::job_id, @lowest_id)
+
+-- part: before_cursor_to_last(id)
+@before_cursor($id) AND $id >= coalesce(:last::job_id, @lowest_id)
+
+-- part: after_cursor_to_last(id)
+@after_cursor($id) AND $id <= coalesce(:last::job_id, @highest_id)
+
+-- part: page(jobs, id, within, order)
+SELECT @job_record
+FROM (SELECT job.* FROM $jobs AND @$within($id) AND @job_filter ORDER BY $id $order LIMIT :count) AS job @with_lane
+ORDER BY job.id $order
+
+-- part: all_jobs
+headgate.job WHERE true
+
+-- part: failed
+headgate.job WHERE failed_at IS NOT NULL
+
+-- part: tagged
+headgate.job_tag @its_job WHERE job_tag.tag = :tag
+
 -- name: jobs
 -- Return jobs for a page, newest first; none before :last, if that is not NULL.
-SELECT @job_record
-FROM (
-    SELECT * FROM headgate.job
-    WHERE job.id < coalesce(:cursor::job_id, @highest_id) AND job.id >= coalesce(:last::job_id, @lowest_id) AND @job_filter
-    ORDER BY id DESC
-    LIMIT :count
-) AS job @with_lane
-ORDER BY job.id DESC
+@page(@all_jobs, job.id, before_cursor_to_last, DESC)
 
 -- name: jobs_oldest
 -- Return jobs for a page, oldest first; none after :last, if that is not NULL.
-SELECT @job_record
-FROM (
-    SELECT * FROM headgate.job
-    WHERE job.id > coalesce(:cursor::job_id, @lowest_id) AND job.id <= coalesce(:last::job_id, @highest_id) AND @job_filter
-    ORDER BY id
-    LIMIT :count
-) AS job @with_lane
-ORDER BY job.id
+@page(@all_jobs, job.id, after_cursor_to_last, ASC)
 
 -- name: failed_jobs
--- As `jobs`, for jobs that failed, or were cancelled or skipped.
-SELECT @job_record
-FROM (
-    SELECT * FROM headgate.job
-    WHERE job.id < coalesce(:cursor::job_id, @highest_id) AND job.id >= coalesce(:last::job_id, @lowest_id)
-        AND failed_at IS NOT NULL AND @job_filter
-    ORDER BY id DESC
-    LIMIT :count
-) AS job @with_lane
-ORDER BY job.id DESC
+-- The same of jobs that failed, or were cancelled or skipped.
+@page(@failed, job.id, before_cursor_to_last, DESC)
 
 -- name: failed_jobs_oldest
-SELECT @job_record
-FROM (
-    SELECT * FROM headgate.job
-    WHERE job.id > coalesce(:cursor::job_id, @lowest_id) AND job.id <= coalesce(:last::job_id, @highest_id)
-        AND failed_at IS NOT NULL AND @job_filter
-    ORDER BY id
-    LIMIT :count
-) AS job @with_lane
-ORDER BY job.id
+@page(@failed, job.id, after_cursor_to_last, ASC)
 
 -- name: tagged_jobs
--- As `jobs`, for jobs with the tag of a filter.
-SELECT @job_record
-FROM (
-    SELECT job.*
-    FROM headgate.job_tag @its_job
-    WHERE job_tag.tag = :tag AND job_tag.job < coalesce(:cursor::job_id, @highest_id) AND job_tag.job >= coalesce(:last::job_id, @lowest_id)
-        AND @job_filter
-    ORDER BY job_tag.job DESC
-    LIMIT :count
-) AS job @with_lane
-ORDER BY job.id DESC
+-- The same of jobs with the tag of a filter.
+@page(@tagged, job_tag.job, before_cursor_to_last, DESC)
 
 -- name: tagged_jobs_oldest
-SELECT @job_record
-FROM (
-    SELECT job.*
-    FROM headgate.job_tag @its_job
-    WHERE job_tag.tag = :tag AND job_tag.job > coalesce(:cursor::job_id, @lowest_id) AND job_tag.job <= coalesce(:last::job_id, @highest_id)
-        AND @job_filter
-    ORDER BY job_tag.job
-    LIMIT :count
-) AS job @with_lane
-ORDER BY job.id
+@page(@tagged, job_tag.job, after_cursor_to_last, ASC)
+
+-- part: last_of(jobs, id, within, order)
+SELECT $id FROM $jobs AND @$within($id) ORDER BY $id $order LIMIT 2 OFFSET :skip
 
 -- name: last_read
 -- Return the id of the last job that is read if so many are read, newest first, and the id of the next job.
-SELECT id FROM headgate.job WHERE id < coalesce(:cursor::job_id, @highest_id) ORDER BY id DESC LIMIT 2 OFFSET :skip
+@last_of(@all_jobs, job.id, before_cursor, DESC)
 
 -- name: last_read_oldest
-SELECT id FROM headgate.job WHERE id > coalesce(:cursor::job_id, @lowest_id) ORDER BY id LIMIT 2 OFFSET :skip
+@last_of(@all_jobs, job.id, after_cursor, ASC)
 
 -- name: last_read_failed
-SELECT id FROM headgate.job WHERE failed_at IS NOT NULL AND id < coalesce(:cursor::job_id, @highest_id)
-ORDER BY id DESC LIMIT 2 OFFSET :skip
+@last_of(@failed, job.id, before_cursor, DESC)
 
 -- name: last_read_failed_oldest
-SELECT id FROM headgate.job WHERE failed_at IS NOT NULL AND id > coalesce(:cursor::job_id, @lowest_id)
-ORDER BY id LIMIT 2 OFFSET :skip
+@last_of(@failed, job.id, after_cursor, ASC)
 
 -- name: last_read_tagged
-SELECT job FROM headgate.job_tag WHERE tag = :tag AND job < coalesce(:cursor::job_id, @highest_id)
-ORDER BY job DESC LIMIT 2 OFFSET :skip
+@last_of(headgate.job_tag WHERE job_tag.tag = :tag, job_tag.job, before_cursor, DESC)
 
 -- name: last_read_tagged_oldest
-SELECT job FROM headgate.job_tag WHERE tag = :tag AND job > coalesce(:cursor::job_id, @lowest_id)
-ORDER BY job LIMIT 2 OFFSET :skip
+@last_of(headgate.job_tag WHERE job_tag.tag = :tag, job_tag.job, after_cursor, ASC)
 
 -- name: count_jobs
 -- Count the jobs that match a filter, up to a maximum.
@@ -305,52 +276,35 @@ SELECT count(*)
 FROM (SELECT DISTINCT @place AS place FROM (SELECT @place FROM (@known_jobs) AS known LIMIT :most) AS few) AS known
 WHERE (SELECT true FROM headgate.job WHERE job.@place = known.place AND @job_filter)
 
--- name: jobs_known [postgres]
+-- part: page_of_known(within, order) [postgres]
+SELECT @job_record
+FROM (
+    SELECT job.*
+    FROM (SELECT DISTINCT id FROM (@known_jobs) AS known) AS known
+    CROSS JOIN LATERAL (SELECT * FROM headgate.job WHERE job.id = known.id OFFSET 0) AS job
+    WHERE @$within(job.id) AND @job_filter
+    ORDER BY job.id $order
+    LIMIT :count
+) AS job @with_lane
+ORDER BY job.id $order
+
+-- part: page_of_known(within, order) [sqlite]
+SELECT @job_record
+FROM (
+    SELECT rowid AS place FROM job
+    WHERE job.rowid IN (@known_jobs) AND @$within(+job.id) AND @job_filter
+    ORDER BY +id $order
+    LIMIT :count
+) AS page
+CROSS JOIN job ON job.rowid = page.place @with_lane
+ORDER BY job.id $order
+
+-- name: jobs_known
 -- Return the same pages where an index finds the jobs and they are few: they are sorted.
-SELECT @job_record
-FROM (
-    SELECT job.*
-    FROM (SELECT DISTINCT id FROM (@known_jobs) AS known) AS known
-    CROSS JOIN LATERAL (SELECT * FROM headgate.job WHERE job.id = known.id OFFSET 0) AS job
-    WHERE job.id < coalesce(:cursor::job_id, @highest_id) AND @job_filter
-    ORDER BY job.id DESC
-    LIMIT :count
-) AS job @with_lane
-ORDER BY job.id DESC
+@page_of_known(before_cursor, DESC)
 
--- name: jobs_known [sqlite]
-SELECT @job_record
-FROM (
-    SELECT rowid AS place FROM job
-    WHERE job.rowid IN (@known_jobs) AND +job.id < coalesce(:cursor::job_id, @highest_id) AND @job_filter
-    ORDER BY +id DESC
-    LIMIT :count
-) AS page
-CROSS JOIN job ON job.rowid = page.place @with_lane
-ORDER BY job.id DESC
-
--- name: jobs_known_oldest [postgres]
-SELECT @job_record
-FROM (
-    SELECT job.*
-    FROM (SELECT DISTINCT id FROM (@known_jobs) AS known) AS known
-    CROSS JOIN LATERAL (SELECT * FROM headgate.job WHERE job.id = known.id OFFSET 0) AS job
-    WHERE job.id > coalesce(:cursor::job_id, @lowest_id) AND @job_filter
-    ORDER BY job.id
-    LIMIT :count
-) AS job @with_lane
-ORDER BY job.id
-
--- name: jobs_known_oldest [sqlite]
-SELECT @job_record
-FROM (
-    SELECT rowid AS place FROM job
-    WHERE job.rowid IN (@known_jobs) AND +job.id > coalesce(:cursor::job_id, @lowest_id) AND @job_filter
-    ORDER BY +id
-    LIMIT :count
-) AS page
-CROSS JOIN job ON job.rowid = page.place @with_lane
-ORDER BY job.id
+-- name: jobs_known_oldest
+@page_of_known(after_cursor, ASC)
 
 -- name: queues_of_lanes
 -- Return the queues that have lanes, each found by index.
@@ -802,11 +756,11 @@ line AS (
                     SELECT (
                         SELECT run_at FROM job
                         WHERE lane = topmost.id AND waiting AND NOT delayed
-                            AND rank >= 260000000000000000 - (level.column1 + 1) * @no_aging
+                            AND rank >= 260000000000000000 - (level.priority + 1) * @no_aging
                         ORDER BY rank, rowid
                         LIMIT 1
                     ) AS at
-                    FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+                    FROM @levels
                     UNION ALL
                     SELECT (
                         SELECT min(run_at)
@@ -821,9 +775,9 @@ line AS (
                     UNION ALL
                     SELECT (
                         SELECT min(run_at) FROM job
-                        WHERE lane = topmost.id AND waiting AND delayed AND priority = level.column1 AND run_at <= :now
+                        WHERE lane = topmost.id AND waiting AND delayed AND job.priority = level.priority AND run_at <= :now
                     )
-                    FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+                    FROM @levels
                 )
             )
         END AS run_at
@@ -870,76 +824,46 @@ LEFT JOIN headgate.paused_queue ON paused_queue.queue = named.queue
 LEFT JOIN counted ON counted.queue = named.queue
 ORDER BY named.queue
 
--- name: is_work_left [postgres]
+-- part: is_served
+queue {any:queues text} AND queue NOT IN (SELECT queue FROM headgate.paused_queue)
+
+-- part: lines_with_work [postgres]
+SELECT id, behind FROM headgate.lane WHERE @is_served
+UNION ALL
+SELECT lane, NULL FROM headgate.arrival
+WHERE @is_served AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
+
+-- part: lines_with_work [sqlite]
+SELECT id, behind FROM lane WHERE @is_served AND waiting > 0
+
+-- name: is_work_left
 -- Whether a job of these queues is running, or one of these tasks is left to run in those of them that are not paused;
 -- with :ready_only, one that could start now. It is one statement, so that a job that starts or ends meanwhile is
--- counted once.
-WITH
-served AS MATERIALIZED (
-    SELECT queue FROM unnest(:queues::text[]) AS asked (queue) WHERE queue NOT IN (SELECT queue FROM headgate.paused_queue)
-),
-line AS (
-    SELECT lane.id
-    FROM headgate.lane LEFT JOIN headgate.bucket ON bucket.id = lane.behind
-    WHERE lane.queue IN (SELECT queue FROM served) AND NOT (:ready_only::boolean AND coalesce(bucket.opens_at > :limit_now, false))
-    UNION ALL
-    SELECT lane FROM headgate.arrival
-    WHERE queue IN (SELECT queue FROM served) AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
-)
+-- counted once. OFFSET 0 keeps the planner from reading all jobs instead of the first one of each lane.
 SELECT
-    EXISTS (SELECT 1 FROM headgate.job WHERE @is_running AND queue = ANY(:queues::text[]))
+    EXISTS (SELECT 1 FROM headgate.job WHERE @is_running AND queue {any:queues text})
     OR EXISTS (
         SELECT 1
-        FROM line
-        CROSS JOIN LATERAL (
-            (
-                SELECT 1 FROM headgate.job
-                WHERE lane = line.id AND waiting AND NOT delayed AND task = ANY(:tasks::text[])
-                LIMIT 1
+        FROM (@lines_with_work) AS line
+        LEFT JOIN headgate.bucket ON bucket.id = line.behind
+        WHERE NOT (:ready_only::boolean AND coalesce(bucket.opens_at > :limit_now, false))
+            AND (
+                EXISTS (
+                    SELECT 1 FROM headgate.job
+                    WHERE lane = line.id AND waiting AND NOT delayed AND task {any:tasks text}
+                    LIMIT 1 OFFSET 0
+                )
+                OR EXISTS (
+                    SELECT 1 FROM headgate.job
+                    WHERE lane = line.id AND waiting AND delayed AND task {any:tasks text}
+                        AND NOT (:ready_only::boolean AND run_at > :now)
+                    LIMIT 1 OFFSET 0
+                )
             )
-            UNION ALL
-            (
-                SELECT 1 FROM headgate.job
-                WHERE lane = line.id AND waiting AND delayed AND task = ANY(:tasks::text[])
-                    AND NOT (:ready_only::boolean AND run_at > :now)
-                LIMIT 1
-            )
-        ) AS first
     )
     OR (
-        NOT :ready_only::boolean AND EXISTS (
-            SELECT 1 FROM headgate.job
-            WHERE blocked AND queue IN (SELECT queue FROM served) AND task = ANY(:tasks::text[])
-        )
-    )
-
--- name: is_work_left [sqlite]
-WITH
-served AS (SELECT value AS queue FROM json_each(:queues) WHERE value NOT IN (SELECT queue FROM paused_queue)),
-known AS (SELECT value AS task FROM json_each(:tasks)),
-line AS NOT MATERIALIZED (
-    SELECT lane.id
-    FROM lane LEFT JOIN bucket ON bucket.id = lane.behind
-    WHERE lane.queue IN (SELECT queue FROM served) AND lane.waiting > 0
-        AND NOT (:ready_only AND coalesce(bucket.opens_at > :limit_now, false))
-)
-SELECT
-    EXISTS (SELECT 1 FROM job WHERE state = 'running' AND queue IN (SELECT value FROM json_each(:queues)))
-    OR EXISTS (
-        SELECT 1
-        FROM line CROSS JOIN job ON job.lane = line.id AND job.waiting AND NOT job.delayed
-        WHERE job.task IN (SELECT task FROM known)
-    )
-    OR EXISTS (
-        SELECT 1
-        FROM line CROSS JOIN job ON job.lane = line.id AND job.waiting AND job.delayed
-        WHERE job.task IN (SELECT task FROM known) AND NOT (:ready_only AND job.run_at > :now)
-    )
-    OR (
-        NOT :ready_only AND EXISTS (
-            SELECT 1 FROM job
-            WHERE blocked AND queue IN (SELECT queue FROM served) AND task IN (SELECT task FROM known)
-        )
+        NOT :ready_only::boolean
+        AND EXISTS (SELECT 1 FROM headgate.job WHERE blocked AND @is_served AND task {any:tasks text})
     )
 
 -- part: shared_state
@@ -1064,11 +988,11 @@ FROM (
     WHERE other.lane = job.lane AND other.waiting AND NOT other.delayed AND (other.rank, other.id) < (job.rank, job.id)
     UNION ALL
     SELECT 1
-    FROM generate_series(0, 9) AS level
+    FROM @levels
     CROSS JOIN LATERAL (
         SELECT 1 FROM headgate.job AS other
-        WHERE other.lane = job.lane AND other.waiting AND other.delayed AND other.priority = level
-            AND (other.run_at, other.id) < (job.rank + level * coalesce(job.aging, @no_aging), job.id)
+        WHERE other.lane = job.lane AND other.waiting AND other.delayed AND other.priority = level.priority
+            AND (other.run_at, other.id) < (job.rank + level.priority * coalesce(job.aging, @no_aging), job.id)
     ) AS other
     LIMIT 100000
 ) AS first
@@ -1080,10 +1004,10 @@ FROM (
     WHERE other.lane = job.lane AND other.waiting AND NOT other.delayed AND (other.rank, other.rowid) < (job.rank, job.rowid)
     UNION ALL
     SELECT 1
-    FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+    FROM @levels
     CROSS JOIN job AS other
-    WHERE other.lane = job.lane AND other.waiting AND other.delayed AND other.priority = level.column1
-        AND (other.run_at, other.rowid) < (job.rank + level.column1 * coalesce(job.aging, @no_aging), job.rowid)
+    WHERE other.lane = job.lane AND other.waiting AND other.delayed AND other.priority = level.priority
+        AND (other.run_at, other.rowid) < (job.rank + level.priority * coalesce(job.aging, @no_aging), job.rowid)
     LIMIT 100000
 )
 

@@ -69,63 +69,36 @@ RETURNING rank
 job.id, job.task, job.queue, job.expires_at, job.give_up_at, job.terms, job.draws, job.held, job.passed,
 bucket.limit_name AS "limit", bucket.key, job.costs IS NOT NULL AS has_costs, job.lane, job.waiting, job.attempt
 
--- name: expired [postgres]
+-- part: first_late(which, time)
+-- Late jobs of one kind, found by the index of that time.
+SELECT id FROM (
+    SELECT id FROM headgate.job
+    WHERE $which AND $time <= :now AND NOT id {any:held job_id}
+        AND (
+            :lanes::text[] IS NULL
+            OR (waiting AND lane {any:lanes text} AND task {any:tasks text} AND (NOT delayed OR run_at <= :now))
+        )
+    ORDER BY $time
+    LIMIT :count
+    {for update skip locked}
+) AS first
+
+-- name: expired
 -- Return waiting and blocked jobs whose time to start has passed, with the bucket that their lane waits behind; with
 -- :lanes, only those that a claim would have started from these lanes. They are locked, except those that another
 -- transaction has locked, or that are :held.
 SELECT @late_job
 FROM (
-    SELECT id FROM (
-        SELECT id FROM headgate.job
-        WHERE waiting AND expires_at <= :now AND id <> ALL(:held::job_id[])
-            AND (
-                :lanes::text[] IS NULL
-                OR (lane = ANY(:lanes::text[]) AND task = ANY(:tasks::text[]) AND (NOT delayed OR run_at <= :now))
-            )
-        ORDER BY expires_at
-        LIMIT :count
-        FOR UPDATE SKIP LOCKED
-    ) AS expired
+    @first_late(waiting, expires_at)
     UNION
-    SELECT id FROM (
-        SELECT id FROM headgate.job
-        WHERE blocked AND expires_at <= :now AND :lanes::text[] IS NULL AND id <> ALL(:held::job_id[])
-        ORDER BY expires_at
-        LIMIT :count
-        FOR UPDATE SKIP LOCKED
-    ) AS expired_blocked
+    @first_late(blocked, expires_at)
     UNION
-    SELECT id FROM (
-        SELECT id FROM headgate.job
-        WHERE waiting AND give_up_at <= :now AND id <> ALL(:held::job_id[])
-            AND (
-                :lanes::text[] IS NULL
-                OR (lane = ANY(:lanes::text[]) AND task = ANY(:tasks::text[]) AND (NOT delayed OR run_at <= :now))
-            )
-        ORDER BY give_up_at
-        LIMIT :count
-        FOR UPDATE SKIP LOCKED
-    ) AS given_up
+    @first_late(waiting, give_up_at)
     LIMIT :count
 ) AS late
 JOIN headgate.job USING (id)
 LEFT JOIN headgate.lane ON lane.id = job.lane AND job.waiting
 LEFT JOIN headgate.bucket ON bucket.id = lane.behind
-ORDER BY job.id
-
--- name: expired [sqlite]
-SELECT @late_job
-FROM (
-    SELECT id FROM (SELECT id FROM job WHERE waiting AND expires_at <= :now ORDER BY expires_at LIMIT :count)
-    UNION
-    SELECT id FROM (SELECT id FROM job WHERE blocked AND expires_at <= :now ORDER BY expires_at LIMIT :count)
-    UNION
-    SELECT id FROM (SELECT id FROM job WHERE waiting AND give_up_at <= :now ORDER BY give_up_at LIMIT :count)
-    LIMIT :count
-) AS late
-JOIN job USING (id)
-LEFT JOIN lane ON lane.id = job.lane AND job.waiting
-LEFT JOIN bucket ON bucket.id = lane.behind
 ORDER BY job.id
 
 -- name: lock_waiting
