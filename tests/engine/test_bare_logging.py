@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.tasks.log_hook import add_listener, remove_listener
+from headgate.tasks.context import add_listener, remove_listener
 from tests.until import patient
 
 PROGRAM = Path(__file__).with_name("bare_logging.py")

@@ -41,10 +41,9 @@ FACE = (
     "headgate.limits.standalone.limiter.",
     "headgate.limits.standalone.rate_gate.",
     "headgate.testing.enqueued.",
-    "headgate.testing.inline_mode.",
     "headgate.testing.live_mode.",
     "headgate.testing.manual_clock.",
-    "headgate.testing.manual_mode.",
+    "headgate.testing.modes.",
     "headgate.testing.virtual_time.",
     "headgate.testing.workbench.",
 )

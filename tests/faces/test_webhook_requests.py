@@ -19,9 +19,9 @@ from urllib.request import Request
 import pytest
 
 from headgate.clock import SystemClock
-from headgate.engine import webhook
+from headgate.engine import alert_sender
+from headgate.engine.alert_sender import WebhookFailed, post
 from headgate.engine.bounded_opener import bounded_opener
-from headgate.engine.webhook import WebhookFailed, post
 from headgate.jobs.alert import message_for_test, parse_condition
 from headgate.testing.manual_clock import ManualClock
 from tests.until import patient
@@ -185,7 +185,7 @@ def test_a_redirect_is_not_followed_to_another_host(receivers: list[Receiver], s
 def test_a_receiver_that_drips_is_not_waited_for_beyond_the_deadline(
     receivers: list[Receiver], start: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhook, "REQUEST_TIMEOUT", 0.4)
+    monkeypatch.setattr(alert_sender, "REQUEST_TIMEOUT", 0.4)
     receiver = answering(receivers, dripping(start, receivers))
     began = time.monotonic()
     assert error_of(f"http://{receiver.host}{PATH}") == "no answer within 0 s"
@@ -223,7 +223,7 @@ def test_the_addresses_of_a_host_share_the_time_to_connect(monkeypatch: pytest.M
         count = math.ceil(4 * patient(1.5) / 0.6)
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))] * count
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-        monkeypatch.setattr(webhook, "REQUEST_TIMEOUT", 0.6)
+        monkeypatch.setattr(alert_sender, "REQUEST_TIMEOUT", 0.6)
         began = time.monotonic()
         assert error_of(f"http://hooks.test:{port}{PATH}") == "no answer within 1 s"
         assert 0.5 < time.monotonic() - began < patient(1.5)
@@ -258,7 +258,7 @@ def test_an_encrypted_request_has_the_same_deadline(
     post(f"https://{accepting.host}{PATH}", None, MESSAGE, SystemClock(), 0)
     assert accepting.targets == [PATH]
     dripped = answering(receivers, dripping(b"HTTP/1.1 200 OK\r\nX: ", receivers), context)
-    monkeypatch.setattr(webhook, "REQUEST_TIMEOUT", 0.6)
+    monkeypatch.setattr(alert_sender, "REQUEST_TIMEOUT", 0.6)
     began = time.monotonic()
     assert error_of(f"https://{dripped.host}{PATH}") == "no answer within 1 s"
     # One that speaks no TLS: the handshake has the same deadline.
@@ -297,7 +297,7 @@ def test_a_proxy_that_opens_no_tunnel_is_an_error_and_has_the_same_deadline(
         serving = threading.Thread(target=serve)
         serving.start()
         assert error_of(f"https://hooks.test{PATH}") == "OSError: Tunnel connection failed: 407 Pay first"
-        monkeypatch.setattr(webhook, "REQUEST_TIMEOUT", 0.4)
+        monkeypatch.setattr(alert_sender, "REQUEST_TIMEOUT", 0.4)
         assert error_of(f"https://hooks.test{PATH}") == "no answer within 0 s"
         proxy.shutdown(socket.SHUT_RDWR)
         serving.join()

@@ -14,7 +14,7 @@ from headgate.clock import SECOND
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import Limit
 from headgate.limits.rate_limit import Gcra, RateLimit
-from headgate.limits.standalone.expiring_map import ExpiringMap
+from headgate.limits.standalone.bucket_table import ExpiringMap
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.standalone.rate_gate import RateGate

@@ -20,7 +20,7 @@ BUDGETS = {
     "admin": 5_400,
     "cli": 8_000,
     "contrib": 3_100,
-    "engine": 10_700,
+    "engine": 10_600,
     "http": 18_500,
     "jobs": 3_800,
     "limits": 9_600,

@@ -7,7 +7,6 @@ from collections.abc import Container, Mapping
 
 from headgate.clock import Clock
 from headgate.engine.history_writer import HistoryWriter
-from headgate.engine.lost_claims import LostClaims
 from headgate.engine.outcome_recorder import OutcomeRecorder
 from headgate.engine.own_lease import OwnLease
 from headgate.engine.recorder import Recorder
@@ -16,6 +15,28 @@ from headgate.engine.slots import Slots
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
+
+
+class LostClaims:
+    """Compares, at each heartbeat, the jobs that a node owns with those it holds.
+
+    A job is lost if two checks in a row find it unknown with the same fence, unless a claim is pending that was sent
+    before the first check. A job with another fence was returned and claimed again meanwhile; its reply may be pending.
+    """
+
+    def __init__(self) -> None:
+        self._unknown: set[tuple[str, int]] = set()
+        self._checked_at = 0
+
+    def among(
+        self, owned: Mapping[str, int], known: Container[str], *, claiming_since: int | None, now: int
+    ) -> list[tuple[str, int]]:
+        """Return the lost jobs with their fences; `claiming_since` is when the pending claim was sent, or None."""
+        unknown = {(id, fence) for id, fence in owned.items() if id not in known}
+        is_pending = claiming_since is not None and claiming_since <= self._checked_at
+        lost = set() if is_pending else unknown & self._unknown
+        self._unknown, self._checked_at = unknown, now
+        return sorted(lost)
 
 
 class ClaimRecovery:

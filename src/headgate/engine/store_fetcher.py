@@ -9,7 +9,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from msgspec.structs import replace
 
 from headgate.clock import FARTHEST, SECOND, Clock, sleep, wait_for_event
-from headgate.engine.breaker import MAX_PAUSE, Breaker
 from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.guarded_store import GuardedStore
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, StorageUnavailable
@@ -23,6 +22,37 @@ from headgate.storage.fetched import ASK_AGAIN, FetchedBalance, FetchedStarts
 from headgate.storage.records import Amendment, Deposit, Starved
 from headgate.storage.store import Store
 from headgate.storage.stored_buckets import StoredBuckets
+
+FIRST_PAUSE = SECOND // 2
+MAX_PAUSE = 30 * SECOND
+
+
+class Breaker:
+    """Closed while calls succeed; open for 0.5 s to 30 s after a failure. Instants are monotonic microseconds."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._until = 0
+
+    def is_open(self, now: int) -> bool:
+        """Return whether calls are blocked at `now`."""
+        return now < self._until
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failures > 0
+
+    def fail(self, now: int) -> int:
+        """Open the breaker after a failed call; return until when."""
+        self._until = now + min(MAX_PAUSE, FIRST_PAUSE << min(self._failures, 10))
+        self._failures += 1
+        return self._until
+
+    def succeed(self) -> None:
+        """Close the breaker after a successful call."""
+        self._failures = 0
+        self._until = 0
+
 
 WITHDRAW_AFTER = 0.1
 """Seconds until unused starts are given back: with free slots a claim follows the deposit at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -13,9 +14,20 @@ from starlette.responses import StreamingResponse
 from headgate.admin import Overview
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import HeadgateError
-from headgate.http.disconnect import is_leaving
 from headgate.http.http_error import RETRY_AFTER, HttpError, http_error_of, try_later
 from headgate.http.overview_poller import OverviewPoller, OverviewReading
+
+
+def is_leaving() -> bool:
+    """Whether the server was requested to stop, as far as this can be detected.
+
+    A server notifies an app of its shutdown only when all requests have ended, and never notifies a mounted app.
+    uvicorn gets a signal, handled by a method of its server, whose `should_exit` then is true. This reads it and
+    changes nothing. Without such a server, the result is always False.
+    """
+    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return getattr(server, "should_exit", None) is True
+
 
 MOST_CLIENTS = 500
 """Streams of one process; a browser without a stream polls every few seconds instead."""

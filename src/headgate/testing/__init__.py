@@ -1,9 +1,8 @@
 """Tools for tests of applications: `manual`, `inline` and `live`, and virtual time."""
 
 from headgate.testing.enqueued import Enqueued
-from headgate.testing.inline_mode import inline
 from headgate.testing.live_mode import Live, LiveApp, SyncLiveApp, live
-from headgate.testing.manual_mode import manual
+from headgate.testing.modes import inline, manual
 from headgate.testing.stepped_node import RunAttempt
 from headgate.testing.workbench import DrainResult, SyncWorkbench, Workbench
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -11,10 +12,113 @@ from headgate.clock import SECOND, Clock
 from headgate.limits.bucket_store import Taken, snapshot_of
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
-from headgate.limits.standalone.closed_keys import ClosedKeys
 from headgate.limits.standalone.decision import FROM_STORE, Decision, full_again_at
-from headgate.limits.standalone.expiring_map import ExpiringMap
 from headgate.limits.standalone.waiting_lines import WaitingLines
+
+V = TypeVar("V")
+
+ENTRIES_PER_CALL = 8
+"""How many entries one call checks."""
+
+PASS_PAUSE = SECOND // 10_000
+"""While a pass runs, how long (µs) hits do not continue it; misses always do."""
+
+PASS_INTERVAL = 60 * SECOND
+"""How often (µs) a pass checks all entries, however few are added."""
+
+
+class ExpiringMap(Generic[V]):
+    """Values by key, each kept at least until `idle_at(value)`.
+
+    Used entries are in `recent`. A pass turns `recent` into `older` and checks a few entries of it per call: it drops
+    idle ones and moves the others to the new `recent`. A pass begins when the number of keys has doubled since the last
+    one, and once a minute. So each addition pays for a bounded number of checks, no call checks everything, and the
+    size follows the number of active keys. Not thread-safe: the owner's lock guards it.
+    """
+
+    __slots__ = ("_idle_at", "_older", "_pass_at", "_pass_size", "check_at", "recent")
+
+    def __init__(self, idle_at: Callable[[V], int]) -> None:
+        self.recent: dict[str, V] = {}
+        self._older: dict[str, V] = {}
+        self._idle_at = idle_at
+        self._pass_at = 0
+        self._pass_size = 64
+        self.check_at = 0
+        """From this instant on, call `find` even if the key is in `recent`."""
+
+    def find(self, key: str, now: int) -> V | None:
+        """Return the value, or None, and move it to `recent`."""
+        self._expire(now)
+        value = self.recent.get(key)
+        if value is None and self._older:
+            value = self._older.pop(key, None)
+            if value is not None:
+                self.recent[key] = value
+        return value
+
+    def pop(self, key: str) -> V | None:
+        """Remove and return the value, or None."""
+        value = self.recent.pop(key, None)
+        return self._older.pop(key, None) if value is None else value
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self.recent.clear()
+        self._older.clear()
+
+    def __len__(self) -> int:
+        return len(self.recent) + len(self._older)
+
+    def _expire(self, now: int) -> None:
+        if self._older:
+            for _ in range(ENTRIES_PER_CALL):
+                key, value = self._older.popitem()
+                if self._idle_at(value) > now:
+                    self.recent[key] = value
+                if not self._older:
+                    self._pass_size = 2 * len(self.recent) + 64
+                    break
+        elif now >= self._pass_at or len(self.recent) >= self._pass_size:
+            self._pass_at = now + PASS_INTERVAL
+            self.recent, self._older = {}, self.recent
+        self.check_at = now + PASS_PAUSE if self._older else self._pass_at
+
+
+MANY = 64
+"""Keys; at twice the number that was still closed at the last check, those that have opened again are removed."""
+
+
+class ClosedKeys:
+    """Until when keys are closed (µs of limit time). Not thread-safe: the owner's lock guards it."""
+
+    __slots__ = ("_look_at", "until_by_key")
+
+    def __init__(self) -> None:
+        self.until_by_key: dict[str, int] = {}
+        self._look_at = MANY
+
+    def close(self, key: str, until: int, now: int) -> None:
+        """Close a key until then; a key that is closed for longer stays so."""
+        until_by_key = self.until_by_key
+        if len(until_by_key) >= self._look_at:
+            for other in [other for other, end in until_by_key.items() if end <= now]:
+                del until_by_key[other]
+            self._look_at = 2 * len(until_by_key) + MANY
+        until_by_key[key] = max(until, until_by_key.get(key, 0))
+
+    def until(self, key: str) -> int:
+        """Return when a key opens, or opened; 0 if it was not closed."""
+        return self.until_by_key.get(key, 0)
+
+    def open(self, key: str) -> None:
+        """Open a key at once."""
+        self.until_by_key.pop(key, None)
+
+    def clear(self) -> None:
+        """Open all keys."""
+        self.until_by_key.clear()
+
 
 MAX_LATENESS = SECOND // 100
 """How late (µs) a waiter may start and still be charged at its slot: timers are late by a millisecond or two."""

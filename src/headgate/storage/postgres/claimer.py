@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, NoReturn
 
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
+from headgate.jobs.identity import job_number
 from headgate.limits.fair import PREFIX
+from headgate.storage.admission import RowId
 from headgate.storage.claim_rows import LaneHead
-from headgate.storage.claiming import EXPIRED_A_VISIT
+from headgate.storage.claiming import EXPIRED_A_VISIT, LOCKED_FOR
 from headgate.storage.postgres.arrivals import MERGED_AT_ONCE, ProvenFront, merge
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.limit_time import correct_limit_time
-from headgate.storage.postgres.locked_jobs import LockedJobs
 from headgate.storage.postgres.low_watermarks import LowWatermarks
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.server_time import StoreTime
@@ -33,6 +34,40 @@ from headgate.storage.procedures.following import without_held
 from headgate.storage.procedures.replacement_notes import give_back_noted
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.records import Claim, Claimed, Dropped
+
+
+class LockedJobs:
+    """Locked jobs that claims of this process skip for a second. A replaced job has a new fence: not skipped."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until: dict[tuple[str, int], tuple[RowId, int]] = {}
+
+    def begin(self) -> None:
+        """Begin a claim. It tries jobs again that were found locked more than a second ago."""
+        if self._until:
+            now = self._clock.monotonic()
+            self._until = {job: found for job, found in self._until.items() if found[1] > now}
+
+    def note_locked(self, heads: Iterable[LaneHead]) -> None:
+        """Note that other transactions have locked these jobs."""
+        until = self._clock.monotonic() + LOCKED_FOR
+        self._until |= {(head.id, head.fence): (head.lane, until) for head in heads}
+
+    @property
+    def ids(self) -> list[str]:
+        return [id for id, _ in self._until]
+
+    @property
+    def names(self) -> list[str]:
+        """Their names in statements that leave them out: id and fence."""
+        return [f"{job_number(id)}:{fence}" for id, fence in self._until]
+
+    @property
+    def lanes(self) -> set[RowId]:
+        """The lanes that have such jobs."""
+        return {lane for lane, _ in self._until.values()}
+
 
 SNAPSHOT_LIFETIME = SECOND // 50
 """For how long claims reuse a snapshot that had more jobs than they could take. Newer jobs may wait that long."""
