@@ -270,6 +270,20 @@ async def test_updates_are_held_to_the_same(postgres_url: str, schema: str, stat
             await tables.connection.execute(statement)
 
 
+async def test_each_table_has_a_primary_key(postgres_url: str, schema: str) -> None:
+    """The fault: where all tables are published for logical replication, rows without a key cannot be deleted."""
+    async with tables_of(postgres_url, schema) as tables:
+        without = await tables.connection.fetch(
+            """
+            SELECT relname FROM pg_class
+            WHERE relkind = 'r' AND relnamespace = $1::regnamespace
+                AND NOT EXISTS (SELECT 1 FROM pg_index WHERE indrelid = pg_class.oid AND indisprimary)
+            """,
+            schema,
+        )
+    assert without == []
+
+
 async def test_no_index_names_a_column_that_the_success_of_a_plain_job_changes(postgres_url: str, schema: str) -> None:
     """Else each end would write every index: they are left alone only if nothing that they name changes."""
     changed = {"state", "result", "error", "finished_at", "charged_at"}

@@ -528,6 +528,7 @@ CREATE INDEX limit_history_age ON headgate.limit_history (step, at);
 -- What no process counts: jobs that became final without an attempt's word, and those enqueued in transactions of their
 -- users'. Noted in the commit that does it, which so waits for nobody, and added to jobs_history by nodes, ten seconds later.
 CREATE TABLE headgate.history_note (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue      text COLLATE "C" NOT NULL,
     task       text COLLATE "C" NOT NULL,
     at         bigint NOT NULL,
@@ -611,6 +612,7 @@ CREATE TABLE headgate.alert (
 
 -- When the first node of another release of the user's program started.
 CREATE TABLE headgate.deploy (
+    id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at       bigint NOT NULL,
     release  text NOT NULL
 );
