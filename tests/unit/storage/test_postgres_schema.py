@@ -9,11 +9,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
 
 from headgate import Headgate, Limiter, RateLimit
 from headgate.clock import SystemClock
 from headgate.errors import DeclarationError
+from headgate.storage.postgres.database import SETTINGS
+from headgate.storage.postgres.dialect import shapes_of, statements_of
 from headgate.storage.postgres.shared_buckets import PostgresBuckets
 from headgate.storage.postgres.storage import PostgresStorage
 from tests.internals import store_of
@@ -268,6 +271,37 @@ async def test_updates_are_held_to_the_same(postgres_url: str, schema: str, stat
         await tables.insert("job", **JOB)
         with pytest.raises(asyncpg.CheckViolationError):
             await tables.connection.execute(statement)
+
+
+async def test_no_plan_reads_a_whole_key_for_a_list_of_rows(postgres_url: str, schema: str) -> None:
+    """The fault: after a plan that was made while jobs were few, each end compared all jobs with all that ended.
+
+    Of statements that write or lock; what people read may read whole tables.
+    """
+    keys, whole = ("job_pkey", "lane_pkey", "bucket_pkey"), set()
+    connection = await asyncpg.connect(postgres_url, server_settings=SETTINGS)
+    try:
+        await connection.execute(f"VACUUM ANALYZE {schema}.job, {schema}.lane, {schema}.bucket")
+        for name, statement in statements_of(schema).items():
+            for number, shape in enumerate(shapes_of(statement)):
+                if "unnest(" not in shape.sql or not shape.names:
+                    continue
+                await connection.execute(f"PREPARE {name}_{number} AS {shape.sql}")
+                nothing = ", ".join(["NULL"] * len(shape.names))
+                plan = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE {name}_{number}({nothing})")
+                nodes = [*nodes_of(msgspec.json.decode(plan)[0]["Plan"])]
+                if any(node["Node Type"] in ("ModifyTable", "LockRows") for node in nodes):
+                    scans = [node for node in nodes if node.get("Index Name") in keys and "Index Cond" not in node]
+                    whole |= {(name, node["Index Name"]) for node in scans}
+    finally:
+        await connection.close()
+    assert whole == set()
+
+
+def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", ()):
+        yield from nodes_of(part)
 
 
 async def test_each_table_has_a_primary_key(postgres_url: str, schema: str) -> None:

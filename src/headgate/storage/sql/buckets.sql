@@ -29,7 +29,7 @@ CROSS JOIN LATERAL (
 -- part: newest_bucket [sqlite]
 
 -- part: is_newest [postgres]
-bucket.id = wanted.id AND bucket.version = newest.version
+@by_key(bucket.id, wanted.id) AND bucket.version = newest.version
 
 -- part: is_newest [sqlite]
 bucket.id = wanted.id
@@ -66,4 +66,4 @@ WHERE @is_newest
 -- Store which permits jobs still hold.
 UPDATE headgate.job SET held = given.kept
 FROM {rows:given(job_id job_id, kept bigint)}
-WHERE job.id = given.job_id
+WHERE @by_key(job.id, given.job_id)

@@ -694,7 +694,7 @@ move AS (
         id text, version bigint, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint, turn bigint,
         front bigint
     )}
-    WHERE lane.id = moved.id AND lane.version = moved.version
+    WHERE @by_key(lane.id, moved.id) AND lane.version = moved.version
 ),
 kept AS (
     INSERT INTO headgate.claim (node, at, jobs)
@@ -708,7 +708,7 @@ SET state = 'running', waiting = false, node = :node, started_at = :now, attempt
     holds_key = job.unique_key IS NOT NULL, cancel_requested = false, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged,
     deferrals = CASE WHEN starting.is_deferred THEN coalesce(job.deferrals, 0) + 1 ELSE job.deferrals END
 FROM {rows:starting(id job_id, lane text, fence integer, held bigint, uncharged bigint, is_deferred boolean)}
-WHERE job.id = starting.id AND job.lane = starting.lane AND job.fence = starting.fence AND job.state = 'waiting'
+WHERE @by_key(job.id, starting.id) AND job.lane = starting.lane AND job.fence = starting.fence AND job.state = 'waiting'
     AND @is_free
 RETURNING job.id
 

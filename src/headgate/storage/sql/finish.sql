@@ -27,8 +27,16 @@ SET state = 'succeeded', result = ended.result, error = NULL, finished_at = :now
     kept_until = @kept_until(:now::bigint, 'succeeded'), charged_at = coalesce(ended.charged_at, job.charged_at)
 FROM {rows:ended(id job_id, fence integer, result text, charged_at bigint)}
 
+-- part: by_key(key, value) [postgres]
+-- Rows that are looked up one by one. An equation lets the planner read a whole index and compare each row with each other
+-- one, if the table was empty when the statement was planned.
+$key = ANY(ARRAY[$value])
+
+-- part: by_key(key, value) [sqlite]
+$key = $value
+
 -- part: is_plain
-job.id = ended.id AND job.fence = ended.fence AND job.finished_at IS NULL AND NOT job.waiting AND job.node = :node
+@by_key(job.id, ended.id) AND job.fence = ended.fence AND job.finished_at IS NULL AND NOT job.waiting AND job.node = :node
     AND job.held = 0 AND NOT job.is_followed AND job.batch IS NULL
 
 -- name: finish_plain [postgres]
@@ -93,7 +101,7 @@ SELECT 1 FROM headgate.job WHERE id = :id::job_id AND completed_fence = :fence::
 UPDATE headgate.job
 SET charged_at = settled.charged_at, settled = settled.costs
 FROM {rows:settled(id job_id, charged_at bigint, costs json)}
-WHERE job.id = settled.id
+WHERE @by_key(job.id, settled.id)
 
 -- name: keep_attempts
 -- Store attempts that did not succeed, as the audit level of their jobs requires.
@@ -102,7 +110,7 @@ SELECT
     job.id, job.attempt, job.node, job.started_at, :now::bigint, ended.outcome, ended.error, job.charged_at, job.uncharged,
     job.settled
 FROM {rows:ended(id job_id, outcome text, error json)}
-JOIN headgate.job ON job.id = ended.id
+JOIN headgate.job ON @by_key(job.id, ended.id)
 WHERE job.audit >= CASE WHEN ended.error IS NOT NULL OR ended.outcome = 'lost' THEN 1 ELSE 2 END
 
 -- name: finish
@@ -110,7 +118,7 @@ WHERE job.audit >= CASE WHEN ended.error IS NOT NULL OR ended.outcome = 'lost' T
 UPDATE headgate.job
 SET @ends_as(ended.state), result = ended.result, error = ended.error, held = ended.held, lost = job.lost + :lost::integer
 FROM {rows:ended(id job_id, state text, result text, error json, held bigint)}
-WHERE job.id = ended.id AND job.finished_at IS NULL AND NOT job.waiting
+WHERE @by_key(job.id, ended.id) AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: give_back
 -- Let running jobs wait again, in the lanes of their next draws, or cancel them if that was requested.
@@ -139,7 +147,7 @@ FROM {rows:back(
     id job_id, unspent integer, lost integer, delayed boolean, run_at bigint, error json, give_up_at bigint, held bigint,
     passed bigint, lane text
 )}
-WHERE job.id = back.id AND job.finished_at IS NULL AND NOT job.waiting
+WHERE @by_key(job.id, back.id) AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: ended_on
 -- Return the state of those of these jobs that the node ran last.

@@ -207,7 +207,7 @@ SET state = 'waiting', waiting = true, blocked = false, lane = released.lane,
     rank = rank + {greatest}(run_at, :now::bigint) - run_at,
     give_up_at = {greatest}(run_at, :now::bigint) + released.patience
 FROM {rows:released(id job_id, lane text, patience bigint)}
-WHERE job.id = released.id AND job.finished_at IS NULL AND NOT job.waiting
+WHERE @by_key(job.id, released.id) AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: end_blocked
 -- Cancel or skip blocked jobs, which will never run. A cancelled one without a new error keeps the one that it has; a
@@ -216,7 +216,7 @@ UPDATE headgate.job
 SET @ends_as(ended.state), blocked = false,
     error = CASE WHEN ended.state = 'cancelled' THEN coalesce(ended.error, job.error) END
 FROM {rows:ended(id job_id, state text, error json)}
-WHERE job.id = ended.id AND job.finished_at IS NULL AND NOT job.waiting
+WHERE @by_key(job.id, ended.id) AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: cancelled_followers
 -- Return the followers of these leaders that were cancelled because of the leaders' ends and have not been retried

@@ -191,7 +191,7 @@ UPDATE headgate.bucket SET opens_at = :limit_now WHERE id {any:ids text} AND ope
 UPDATE headgate.bucket SET opens_at = NULL
 FROM @wanted_ids
 @newest_bucket
-WHERE @is_newest AND opens_at IS NOT NULL AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE behind = bucket.id)
+WHERE @is_newest AND opens_at IS NOT NULL AND (SELECT 1 FROM headgate.lane WHERE behind = bucket.id LIMIT 1) IS NULL
 
 -- part: unsynced
 -- Commit without waiting for the disk: rows lost in a crash of the server can be derived again from durable rows.
@@ -400,7 +400,7 @@ counted AS (
         ARRAY(SELECT proven_version FROM held), ARRAY(SELECT proven_front FROM held), ARRAY(SELECT turn FROM held),
         ARRAY(SELECT lowest FROM held)
     ) AS placed (id, version, jobs, since, wakes_at, rank, proven_version, proven_front, turn, lowest)
-    WHERE lane.id = placed.id AND lane.version >= placed.version
+    WHERE @by_key(lane.id, placed.id) AND lane.version >= placed.version
     RETURNING lane.id, lane.waiting, lane.gated, lane.since, lane.wakes_at, lane.turn
 ),
 new AS (
@@ -453,7 +453,7 @@ CROSS JOIN LATERAL (
 -- of all lanes; a subquery with LIMIT is run for each lane.
 UPDATE headgate.lane SET version = lane.version + 1, since = NULL, behind = NULL, wakes_at = NULL
 FROM {rows:empty(id text, version bigint)}
-WHERE lane.id = empty.id AND lane.version = empty.version
+WHERE @by_key(lane.id, empty.id) AND lane.version = empty.version
     AND (
         SELECT 1 FROM headgate.job
         WHERE job.lane = lane.id AND waiting AND NOT delayed AND rank >= lane.front

@@ -20,13 +20,13 @@ WHERE job.node = :node AND job.finished_at IS NULL AND NOT job.waiting
 -- Store the progress of running attempts.
 UPDATE headgate.job SET progress = reported.progress
 FROM {rows:reported(id job_id, progress json)}
-WHERE job.id = reported.id
+WHERE @by_key(job.id, reported.id)
 
 -- name: set_annotations
 -- Store the annotations of running attempts.
 UPDATE headgate.job SET annotations = reported.annotations
 FROM {rows:reported(id job_id, annotations json)}
-WHERE job.id = reported.id
+WHERE @by_key(job.id, reported.id)
 
 -- name: keep_lines
 -- Store log lines of running attempts, as far as there is room; a stored line stays.

@@ -6,7 +6,7 @@ INSERT INTO headgate.job_tag (tag, job)
 SELECT tagged.tag, tagged.job
 FROM {rows:tagged(tag text, job job_id)}
 CROSS JOIN headgate.job
-WHERE job.id = tagged.job AND job.options IS NOT NULL
+WHERE @by_key(job.id, tagged.job) AND job.options IS NOT NULL
     AND {position}(replace(job.options, ']', ','), '"' || tagged.tag || '",') > 0
 ON CONFLICT DO NOTHING
 

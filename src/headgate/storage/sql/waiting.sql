@@ -118,7 +118,7 @@ WITH free AS (
 UPDATE headgate.job
 SET @ends_as(dropped.state), waiting = false, blocked = false, error = dropped.error, held = dropped.kept
 FROM {rows:dropped(id job_id, lane text, state text, error json, kept bigint)}
-WHERE job.id = dropped.id AND job.lane = dropped.lane AND job.state IN ('waiting', 'blocked')
+WHERE @by_key(job.id, dropped.id) AND job.lane = dropped.lane AND job.state IN ('waiting', 'blocked')
     AND @is_free
 RETURNING job.id, job.is_followed, job.batch
 
@@ -126,7 +126,7 @@ RETURNING job.id, job.is_followed, job.batch
 UPDATE job
 SET @ends_as(dropped.state), waiting = false, blocked = false, error = dropped.error, held = dropped.kept
 FROM {rows:dropped(id job_id, lane text, state text, error json, kept bigint)}
-WHERE job.id = dropped.id AND job.lane = dropped.lane AND job.state IN ('waiting', 'blocked')
+WHERE @by_key(job.id, dropped.id) AND job.lane = dropped.lane AND job.state IN ('waiting', 'blocked')
 RETURNING id, is_followed, batch
 
 -- name: forget_other_starts
@@ -158,13 +158,13 @@ UPDATE headgate.job
 SET draws = asked.draws, costs = asked.costs, terms = asked.terms, lane = asked.lane,
     gate = coalesce(nullif(asked.gate, ''), job.gate)
 FROM {rows:asked(id job_id, draws json, costs json, terms json, lane text, gate text)}
-WHERE job.id = asked.id
+WHERE @by_key(job.id, asked.id)
 
 -- name: change_gate_names
 -- Give waiting jobs another gate; their draws stay.
 UPDATE headgate.job SET gate = stays.gate
 FROM {rows:stays(id job_id, before json, gate text)}
-WHERE job.id = stays.id AND finished_at IS NULL AND node IS NULL AND job.draws = stays.before
+WHERE @by_key(job.id, stays.id) AND finished_at IS NULL AND node IS NULL AND job.draws = stays.before
 
 -- name: set_held
 -- Store which permits a job keeps, which draws it passes at its next start, and its lane.
