@@ -533,7 +533,10 @@ class Store:
         return await self.driver.read(lambda tx: listing.buckets_by_trouble(tx, count), "scan")
 
     async def keys(self, limits: Sequence[str], prefix: str, count: int) -> Sequence[Draw]:
-        """Return up to `count` keys of these limits that begin so, by limit and key; each limit is looked up once."""
+        """Return up to `count` keys of these limits that begin so, by limit and key; each limit is looked up once.
+
+        Keys for which no job has started yet are found if their jobs wait in one of 50,000 lanes.
+        """
         return await self.driver.read(lambda tx: listing.keys(tx, limits, prefix, count), "lookup")
 
     async def names_of_jobs(self, prefix: str, count: int) -> Sequence[JobName]:

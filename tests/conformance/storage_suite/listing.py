@@ -390,6 +390,22 @@ class ListingConformance(Conformance):
         assert list(await storage.keys(["day"], "acme", 5)) == both[2:]
         assert list(await storage.keys([], "acme", 5)) == []
 
+    async def test_a_key_for_which_no_job_has_started_is_found(self, store_user: StoreUser) -> None:
+        """The fault: while no worker ran, keys of new jobs were found nowhere."""
+        store_user.rules = {"api": strict(1), "day": strict(1)}
+        storage = store_user.storage
+        await store_user.add(1, draws=[("api", 'ac"me'), ("day", "acme")])
+        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.add(1, draws=[("other", "acme")])
+        limits = ["day", "api"]
+        found = [Draw("day", "acme"), Draw("api", 'ac"me'), Draw("api", "acme")]
+        assert list(await storage.keys(limits, "ac", 5)) == found
+        assert list(await storage.keys(limits, "ac", 2)) == found[:2]
+        assert list(await storage.keys(limits, 'ac"', 5)) == found[1:2]
+        assert list(await storage.keys(limits, "me", 5)) == []
+        await store_user.take()
+        assert list(await storage.keys(limits, "ac", 5)) == found
+
     async def test_buckets_are_ranked_by_trouble(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         for key, jobs in (("a", 2), ("b", 4), ("c", 3), ("d", 2), ("idle", 1)):

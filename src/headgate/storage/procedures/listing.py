@@ -68,6 +68,10 @@ LANES_SEARCHED = 250_000
 """How many lanes are searched at most for those that draw on a bucket."""
 
 
+LANES_LOOKED_AT = 50_000
+"""In how many lanes keys are looked for that have no bucket yet."""
+
+
 LANES_IN_TURN = 2_000
 """How many lanes of a fair queue are read at most in each place: in line, in a group, behind a bucket, arrived."""
 
@@ -102,6 +106,10 @@ class _LaneJobs(msgspec.Struct, array_like=True):
     part: str
     draws: tuple[Draw, ...]
     jobs: int
+
+
+class _Drawn(msgspec.Struct, array_like=True):
+    draws: tuple[Draw, ...]
 
 
 class _PredictionInput(msgspec.Struct, array_like=True):
@@ -140,6 +148,7 @@ _LIMIT_FIGURES = RowDecoder(LimitFigures, "limit")
 _BUCKETS = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0])
 _POSITIONS = RowDecoder(_QueuePosition, "job")
 _LANE_JOBS = RowDecoder(_LaneJobs, "lane", draws=UNREADABLE_DRAWS)
+_DRAWN = RowDecoder(_Drawn, "lane", draws=UNREADABLE_DRAWS)
 _PREDICTION_INPUTS = RowDecoder(_PredictionInput, "lane")
 _STARTS = RowDecoder(_Start, "start", draws=UNREADABLE_DRAWS)
 _GATED = RowDecoder(GatedJob, "job")
@@ -514,7 +523,12 @@ async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) 
         wanted = {"limit": limit, "key": None, "prefix": prefix}
         records = await _buckets_by_name(tx, count - len(found), None, idle=False, **wanted)
         found += [record.draw for record in records]
-    return found
+    if len(found) >= count:
+        return found
+    asked = {"needle": f",{as_json(prefix)[:-1]}", "most": LANES_LOOKED_AT, "count": AT_ONCE}
+    drawn = {draw for row in await tx.fetch(_DRAWN, "draws_like", **asked) for draw in row.draws}
+    unvisited = [draw for draw in drawn.difference(found) if draw.limit in limits and draw.key.startswith(prefix)]
+    return sorted([*found, *unvisited], key=lambda draw: (limits.index(draw.limit), draw.key))[:count]
 
 
 async def waiting_by_limit(tx: Transaction) -> WaitingByLimit:

@@ -1,56 +1,24 @@
 -- Charts: what nodes count, and what the store counts itself because no node does.
 
--- A histogram that is not JSON counts as empty, so that it does not fail the whole statement.
-
--- part: kept_waits [postgres]
-(CASE WHEN kept.waits ~ '^\[([0-9]{1,9}(, ?[0-9]{1,9})*)?\]$' THEN kept.waits ELSE '[]' END)
-
--- part: excluded_waits [postgres]
-(CASE WHEN excluded.waits ~ '^\[([0-9]{1,9}(, ?[0-9]{1,9})*)?\]$' THEN excluded.waits ELSE '[]' END)
-
--- part: kept_runs [postgres]
-(CASE WHEN kept.runs ~ '^\[([0-9]{1,9}(, ?[0-9]{1,9})*)?\]$' THEN kept.runs ELSE '[]' END)
-
--- part: excluded_runs [postgres]
-(CASE WHEN excluded.runs ~ '^\[([0-9]{1,9}(, ?[0-9]{1,9})*)?\]$' THEN excluded.runs ELSE '[]' END)
-
--- part: waits_together [postgres]
+-- part: added_up(counts) [postgres]
+-- Two histograms as one. One that is not JSON counts as empty, so that it does not fail the whole statement.
 (
-        SELECT coalesce(json_agg(coalesce(mine::bigint, 0) + coalesce(theirs::bigint, 0) ORDER BY place)::text, '[]')
-        FROM ROWS FROM (
-            json_array_elements_text(@kept_waits::json), json_array_elements_text(@excluded_waits::json)
-        ) WITH ORDINALITY AS both_of (mine, theirs, place)
-    )
+    SELECT coalesce(json_agg(coalesce(mine::bigint, 0) + coalesce(theirs::bigint, 0) ORDER BY place)::text, '[]')
+    FROM ROWS FROM (
+        json_array_elements_text(kept.$counts::json), json_array_elements_text(excluded.$counts::json)
+    ) WITH ORDINALITY AS both_of (mine, theirs, place)
+)
 
--- part: waits_together [sqlite]
+-- part: added_up(counts) [sqlite]
 (
-        SELECT json_group_array(total) FROM (
-            SELECT sum(value) AS total FROM (
-                SELECT key, value FROM json_each(iif(json_valid(kept.waits), kept.waits, '[]'))
-                UNION ALL
-                SELECT key, value FROM json_each(iif(json_valid(excluded.waits), excluded.waits, '[]'))
-            ) GROUP BY key ORDER BY key
-        )
+    SELECT json_group_array(total) FROM (
+        SELECT sum(value) AS total FROM (
+            SELECT key, value FROM json_each(iif(json_valid(kept.$counts), kept.$counts, '[]'))
+            UNION ALL
+            SELECT key, value FROM json_each(iif(json_valid(excluded.$counts), excluded.$counts, '[]'))
+        ) GROUP BY key ORDER BY key
     )
-
--- part: runs_together [postgres]
-(
-        SELECT coalesce(json_agg(coalesce(mine::bigint, 0) + coalesce(theirs::bigint, 0) ORDER BY place)::text, '[]')
-        FROM ROWS FROM (
-            json_array_elements_text(@kept_runs::json), json_array_elements_text(@excluded_runs::json)
-        ) WITH ORDINALITY AS both_of (mine, theirs, place)
-    )
-
--- part: runs_together [sqlite]
-(
-        SELECT json_group_array(total) FROM (
-            SELECT sum(value) AS total FROM (
-                SELECT key, value FROM json_each(iif(json_valid(kept.runs), kept.runs, '[]'))
-                UNION ALL
-                SELECT key, value FROM json_each(iif(json_valid(excluded.runs), excluded.runs, '[]'))
-            ) GROUP BY key ORDER BY key
-        )
-    )
+)
 
 -- name: add_jobs_history
 -- Add steps to the stored ones of the same curves. They are added in one order, so that nodes that do it at once wait
@@ -77,8 +45,8 @@ ON CONFLICT (step, queue, task, at) DO UPDATE SET
     retried = kept.retried + excluded.retried,
     wait_max = {greatest}(kept.wait_max, excluded.wait_max),
     run_max = {greatest}(kept.run_max, excluded.run_max),
-    waits = @waits_together,
-    runs = @runs_together
+    waits = @added_up(waits),
+    runs = @added_up(runs)
 
 -- name: add_limit_history
 -- Add charges to the stored steps of the same curves; in one order, as in add_jobs_history.
@@ -126,35 +94,32 @@ ORDER BY at
 -- Delete the notes of processes that have written nothing since then.
 DELETE FROM headgate.history_flush WHERE at < :before::bigint
 
--- name: prune_jobs_history [postgres]
+-- part: prune_steps(table) [postgres]
 -- Delete steps that began before then; steps that another node deletes or adds to at this moment are skipped. They are
 -- locked when they are found, and deleted by their place on disk: by their keys, the planner might read by age.
-DELETE FROM headgate.jobs_history
+DELETE FROM headgate.$table
 WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM headgate.jobs_history
+    SELECT ctid FROM headgate.$table
     WHERE step = :step::integer AND at < :before::bigint
     LIMIT :count::bigint
     FOR UPDATE SKIP LOCKED
 ))
 
--- name: prune_jobs_history [sqlite]
-DELETE FROM jobs_history
-WHERE (step, queue, task, at) IN (SELECT step, queue, task, at FROM jobs_history WHERE step = :step AND at < :before LIMIT :count)
+-- part: prune_steps(table) [sqlite]
+DELETE FROM $table
+WHERE (@key_of_$table) IN (SELECT @key_of_$table FROM $table WHERE step = :step AND at < :before LIMIT :count)
 
--- name: prune_limit_history [postgres]
--- Delete steps that began before then; steps that another node deletes or adds to at this moment are skipped. They are
--- locked when they are found, and deleted by their place on disk: by their keys, the planner might read by age.
-DELETE FROM headgate.limit_history
-WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM headgate.limit_history
-    WHERE step = :step::integer AND at < :before::bigint
-    LIMIT :count::bigint
-    FOR UPDATE SKIP LOCKED
-))
+-- part: key_of_jobs_history
+step, queue, task, at
 
--- name: prune_limit_history [sqlite]
-DELETE FROM limit_history
-WHERE (step, limit_name, of_all, key, at) IN (SELECT step, limit_name, of_all, key, at FROM limit_history WHERE step = :step AND at < :before LIMIT :count)
+-- part: key_of_limit_history
+step, limit_name, of_all, key, at
+
+-- name: prune_jobs_history
+@prune_steps(jobs_history)
+
+-- name: prune_limit_history
+@prune_steps(limit_history)
 
 -- name: gather_history [postgres]
 -- Add notes to the steps of all lengths: of their queues and tasks, of their queues, and of all together. Two nodes

@@ -961,6 +961,21 @@ FROM (
 ) AS bucket
 ORDER BY limit_name, key
 
+-- part: gated_lines [postgres]
+SELECT draws FROM headgate.lane WHERE gated UNION ALL SELECT draws FROM headgate.arrival WHERE draws <> '[]'
+
+-- part: gated_lines [sqlite]
+SELECT draws FROM lane WHERE waiting > 0
+
+-- name: draws_like
+-- Return draws of waiting jobs that contain :needle, among those of :most lanes: the buckets of new keys are made by their
+-- first claim.
+SELECT DISTINCT draws
+FROM (SELECT draws FROM (@gated_lines) AS line LIMIT :most) AS line
+WHERE {position}(draws, :needle) > 0
+ORDER BY draws
+LIMIT :count
+
 -- name: buckets_drawn
 -- Return buckets in the order in which they are requested.
 SELECT
