@@ -117,6 +117,8 @@ class ClaimLoop:
         publish_use(self._bus, self._clock, "claim", asked_at, len(claimed.jobs))
         if is_sweep and claimed.jobs and not self._wakeup.is_set:
             self.swept += len(claimed.jobs)
+        # Also those that are no longer this node's: the store has started them, and their limits are charged.
+        self._history_writer.note_started(claimed.jobs)
         jobs = claimed.jobs
         if claim.node != self._membership.id or not self._lease.holds:
             jobs = await self._still_owned(jobs)
@@ -132,7 +134,6 @@ class ClaimLoop:
         return jobs if owned is None else [job for job in jobs if owned.get(job.id) == job.fence]
 
     def _start(self, jobs: Sequence[ClaimedJob]) -> None:
-        self._history_writer.note_started(jobs)
         for job in jobs:
             if self._stopping.is_set():
                 # The node was stopped during the claim.
