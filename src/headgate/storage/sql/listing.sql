@@ -824,46 +824,76 @@ LEFT JOIN headgate.paused_queue ON paused_queue.queue = named.queue
 LEFT JOIN counted ON counted.queue = named.queue
 ORDER BY named.queue
 
--- part: is_served
-queue {any:queues text} AND queue NOT IN (SELECT queue FROM headgate.paused_queue)
-
--- part: lines_with_work [postgres]
-SELECT id, behind FROM headgate.lane WHERE @is_served
-UNION ALL
-SELECT lane, NULL FROM headgate.arrival
-WHERE @is_served AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
-
--- part: lines_with_work [sqlite]
-SELECT id, behind FROM lane WHERE @is_served AND waiting > 0
-
--- name: is_work_left
+-- name: is_work_left [postgres]
 -- Whether a job of these queues is running, or one of these tasks is left to run in those of them that are not paused;
 -- with :ready_only, one that could start now. It is one statement, so that a job that starts or ends meanwhile is
--- counted once. OFFSET 0 keeps the planner from reading all jobs instead of the first one of each lane.
+-- counted once.
+WITH
+served AS MATERIALIZED (
+    SELECT queue FROM unnest(:queues::text[]) AS asked (queue) WHERE queue NOT IN (SELECT queue FROM headgate.paused_queue)
+),
+line AS (
+    SELECT lane.id
+    FROM headgate.lane LEFT JOIN headgate.bucket ON bucket.id = lane.behind
+    WHERE lane.queue IN (SELECT queue FROM served) AND NOT (:ready_only::boolean AND coalesce(bucket.opens_at > :limit_now, false))
+    UNION ALL
+    SELECT lane FROM headgate.arrival
+    WHERE queue IN (SELECT queue FROM served) AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
+)
 SELECT
-    EXISTS (SELECT 1 FROM headgate.job WHERE @is_running AND queue {any:queues text})
+    EXISTS (SELECT 1 FROM headgate.job WHERE @is_running AND queue = ANY(:queues::text[]))
     OR EXISTS (
         SELECT 1
-        FROM (@lines_with_work) AS line
-        LEFT JOIN headgate.bucket ON bucket.id = line.behind
-        WHERE NOT (:ready_only::boolean AND coalesce(bucket.opens_at > :limit_now, false))
-            AND (
-                EXISTS (
-                    SELECT 1 FROM headgate.job
-                    WHERE lane = line.id AND waiting AND NOT delayed AND task {any:tasks text}
-                    LIMIT 1 OFFSET 0
-                )
-                OR EXISTS (
-                    SELECT 1 FROM headgate.job
-                    WHERE lane = line.id AND waiting AND delayed AND task {any:tasks text}
-                        AND NOT (:ready_only::boolean AND run_at > :now)
-                    LIMIT 1 OFFSET 0
-                )
+        FROM line
+        CROSS JOIN LATERAL (
+            (
+                SELECT 1 FROM headgate.job
+                WHERE lane = line.id AND waiting AND NOT delayed AND task = ANY(:tasks::text[])
+                LIMIT 1
             )
+            UNION ALL
+            (
+                SELECT 1 FROM headgate.job
+                WHERE lane = line.id AND waiting AND delayed AND task = ANY(:tasks::text[])
+                    AND NOT (:ready_only::boolean AND run_at > :now)
+                LIMIT 1
+            )
+        ) AS first
     )
     OR (
-        NOT :ready_only::boolean
-        AND EXISTS (SELECT 1 FROM headgate.job WHERE blocked AND @is_served AND task {any:tasks text})
+        NOT :ready_only::boolean AND EXISTS (
+            SELECT 1 FROM headgate.job
+            WHERE blocked AND queue IN (SELECT queue FROM served) AND task = ANY(:tasks::text[])
+        )
+    )
+
+-- name: is_work_left [sqlite]
+WITH
+served AS (SELECT value AS queue FROM json_each(:queues) WHERE value NOT IN (SELECT queue FROM paused_queue)),
+known AS (SELECT value AS task FROM json_each(:tasks)),
+line AS NOT MATERIALIZED (
+    SELECT lane.id
+    FROM lane LEFT JOIN bucket ON bucket.id = lane.behind
+    WHERE lane.queue IN (SELECT queue FROM served) AND lane.waiting > 0
+        AND NOT (:ready_only AND coalesce(bucket.opens_at > :limit_now, false))
+)
+SELECT
+    EXISTS (SELECT 1 FROM job WHERE state = 'running' AND queue IN (SELECT value FROM json_each(:queues)))
+    OR EXISTS (
+        SELECT 1
+        FROM line CROSS JOIN job ON job.lane = line.id AND job.waiting AND NOT job.delayed
+        WHERE job.task IN (SELECT task FROM known)
+    )
+    OR EXISTS (
+        SELECT 1
+        FROM line CROSS JOIN job ON job.lane = line.id AND job.waiting AND job.delayed
+        WHERE job.task IN (SELECT task FROM known) AND NOT (:ready_only AND job.run_at > :now)
+    )
+    OR (
+        NOT :ready_only AND EXISTS (
+            SELECT 1 FROM job
+            WHERE blocked AND queue IN (SELECT queue FROM served) AND task IN (SELECT task FROM known)
+        )
     )
 
 -- part: shared_state
