@@ -53,6 +53,12 @@ def test_a_simulation_on_a_sqlite_file_loses_no_job_and_exceeds_no_limit(seed: i
     simulate(seed, steps=25, make_store=make_store)
 
 
+@pytest.mark.slow
+def test_a_start_of_a_claim_that_outlived_the_lease_of_its_node_is_in_the_charts() -> None:
+    """The fault, found by this seed: the claim was dropped without a count, though the store had started its jobs."""
+    simulate(628903016)
+
+
 @pytest.mark.nightly
 def test_the_same_seed_runs_the_same_simulation() -> None:
     one, other = simulate(7), simulate(7)
