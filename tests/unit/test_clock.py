@@ -48,33 +48,46 @@ async def test_a_system_timer_fires_at_its_instant_or_later() -> None:
     assert clock.monotonic() >= when
 
 
-async def test_system_timers_fire_in_order() -> None:
-    clock = SystemClock()
-    fired: list[int] = []
-    start = clock.monotonic()
-    for offset in (3000, 1000, 2000):
-        clock.call_at(start + offset, lambda offset=offset: fired.append(offset))  # type: ignore[misc]
-    await sleep_until(clock, start + 4000)
-    assert fired == [1000, 2000, 3000]
-
-
-async def test_a_cancelled_system_timer_does_not_fire() -> None:
-    clock = SystemClock()
-    fired: list[str] = []
-    now = clock.monotonic()
-    clock.call_at(now + 500, lambda: fired.append("cancelled")).cancel()
-    clock.call_at(now + 500, lambda: fired.append("kept"))
-    await sleep_until(clock, now + 1500)
-    assert fired == ["kept"]
-
-
-class SlowClock(SystemClock):
-    """Runs slower than the loop it is used on, so that each of the loop's timers fires early for it."""
+class LoopClock(SystemClock):
+    """Counts the time of the loop that it is used on: nothing passes between two statements."""
 
     def monotonic(self) -> int:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
-        return loop.microseconds() * 9 // 10
+        return loop.microseconds()
+
+
+def test_system_timers_fire_in_order() -> None:
+    async def main(_clock: VirtualClock) -> None:
+        clock = LoopClock()
+        fired: list[int] = []
+        start = clock.monotonic()
+        for offset in (3000, 1000, 2000):
+            clock.call_at(start + offset, lambda offset=offset: fired.append(offset))  # type: ignore[misc]
+        await sleep_until(clock, start + 4000)
+        assert fired == [1000, 2000, 3000]
+
+    run_virtual(main)
+
+
+def test_a_cancelled_system_timer_does_not_fire() -> None:
+    async def main(_clock: VirtualClock) -> None:
+        clock = LoopClock()
+        fired: list[str] = []
+        now = clock.monotonic()
+        clock.call_at(now + 500, lambda: fired.append("cancelled")).cancel()
+        clock.call_at(now + 500, lambda: fired.append("kept"))
+        await sleep_until(clock, now + 1500)
+        assert fired == ["kept"]
+
+    run_virtual(main)
+
+
+class SlowClock(LoopClock):
+    """Runs slower than the loop it is used on, so that each of the loop's timers fires early for it."""
+
+    def monotonic(self) -> int:
+        return super().monotonic() * 9 // 10
 
 
 def test_a_timer_that_the_loop_fires_early_waits_on() -> None:
