@@ -28,7 +28,7 @@ from tests.durability.plans import EXPLAINING, HOUR, PAYLOAD, Backlog, Plans, St
 from tests.durability.postgres import ask
 from tests.postgres_server import server_in
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.slow
 
 ROWS = int(os.environ.get("HEADGATE_TEST_PLAN_ROWS", "200000"))
 
