@@ -26,7 +26,7 @@ BUDGETS = {
     "limits": 9_600,
     "observe": 2_400,
     "schedules": 1_900,
-    "storage": 23_600,
+    "storage": 23_300,
     "tasks": 7_000,
     "testing": 1_800,
 }

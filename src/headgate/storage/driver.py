@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar, Unpack
 
 from headgate.arguments import unstorable
 from headgate.clock import Clock
@@ -107,6 +107,27 @@ reads one job. "list": many rows by index. "scan": may read whole tables. "count
 read waits for it. "search": reads payloads, or what a report needs; few run at once,
 and each for a bounded time.
 """
+
+
+class WriteOptions(TypedDict, total=False):
+    """How a procedure that writes is run."""
+
+    wakes: Wakes
+    """Call the watchers of all processes after it."""
+    is_atomic: bool
+    """Commit all statements together, the default; else each may commit by itself, except in `Transaction.atomic`."""
+    may_repeat: bool
+    """It may run again after a lost reply, which then changes nothing."""
+    may_be_lost: bool
+    """The commit does not wait for the server's disk."""
+    empties_lanes: bool
+    """Jobs may leave their lanes."""
+    takes_buckets: bool
+    """It locks buckets, in a process that may run no node."""
+    has_rows: bool
+    """Its caller leaves out the row that the store cannot hold, which it finds by the driver's error."""
+    reads_summaries: bool
+    """It reads by an index that has summaries of pages."""
 
 
 class Wake(Protocol):
@@ -211,32 +232,12 @@ class Driver(ABC):
 
     @abstractmethod
     async def write(
-        self,
-        procedure: Procedure[R],
-        *,
-        wakes: Wakes = False,
-        is_atomic: bool = True,
-        may_repeat: bool = False,
-        may_be_lost: bool = False,
-        changes_job: str | None = None,
-        empties_lanes: bool = False,
-        takes_buckets: bool = False,
-        has_rows: bool = False,
-        reads_summaries: bool = False,
+        self, procedure: Procedure[R], *, changes_job: str | None = None, **options: Unpack[WriteOptions]
     ) -> R:
-        """Run a procedure in a transaction. If it `wakes`, call the watchers of all processes after it.
+        """Run a procedure in a transaction. A driver ignores the options that its database does not need.
 
-        A driver ignores the options that its database does not need:
-        - `is_atomic`: all statements commit together. Otherwise each may commit by itself, except those that it runs in
-          `Transaction.atomic`.
-        - `may_repeat`: it may run again after a lost reply, which then changes nothing.
-        - `may_be_lost`: the commit does not wait for the server's disk.
-        - `changes_job`: a caller waits while this job is changed. Raises JobHeld if the job, or a follower of it, is
-          locked for a second.
-        - `empties_lanes`: jobs may leave their lanes.
-        - `takes_buckets`: it locks buckets, in a process that may run no node.
-        - `has_rows`: its caller leaves out the row that the store cannot hold, which it finds by the driver's error.
-        - `reads_summaries`: it reads by an index that has summaries of pages.
+        With `changes_job`, a caller waits while this job is changed. Raises JobHeld if it, or a follower of it, is
+        locked for a second.
         """
 
     @abstractmethod

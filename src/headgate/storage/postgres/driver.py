@@ -10,7 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import asyncpg
 
@@ -23,7 +23,7 @@ from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import key_of, may_have_duplicates, replaces
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
-from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken, refusing_unstorable
+from headgate.storage.driver import Driver, Procedure, ReadKind, WriteOptions, has_woken, refusing_unstorable
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import Contradiction, IndexFacts, PostgresFacts, StoreFacts, TableFacts
 from headgate.storage.migrations import Migration
@@ -256,36 +256,26 @@ class PostgresDriver(Driver):
     # -------------------------------------------------------------------------------------------- writes
 
     async def write(
-        self,
-        procedure: Procedure[R],
-        *,
-        wakes: Wakes = False,
-        is_atomic: bool = True,
-        may_repeat: bool = False,
-        may_be_lost: bool = False,
-        changes_job: str | None = None,
-        empties_lanes: bool = False,
-        takes_buckets: bool = False,
-        has_rows: bool = False,
-        reads_summaries: bool = False,
+        self, procedure: Procedure[R], *, changes_job: str | None = None, **options: Unpack[WriteOptions]
     ) -> R:
         self._require_usable()
-        if takes_buckets:
+        if options.get("takes_buckets"):
             self._end_silent_clients()
 
         def work(session: Session) -> Awaitable[R]:
             return procedure(self._tx(session))
 
-        with raising_bad_values() if has_rows else refusing_unstorable():
+        with raising_bad_values() if options.get("has_rows") else refusing_unstorable():
             if changes_job is not None:
                 result = await self._when_free(changes_job, work)
-            elif is_atomic:
-                plans = {**(UNSYNCED if may_be_lost else {}), **(SUMMARIES if reads_summaries else {})}
-                result = await self._database.transact(work, plans)
+            elif options.get("is_atomic", True):
+                result = await self._database.transact(work, _plans(options))
+            elif options.get("may_repeat"):
+                result = await self._database.repeat(work)
             else:
-                result = await (self._database.repeat if may_repeat else self._database.run)(work)
-        if has_woken(wakes, result):
-            if empties_lanes:
+                result = await self._database.run(work)
+        if has_woken(options.get("wakes", False), result):
+            if options.get("empties_lanes"):
                 await self._merge()
             self._changed()
         return result
@@ -541,3 +531,9 @@ class _KeyLocks:
                 del self._locks[key]
             else:
                 self._locks[key] = lock, wanted - 1
+
+
+def _plans(options: WriteOptions) -> Mapping[str, str]:
+    """Return the settings of the server under which a transaction with these options runs."""
+    unsynced = UNSYNCED if options.get("may_be_lost") else {}
+    return {**unsynced, **(SUMMARIES if options.get("reads_summaries") else {})}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import asdict
 
 from headgate.clock import SECOND
@@ -20,18 +22,18 @@ async def add_audit_record(tx: Transaction, audit_record: AuditRecord | None) ->
         await tx.execute("add_audit_entry", now=tx.now, job=job, **asdict(record))
 
 
-async def audit_log(tx: Transaction, filter: AuditFilter) -> list[AuditEntry]:
+async def audit_log(tx: Transaction, filter: AuditFilter) -> Sequence[AuditEntry]:
     """Return a page of audit entries, newest first."""
     statement = "audit_log" if filter.subject is None else "audit_log_of"
     return await tx.fetch(_ENTRIES, statement, **asdict(filter))
 
 
-async def sign_outs(tx: Transaction, since: int) -> list[AuditEntry]:
-    """Return the sign-outs since then, oldest first."""
+async def sign_outs(tx: Transaction, since: int) -> Sequence[AuditEntry]:
+    """Return the sign-outs of users since then (wall time), oldest first."""
     return await tx.fetch(_ENTRIES, "sign_outs", since=since)
 
 
-async def prune_audit(tx: Transaction, before: int, count: int) -> int:
-    """Delete up to `count` entries from before then that are not about a job. Returns how many."""
+async def prune_audit(tx: Transaction, before: int, count: int = 1000) -> int:
+    """Delete up to `count` audit entries from before then that are not about a job. Returns how many."""
     sign_outs_before = tx.now - SIGN_OUTS_KEPT * SECOND
     return await tx.execute("prune_audit", before=before, sign_outs_before=sign_outs_before, count=count)

@@ -51,8 +51,10 @@ _PENDING = RowDecoder(_Pending, "batch")
 _BLOCKED = RowDecoder(_Blocked, "job")
 
 
-async def downstream_of(tx: Transaction, batch_id: str) -> list[DownstreamJob]:
-    """As `Store.downstream_of`.
+async def downstream_of(tx: Transaction, batch_id: str) -> Sequence[DownstreamJob]:
+    """Return the jobs to cancel with a batch, by id, as far as they are not final.
+
+    Its jobs, those of the batches in it, and each job after them that then would wait for nothing else.
 
     From each batch in it and each job that is found, go on to what follows it. A batch or join outside is reached when
     all of its members that are not final are: what follows it waits for nothing else.

@@ -13,16 +13,16 @@ _ATTEMPTS = RowDecoder(EndedAttempt, "attempt")
 _ERRORS = RowDecoder(StoredError, "job", state=JobState.WAITING)
 
 
-async def newest_failed(tx: Transaction, since: int, count: int) -> list[str]:
-    """As `Store.newest_failed`."""
+async def newest_failed(tx: Transaction, since: int, count: int) -> Sequence[str]:
+    """Return the ids of the jobs that failed since then, the last ones first; it reads an index of failed jobs."""
     return await tx.ids("newest_failed", since=since, count=count)
 
 
-async def newest_attempts(tx: Transaction, count: int) -> list[EndedAttempt]:
-    """As `Store.newest_attempts`."""
+async def newest_attempts(tx: Transaction, count: int) -> Sequence[EndedAttempt]:
+    """Return the attempts that did not succeed, the last ones first, of jobs whose audit level keeps them."""
     return await tx.fetch(_ATTEMPTS, "newest_attempts", count=count)
 
 
-async def job_errors(tx: Transaction, job_ids: Sequence[str]) -> list[StoredError]:
-    """As `Store.job_errors`."""
+async def job_errors(tx: Transaction, job_ids: Sequence[str]) -> Sequence[StoredError]:
+    """Return those of these jobs that are stored, with their last errors."""
     return await tx.fetch(_ERRORS, "job_errors", ids=list(job_ids))

@@ -235,7 +235,7 @@ async def complete(tx: Transaction, job_id: str, fence: int) -> bool:
 
 
 async def is_complete(tx: Transaction, job_id: str, fence: int) -> bool:
-    """As `Store.is_complete`."""
+    """Whether the attempt has completed the job by `complete_in`."""
     return bool(await tx.values("is_complete", id=job_id, fence=fence))
 
 

@@ -44,7 +44,7 @@ async def note_gates(tx: Transaction, gates: Mapping[str, str], lives: int) -> N
 
 
 async def gates_done(tx: Transaction, gates: Mapping[str, str]) -> None:
-    """As `Store.gates_done`."""
+    """Store that the backlog of these subjects has been moved to these gates, and no longer to others."""
     await tx.execute("gates_done", own=list(gates.items()))
 
 

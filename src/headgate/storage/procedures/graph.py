@@ -46,7 +46,10 @@ _JOINED = RowDecoder(_Joined, "leader of batch")
 
 
 async def graph(tx: Transaction, start: str, most: int) -> JobGraph:
-    """As `Store.graph`."""
+    """Return the jobs and batches that are connected with a job or a batch, up to `most`.
+
+    Jobs of a batch that follow nothing and are not followed are not part of it.
+    """
     found = _Graph()
     todo = {start}
     while todo and len(found.nodes) <= most and not found.has_too_many_edges:

@@ -49,26 +49,34 @@ async def note_unrun(tx: Transaction, ids: Sequence[str]) -> None:
         await tx.execute("note_unrun", ids=ids, now=tx.now, lengths=_LENGTHS)
 
 
-async def gather_history(tx: Transaction, count: int) -> int:
-    """Add up to `count` notes to the history. Returns how many there were; with one writer there are none."""
+async def gather_history(tx: Transaction, count: int = 1000) -> int:
+    """Add up to `count` notes of what the store has counted itself to its history. Returns how many there were.
+
+    Nodes call it every ten seconds. A store in which commits can add to the same rows without waiting for each
+    other leaves no notes.
+    """
     return 0 if tx.has_one_writer else int(await tx.value("gather_history", count=count, lengths=_LENGTHS))
 
 
-async def jobs_history(tx: Transaction, step: int, queue: str, task: str, since: int) -> list[JobsStep]:
-    """Return the steps of one curve, in order; for a task in ALL queues, the steps of each queue."""
+async def jobs_history(tx: Transaction, step: int, queue: str, task: str, since: int) -> Sequence[JobsStep]:
+    """Return the steps of length `step` from `since` on, in order: of a queue and a task, a queue and ALL, or ALL.
+
+    For ALL queues and one task, it returns the steps of each queue and does not add them up. Steps in which nothing
+    happened are not stored.
+    """
     if queue == ALL != task:
         return await tx.fetch(_JOBS_STEPS, "task_history", step=step, task=task, since=since)
     return await tx.fetch(_JOBS_STEPS, "jobs_history", step=step, queue=queue, task=task, since=since)
 
 
-async def limit_history(tx: Transaction, step: int, limit: str, key: str | None, since: int) -> list[LimitStep]:
+async def limit_history(tx: Transaction, step: int, limit: str, key: str | None, since: int) -> Sequence[LimitStep]:
     """Return the same for a limit: of one key, or of all keys together."""
     asked = {"of_all": key is None, "key": key or "", "since": since}
     return await tx.fetch(_LIMIT_STEPS, "limit_history", step=step, limit=limit, **asked)
 
 
-async def prune_history(tx: Transaction, step: int, before: int, count: int) -> int:
-    """Delete up to `count` steps of jobs that began before then, and as many of limits. Returns how many."""
+async def prune_history(tx: Transaction, step: int, before: int, count: int = 1000) -> int:
+    """Delete up to `count` steps of that length from before then, and as many of limits. Returns how many."""
     if step == SHORTEST:
         await tx.execute("prune_history_flushes", before=before)
     jobs = await tx.execute("prune_jobs_history", step=step, before=before, count=count)

@@ -108,7 +108,7 @@ async def visit(
 
 
 async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
-    """As `Store.deposit`."""
+    """Store starts that were fetched from another store, in place of earlier ones, and wake the lanes behind."""
     draws = [deposit.draw for deposit in deposits]
     await lock_or_insert(tx, draws)
     await tx.execute("charge", wanted=[_with_balance(deposit.draw, deposit.balance) for deposit in deposits])
@@ -124,8 +124,8 @@ def _with_balance(draw: Draw, balance: FetchedBalance) -> tuple[Any, ...]:
     return bucket_id(draw), draw.limit, draw.key, dump_balance(balance), balance.idle_at
 
 
-async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> list[int]:
-    """As `Store.withdraw`."""
+async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> Sequence[int]:
+    """Remove what is left of these deposits, so that it can be given back. Returns how much was left of each."""
     states = {row.draw: row.state for row in await lock_buckets(tx, [deposit.draw for deposit in deposits])}
     left: list[int] = []
     emptied: list[tuple[Any, ...]] = []
@@ -161,14 +161,17 @@ async def reopen(tx: Transaction, setting: LimitSetting) -> None:
     await _reopen_for(tx, setting)
 
 
-async def penalize(tx: Transaction, draw: Draw, until: int, audit_record: AuditRecord | None) -> None:
-    """As `Store.penalize`."""
+async def penalize(tx: Transaction, draw: Draw, until: int, *, audit_record: AuditRecord | None = None) -> None:
+    """Let nothing start on a bucket before that limit time."""
     await close_buckets(tx, [draw], until)
     await add_audit_record(tx, audit_record)
 
 
-async def reset(tx: Transaction, draw: Draw, audit_record: AuditRecord | None) -> int:
-    """As `Store.reset`."""
+async def reset(tx: Transaction, draw: Draw, *, audit_record: AuditRecord | None = None) -> int:
+    """Reset a bucket and take back permits of jobs that are not running. Returns how many permits are still held.
+
+    For a dynamic window, the bucket with the key "" is the state of all keys.
+    """
     held = await release_idle(tx, draw)
     await tx.execute("reset_bucket", id=bucket_id(draw), keep_state=held > 0)
     await reopen_limit(tx, draw.limit, draw.key or None)
@@ -176,8 +179,11 @@ async def reset(tx: Transaction, draw: Draw, audit_record: AuditRecord | None) -
     return held
 
 
-async def forget(tx: Transaction, limit: str, audit_record: AuditRecord | None) -> bool:
-    """As `Store.forget`."""
+async def forget(tx: Transaction, limit: str, *, audit_record: AuditRecord | None = None) -> bool:
+    """Delete a limit's settings and buckets; False if there were none, and then the audit record is not stored.
+
+    Raises LimitInUse while jobs wait for it or hold its permits.
+    """
     # Meanwhile, no claim may put a lane behind one of the buckets, or take a permit.
     await tx.values("lock_nodes")
     await tx.values("lock_limit", limit=limit)

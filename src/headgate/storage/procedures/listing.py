@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from math import inf
 from typing import Any
 
@@ -163,25 +163,28 @@ async def jobs_by_id(tx: Transaction, ids: Sequence[str], *, final: bool = False
 
 
 async def job(tx: Transaction, job_id: str) -> JobRecord | None:
-    """As `Store.job`."""
+    """Return a job as it is now; None if there is no such job."""
     found = await jobs_by_id(tx, [job_id])
     return found[0] if found else None
 
 
-async def names_of_jobs(tx: Transaction, prefix: str, count: int) -> list[JobName]:
-    """As `Store.names_of_jobs`."""
+async def names_of_jobs(tx: Transaction, prefix: str, count: int) -> Sequence[JobName]:
+    """Return the ids of jobs that begin so, with their tasks, newest first."""
     lowest, highest = numbers_beginning(prefix)
     return await tx.fetch(_JOB_NAMES, "job_ids", prefix=prefix, lowest=lowest, highest=highest, count=count)
 
 
-async def batch_ids(tx: Transaction, prefix: str, count: int) -> list[str]:
-    """As `Store.batch_ids`."""
+async def batch_ids(tx: Transaction, prefix: str, count: int) -> Sequence[str]:
+    """Return the ids of batches that begin so, newest first."""
     lowest, highest = numbers_beginning(prefix)
     return await tx.ids("batch_ids", lowest=lowest, highest=highest, count=count)
 
 
 async def page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -> JobPage:
-    """As `Store.page`."""
+    """Return a page of jobs, for which at most 5,000 are read, so it may end before it is full.
+
+    The following pages have the other jobs that match.
+    """
     most = AT_ONCE if at_once is None else at_once
     asked, known = await _known(tx, filter, FEW)
     if known <= FEW:
@@ -219,7 +222,7 @@ async def _page(tx: Transaction, filter: JobFilter, statement: str, asked: dict[
 
 
 async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
-    """As `Store.jobs`."""
+    """Return a full page of jobs, or the last one; all jobs may be read for it."""
     if filter.text is not None:
         # In one statement: the time of a search is bounded.
         asked = {**_asked(filter), **_instants(tx), "last": None}
@@ -235,7 +238,7 @@ async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
 
 
 async def bounded_count(tx: Transaction, filter: JobFilter, most: int) -> JobCount:
-    """As `Store.bounded_count`."""
+    """Count the jobs that match a filter, up to `most`; at most 5,000 jobs are read."""
     asked, known = await _known(tx, filter, AT_ONCE)
     if asked["by"] is not None:
         count = int(await tx.value("count_known_jobs", most=AT_ONCE, **asked))
@@ -246,7 +249,7 @@ async def bounded_count(tx: Transaction, filter: JobFilter, most: int) -> JobCou
 
 
 async def count_jobs(tx: Transaction, filter: JobFilter, most: int) -> int:
-    """As `Store.count_jobs`."""
+    """Count the jobs that match a filter, from its cursor on and up to `most`; all jobs may be read for it."""
     asked, known = await _known(tx, filter, MORE_AT_ONCE)
     if asked["by"] is not None and filter.cursor is None:
         count = int(await tx.value("count_known_jobs", most=MORE_AT_ONCE, **asked))
@@ -351,36 +354,41 @@ def _index_of(filter: JobFilter, *, knows_lanes: bool) -> str | None:
             return None
 
 
-async def attempts(tx: Transaction, job_id: str) -> list[AttemptRecord]:
-    """As `Store.attempts`."""
+async def attempts(tx: Transaction, job_id: str) -> Sequence[AttemptRecord]:
+    """Return the attempts of a job that did not succeed, oldest first."""
     return await tx.fetch(_ATTEMPTS, "attempts", id=job_id)
 
 
 async def batch(tx: Transaction, batch_id: str) -> BatchRecord | None:
-    """As `Store.batch`."""
+    """Return a batch as it is now; None if there is no such batch."""
     found = await tx.fetch(_BATCHES, "batch", id=batch_id)
     return found[0] if found else None
 
 
-async def jobs_of_batch(tx: Transaction, batch_id: str, after: str, count: int) -> list[str]:
-    """As `Store.jobs_of_batch`."""
+async def jobs_of_batch(tx: Transaction, batch_id: str, *, after: str = "", count: int = 1000) -> Sequence[str]:
+    """Return a page of the ids of the jobs of a batch, and of the batches in it, in order.
+
+    Those of a join are the leaders that it counts. `after` is the last id of the page before.
+    """
     return await tx.ids("jobs_of_batch", id=batch_id, after=after, count=count)
 
 
 async def ties(tx: Transaction, job_id: str) -> Ties:
-    """As `Store.ties`."""
+    """Return what a job follows, and what follows it."""
     leaders = await tx.fetch(_TIED, "leaders_of_job", id=job_id, count=TIES_SHOWN)
     followers = await tx.fetch(_TIED, "followers_of_job", id=job_id, count=TIES_SHOWN)
     return Ties(*([TiedJob(row.id, row.task, row.state, row.needs) for row in rows] for rows in (leaders, followers)))
 
 
-async def batches(tx: Transaction, *, pending_only: bool, cursor: str | None, count: int) -> list[BatchRecord]:
-    """As `Store.batches`."""
+async def batches(
+    tx: Transaction, *, pending_only: bool = False, cursor: str | None = None, count: int = 50
+) -> Sequence[BatchRecord]:
+    """Return a page of batches but no joins, newest first by id; `cursor` is the last id of the page before."""
     return await tx.fetch(_BATCHES, "batches_pending" if pending_only else "batches", cursor=cursor, count=count)
 
 
-async def tasks_of_batches(tx: Transaction, batch_ids: Collection[str], most: int) -> dict[str, Sequence[str]]:
-    """As `Store.tasks_of_batches`."""
+async def tasks_of_batches(tx: Transaction, batch_ids: Collection[str], most: int = 100) -> Mapping[str, Sequence[str]]:
+    """Return the tasks of each batch by name, of up to `most` of its jobs, whichever they are."""
     found = await tx.fetch(_BATCH_TASKS, "tasks_of_batches", ids=[*batch_ids], most=most)
     return {each.id: each.tasks for each in found}
 
@@ -406,58 +414,70 @@ async def gated_jobs(
 
 
 async def failed_holders(
-    tx: Transaction, tasks: frozenset[str], other_than: KnownGates, after: str, count: int
-) -> list[GatedJob]:
-    """As `Store.failed_holders`."""
+    tx: Transaction, tasks: frozenset[str], *, other_than: KnownGates, after: str = "", count: int = 100
+) -> Sequence[GatedJob]:
+    """Return failed jobs of these tasks that hold permits and carry other gates than these, by id."""
     asked = {"tasks": sorted(tasks), "gates": sorted(other_than), "after": after, "count": count}
     return await tx.fetch(_GATED, "failed_holders", **asked)
 
 
-async def tasks_of_other_limits(tx: Transaction, limits: frozenset[str]) -> list[str]:
-    """As `Store.tasks_of_other_limits`."""
+async def tasks_of_other_limits(tx: Transaction, limits: frozenset[str]) -> Sequence[str]:
+    """Return the tasks of the first waiting jobs of up to 100 lanes that draw on a limit not in `limits`."""
     return await tx.values("tasks_of_other_limits", limits=sorted(limits))
 
 
 # ------------------------------------------------------------------------------------------------------- queues
 
 
-async def waiting(tx: Transaction, most: int) -> list[WaitingCount]:
-    """As `Store.waiting`."""
+async def waiting(tx: Transaction, most: int = 100_000) -> Sequence[WaitingCount]:
+    """Count waiting jobs by queue, task and what they wait for, over at most `most` jobs, whichever they are."""
     return await tx.fetch(_WAITING, "waiting", most=most, **_instants(tx))
 
 
-async def views(tx: Transaction, *, running: bool) -> list[ViewCount]:
-    """As `Store.views`."""
+async def views(tx: Transaction, *, running: bool = False) -> Sequence[ViewCount]:
+    """Count all waiting jobs by queue and what they wait for, from the counts of their lanes.
+
+    With `running`, running jobs are counted too, in the same statement: no job is counted twice or missed.
+    """
     return await tx.fetch(_VIEWS, "views", running=running, **_instants(tx))
 
 
-async def counts(tx: Transaction, *, finals: bool) -> list[QueueCounts]:
-    """As `Store.counts`."""
+async def counts(tx: Transaction, *, finals: bool = True) -> Sequence[QueueCounts]:
+    """Count jobs by queue and state.
+
+    Without `finals`, final jobs are left out: each of them has to be read.
+    """
     return await tx.fetch(_COUNTS, "counts", finals=finals)
 
 
-async def queues(tx: Transaction) -> list[QueueRecord]:
-    """As `Store.queues`."""
+async def queues(tx: Transaction) -> Sequence[QueueRecord]:
+    """Return the queues that are paused or have waiting jobs, by name; it reads lanes, never all their jobs.
+
+    Added jobs count at once, whether a node is running or not.
+    """
     return await tx.fetch(_QUEUES, "queues", **_instants(tx))
 
 
-async def paused_queues(tx: Transaction) -> dict[str, int]:
-    """As `Store.paused_queues`."""
+async def paused_queues(tx: Transaction) -> Mapping[str, int]:
+    """Return the paused queues, and since when; it reads no lane and no job."""
     return {each.queue: each.paused_at for each in await tx.fetch(_PAUSED, "paused_queues")}
 
 
 async def is_paused(tx: Transaction, queue: str) -> bool:
-    """As `Store.is_paused`."""
+    """Whether a queue is paused; it reads no lane and no job."""
     return bool(await tx.value("is_paused", queue=queue))
 
 
 async def backlog(tx: Transaction, queue: str) -> int:
-    """As `Store.backlog`."""
+    """Return how many jobs wait in the lanes of a queue; it adds up the counts of the lanes, and reads no job."""
     return int(await tx.value("backlog", queue=queue))
 
 
 async def waiting_by_key(tx: Transaction, queue: str, count: int) -> WaitingByKey:
-    """As `Store.waiting_by_key`."""
+    """Return the `count` keys of a fair queue with most waiting jobs; none if no job draws on its order.
+
+    It reads up to 2,000 lanes that are next in line, 2,000 that wait for limits, and 2,000 arrivals, and no job.
+    """
     order = PREFIX + queue
     read: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
@@ -472,14 +492,21 @@ async def waiting_by_key(tx: Transaction, queue: str, count: int) -> WaitingByKe
     return WaitingByKey([KeyWaiting(key, -jobs) for jobs, key in keys[:count]], len(keys), is_exact)
 
 
-async def is_work_left(tx: Transaction, queues: Collection[str], tasks: Collection[str], *, ready_only: bool) -> bool:
-    """As `Store.is_work_left`."""
+async def is_work_left(tx: Transaction, queues: Set[str], tasks: Set[str], *, ready_only: bool) -> bool:
+    """Whether a job of these queues is running on any node, or a job of these tasks is left to run in one of them.
+
+    Jobs in a paused queue do not count. With `ready_only`, nor do jobs that wait for a limit, for their time or for
+    another job. It is one read, so it never misses a job that was added by another before that one ended.
+    """
     asked = {"queues": sorted(queues), "tasks": sorted(tasks), "ready_only": ready_only}
     return bool(await tx.value("is_work_left", **asked, **_instants(tx)))
 
 
-async def blockers(tx: Transaction) -> list[Blocker]:
-    """As `Store.blockers`; there are none with one writer."""
+async def blockers(tx: Transaction) -> Sequence[Blocker]:
+    """Return the sessions that delay the store now, longest first; none for databases that have no sessions.
+
+    There are none with one writer.
+    """
     return [] if tx.has_one_writer else await tx.fetch(_BLOCKERS, "blockers")
 
 
@@ -487,9 +514,18 @@ async def blockers(tx: Transaction) -> list[Blocker]:
 
 
 async def buckets(
-    tx: Transaction, limit: str | None, key: str | None, count: int, prefix: str | None, after: BucketPlace | None
-) -> list[BucketRecord]:
-    """As `Store.buckets`."""
+    tx: Transaction,
+    limit: str | None = None,
+    key: str | None = None,
+    count: int = 100,
+    *,
+    prefix: str | None = None,
+    after: BucketPlace | None = None,
+) -> Sequence[BucketRecord]:
+    """Return buckets, most waiting first; `prefix` is how their keys begin, `after` the end of the page before.
+
+    Where lanes wait behind more than 5,000 buckets, all are ordered by limit and key.
+    """
     wanted = {"limit": limit, "key": key, "prefix": prefix}
     found: list[BucketRecord] = []
     is_ranked = int(await tx.value("count_awaited", most=AT_ONCE + 1)) <= AT_ONCE
@@ -501,21 +537,27 @@ async def buckets(
     return found
 
 
-async def throttled(tx: Transaction, count: int) -> list[BucketRecord]:
-    """As `Store.throttled`."""
+async def throttled(tx: Transaction, count: int = 10) -> Sequence[BucketRecord]:
+    """Return buckets that lanes wait behind, most waiting first; of over 5,000 it ranks those that open first."""
     return await _buckets_by_waiting(tx, count, _BEFORE_ALL, limit=None, key=None, prefix=None)
 
 
-async def buckets_by_trouble(tx: Transaction, count: int) -> list[BucketRecord]:
-    """As `Store.buckets_by_trouble`."""
+async def buckets_by_trouble(tx: Transaction, count: int) -> Sequence[BucketRecord]:
+    """Return buckets: penalized ones that lanes wait behind, others by their waiting jobs, then the rest by name.
+
+    Where lanes wait behind more than 2,000 buckets, it ranks 1,000 that open first and 1,000 that open last.
+    """
     found = await tx.fetch(_BUCKETS, "buckets_by_trouble", most=RANKED, count=count, limit_now=tx.limit_now)
     if len(found) < count:
         found += await _buckets_by_name(tx, count - len(found), None, limit=None, key=None, prefix=None, idle=True)
     return found
 
 
-async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) -> list[Draw]:
-    """As `Store.keys`."""
+async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) -> Sequence[Draw]:
+    """Return up to `count` keys of these limits that begin so, by limit and key; each limit is looked up once.
+
+    Keys for which no job has started yet are found if their jobs wait in one of 50,000 lanes.
+    """
     found: list[Draw] = []
     for limit in limits:
         if len(found) >= count:
@@ -532,19 +574,24 @@ async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) 
 
 
 async def waiting_by_limit(tx: Transaction) -> WaitingByLimit:
-    """As `Store.waiting_by_limit`."""
+    """Count the jobs that wait for each limit, behind the 5,000 buckets that open first."""
     counts = await tx.fetch(_LIMITS_WAITING, "waiting_by_limit", most=AT_ONCE)
     awaited = int(await tx.value("count_awaited", most=AT_ONCE + 1))
     return WaitingByLimit(counts, awaited <= AT_ONCE)
 
 
-async def keys_by_limit(tx: Transaction) -> dict[str, int]:
-    """As `Store.keys_by_limit`."""
+async def keys_by_limit(tx: Transaction) -> Mapping[str, int]:
+    """Return how many keys of each limit have a stored state; limits without are left out. It reads all of them."""
     return {row.limit: row.jobs for row in await tx.fetch(_LIMITS_WAITING, "keys_by_limit")}
 
 
-async def limit_figures(tx: Transaction, limits: Sequence[str], step: int, since: int, most: int) -> list[LimitFigures]:
-    """As `Store.limit_figures`."""
+async def limit_figures(
+    tx: Transaction, limits: Sequence[str], *, step: int, since: int, most: int
+) -> Sequence[LimitFigures]:
+    """Return figures of these limits, by name: their keys, counted to `most`, and what was not charged since then.
+
+    `since` is the beginning of a step of `step` seconds of the history.
+    """
     wanted = [(limit, since) for limit in limits]
     return await tx.fetch(_LIMIT_FIGURES, "limit_figures", wanted=wanted, step=step, most=most)
 
@@ -590,7 +637,7 @@ async def _buckets_by_name(
 
 
 async def queue_position(tx: Transaction, job_id: str) -> QueuePosition | None:
-    """As `Store.queue_position`."""
+    """Return the queue position of a job; None if it is not waiting."""
     found = await tx.fetch(_POSITIONS, "queue_position", id=job_id)
     if not found:
         return None
@@ -601,8 +648,8 @@ async def queue_position(tx: Transaction, job_id: str) -> QueuePosition | None:
     return QueuePosition(row.place, row.waiting, row.is_due, row.behind, drawn, demands)
 
 
-async def prediction_input(tx: Transaction, queue: str, draws: Sequence[Draw], variant: str) -> QueuePosition:
-    """As `Store.prediction_input`."""
+async def prediction_input(tx: Transaction, queue: str, draws: Sequence[Draw], variant: str = "") -> QueuePosition:
+    """Return the queue position of a job that would be added to this lane now."""
     (row,) = await tx.fetch(_PREDICTION_INPUTS, "prediction_input", lane=Lane(queue, tuple(draws), variant).id)
     place = row.waiting + 1
     return QueuePosition(place, place, False, row.behind, await _drawn(tx, draws))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -146,8 +146,8 @@ async def join(
         await tx.execute("prune_deploys", before=tx.now - DEPLOYS_KEPT)
 
 
-async def deploys(tx: Transaction, since: int, count: int) -> list[DeployRecord]:
-    """As `Store.deploys`."""
+async def deploys(tx: Transaction, since: int, count: int = 100) -> Sequence[DeployRecord]:
+    """Return the last `count` deploys since then, oldest first."""
     found: list[DeployRecord] = []
     for each in reversed(await tx.fetch(_DEPLOYS, "deploys", since=since, count=count)):
         # Two nodes may have noted the same one.
@@ -159,13 +159,17 @@ async def deploys(tx: Transaction, since: int, count: int) -> list[DeployRecord]
 async def beat(
     tx: Transaction,
     node: str,
-    lingering: Sequence[str],
-    tasks: Mapping[str, Sequence[str]] | None,
-    started_since: int,
     *,
-    is_stopping: bool,
+    lingering: Sequence[str] = (),
+    tasks: Mapping[str, Sequence[str]] | None = None,
+    started_since: int = 0,
+    is_stopping: bool = False,
 ) -> Beat:
-    """As `Store.beat`."""
+    """Renew a node's lease, store which jobs linger on it and that it stops, and return the jobs that it owns.
+
+    Only those that started since `started_since` (wall time in microseconds); by default all. `tasks` as in `join`,
+    if they have changed.
+    """
     changed = await tx.execute(
         "beat",
         id=node,
@@ -186,9 +190,9 @@ async def beat(
     )
 
 
-async def cancels(tx: Transaction, node: str, ids: Sequence[str]) -> frozenset[str]:
-    """As `Store.cancels`."""
-    return frozenset(await tx.ids("cancels", node=node, ids=ids))
+async def cancels(tx: Transaction, node: str, ids: Collection[str]) -> frozenset[str]:
+    """Return those of these jobs that run on the node and whose cancellation was requested."""
+    return frozenset(await tx.ids("cancels", node=node, ids=list(ids)))
 
 
 async def upkeep(tx: Transaction, node: str, boot_id: str, arrival_floor: int) -> Upkeep:
@@ -232,22 +236,28 @@ async def nodes(tx: Transaction, boot_id: str) -> list[NodeRecord]:
     ]
 
 
-async def declared_subjects(tx: Transaction) -> list[str]:
-    """As `Store.declared_subjects`.
+async def declared_subjects(tx: Transaction) -> frozenset[str]:
+    """Return what nodes that claim declare for queues that they serve, each as `task@queue`.
 
     What a node declares is a column of its row, so it ends with the row: as the node leaves, or is recovered.
     """
-    return [
+    return frozenset(
         subject_of(task, queue)
         for each in await tx.fetch(_DECLARATIONS, "declarations")
         for queue, tasks in each.tasks.items()
         if each.queues.get(queue)
         for task in tasks
-    ]
+    )
 
 
-async def set_node(tx: Transaction, node: str, edit: EditNode, audit_record: AuditRecord | None) -> bool | None:
-    """As `Store.set_node`."""
+async def set_node(
+    tx: Transaction, node: str, edit: EditNode, *, audit_record: AuditRecord | None = None
+) -> bool | None:
+    """Change what a node is set to do by `edit`. Returns whether that is a change; None if there is no such node.
+
+    `edit` gets what is stored, and no other change comes in between. The audit record is stored with a change. The
+    node reads it within a second.
+    """
     found = await tx.fetch(_SETTINGS, "lock_node_setting", id=node)
     if not found:
         return None
@@ -266,8 +276,8 @@ async def set_node(tx: Transaction, node: str, edit: EditNode, audit_record: Aud
     return True
 
 
-async def rename_node(tx: Transaction, node: str, name: str, audit_record: AuditRecord | None) -> bool | None:
-    """As `Store.rename_node`."""
+async def rename_node(tx: Transaction, node: str, name: str, *, audit_record: AuditRecord | None = None) -> bool | None:
+    """Give a node another name. Returns whether that is a change; None if there is no such node."""
     if not await tx.fetch(_SETTINGS, "lock_node_setting", id=node):
         return None
     if not await tx.execute("rename_node", id=node, name=name):
@@ -310,7 +320,9 @@ async def missing_nodes(tx: Transaction) -> list[MissingNode]:
 
 
 async def add_missing_nodes(tx: Transaction) -> int:
-    """As `Store.add_missing_nodes`.
+    """Add the nodes that running jobs name and that are not there, as dead ones; `recover` takes their jobs back.
+
+    Returns how many.
 
     The invariant: each running job has a node that others watch. Only what is outside of Headgate breaks it, as a node
     is deleted by the commit that takes back its last job; so this has one mechanism for what it finds, `recover`.

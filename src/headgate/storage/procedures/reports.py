@@ -23,8 +23,16 @@ _LINES = RowDecoder(LogLine, "log line")
 _REPORTED = RowDecoder(_Reported, "job")
 
 
-async def report(tx: Transaction, node: str, reports: Sequence[AttemptReport], most_lines: int) -> list[bool | None]:
-    """As `Store.report`."""
+async def report(
+    tx: Transaction, node: str, reports: Sequence[AttemptReport], most_lines: int
+) -> Sequence[bool | None]:
+    """Store what running attempts report; False for each that is not running under this node and fence.
+
+    None, as from `finish`, is for each that was not stored and has to be tried again.
+
+    The first `most_lines` log lines of a job are stored, over all its attempts, and a line that says that there
+    were more. To repeat it changes nothing.
+    """
     found = await tx.fetch(_REPORTED, "lock_reported", node=node, reported=reports)
     locked = {(row.id, row.fence) for row in found}
     kept = [each for each in reports if (each.id, each.fence) in locked]
@@ -45,8 +53,13 @@ async def report(tx: Transaction, node: str, reports: Sequence[AttemptReport], m
     return [written.get((each.id, each.fence), False) for each in reports]
 
 
-async def logs(tx: Transaction, job_id: str, after: int, count: int, level: int, *, newest: bool) -> list[LogLine]:
-    """Return the log lines of a job, oldest first."""
+async def logs(
+    tx: Transaction, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False, level: int = 0
+) -> Sequence[LogLine]:
+    """Return the log lines of a job, oldest first: the first `count` after number `after`, or the `newest`.
+
+    Lines below `level` are left out.
+    """
     statement = "last_logs" if newest else "logs"
     lines = await tx.fetch(_LINES, statement, id=job_id, after=after, count=count, level=level)
     return lines[::-1] if newest else lines

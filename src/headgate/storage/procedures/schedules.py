@@ -46,8 +46,12 @@ class _ScheduleRow(msgspec.Struct):
 _SCHEDULES = RowDecoder(_ScheduleRow, "schedule", call=blank_call, rules=ScheduleRules(trigger=""))
 
 
-async def put_schedule(tx: Transaction, record: ScheduleRecord, replaces: int | None, *, anew: bool) -> bool:
-    """As `Store.put_schedule`."""
+async def put_schedule(tx: Transaction, record: ScheduleRecord, *, replaces: int | None, anew: bool = False) -> bool:
+    """Store a schedule in place of the one with its name and the revision `replaces` (None: there is none).
+
+    False, and nothing is written, if the stored revision differs. The store itself counts the jobs of the schedule:
+    it ignores `open` in the record, and `runs` unless it begins `anew`.
+    """
     values = record.columns()
     if replaces is None:
         await _announce_new(tx)
@@ -63,8 +67,12 @@ async def put_schedule(tx: Transaction, record: ScheduleRecord, replaces: int | 
     return True
 
 
-async def take_over_schedule(tx: Transaction, record: ScheduleRecord, was: str, replaces: int) -> bool:
-    """As `Store.take_over_schedule`."""
+async def take_over_schedule(tx: Transaction, record: ScheduleRecord, *, was: str, replaces: int) -> bool:
+    """Store a schedule in place of the one with the name `was` and that revision, in one commit.
+
+    Jobs of the old schedule that are not final are moved to the new name, and its count is kept. False, and nothing
+    is written, if the stored revision differs or the new name is taken.
+    """
     await _announce_new(tx)
     if not await tx.values("lock_schedules", wanted=[(was, replaces)]):
         return False
@@ -78,8 +86,12 @@ async def take_over_schedule(tx: Transaction, record: ScheduleRecord, was: str, 
     return True
 
 
-async def fire(tx: Transaction, fired: Sequence[Fired]) -> list[bool]:
-    """As `Store.fire`."""
+async def fire(tx: Transaction, fired: Sequence[Fired]) -> Sequence[bool]:
+    """Add the jobs of occurrences and advance their schedules, in one commit; False for each that has changed.
+
+    So each occurrence is enqueued once, however many nodes try, and a schedule whose advance is lost has not
+    enqueued anything either.
+    """
     wanted = [(each.name, each.revision) for each in fired]
     names = set(await tx.values("lock_schedules", wanted=wanted))
     written = [each for each in fired if each.name in names]
@@ -98,7 +110,7 @@ async def fire(tx: Transaction, fired: Sequence[Fired]) -> list[bool]:
 
 
 async def remove_schedule(tx: Transaction, name: str) -> bool:
-    """As `Store.remove_schedule`."""
+    """Delete a schedule; the jobs that it has enqueued stay. Returns whether there was one."""
     return await tx.execute("remove_schedule", name=name) == 1
 
 
@@ -112,32 +124,40 @@ async def evict_schedule_notes(tx: Transaction, count: int) -> int:
 
 
 async def schedules(
-    tx: Transaction, name: str | None, formerly: str | None, after: str, count: int
-) -> list[ScheduleRecord]:
-    """As `Store.schedules`."""
+    tx: Transaction, *, name: str | None = None, formerly: str | None = None, after: str = "", count: int = 1000
+) -> Sequence[ScheduleRecord]:
+    """Return schedules by name, beyond `after`: all, the one of that `name`, or those once named `formerly`."""
     rows = await tx.fetch(_SCHEDULES, "schedules", name=name, formerly=formerly, after=after, count=count)
     return [row.record for row in rows]
 
 
-async def due_schedules(tx: Transaction, tasks: frozenset[str], unable: frozenset[str], count: int) -> DueSchedules:
-    """As `Store.due_schedules`."""
+async def due_schedules(
+    tx: Transaction, tasks: frozenset[str], *, unable: frozenset[str] = frozenset(), count: int = 100
+) -> DueSchedules:
+    """Return schedules of these tasks that are due and not paused, except those that a node is `unable` to fire."""
     wanted = {"now": tx.now, "tasks": sorted(tasks), "unable": sorted(unable)}
     rows = await tx.fetch(_SCHEDULES, "due_schedules", count=count, **wanted)
     return DueSchedules([row.record for row in rows], await tx.value("next_schedule", **wanted))
 
 
 async def overdue_schedules(
-    tx: Transaction, before: int, tasks: frozenset[str], unable: frozenset[str], count: int
-) -> list[ScheduleRecord]:
-    """As `Store.overdue_schedules`."""
+    tx: Transaction, tasks: frozenset[str], *, before: int, unable: frozenset[str] = frozenset(), count: int = 100
+) -> Sequence[ScheduleRecord]:
+    """Return schedules due before then and not paused, of other tasks than these or in `unable`."""
     asked = {"before": before, "tasks": sorted(tasks), "unable": sorted(unable), "count": count}
     return [row.record for row in await tx.fetch(_SCHEDULES, "overdue_schedules", **asked)]
 
 
 async def schedules_ahead(
-    tx: Transaction, after: int, tasks: frozenset[str], unable: frozenset[str], beyond: str, count: int
-) -> list[ScheduleRecord]:
-    """As `Store.schedules_ahead`."""
+    tx: Transaction,
+    tasks: frozenset[str],
+    *,
+    after: int,
+    unable: frozenset[str] = frozenset(),
+    beyond: str = "",
+    count: int = 100,
+) -> Sequence[ScheduleRecord]:
+    """Return schedules of these tasks that were declared or had an occurrence after then, by name, `beyond` one."""
     asked = {"after": after, "tasks": sorted(tasks), "unable": sorted(unable), "beyond": beyond, "count": count}
     return [row.record for row in await tx.fetch(_SCHEDULES, "schedules_ahead", **asked)]
 

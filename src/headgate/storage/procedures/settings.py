@@ -48,5 +48,5 @@ class CachedRules:
 
 
 async def read_settings(tx: Transaction) -> list[LimitSetting]:
-    """Return all settings, and the newest declaration of each limit."""
+    """Return the settings of limits that were made at run time, and the newest declaration of each limit."""
     return await tx.fetch(_SETTINGS, "settings", subject=LIMIT_SUBJECT, since=tx.now - DECLARATION_LIVES)

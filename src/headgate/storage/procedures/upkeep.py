@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -35,7 +36,7 @@ from headgate.storage.procedures.replacement_notes import holders_in, read_notes
 from headgate.storage.procedures.schedules import evict_schedule_notes
 from headgate.storage.procedures.settings import read_settings
 from headgate.storage.procedures.tags import remove_tags
-from headgate.storage.records import Deletion
+from headgate.storage.records import FINAL_STATES, Deletion
 from headgate.storage.row_ids import bucket_id, lane_id
 from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
 
@@ -106,28 +107,53 @@ _LOCKED = RowDecoder(_LockedFinalJob, "job")
 _HOLDERS = RowDecoder(Holder, "job")
 
 
-async def prune(tx: Transaction, since: int, before: int, count: int, states: Collection[JobState]) -> int:
-    """As `Store.prune`."""
-    found = await tx.fetch(_PRUNABLE, "prunable", since=since, before=before, count=count, states=sorted(states))
+async def prune(
+    tx: Transaction,
+    finished_before: int,
+    count: int = 1000,
+    states: frozenset[JobState] = FINAL_STATES,
+    *,
+    since: int = 0,
+) -> int:
+    """Delete up to `count` jobs that finished in these states before then, and not before `since`; return how many.
+
+    Jobs with their own retention are kept. Jobs that another open transaction has locked are skipped.
+
+    Their attempts, log lines and audit entries are deleted with them. Fewer jobs are deleted at once if they have
+    logged much; 0 means that none are left.
+    """
+    found = await tx.fetch(
+        _PRUNABLE, "prunable", since=since, before=finished_before, count=count, states=sorted(states)
+    )
     if not found:
         # Batches that had no job, joins, and batches whose last jobs were deleted by several nodes at once.
-        joins = await tx.ids("prune_batches", before=before, count=count)
+        joins = await tx.ids("prune_batches", before=finished_before, count=count)
         if joins:
             await tx.execute("prune_awaited_leaders", ids=joins)
-    return len(await _delete(tx, found, before))
+    return len(await _delete(tx, found, finished_before))
 
 
-async def prune_by_own_retention(tx: Transaction, count: int) -> int:
-    """As `Store.prune_by_own_retention`."""
+async def prune_by_own_retention(tx: Transaction, count: int = 1000) -> int:
+    """Delete up to `count` jobs whose own retention has ended, as `prune` does. Returns how many were deleted.
+
+    A job is kept as long as a job that follows it, or its batch, is not final: that one may read its result.
+    """
     found = await tx.fetch(_PRUNABLE, "prunable_by_own_retention", now=tx.now, count=count)
     return len(await _delete(tx, found, tx.now + 1))
 
 
-async def delete(tx: Transaction, ids: Sequence[str], before: int, audit_record: AuditRecord | None) -> Deletion:
-    """As `Store.delete`."""
+async def delete(
+    tx: Transaction, ids: Sequence[str], *, finished_before: int, audit_record: AuditRecord | None = None
+) -> Deletion:
+    """Delete those of these jobs that finished before then, whatever their retention, in one commit.
+
+    Kept are jobs that an unfinished job follows, or whose batch it follows, as it may read their results, and jobs
+    that another open transaction has locked. What they held is released. Fewer jobs are deleted at once if they
+    have logged much. The audit record is stored if a job was deleted.
+    """
     needed = frozenset(await tx.ids("needed", ids=list(ids)))
-    found = await tx.fetch(_PRUNABLE, "deletable", ids=[id for id in ids if id not in needed], before=before)
-    deleted = await _delete(tx, found, before)
+    found = await tx.fetch(_PRUNABLE, "deletable", ids=[id for id in ids if id not in needed], before=finished_before)
+    deleted = await _delete(tx, found, finished_before)
     if deleted:
         await add_audit_record(tx, audit_record)
     return Deletion(frozenset(deleted), needed)
@@ -167,8 +193,11 @@ def _given(job: _Prunable, held: DrawSet) -> PermitRelease:
     return PermitRelease(job.id, job.draws, job.terms, held, NO_DRAWS)
 
 
-async def evict(tx: Transaction, count: int) -> int:
-    """As `Store.evict`; with several writers, its statements commit by themselves."""
+async def evict(tx: Transaction, count: int = 1000) -> int:
+    """Delete up to `count` idle buckets and empty lanes, which frees space and changes nothing else.
+
+    With several writers, its statements commit by themselves.
+    """
     if not tx.has_one_writer:
         # If only plain code draws on buckets, no heartbeat does it.
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
@@ -184,22 +213,22 @@ async def evict(tx: Transaction, count: int) -> int:
 
 
 async def identity(tx: Transaction) -> str:
-    """As `Store.identity`."""
+    """Return the id of the database, which another one with the same tables does not have, unless it is a copy."""
     return str(await tx.value("identity"))
 
 
 async def is_folder_used(tx: Transaction, url: str) -> bool:
-    """As `Store.is_folder_used`."""
+    """Return whether large payloads have been in the folder of this URL."""
     return bool(await tx.values("used_folder", url=url))
 
 
 async def note_folder_used(tx: Transaction, url: str) -> None:
-    """As `Store.note_folder_used`."""
+    """Store for ever that large payloads have been in the folder of this URL."""
     await tx.execute("note_used_folder", url=url)
 
 
-async def stored_ids(tx: Transaction, ids: Sequence[str]) -> list[str]:
-    """As `Store.stored_ids`."""
+async def stored_ids(tx: Transaction, ids: Sequence[str]) -> Sequence[str]:
+    """Return which of these jobs are stored, whatever their state."""
     return await tx.ids("stored_ids", ids=list(ids))
 
 
@@ -211,8 +240,11 @@ async def pause_queue(tx: Transaction, queue: str, audit_record: AuditRecord | N
     return is_changed
 
 
-async def check(tx: Transaction, declared: Mapping[str, AnyRule]) -> list[Contradiction]:
-    """As `Store.check`."""
+async def check(tx: Transaction, declared: Mapping[str, AnyRule] = MappingProxyType({})) -> Sequence[Contradiction]:
+    """Return the contradictions between jobs, nodes, lanes and buckets, and rows that do not agree with themselves.
+
+    The states of buckets are read by the rules of their limits: those set at run time, else those `declared`.
+    """
     # Permits of replaced jobs count as given back; with several writers, the next claim writes it.
     leaving = {} if tx.has_one_writer else holders_in(await read_notes(tx))
     own_ids = await tx.fetch(_OWN_IDS, "jobs_with_own_ids")

@@ -159,9 +159,13 @@ def affected_buckets(draws: Sequence[Draw], held: DrawSet, terms: GateTerms | No
 
 
 async def cancel(
-    tx: Transaction, job_id: str, audit_record: AuditRecord | None, *, waiting_only: bool = False
+    tx: Transaction, job_id: str, *, audit_record: AuditRecord | None = None, waiting_only: bool = False
 ) -> JobState | None:
-    """As `Store.cancel`."""
+    """Cancel a waiting job, or request the cancellation of a running one unless `waiting_only`.
+
+    Returns the state it was in, None if there is no such job; a final job is left as it is. A verb that takes a
+    `audit_record` stores it in the commit that changes something; for a job, only if the job is audited in full.
+    """
     found = await _locked(tx, job_id)
     if found is None:
         return None
@@ -184,8 +188,14 @@ async def cancel(
     return found.state
 
 
-async def retry(tx: Transaction, job_id: str, audit_record: AuditRecord | None) -> JobState | None:
-    """As `Store.retry`."""
+async def retry(tx: Transaction, job_id: str, *, audit_record: AuditRecord | None = None) -> JobState | None:
+    """Let a failed or cancelled job wait again, with all its attempts.
+
+    It is blocked if its leader is not final. Its followers that were cancelled because of it are blocked again.
+    Raises LeaderNotRetried if it needs the success of a leader that failed or was cancelled: the leader has to be
+    retried first. Returns the state it was in, None if there is no such job. Raises IllegalTransition for any other
+    state.
+    """
     found = await _locked(tx, job_id, with_leader=True, with_buckets=False)
     if found is None:
         return None
@@ -212,8 +222,11 @@ async def retry(tx: Transaction, job_id: str, audit_record: AuditRecord | None) 
     return found.state
 
 
-async def run_now(tx: Transaction, job_id: str, audit_record: AuditRecord | None) -> JobState | None:
-    """As `Store.run_now`."""
+async def run_now(tx: Transaction, job_id: str, *, audit_record: AuditRecord | None = None) -> JobState | None:
+    """Make a waiting job ready whose `run_at` is in the future; its limits still apply.
+
+    Returns the state it was in, None if there is no such job. Raises IllegalTransition if it is not scheduled.
+    """
     found = await _locked(tx, job_id)
     if found is None:
         return None
@@ -231,9 +244,19 @@ async def run_now(tx: Transaction, job_id: str, audit_record: AuditRecord | None
 
 
 async def reschedule(
-    tx: Transaction, job_id: str, run_at: int | None, priority: int | None, audit_record: AuditRecord | None
+    tx: Transaction,
+    job_id: str,
+    *,
+    run_at: int | None = None,
+    priority: int | None = None,
+    audit_record: AuditRecord | None = None,
 ) -> JobState | None:
-    """As `Store.reschedule`."""
+    """Change the `run_at` of a waiting job, its priority, or both; None leaves it as it is.
+
+    A `run_at` in the past means now. The time that it may wait for its limits counts from the new `run_at`. Returns
+    the state it was in, None if there is no such job. Raises IllegalTransition if it is not waiting; it may be
+    blocked.
+    """
     found = await _locked(tx, job_id)
     if found is None:
         return None
@@ -306,7 +329,13 @@ def _dropped(job: _Expired, now: int) -> DroppedRow:
 
 
 async def change_gates(tx: Transaction, jobs: Sequence[GateChange]) -> int:
-    """As `Store.change_gates`; with several writers, it is many transactions."""
+    """Move jobs that are still waiting to the lanes of their new draws. Returns how many were moved.
+
+    They keep their priority and their order by `run_at`, and nodes with the new gate can start them. A permit that
+    a job holds and no longer needs is returned.
+
+    With several writers, it is many transactions.
+    """
     leaving = [job for job in jobs if not job.stays]
     moved: set[str] = set()
     if leaving and not tx.has_one_writer:
@@ -363,7 +392,12 @@ async def _change_gate(tx: Transaction, job: GateChange) -> bool:
 
 
 async def release_failed(tx: Transaction, jobs: Sequence[GateChange]) -> int:
-    """As `Store.release_failed`; with several writers, each job has a transaction."""
+    """Release the permits that failed jobs would not keep under their new draws and terms; return of how many.
+
+    The jobs themselves stay as they are.
+
+    With several writers, each job has a transaction.
+    """
     count = 0
     for job in jobs:
         async with tx.atomic():

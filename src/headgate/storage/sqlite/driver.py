@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import msgspec
 
@@ -26,7 +26,15 @@ from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import may_have_duplicates
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
-from headgate.storage.driver import Driver, Procedure, ReadKind, Transaction, Wakes, refusing_unstorable, run_to_end
+from headgate.storage.driver import (
+    Driver,
+    Procedure,
+    ReadKind,
+    Transaction,
+    WriteOptions,
+    refusing_unstorable,
+    run_to_end,
+)
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import IndexFacts, StoreFacts
 from headgate.storage.migrations import Migration
@@ -252,10 +260,10 @@ class SqliteDriver(Driver):
     # -------------------------------------------------------------------------------------------- writes
 
     async def write(
-        self, procedure: Procedure[R], *, wakes: Wakes = False, has_rows: bool = False, **_unused: Any
+        self, procedure: Procedure[R], *, changes_job: str | None = None, **options: Unpack[WriteOptions]
     ) -> R:
-        with contextlib.nullcontext() if has_rows else refusing_unstorable():
-            return await self._write(Write(procedure, wakes=wakes))  # type: ignore[no-any-return]
+        with contextlib.nullcontext() if options.get("has_rows") else refusing_unstorable():
+            return await self._write(Write(procedure, wakes=options.get("wakes", False)))  # type: ignore[no-any-return]
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
         if may_have_duplicates(jobs):
