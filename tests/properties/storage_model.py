@@ -614,7 +614,11 @@ class StorageModel:
         self.released.clear()
         impossible: set[str] = set()
         rejected: set[str] = set()
+        # Followers of a job that ends in this claim may end in it as well, after its second read.
+        ended_after_it = [gone for gone in claimed.dropped if self.jobs[gone.id].is_blocked]
         for gone in claimed.dropped:
+            if gone in ended_after_it:
+                continue
             job = self.jobs[gone.id]
             assert job.is_ready(wall)
             assert self._is_known(claim, job)
@@ -643,8 +647,17 @@ class StorageModel:
         for gone in claimed.dropped:
             if gone.id in impossible or gone.id in rejected:
                 self._end(self.jobs[gone.id], gone.state, wall, gone.error)
-        if followers:
+        if followers or ended_after_it:
             self.settle(wall)
+        for gone in ended_after_it:
+            job = self.jobs[gone.id]
+            assert job.is_ready(wall)
+            assert self._is_known(claim, job)
+            if job.is_late(wall):
+                self._drop_late(gone, wall)
+            else:
+                assert gone.error.type == REJECTED or gone.error.type.endswith("CostExceedsLimit")
+                self._end(job, gone.state, wall, gone.error)
         for taken in claimed.jobs:
             job = self.jobs[taken.id]
             assert job.is_ready(wall), "a job was claimed that was not ready"
