@@ -15,27 +15,27 @@ from headgate import SearchTooLong, TooManySearches
 from headgate.clock import sleep
 from headgate.http import dashboard
 from headgate.http.reports import MOST_KEPT, ReportMaker
-from headgate.storage.procedures import failures, listing
 from headgate.storage.searching import SEARCH_TIMEOUT, TURN_TIMEOUT
+from headgate.storage.store import Store, read
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.http.stage import EVERYBODY, LIMIT, client, make_app
 from tests.until import patient, until
 
 
 @pytest.fixture
-def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any, str], list[str]]]:
-    """Replace a procedure by one that waits for the end of the test; its list has its calls."""
+def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[str]]]:
+    """Replace a report of the store by one that waits for the end of the test; its list has its calls."""
     may_end = threading.Event()
 
-    def hold(module: Any, name: str) -> list[str]:
+    def hold(name: str) -> list[str]:
         calls: list[str] = []
 
-        async def held(*_: Any) -> list[Any]:
+        async def held(*_: Any, **__: Any) -> list[Any]:
             calls.append(name)
             may_end.wait()
             return []
 
-        monkeypatch.setattr(module, name, held)
+        monkeypatch.setattr(Store, name, read(held, "search"))
         hold.ends = may_end.set  # type: ignore[attr-defined]
         return calls
 
@@ -44,25 +44,22 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any, str], list[
 
 
 @pytest.mark.parametrize(
-    ("path", "module", "name"),
-    [
-        (f"/api/limits/{quote(LIMIT, safe='')}/audit", listing, "starts"),
-        ("/api/failures", failures, "newest_failed"),
-    ],
+    ("path", "name"),
+    [(f"/api/limits/{quote(LIMIT, safe='')}/audit", "starts"), ("/api/failures", "newest_failed")],
     ids=["audit", "failures"],
 )
 async def test_a_report_delays_no_list_and_is_made_once_for_all_who_request_it(
-    tmp_path: Path, hold: Any, path: str, module: Any, name: str
+    tmp_path: Path, hold: Any, path: str, name: str
 ) -> None:
     app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
-    calls = hold(module, name)
+    calls = hold(name)
     async with app.open(), client(dashboard(app, auth=EVERYBODY)) as caller:
         requests = [asyncio.ensure_future(caller.get(path)) for _ in range(5)]
         try:
             await until(lambda: len(calls) == 1)
             async with asyncio.timeout(patient(5)):
-                for read in ("/api/jobs", "/api/overview", "/api/limits"):
-                    assert (await caller.get(read)).status_code == 200
+                for other in ("/api/jobs", "/api/overview", "/api/limits"):
+                    assert (await caller.get(other)).status_code == 200
         finally:
             hold.ends()
         assert [each.status_code for each in await asyncio.gather(*requests)] == [200] * 5
