@@ -71,15 +71,16 @@ if TYPE_CHECKING:
     from headgate.tasks.codec import Codec
     from headgate.tasks.context import JobContext, current_job, current_jobs
     from headgate.tasks.flow import batch, chain, result_of
-    from headgate.tasks.handle import Job, JobStatus
+    from headgate.tasks.handle import Job
     from headgate.tasks.handler import Handler
     from headgate.tasks.job_draft import JobDraft
     from headgate.tasks.payload_folder import PayloadFolder
     from headgate.tasks.resource import INJECTED
-    from headgate.tasks.schedule import Schedule, ScheduleStatus
+    from headgate.tasks.schedule import Schedule
     from headgate.tasks.signals import Cancel, Fail, RateLimited, Retry, Snooze
+    from headgate.tasks.status import BatchStatus, JobStatus, ScheduleStatus
     from headgate.tasks.task import Task
-    from headgate.tasks.ties import Batch, BatchStatus, Chain
+    from headgate.tasks.ties import Batch, Chain
     from headgate.tasks.zlib import Zlib
     from headgate.tasks.zstd import Zstd
     from headgate.version import __version__
@@ -247,13 +248,13 @@ _PLACES = {
     "chain": "headgate.tasks.flow",
     "result_of": "headgate.tasks.flow",
     "Job": "headgate.tasks.handle",
-    "JobStatus": "headgate.tasks.handle",
+    "JobStatus": "headgate.tasks.status",
     "Handler": "headgate.tasks.handler",
     "JobDraft": "headgate.tasks.job_draft",
     "PayloadFolder": "headgate.tasks.payload_folder",
     "INJECTED": "headgate.tasks.resource",
     "Schedule": "headgate.tasks.schedule",
-    "ScheduleStatus": "headgate.tasks.schedule",
+    "ScheduleStatus": "headgate.tasks.status",
     "Cancel": "headgate.tasks.signals",
     "Fail": "headgate.tasks.signals",
     "RateLimited": "headgate.tasks.signals",
@@ -261,7 +262,7 @@ _PLACES = {
     "Snooze": "headgate.tasks.signals",
     "Task": "headgate.tasks.task",
     "Batch": "headgate.tasks.ties",
-    "BatchStatus": "headgate.tasks.ties",
+    "BatchStatus": "headgate.tasks.status",
     "Chain": "headgate.tasks.ties",
     "Zlib": "headgate.tasks.zlib",
     "Zstd": "headgate.tasks.zstd",

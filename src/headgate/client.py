@@ -48,14 +48,15 @@ from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.store import Store
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.flow import BatchPlan, ChainPlan, FlowBatch, FlowCall, Step, growth
-from headgate.tasks.handle import EnqueuePrediction, Job
+from headgate.tasks.handle import Job
 from headgate.tasks.modules import require_not_imported
 from headgate.tasks.payload_folder import PayloadFolder
 from headgate.tasks.portal import Portal, WaitingThread
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import Schedule, ScheduleSpec
+from headgate.tasks.status import BatchStatus, EnqueuePrediction, batch_status
 from headgate.tasks.task import Call, Task
-from headgate.tasks.ties import Batch, BatchStatus, batch_status
+from headgate.tasks.ties import Batch
 from headgate.tasks.tracing import Tracing
 
 if TYPE_CHECKING:

@@ -68,11 +68,10 @@ from headgate.storage.records import (
     WaitingCount,
 )
 from headgate.storage.store import Store
-from headgate.tasks.handle import JobStatus, status_of
 from headgate.tasks.options import EnqueueOptions, require_priority
 from headgate.tasks.registry import Registry
+from headgate.tasks.status import JobStatus, batch_status, status_of
 from headgate.tasks.task import Call, Task
-from headgate.tasks.ties import batch_status
 
 LAST_LINES = 20
 """How many log lines are shown with a job."""

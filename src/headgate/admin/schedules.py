@@ -46,7 +46,8 @@ from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.store import Store
 from headgate.tasks.codec import Codecs
 from headgate.tasks.registry import Registry
-from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, ScheduleStatus, schedule_spec
+from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, schedule_spec
+from headgate.tasks.status import ScheduleStatus
 
 PAGE = 1000
 

@@ -28,7 +28,8 @@ from headgate.jobs.retention import OwnRetention
 from headgate.jobs.retry import RetryPolicy
 from headgate.plural import counted
 from headgate.suggestion import did_you_mean
-from headgate.tasks.handle import Job, JobStatus
+from headgate.tasks.handle import Job
+from headgate.tasks.status import JobStatus
 from headgate.tasks.task import Call, Task
 
 CHUNK = 500

@@ -12,10 +12,11 @@ from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.restricted import Excluded, restricted
-from headgate.schedules.schedule import Misfire, Overlap, Skipped
+from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.handle import Job
 from headgate.tasks.options import require_names
+from headgate.tasks.status import ScheduleStatus
 
 if TYPE_CHECKING:
     from headgate.client import Client
@@ -143,49 +144,6 @@ class DeclaredSchedule:
     spec: ScheduleSpec
     call: ScheduledCall
     aliases: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleStatus:
-    """A schedule as it is now; instants are aware UTC datetimes.
-
-    `state` is active, paused or finished. `runs` of its jobs have run, `open` wait or run. `next_run` is None without a
-    further one. At `last_occurrence` it was last due, whether that ran or was skipped. At `skipped_at` an occurrence
-    was last skipped, because of `misfire`, `overlap`, `max_runs` or its `limit`; `skips` were counted (except of
-    `Every`, at most 1,000 at once). `problem` says what is wrong as this app sees it: no node fires it (`is_overdue`),
-    or this app does not declare it. `unreadable` names the parts of its stored row that cannot be read, with the
-    reason: only the release that stored it runs it. `tz` is the time zone on whose wall clock its trigger is (None: it
-    has none). Its jobs are ready up to `jitter` seconds after their occurrences. With `is_declared`, code has declared
-    it, and only the code changes it. Each occurrence is of `jobs` jobs of these `tasks`: several, in the batch
-    `last_batch` in place of `last_job`, if it enqueues a chain or a batch.
-    """
-
-    name: str
-    task: str
-    trigger: str
-    state: Literal["active", "paused", "finished"]
-    next_run: datetime | None
-    last_occurrence: datetime | None
-    last_job: str | None
-    runs: int
-    open: int
-    max_runs: int | None
-    until: datetime | None
-    misfire: Misfire
-    overlap: Overlap
-    started_at: datetime
-    skipped: Skipped | None = None
-    skipped_at: datetime | None = None
-    skips: int = 0
-    is_overdue: bool = False
-    problem: str | None = None
-    unreadable: str | None = None
-    tz: str | None = None
-    jitter: float | None = None
-    is_declared: bool = False
-    last_batch: str | None = None
-    tasks: Sequence[str] = ()
-    jobs: int = 1
 
 
 class Schedule(Generic[R_co]):

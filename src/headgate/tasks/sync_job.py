@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from headgate.clock import Duration
-from headgate.tasks.handle import Job, JobStatus
+from headgate.tasks.handle import Job
 from headgate.tasks.portal import Portal
+from headgate.tasks.status import JobStatus
 
 R_co = TypeVar("R_co", covariant=True)
 

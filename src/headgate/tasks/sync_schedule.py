@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Generic, ParamSpec, TypeVar
 
 from headgate.tasks.portal import Portal
-from headgate.tasks.schedule import Schedule, ScheduleStatus, TaskSchedule
+from headgate.tasks.schedule import Schedule, TaskSchedule
+from headgate.tasks.status import ScheduleStatus
 from headgate.tasks.sync_job import SyncJob
 
 P = ParamSpec("P")

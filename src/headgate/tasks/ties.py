@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from headgate.clock import Duration, to_datetime
+from headgate.clock import Duration
 from headgate.errors import JobSkipped
-from headgate.jobs.batch import BatchRecord
-from headgate.jobs.job import JobState
 from headgate.tasks.handle import Job, wait_seconds
 from headgate.tasks.portal import Portal
+from headgate.tasks.status import BatchStatus
 from headgate.tasks.sync_job import SyncJob
 
 if TYPE_CHECKING:
@@ -21,48 +18,6 @@ if TYPE_CHECKING:
     from headgate.tasks.flow import Step
 
 R_co = TypeVar("R_co", covariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchStatus:
-    """A batch as it is now. Instants are aware UTC datetimes.
-
-    `pending` of its `total` members are not final: its jobs, and the batches in it, each as one. `state` is None while
-    any is pending; then it is failed if one has failed, else cancelled if one was cancelled, else succeeded. Skipped
-    members change nothing, but the batch is skipped if all are. A retried job makes the batch pending again. `batch` is
-    the id of the batch that it is in, `schedule` the name of the schedule of which it is an occurrence.
-    """
-
-    id: str
-    state: JobState | None
-    total: int
-    pending: int
-    succeeded: int
-    failed: int
-    cancelled: int
-    skipped: int
-    enqueued_at: datetime
-    finished_at: datetime | None
-    batch: str | None = None
-    schedule: str | None = None
-
-
-def batch_status(record: BatchRecord) -> BatchStatus:
-    """Return a stored batch as its status."""
-    return BatchStatus(
-        id=record.id,
-        state=record.ended_as,
-        total=record.total,
-        pending=record.pending,
-        succeeded=record.succeeded,
-        failed=record.failed,
-        cancelled=record.cancelled,
-        skipped=record.skipped,
-        enqueued_at=to_datetime(record.enqueued_at),
-        finished_at=None if record.finished_at is None else to_datetime(record.finished_at),
-        batch=record.batch,
-        schedule=record.schedule,
-    )
 
 
 class Batch:

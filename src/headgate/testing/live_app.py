@@ -23,8 +23,8 @@ from headgate.tasks.flow import FlowBatch, FlowCall
 from headgate.tasks.handle import Job
 from headgate.tasks.portal import Portal
 from headgate.tasks.schedule import Schedule, ScheduleSpec
+from headgate.tasks.status import BatchStatus
 from headgate.tasks.task import Call, Task
-from headgate.tasks.ties import BatchStatus
 from headgate.testing.stand_in import InTest
 
 

@@ -33,8 +33,8 @@ from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
 from headgate.tasks.flow import FlowBatch, FlowCall
 from headgate.tasks.handle import Job
+from headgate.tasks.status import BatchStatus
 from headgate.tasks.task import Call, Task
-from headgate.tasks.ties import BatchStatus
 from headgate.testing.caller_thread import CallingPortal, waiting_thread
 from headgate.testing.stepped_node import NodeInTest, RunAttempt, SteppedNode
 
