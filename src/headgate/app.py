@@ -44,6 +44,7 @@ from headgate.storage.stored_buckets import StoredBuckets
 from headgate.suggestion import did_you_mean
 from headgate.sync import SyncApp
 from headgate.tasks.alert import AlertFunction, declared_alert, require_known_tasks
+from headgate.tasks.call import Call
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.chunk import Chunk, chunk_of
 from headgate.tasks.codec import Codec, Codecs
@@ -62,7 +63,7 @@ from headgate.tasks.queue import QueueOptions, declared_queue
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import declare_resource
 from headgate.tasks.schedule import DeclaredSchedule, Schedule, ScheduleOptions, schedule_spec
-from headgate.tasks.task import Call, Task
+from headgate.tasks.task import Task
 from headgate.tasks.ties import Batch
 from headgate.version import __version__
 
@@ -460,7 +461,7 @@ class Headgate:
                 f"schedule {name!r}: the calls of a plan have their arguments; leave out args, kwargs"
             )
         try:
-            call = self._client.enqueuer.scheduled_graph(spec, plan)
+            call = self._client.scheduled_plan(spec, plan)
         except (TypeError, PayloadError) as error:
             raise DeclarationError(f"schedule {name!r}: {error}") from error
         self._registry.add_schedule(DeclaredSchedule(spec, call))
@@ -572,7 +573,8 @@ class Headgate:
     @property
     def tasks(self) -> Mapping[str, Task[Any, Any]]:
         """The declared tasks by name."""
-        return self._registry.tasks
+        # All are declared by `task`, `chunked` and `handler`, which make a Task.
+        return cast(Mapping[str, Task[Any, Any]], self._registry.tasks)
 
     # ---------------------------------------------------------------------------------------- open and run
 

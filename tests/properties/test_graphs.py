@@ -23,9 +23,10 @@ from headgate.storage.following import LEADER_NOT_SUCCEEDED
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.store import Store
+from headgate.tasks.call import Call
 from headgate.tasks.flow import NOTHING, BatchPlan, FlowBuilder, PlacedBatch, Step, batch, chain
 from headgate.tasks.leading import Leader, ResultOf
-from headgate.tasks.task import Call, Task
+from headgate.tasks.task import Task
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser
 from tests.properties.graph_model import Node, cancelled_with, is_cyclic, retry, settle

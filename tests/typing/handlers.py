@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import assert_type
 
 from headgate import INJECTED, Handler, Headgate, Job, JobContext, StrictRate, Task
+from headgate.tasks.call import Call
 from headgate.tasks.sync_task import SyncJob, SyncTask
-from headgate.tasks.task import Call
 
 app = Headgate("memory://")
 

@@ -28,9 +28,10 @@ from headgate.jobs.retention import OwnRetention
 from headgate.jobs.retry import RetryPolicy
 from headgate.plural import counted
 from headgate.suggestion import did_you_mean
+from headgate.tasks.call import Call
 from headgate.tasks.handle import Job
 from headgate.tasks.status import JobStatus
-from headgate.tasks.task import Call, Task
+from headgate.tasks.task import Task
 
 CHUNK = 500
 """The jobs of one commit, with --payloads."""

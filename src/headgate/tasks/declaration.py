@@ -11,10 +11,11 @@ from headgate.jobs.labels import parse_labels
 from headgate.jobs.retention import own_retention
 from headgate.jobs.retry import require_policy
 from headgate.jobs.tags import parse_tags
+from headgate.tasks.callbacks import Callbacks
 from headgate.tasks.chunk import Chunk, function_of_one
 from headgate.tasks.executor_kind import Executor, executor_of
 from headgate.tasks.gate import bind_limits
-from headgate.tasks.handler import handler_function
+from headgate.tasks.handler import Handler, handler_function
 from headgate.tasks.name import require_name
 from headgate.tasks.options import (
     HandlerOptions,
@@ -104,13 +105,13 @@ def declare_task(
     require_switch(keep_result, "keep_result", where)
     return Task(
         client,
-        body.function,
+        function=body.function,
         name=body.name,
         queue=options.get("queue", DEFAULT_QUEUE),
         payload=payload,
         gate=bind_limits(options.get("limits", ()), registry.shared, body.name, payload.parameters, payload.fields),
-        retry=retry,
-        timeout=None if timeout is None else checked_timeout(timeout, where),
+        own_retry=retry,
+        own_timeout=None if timeout is None else checked_timeout(timeout, where),
         priority=priority,
         unique=_unique(options, payload, where),
         audit=audit if own_audit is None else audit_level(own_audit, where),
@@ -120,6 +121,7 @@ def declare_task(
             if retention is None
             else own_retention(retention, registry.retention.terms, where)
         ),
+        default_retention=registry.retention.terms,
         keep_result=keep_result,
         aliases=_checked_aliases(options.get("aliases", ()), where),
         requires=parse_labels(options.get("requires", ()), f"{where}: requires"),
@@ -127,6 +129,7 @@ def declare_task(
         executor=body.executor,
         needs=needs,
         handler=body.handler,
+        callbacks=Callbacks(body.handler, Handler),
         chunk=chunk,
     )
 

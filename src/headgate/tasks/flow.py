@@ -12,15 +12,15 @@ import msgspec
 from headgate.errors import DeclarationError
 from headgate.jobs.identity import with_new_ids
 from headgate.jobs.job import On, Origin
-from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit, require_list
 from headgate.schedules.trigger import Trigger
+from headgate.tasks.call import BatchLimit, Call, FlowBatch, FlowCall
 from headgate.tasks.handle import Job
 from headgate.tasks.leading import Leader, ResultOf, require_on, results_in
 from headgate.tasks.schedule import Schedule, ScheduleOptions, ScheduleSpec, schedule_spec
 from headgate.tasks.sync_job import SyncJob
 from headgate.tasks.sync_schedule import SyncSchedule
-from headgate.tasks.task import Call, Task
+from headgate.tasks.task import Task
 from headgate.tasks.ties import Batch, Chain, SyncBatch, SyncChain
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-
-BatchLimit = str | Concurrency
-"""A mutex, or the name of a concurrency limit, that the jobs of a batch hold together."""
 
 
 class ChainPlan(Generic[R_co]):
@@ -263,34 +260,6 @@ def result_of(leader: Leader, /) -> Any:
         if not task.options.get("keep_result", task.keep_result):
             raise DeclarationError(f"result_of(): task {task.name!r} has keep_result=False, so its jobs have no result")
     return ResultOf(leader)
-
-
-class FlowCall(NamedTuple):
-    """A call to store: its id, its chain and batch, and the limits of its batch."""
-
-    id: str
-    call: Call[Any]
-    origin: Origin
-    limits: tuple[BatchLimit, ...]
-
-    @property
-    def task(self) -> Task[Any, Any]:
-        assert self.call.task is not None
-        return self.call.task
-
-    @property
-    def queue(self) -> str:
-        return self.task.options.get("queue") or self.task.queue
-
-
-class FlowBatch(NamedTuple):
-    """A batch to store: its id, the number of its members, the outer batch; of a join the leaders that it counts."""
-
-    id: str
-    total: int
-    batch: str | None = None
-    leaders: tuple[str, ...] = ()
-    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,7 +559,8 @@ def _handle(added: PlacedJob | PlacedBatch, client: Client) -> Job[Any] | Batch:
 
 def client_of(step: Step) -> Client:
     """Return the client of all calls. Raises DeclarationError if they belong to several apps, or there are none."""
-    clients = {id(call.task._client): call.task._client for call in _calls(step) if call.task is not None}
+    tasks = [call.task for call in _calls(step) if isinstance(call.task, Task)]
+    clients = {id(task._client): task._client for task in tasks}
     if not clients:
         raise DeclarationError("this batch has no calls, so it belongs to no app")
     if len(clients) > 1:

@@ -24,9 +24,10 @@ from headgate.tasks.foreign_verbs import MissingVerb
 from headgate.tasks.options import EnqueueOptions
 
 if TYPE_CHECKING:
+    from headgate.tasks.call import Call
     from headgate.tasks.handle import Job
     from headgate.tasks.sync_task import SyncTask
-    from headgate.tasks.task import Call, Task
+    from headgate.tasks.task import Task
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from headgate.errors import DeclarationError
-from headgate.tasks.flow import NOTHING, BatchPlan, ChainPlan, FlowBatch, FlowBuilder, FlowCall, client_of, shown
+from headgate.tasks.call import FlowCall, NumberedGraph
+from headgate.tasks.flow import NOTHING, BatchPlan, ChainPlan, FlowBuilder, client_of, shown
 
 if TYPE_CHECKING:
     from headgate.client import Client
-
-
-class NumberedGraph(NamedTuple):
-    """The calls and batches of a plan, with numbers for ids: the batch around all, and the last call, too."""
-
-    calls: Sequence[FlowCall]
-    batches: Sequence[FlowBatch]
-    run: str
-    last: str
 
 
 def numbered_graph(plan: ChainPlan[Any] | BatchPlan, where: str) -> NumberedGraph:

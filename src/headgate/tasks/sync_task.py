@@ -13,7 +13,8 @@ from headgate.tasks.sync_schedule import SyncTaskSchedule
 
 if TYPE_CHECKING:
     from headgate.client import Client
-    from headgate.tasks.task import Call, Task
+    from headgate.tasks.call import Call
+    from headgate.tasks.task import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, TypeVar, Unpack
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
-import msgspec
-
-from headgate.jobs.audit import AuditLevel
-from headgate.jobs.job import On, RetentionTerms
 from headgate.jobs.retry import RetryPolicy
 from headgate.schedules.trigger import Trigger
-from headgate.tasks.callbacks import CallbackKind, Callbacks
-from headgate.tasks.chunk import Chunk
+from headgate.tasks.call import Call
+from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.context import JobContext
-from headgate.tasks.executor_kind import Executor, executor_of
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.foreign_verbs import raise_no_attribute, raise_not_callable
 from headgate.tasks.gate import Gate
 from headgate.tasks.handle import Job
-from headgate.tasks.handler import Handler
-from headgate.tasks.leading import Leader, require_leaders
-from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, JobTemplate, job_template, options_over
-from headgate.tasks.payload import PayloadType
-from headgate.tasks.resource import Resource
+from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.schedule import ScheduleOptions, TaskSchedule, schedule_spec
 from headgate.tasks.sync_task import SyncTask
 
@@ -34,107 +27,21 @@ R = TypeVar("R")
 C = TypeVar("C")
 
 
-class Call(msgspec.Struct, Generic[R], frozen=True):
-    """The arguments of one job to enqueue, checked by the type checker; `task.call(…)` makes it.
-
-    `task` is the task that it calls, with the options of `task.using(…)`; None for arguments without a task. `headers`
-    are those that a function of `@app.around_enqueue` has left it with; None: those of its options. `leaders` are what
-    the job is `after`, and `on` which end of theirs it needs. The arguments `later` are results: they are added when
-    the job starts, and its other arguments are all in `kwargs`.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    task: Task[Any, R] | None = None
-    headers: dict[str, str] | None = None
-    leaders: tuple[Leader, ...] = ()
-    on: On = "success"
-    later: frozenset[str] = frozenset()
-    leader_id: ClassVar[None] = None
-
-    def after(self, *leaders: Leader, on: On = "success") -> Call[R]:
-        """Return the call as one that starts once all these are final: if all have succeeded, by default.
-
-        They are calls, chains or batches that are enqueued together with it, or handles of stored ones. With
-        on="failure" it runs if not all have succeeded, with on="final" in any case. A call that is not needed is
-        cancelled. Raises DeclarationError.
-        """
-        require_leaders(leaders, on)
-        return msgspec.structs.replace(self, leaders=(*self.leaders, *leaders), on=on)
-
-
-class Task(Generic[P, R]):
+@dataclass(eq=False, repr=False)
+class Task(TaskDefinition, Generic[P, R]):
     """A function whose calls can be enqueued; `@app.task` makes it."""
 
-    def __init__(
-        self,
-        client: Client,
-        function: Callable[P, Any],
-        *,
-        name: str,
-        queue: str,
-        payload: PayloadType,
-        gate: Gate,
-        retry: RetryPolicy | None,
-        timeout: float | None,
-        priority: int,
-        unique: Mapping[str, Any],
-        audit: AuditLevel = AuditLevel.FULL,
-        expires_in: int | None = None,
-        retention: RetentionTerms | None = None,
-        keep_result: bool = True,
-        aliases: Sequence[str] = (),
-        requires: frozenset[str] = frozenset(),
-        tags: tuple[str, ...] = (),
-        executor: Executor | None = None,
-        needs: Mapping[str, Resource] | None = None,
-        handler: type[Any] | None = None,
-        chunk: Chunk | None = None,
-    ) -> None:
-        self._client = client
-        self.options: EnqueueOptions = NO_OPTIONS
-        """The options of `using(…)`, which override its declaration."""
-        self.function = function
-        self.name = name
-        self.queue = queue
-        self.payload = payload
-        self.gate = gate
-        self.aliases: tuple[str, ...] = tuple(aliases)
-        self.requires: frozenset[str] = requires
-        self.tags = tags
-        self.priority = priority
-        self.audit = audit
-        self.expires_in = expires_in
-        self.retention = retention
-        self.keep_result = keep_result
-        self.unique = unique
-        self.template: JobTemplate = job_template(self, NO_OPTIONS)
-        self._retry = retry
-        self._timeout = timeout
-        self.executor: Executor = executor or executor_of(function, process=False)
-        self.is_async: bool = self.executor is Executor.LOOP
-        self.needs: Mapping[str, Resource] = needs or {}
-        self.handler = handler
-        self.callbacks: Callbacks = Callbacks(handler, Handler)
-        self.chunk: Chunk | None = chunk
-        self._is_bare = self.is_async and handler is None and not self.needs and chunk is None
-        self.__doc__ = function.__doc__
+    _client: Client
 
     @property
     def retry(self) -> RetryPolicy:
         """How failed attempts are retried: its own policy, else that of its queue, else the app's."""
-        return self._client.registry.retry(self.queue) if self._retry is None else self._retry
+        return self._client.registry.retry(self)
 
     @property
     def timeout(self) -> float | None:
         """Seconds that an attempt may take: its own, else those of its queue, else the app's."""
-        return self._client.registry.timeout(self.queue) if self._timeout is None else self._timeout
-
-    @property
-    def unique_template(self) -> str | None:
-        """The template of the unique key that it declares, or the name of its function; None without one."""
-        key = self.unique.get("unique_key")
-        return None if key is None else str(key.template)
+        return self._client.registry.timeout(self)
 
     @property
     def whole_gate(self) -> Gate:
@@ -168,11 +75,7 @@ class Task(Generic[P, R]):
         `headgate.tasks.options.EnqueueOptions` describes each option. Raises DeclarationError for contradictory
         options, UnknownQueue for a queue that is not declared.
         """
-        copy: Task[P, R] = object.__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        copy.options = options_over(self, options)
-        copy.template = job_template(copy, copy.options)
-        return copy
+        return self._client.registry.with_options(self, options)
 
     def on_started(self, callback: Callable[[JobContext], C]) -> Callable[[JobContext], C]:
         """Call `callback(job)`, plain or async, when an attempt begins; it runs beside the handler.
@@ -201,11 +104,6 @@ class Task(Generic[P, R]):
         """
         self.callbacks.add(CallbackKind.RETRY, callback, f"task {self.name!r}")
         return callback
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether an attempt is only the call of a coroutine function."""
-        return self._is_bare and not self.callbacks.exist
 
     def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> TaskSchedule[P, R]:
         """Return a schedule made at run time: `await task.schedule("acme", Every(minutes=5)).enqueue("acme")`.
@@ -259,7 +157,7 @@ class Task(Generic[P, R]):
         called = call.task
         if called is None or called is self:
             return
-        if called.name != self.name or called._client is not self._client:
+        if called.name != self.name or not isinstance(called, Task) or called._client is not self._client:
             of_another_app = " of another app" if called.name == self.name else ""
             raise TypeError(
                 f"task {self.name!r} cannot enqueue a call of task {called.name!r}{of_another_app}; enqueue each with "
