@@ -28,8 +28,8 @@ from headgate import (
     batch,
     chain,
 )
+from headgate.client.handles import SyncJob
 from headgate.tasks.call import Call
-from headgate.tasks.sync_task import SyncJob
 
 app = Headgate("memory://", concurrency=5)
 

@@ -13,7 +13,9 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from headgate.client import Client
+from headgate.client.client import Client
+from headgate.client.handles import Job, Schedule
+from headgate.client.portal import Portal
 from headgate.clock import Duration
 from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.drain import Drain
@@ -21,9 +23,7 @@ from headgate.errors import HeadgateError
 from headgate.storage.store import Store
 from headgate.tasks.call import Call, FlowBatch, FlowCall
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.handle import Job
-from headgate.tasks.portal import Portal
-from headgate.tasks.schedule import Schedule, ScheduleSpec
+from headgate.tasks.schedule import ScheduleSpec
 from headgate.tasks.status import BatchStatus
 from headgate.testing.stand_in import InTest
 

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequen
 from typing import Any, Self, TypeVar, cast
 
 from headgate.app import Headgate
-from headgate.client import Client
+from headgate.client.client import Client
+from headgate.client.handles import Job
 from headgate.clock import Clock, Duration
 from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.backlog import Admitted, Backlogs
@@ -33,7 +34,6 @@ from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
 from headgate.tasks.call import Call, FlowBatch, FlowCall
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.handle import Job
 from headgate.tasks.status import BatchStatus
 from headgate.testing.caller_thread import CallingPortal, waiting_thread
 from headgate.testing.stepped_node import NodeInTest, RunAttempt, SteppedNode

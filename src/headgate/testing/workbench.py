@@ -10,6 +10,8 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from msgspec.structs import replace
 
 from headgate.arguments import parse_instant, parse_seconds, read_duration
+from headgate.client.handles import Job
+from headgate.client.task import Task
 from headgate.clock import SECOND, Duration, to_datetime
 from headgate.engine.call_groups import CallGroup
 from headgate.engine.result import result_of
@@ -20,8 +22,6 @@ from headgate.storage.enlisting import run_at_once
 from headgate.storage.records import Claim, JobFilter, Room
 from headgate.tasks.call import Call
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.handle import Job
-from headgate.tasks.task import Task
 from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.shared_memory import SharedMemory

@@ -1,4 +1,4 @@
-"""Tasks: named functions whose calls can be stored and run later."""
+"""Tasks: functions whose calls can be enqueued, and their schedules, each also for code that cannot await."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
+from headgate.client.foreign_verbs import raise_no_attribute, raise_not_callable
+from headgate.client.handles import Job, Schedule, SyncJob, SyncSchedule
+from headgate.client.portal import Portal
 from headgate.jobs.retry import RetryPolicy
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.call import Call
 from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.context import JobContext
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.foreign_verbs import raise_no_attribute, raise_not_callable
 from headgate.tasks.gate import Gate
-from headgate.tasks.handle import Job
 from headgate.tasks.options import EnqueueOptions
-from headgate.tasks.schedule import ScheduleOptions, TaskSchedule, schedule_spec
-from headgate.tasks.sync_task import SyncTask
+from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, schedule_spec
 
 if TYPE_CHECKING:
-    from headgate.client import Client
+    from headgate.client.client import Client
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -169,3 +169,69 @@ class Task(TaskDefinition, Generic[P, R]):
                 f"task {self.name!r}: connection= is said of a call, but all calls are stored in one commit; write "
                 "task.using(connection=…).enqueue_many([…])"
             )
+
+
+class TaskSchedule(Generic[P, R]):
+    """A schedule without the arguments of its job; `task.schedule(…)` makes it."""
+
+    __slots__ = ("_spec", "_task")
+
+    def __init__(self, task: Task[P, R], spec: ScheduleSpec) -> None:
+        self._task = task
+        self._spec = spec
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Schedule[R]:
+        """Store the schedule, for jobs with these arguments, and return when it is durable.
+
+        An existing one of the same name is updated and keeps its count, its phase and its pause; one that was removed
+        or has ended begins anew. Raises what `task.enqueue` raises.
+        """
+        return await self._task._client.put_schedule(self._task, self._spec, self._task.call(*args, **kwargs))
+
+
+class SyncTask(Generic[P, R]):
+    """A task, enqueued from code that cannot await."""
+
+    __slots__ = ("_client", "_task")
+
+    def __init__(self, task: Task[P, R], client: Client) -> None:
+        self._task = task
+        self._client = client
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        """Same as `Task.enqueue`."""
+        (job,) = self._client.enqueue_blocking(self._task, [self._task.call(*args, **kwargs)])
+        return SyncJob(job, self._client.portal)
+
+    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Call[R]]) -> list[SyncJob[R]]:
+        """Same as `Task.enqueue_many`."""
+        jobs = self._client.enqueue_blocking(self._task, self._task._calls(calls))
+        return [SyncJob(job, self._client.portal) for job in jobs]
+
+    def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> SyncTaskSchedule[P, R]:
+        """Same as `Task.schedule`."""
+        return SyncTaskSchedule(self._task.schedule(name, trigger, **options), self._client.portal)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in self.__slots__:
+                raise AttributeError(name)
+            raise_no_attribute("SyncTask", self._task._name_in_code, name, is_sync=True)
+
+        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+            raise_not_callable(f"{self._task._name_in_code}.sync", self._task.name)
+
+
+class SyncTaskSchedule(Generic[P, R]):
+    """`TaskSchedule` for code that cannot await."""
+
+    __slots__ = ("_portal", "_schedule")
+
+    def __init__(self, schedule: TaskSchedule[P, R], portal: Portal) -> None:
+        self._schedule = schedule
+        self._portal = portal
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncSchedule[R]:
+        """Same as `TaskSchedule.enqueue`."""
+        return SyncSchedule(self._portal.run(self._schedule.enqueue(*args, **kwargs)), self._portal)

@@ -1,10 +1,12 @@
-"""The declaration of a task: checks the options of `@app.task` and `@app.handler`, and makes the task."""
+"""The declaration of a task: checks the options of `@app.task` and `@app.handler`, makes the task, and types both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
+from headgate.client.handler import Handler, handler_function
+from headgate.client.task import Task
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.labels import parse_labels
@@ -15,7 +17,6 @@ from headgate.tasks.callbacks import Callbacks
 from headgate.tasks.chunk import Chunk, function_of_one
 from headgate.tasks.executor_kind import Executor, executor_of
 from headgate.tasks.gate import bind_limits
-from headgate.tasks.handler import Handler, handler_function
 from headgate.tasks.name import require_name
 from headgate.tasks.options import (
     HandlerOptions,
@@ -31,11 +32,15 @@ from headgate.tasks.process_body import require_importable
 from headgate.tasks.queue import DEFAULT_QUEUE
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import needs_of
-from headgate.tasks.task import Task
 from headgate.tasks.unique_key import UNIQUE_OPTIONS, computed_key
 
 if TYPE_CHECKING:
-    from headgate.client import Client
+    from headgate.client.client import Client
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 class TaskBody(NamedTuple):
@@ -148,3 +153,36 @@ def _checked_aliases(aliases: Sequence[str], where: str) -> tuple[str, ...]:
     if isinstance(aliases, str) or not all(isinstance(alias, str) for alias in aliases):
         raise DeclarationError(f'{where}: aliases={aliases!r} is not a list of names; write aliases=["old_name"]')
     return tuple(aliases)
+
+
+class TaskDecorator(Protocol):
+    """The decorator that `@app.task(…)` with options returns: function to task."""
+
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class ChunkDecorator(Protocol):
+    """The decorator that `@app.chunked(…)` returns: function of a list to task of one element."""
+
+    @overload
+    def __call__(self, function: Callable[[list[T]], Awaitable[None]], /) -> Task[[T], None]: ...
+    @overload
+    def __call__(self, function: Callable[[list[T]], Awaitable[Sequence[R]]], /) -> Task[[T], R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[T]], None], /) -> Task[[T], None]: ...
+    @overload
+    def __call__(self, function: Callable[[list[T]], Sequence[R]], /) -> Task[[T], R]: ...
+
+
+class ScheduleDecorator(Protocol):
+    """The decorator that `@app.schedule(…)` returns: it takes a task, or a function that it makes a task."""
+
+    @overload
+    def __call__(self, task: Task[P, R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec.structs import replace
 
@@ -15,6 +15,10 @@ from headgate.admin.batches import cancel_batch
 from headgate.admin.enqueueing import EnqueuedJob
 from headgate.admin.nodes import Unserved, unserved
 from headgate.arguments import require_storable
+from headgate.client.flow import BatchPlan, ChainPlan, Step, steps_to_add
+from headgate.client.flow_builder import NOTHING, FlowBuilder, PlacedBatch, PlacedJob, numbered_graph
+from headgate.client.handles import Batch, Chain, Job, Schedule
+from headgate.client.portal import Portal, WaitingThread
 from headgate.clock import SECOND, Clock, to_datetime
 from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.engine.batch_watch import wait_for_batch
@@ -50,20 +54,17 @@ from headgate.storage.store import Store
 from headgate.tasks.call import Call, FlowBatch, FlowCall
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.flow import BatchPlan, ChainPlan, Step, growth
-from headgate.tasks.handle import Job
 from headgate.tasks.modules import require_not_imported
 from headgate.tasks.payload_folder import PayloadFolder
-from headgate.tasks.planned_schedule import numbered_graph
-from headgate.tasks.portal import Portal, WaitingThread
 from headgate.tasks.registry import Registry
-from headgate.tasks.schedule import Schedule, ScheduleSpec
+from headgate.tasks.schedule import ScheduleSpec
 from headgate.tasks.status import BatchStatus, EnqueuePrediction, batch_status
-from headgate.tasks.ties import Batch
 from headgate.tasks.tracing import Tracing
 
 if TYPE_CHECKING:
     from headgate.admin import Admin
+
+R = TypeVar("R")
 
 StoreGroups = Callable[[TaskDefinition, Sequence[CallGroup]], Awaitable[list[Job[Any]]]]
 """Stores calls of a task and returns their handles."""
@@ -284,13 +285,46 @@ class Client:
 
         await call_around_enqueue(functions, drafts, store_drafts)
 
+    async def enqueue_chain(self, plan: ChainPlan[R]) -> Chain[R]:
+        """As `ChainPlan.enqueue`."""
+
+        async def store() -> tuple[list[str], PlacedJob | PlacedBatch]:
+            builder = FlowBuilder(self.new_id)
+            last = builder.add(plan, NOTHING)
+            await self.enqueue_flow(*builder.flow())
+            return builder.jobs, last
+
+        ids, last = await with_new_ids(store)
+        while isinstance(last, PlacedBatch) and len(last.then) == 1:
+            (last,) = last.then
+        return Chain([Job(id, self) for id in ids], self._handle(last))
+
+    async def enqueue_batch(self, plan: BatchPlan) -> Batch:
+        """As `BatchPlan.enqueue`."""
+
+        async def store() -> PlacedBatch:
+            builder = FlowBuilder(self.new_id)
+            batch = builder.add_batch(plan, NOTHING)
+            await self.enqueue_flow(*builder.flow())
+            return batch
+
+        return self._batch_handle(await with_new_ids(store))
+
+    def _batch_handle(self, placed: PlacedBatch) -> Batch:
+        then = [self._handle(each) for each in placed.then]
+        return Batch(placed.id, [Job(id, self) for id in placed.jobs], self, then)
+
+    def _handle(self, placed: PlacedJob | PlacedBatch) -> Job[Any] | Batch:
+        return self._batch_handle(placed) if isinstance(placed, PlacedBatch) else Job(placed.id, self)
+
     async def add_to_batch(self, batch_id: str, steps: Iterable[Step]) -> list[Job[Any]]:
         """As `Batch.add`."""
         self.lifecycle.require()
-        steps = list(steps)
+        checked = steps_to_add(steps, self)
 
         async def store() -> list[str]:
-            builder = growth(self, batch_id, steps)
+            builder = FlowBuilder(self.new_id)
+            builder.grow(batch_id, checked)
             if builder.jobs:
                 await self.enqueue_flow(*builder.flow())
             return builder.jobs
