@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headgate import Headgate
 
 if TYPE_CHECKING:
-    from headgate.client import Client
+    from headgate.client.client import Client
     from headgate.engine.bus import EventBus
     from headgate.engine.node import Node
     from headgate.storage.sqlite.driver import SqliteDriver

@@ -11,6 +11,10 @@ from headgate.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headgate.app import Headgate
+    from headgate.client.flow import batch, chain, result_of
+    from headgate.client.handler import Handler
+    from headgate.client.handles import Batch, Chain, Job, Schedule
+    from headgate.client.task import Task
     from headgate.errors import (
         AmbiguousNode,
         AttemptLost,
@@ -70,16 +74,11 @@ if TYPE_CHECKING:
     from headgate.tasks.attempt_context import AttemptContext
     from headgate.tasks.codec import Codec
     from headgate.tasks.context import JobContext, current_job, current_jobs
-    from headgate.tasks.flow import batch, chain, result_of
-    from headgate.tasks.handle import Job, JobStatus
-    from headgate.tasks.handler import Handler
     from headgate.tasks.job_draft import JobDraft
     from headgate.tasks.payload_folder import PayloadFolder
     from headgate.tasks.resource import INJECTED
-    from headgate.tasks.schedule import Schedule, ScheduleStatus
     from headgate.tasks.signals import Cancel, Fail, RateLimited, Retry, Snooze
-    from headgate.tasks.task import Task
-    from headgate.tasks.ties import Batch, BatchStatus, Chain
+    from headgate.tasks.status import BatchStatus, JobStatus, ScheduleStatus
     from headgate.tasks.zlib import Zlib
     from headgate.tasks.zstd import Zstd
     from headgate.version import __version__
@@ -183,21 +182,31 @@ __all__ = [
 
 _PLACES = {
     "Headgate": "headgate.app",
+    "batch": "headgate.client.flow",
+    "chain": "headgate.client.flow",
+    "result_of": "headgate.client.flow",
+    "Handler": "headgate.client.handler",
+    "Job": "headgate.client.handles",
+    "Schedule": "headgate.client.handles",
+    "Batch": "headgate.client.handles",
+    "Chain": "headgate.client.handles",
+    "Task": "headgate.client.task",
     "AmbiguousNode": "headgate.errors",
     "AttemptLost": "headgate.errors",
+    "BatchClosed": "headgate.errors",
+    "BatchNotFound": "headgate.errors",
     "CostExceedsLimit": "headgate.errors",
     "DeclarationError": "headgate.errors",
     "DuplicateJob": "headgate.errors",
+    "FolderUnavailable": "headgate.errors",
     "GateClosed": "headgate.errors",
     "HeadgateError": "headgate.errors",
     "IdInUse": "headgate.errors",
     "JobCancelled": "headgate.errors",
     "JobExpired": "headgate.errors",
     "JobFailed": "headgate.errors",
-    "JobSkipped": "headgate.errors",
-    "BatchClosed": "headgate.errors",
-    "BatchNotFound": "headgate.errors",
     "JobNotFound": "headgate.errors",
+    "JobSkipped": "headgate.errors",
     "LeaderNotFound": "headgate.errors",
     "LeaderNotSucceeded": "headgate.errors",
     "LeaseLost": "headgate.errors",
@@ -211,7 +220,6 @@ _PLACES = {
     "ResultUnavailable": "headgate.errors",
     "ScheduleNotFound": "headgate.errors",
     "SearchTooLong": "headgate.errors",
-    "FolderUnavailable": "headgate.errors",
     "StorageUnavailable": "headgate.errors",
     "StorageUnusable": "headgate.errors",
     "TooManySearches": "headgate.errors",
@@ -221,9 +229,9 @@ _PLACES = {
     "AlertMessage": "headgate.jobs.alert",
     "JobState": "headgate.jobs.job",
     "RetryPolicy": "headgate.jobs.retry",
+    "AdaptiveRate": "headgate.limits.adaptive_rate",
     "Concurrency": "headgate.limits.concurrency",
     "Mutex": "headgate.limits.concurrency",
-    "AdaptiveRate": "headgate.limits.adaptive_rate",
     "DynamicWindow": "headgate.limits.dynamic_window",
     "FixedWindow": "headgate.limits.fixed_window",
     "header": "headgate.limits.key",
@@ -243,26 +251,17 @@ _PLACES = {
     "JobContext": "headgate.tasks.context",
     "current_job": "headgate.tasks.context",
     "current_jobs": "headgate.tasks.context",
-    "batch": "headgate.tasks.flow",
-    "chain": "headgate.tasks.flow",
-    "result_of": "headgate.tasks.flow",
-    "Job": "headgate.tasks.handle",
-    "JobStatus": "headgate.tasks.handle",
-    "Handler": "headgate.tasks.handler",
     "JobDraft": "headgate.tasks.job_draft",
     "PayloadFolder": "headgate.tasks.payload_folder",
     "INJECTED": "headgate.tasks.resource",
-    "Schedule": "headgate.tasks.schedule",
-    "ScheduleStatus": "headgate.tasks.schedule",
     "Cancel": "headgate.tasks.signals",
     "Fail": "headgate.tasks.signals",
     "RateLimited": "headgate.tasks.signals",
     "Retry": "headgate.tasks.signals",
     "Snooze": "headgate.tasks.signals",
-    "Task": "headgate.tasks.task",
-    "Batch": "headgate.tasks.ties",
-    "BatchStatus": "headgate.tasks.ties",
-    "Chain": "headgate.tasks.ties",
+    "BatchStatus": "headgate.tasks.status",
+    "JobStatus": "headgate.tasks.status",
+    "ScheduleStatus": "headgate.tasks.status",
     "Zlib": "headgate.tasks.zlib",
     "Zstd": "headgate.tasks.zstd",
     "__version__": "headgate.version",

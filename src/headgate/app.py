@@ -12,7 +12,23 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes, parse_count, parse_seconds
-from headgate.client import Client
+from headgate.client.client import Client
+from headgate.client.declaration import (
+    ChunkDecorator,
+    ScheduleDecorator,
+    TaskBody,
+    TaskDecorator,
+    body_of_function,
+    body_of_handler,
+    declare_task,
+)
+from headgate.client.flow import BatchPlan, ChainPlan, require_plan
+from headgate.client.handler import Handler, mark_declared
+from headgate.client.handles import Batch, Job, Schedule
+from headgate.client.opening import Opening, require_no_loop
+from headgate.client.portal import Leave
+from headgate.client.sync_app import SyncApp
+from headgate.client.task import Task
 from headgate.clock import Clock, Duration, SystemClock
 from headgate.engine.bus import Callback, EventBus
 from headgate.engine.children import ChildBounds
@@ -34,7 +50,6 @@ from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.standalone.reporting_limiter import ReportingLimiter
 from headgate.observe.instrument import Instrument, Observed
-from headgate.opening import Opening, require_no_loop
 from headgate.schedules.trigger import Trigger
 from headgate.settings import load_settings, storage_url
 from headgate.storage.address import StoreAddress
@@ -42,28 +57,19 @@ from headgate.storage.choice import address_of, choose_storage
 from headgate.storage.store import Store
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.suggestion import did_you_mean
-from headgate.sync import SyncApp
 from headgate.tasks.alert import AlertFunction, declared_alert, require_known_tasks
+from headgate.tasks.call import Call
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.chunk import Chunk, chunk_of
 from headgate.tasks.codec import Codec, Codecs
-from headgate.tasks.declaration import TaskBody, body_of_function, body_of_handler, declare_task
-from headgate.tasks.decorators import ChunkDecorator, ScheduleDecorator, TaskDecorator
-from headgate.tasks.flow import BatchPlan, ChainPlan
-from headgate.tasks.handle import Job
-from headgate.tasks.handler import Handler, mark_declared
 from headgate.tasks.hooks import AroundAttempt, AroundEnqueue, Moment
 from headgate.tasks.modules import import_modules, require_module_names, require_one_app
 from headgate.tasks.options import HandlerOptions, TaskOptions
 from headgate.tasks.payload_folder import PayloadFolder
-from headgate.tasks.planned_schedule import require_plan
-from headgate.tasks.portal import Leave
 from headgate.tasks.queue import QueueOptions, declared_queue
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import declare_resource
-from headgate.tasks.schedule import DeclaredSchedule, Schedule, ScheduleOptions, schedule_spec
-from headgate.tasks.task import Call, Task
-from headgate.tasks.ties import Batch
+from headgate.tasks.schedule import DeclaredSchedule, ScheduleOptions, schedule_spec
 from headgate.version import __version__
 
 if TYPE_CHECKING:
@@ -460,7 +466,7 @@ class Headgate:
                 f"schedule {name!r}: the calls of a plan have their arguments; leave out args, kwargs"
             )
         try:
-            call = self._client.enqueuer.scheduled_graph(spec, plan)
+            call = self._client.scheduled_plan(spec, plan)
         except (TypeError, PayloadError) as error:
             raise DeclarationError(f"schedule {name!r}: {error}") from error
         self._registry.add_schedule(DeclaredSchedule(spec, call))
@@ -572,7 +578,8 @@ class Headgate:
     @property
     def tasks(self) -> Mapping[str, Task[Any, Any]]:
         """The declared tasks by name."""
-        return self._registry.tasks
+        # All are declared by `task`, `chunked` and `handler`, which make a Task.
+        return cast(Mapping[str, Task[Any, Any]], self._registry.tasks)
 
     # ---------------------------------------------------------------------------------------- open and run
 

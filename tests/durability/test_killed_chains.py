@@ -12,7 +12,7 @@ import pytest
 from headgate import JobState, batch, chain
 from tests.durability.chain_worker import make_app
 from tests.durability.processes import Children
-from tests.internals import registry_of, store_of
+from tests.internals import store_of
 from tests.until import result_within
 
 pytestmark = pytest.mark.nightly
@@ -30,7 +30,7 @@ async def test_a_chain_whose_workers_are_killed_is_complete(
     random = Random(place)
     app = make_app(options)
     look = store_of(app)
-    step = registry_of(app).tasks["step"]
+    step = app.tasks["step"]
     begun: list[int] = []
     async with app.open():
         middle = batch([step.call(number) for number in (8, 9, 10)])

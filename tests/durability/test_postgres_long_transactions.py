@@ -13,7 +13,7 @@ from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.procedures.add import add_jobs
-from headgate.tasks.task import Call
+from headgate.tasks.call import Call
 from tests.durability.postgres import ask, let_locks_be_waited_for, session_at, without_sweeps
 from tests.durability.work import Work
 from tests.internals import client_of, node_of, store_of

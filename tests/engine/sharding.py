@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, TypeVar, cast
 
 from headgate import Concurrency, FixedWindow, Headgate, RateLimit, RetryPolicy, SlidingWindow, StrictRate, current_job
+from headgate.client.task import Task
 from headgate.clock import SECOND
 from headgate.engine.node import Node
 from headgate.errors import StorageUnavailable
@@ -24,7 +25,6 @@ from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.limit import AnyRule, Limit
 from headgate.storage.records import Amendment, StartMove
 from headgate.storage.stored_buckets import StoredBuckets
-from headgate.tasks.task import Task
 from headgate.testing.virtual_time import START, VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import FAULTY, Faults, FaultyStorage, History
 from tests.engine.shard import KeyInTransit, KeyMoved, Place, Shard, hash_home, key_of

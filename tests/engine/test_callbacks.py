@@ -21,12 +21,12 @@ from headgate import (
     StrictRate,
     current_job,
 )
+from headgate.client.task import Task
 from headgate.clock import SECOND, to_datetime
 from headgate.engine import callback_runner
 from headgate.errors import JobExpired, PayloadError, StorageUnavailable
 from headgate.jobs.event import CallbackFailed, Event
 from headgate.storage.sqlite.memory import MemoryStorage
-from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import UnwritableStorage
 from tests.internals import app_on, new_node, node_of

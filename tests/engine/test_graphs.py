@@ -18,7 +18,7 @@ from headgate.errors import (
     LeaderNotFound,
 )
 from headgate.jobs.state import JobState
-from headgate.tasks.task import Call
+from headgate.tasks.call import Call
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
 from tests.until import patient, result_within

@@ -25,7 +25,7 @@ from headgate import (
     StrictRate,
     current_job,
 )
-from headgate.tasks.task import Task
+from headgate.client.task import Task
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import registry_of
 

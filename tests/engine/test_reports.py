@@ -22,7 +22,7 @@ from headgate.jobs.event import Event, JobEnqueued, JobProgressed, ReportDropped
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.report import LONGEST_LINE, LONGEST_MESSAGE, PLACES, AttemptReport, too_many
 from headgate.storage.sqlite.memory import MemoryStorage
-from headgate.tasks.handle import JobProgress
+from headgate.tasks.status import JobProgress
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
 

@@ -20,7 +20,7 @@ from headgate.admin.history import HistoryAdmin
 from headgate.admin.limits import LimitsAdmin
 from headgate.admin.queues import QueuesAdmin
 from headgate.admin.schedules import SchedulesAdmin
-from headgate.sync_admin import (
+from headgate.client.sync_admin import (
     Blocking,
     SyncAdmin,
     SyncHistoryAdmin,

@@ -620,7 +620,7 @@ class StorageModel:
             if gone in ended_after_it:
                 continue
             job = self.jobs[gone.id]
-            assert job.is_ready(wall)
+            assert job.is_ready(wall), f"it ended before it was ready: {job}"
             assert self._is_known(claim, job)
             if job.is_late(wall):
                 self._drop_late(gone, wall)

@@ -14,6 +14,9 @@ from msgspec.structs import replace
 
 from headgate import Headgate
 from headgate.admin.batches import cancel_batch
+from headgate.client.flow import BatchPlan, Step, batch, chain
+from headgate.client.flow_builder import NOTHING, FlowBuilder, PlacedBatch
+from headgate.client.task import Task
 from headgate.errors import BatchClosed, DeclarationError, IllegalTransition, LeaderNotRetried
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
@@ -23,9 +26,8 @@ from headgate.storage.following import LEADER_NOT_SUCCEEDED
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.store import Store
-from headgate.tasks.flow import NOTHING, BatchPlan, FlowBuilder, PlacedBatch, Step, batch, chain
+from headgate.tasks.call import Call
 from headgate.tasks.leading import Leader, ResultOf
-from headgate.tasks.task import Call, Task
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser
 from tests.properties.graph_model import Node, cancelled_with, is_cyclic, retry, settle

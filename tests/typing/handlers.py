@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import assert_type
 
 from headgate import INJECTED, Handler, Headgate, Job, JobContext, StrictRate, Task
-from headgate.tasks.sync_task import SyncJob, SyncTask
-from headgate.tasks.task import Call
+from headgate.client.handles import SyncJob
+from headgate.client.task import SyncTask
+from headgate.tasks.call import Call
 
 app = Headgate("memory://")
 

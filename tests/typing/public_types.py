@@ -19,7 +19,7 @@ from headgate import (
     ScheduleStatus,
     StrictRate,
 )
-from headgate.tasks.sync_task import SyncJob
+from headgate.client.handles import SyncJob
 
 app = Headgate("memory://")
 

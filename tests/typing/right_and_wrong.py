@@ -28,8 +28,8 @@ from headgate import (
     batch,
     chain,
 )
-from headgate.tasks.sync_task import SyncJob
-from headgate.tasks.task import Call
+from headgate.client.handles import SyncJob
+from headgate.tasks.call import Call
 
 app = Headgate("memory://", concurrency=5)
 

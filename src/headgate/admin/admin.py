@@ -68,11 +68,11 @@ from headgate.storage.records import (
     WaitingCount,
 )
 from headgate.storage.store import Store
-from headgate.tasks.handle import JobStatus, status_of
+from headgate.tasks.call import Call
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.options import EnqueueOptions, require_priority
 from headgate.tasks.registry import Registry
-from headgate.tasks.task import Call, Task
-from headgate.tasks.ties import batch_status
+from headgate.tasks.status import JobStatus, batch_status, status_of
 
 LAST_LINES = 20
 """How many log lines are shown with a job."""
@@ -513,7 +513,7 @@ class Admin:
         `Task.enqueue` raises.
         """
         found = declared_task(self._registry, task)
-        chosen = found.using(**options)
+        chosen = self._registry.with_options(found, options)
         return await self._enqueue_call(chosen, call_of(chosen, payload))
 
     async def run_again(self, job_id: str, payload: Payload | None = None) -> EnqueuedJob:
@@ -530,18 +530,18 @@ class Admin:
             record = replaced(record, payload=loaded)
         if record.unreadable is not None:
             raise IllegalTransition(f"job {job_id} cannot be run again: it cannot be read ({record.unreadable})")
-        chosen = declared_task(self._registry, record.task).using(**options_of(record))
+        chosen = self._registry.with_options(declared_task(self._registry, record.task), options_of(record))
         call = stored_call_of(chosen, record) if payload is None else call_of(chosen, payload)
         new = await self._enqueue_call(chosen, call, f"again, as job {job_id}")
         if new.is_new and record.audit >= AuditLevel.FULL:
             await self._storage.add_audit_record(self._audit_record("run again", job_id, f"as job {new.id}"))
         return new
 
-    async def _enqueue_call(self, task: Task[Any, Any], call: Call[Any], detail: str | None = None) -> EnqueuedJob:
+    async def _enqueue_call(self, task: TaskDefinition, call: Call[Any], detail: str | None = None) -> EnqueuedJob:
         (job,) = await self._enqueue(task, (call,))
         if job.is_new and task.template.fields["audit"] >= AuditLevel.FULL:
             await self._storage.add_audit_record(self._audit_record("enqueue", job.id, detail))
-        return EnqueuedJob(job.id, job.is_new)
+        return job
 
     async def retry(self, job_id: str) -> None:
         """Let a failed or cancelled job wait again, with all its attempts.

@@ -13,7 +13,7 @@ from headgate.admin.pauses import Pause
 from headgate.jobs.gating import subject_of
 from headgate.storage.facts import Contradiction, IndexFacts, StoreFacts
 from headgate.storage.records import Blocker, WaitingCount
-from headgate.tasks.schedule import ScheduleStatus
+from headgate.tasks.status import ScheduleStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from headgate.jobs.audit import AuditWord
 from headgate.jobs.job import JobRecord, RetryTerms
 from headgate.jobs.retry import RetryPolicy
 from headgate.suggestion import did_you_mean
-from headgate.tasks.handle import Job
+from headgate.tasks.call import Call
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.registry import Registry
-from headgate.tasks.task import Call, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class EnqueuedJob:
     is_new: bool
 
 
-EnqueueCalls = Callable[[Task[Any, Any], Sequence[Call[Any]]], Awaitable[Sequence[Job[Any]]]]
+EnqueueCalls = Callable[[TaskDefinition, Sequence[Call[Any]]], Awaitable[Sequence[EnqueuedJob]]]
 """Stores the calls of a task as jobs in one commit."""
 
 Payload = str | bytes | Mapping[str, Any]
 """The arguments of a job by name: as JSON text, or as values that JSON has."""
 
 
-def declared_task(registry: Registry, name: str) -> Task[Any, Any]:
+def declared_task(registry: Registry, name: str) -> TaskDefinition:
     """Return the task of that name or alias. Raises UnknownTask."""
     task = registry.find(name)
     if task is None:
@@ -46,7 +46,7 @@ def declared_task(registry: Registry, name: str) -> Task[Any, Any]:
     return task
 
 
-def call_of(task: Task[Any, Any], payload: Payload) -> Call[Any]:
+def call_of(task: TaskDefinition, payload: Payload) -> Call[Any]:
     """Return the call of a task with these arguments. Raises PayloadError, which names the argument."""
     if isinstance(payload, Mapping):
         try:
@@ -54,13 +54,13 @@ def call_of(task: Task[Any, Any], payload: Payload) -> Call[Any]:
         except (TypeError, ValueError, RecursionError) as error:
             raise PayloadError(f"the arguments of task {task.name!r} are not JSON: {error}") from None
     positional, named = task.payload.parse(payload)
-    return task.call(*positional, **named)
+    return Call(tuple(positional), named, task)
 
 
-def stored_call_of(task: Task[Any, Any], record: JobRecord) -> Call[Any]:
+def stored_call_of(task: TaskDefinition, record: JobRecord) -> Call[Any]:
     """Return the call of a stored job, for another one. Raises PayloadError if it does not fit the task any more."""
     positional, named = task.payload.decode(record.payload)
-    return task.call(*positional, **named)
+    return Call(tuple(positional), named, task)
 
 
 def options_of(record: JobRecord) -> EnqueueOptions:

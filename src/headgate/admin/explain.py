@@ -19,7 +19,7 @@ from headgate.observe.log import unserved_text
 from headgate.plural import counted
 from headgate.storage.following import skipped_because
 from headgate.storage.records import FINAL_STATES, NodeRecord, TiedJob
-from headgate.tasks.handle import JobStatus
+from headgate.tasks.status import JobStatus
 
 _ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 

@@ -13,7 +13,7 @@ from headgate.jobs.job import JobRecord, JobState
 from headgate.jobs.root_cause import UNKNOWN, RootCause, root_cause
 from headgate.storage.records import StoredError
 from headgate.storage.store import Store
-from headgate.tasks.handle import status_of
+from headgate.tasks.status import status_of
 
 MOST_READ = 10_000
 """How many failed jobs are read at most, and how many attempts to find the jobs that wait for a retry."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from headgate.tasks.handle import JobStatus
-from headgate.tasks.ties import BatchStatus
+from headgate.tasks.status import BatchStatus, JobStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from headgate.clock import to_datetime
 from headgate.jobs.state import JobState
 from headgate.storage.background_counts import CountReading
 from headgate.storage.records import Blocker, CountedView, QueueCounts, ViewCount, WaitingCount
-from headgate.tasks.schedule import ScheduleStatus
+from headgate.tasks.status import ScheduleStatus
 
 if TYPE_CHECKING:
     from headgate.admin.admin import Admin

@@ -46,7 +46,8 @@ from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.store import Store
 from headgate.tasks.codec import Codecs
 from headgate.tasks.registry import Registry
-from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, ScheduleStatus, schedule_spec
+from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, schedule_spec
+from headgate.tasks.status import ScheduleStatus
 
 PAGE = 1000
 
@@ -149,7 +150,9 @@ class SchedulesAdmin:
         spec = _storable_spec(name, trigger, options)
         if name in self._registry.schedules or await self._storage.schedules(name=name):
             raise ScheduleExists(f"there is a schedule {name!r} already; edit it, or choose another name")
-        chosen = declared_task(self._registry, task).using(queue=queue, priority=priority)
+        chosen = self._registry.with_options(
+            declared_task(self._registry, task), {"queue": queue, "priority": priority}
+        )
         call = self._enqueuer.scheduled_call(chosen, spec, call_of(chosen, payload))
         now = self._storage.now()
         rules = rules_of(spec, now)
@@ -185,7 +188,7 @@ class SchedulesAdmin:
                     f"schedule {name!r} enqueues a graph, whose calls have their arguments; store it anew in code"
                 )
             if payload is not None:
-                chosen = declared_task(self._registry, call.task).using(queue=call.queue)
+                chosen = self._registry.with_options(declared_task(self._registry, call.task), {"queue": call.queue})
                 new = self._enqueuer.scheduled_call(chosen, spec, call_of(chosen, payload))
                 call = replace(call, payload=new.payload)
             now = self._storage.now()

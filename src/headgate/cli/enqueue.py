@@ -21,6 +21,8 @@ from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import locate, takes_app_and
 from headgate.cli.output import NOTHING_NEW, json_option, print_json, progress_bar
 from headgate.cli.query import instant, seconds
+from headgate.client.handles import Job
+from headgate.client.task import Task
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError
 from headgate.jobs.audit import AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
@@ -28,8 +30,8 @@ from headgate.jobs.retention import OwnRetention
 from headgate.jobs.retry import RetryPolicy
 from headgate.plural import counted
 from headgate.suggestion import did_you_mean
-from headgate.tasks.handle import Job, JobStatus
-from headgate.tasks.task import Call, Task
+from headgate.tasks.call import Call
+from headgate.tasks.status import JobStatus
 
 CHUNK = 500
 """The jobs of one commit, with --payloads."""

@@ -35,8 +35,7 @@ from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobRecord, JobState
 from headgate.jobs.report import LogLine
 from headgate.limits.key import shown_key
 from headgate.plural import counted
-from headgate.tasks.handle import JobStatus
-from headgate.tasks.ties import BatchStatus
+from headgate.tasks.status import BatchStatus, JobStatus
 
 MOST_PAGES = 200
 """The most pages that are read for one list: a million jobs."""

@@ -24,7 +24,7 @@ from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
-from headgate.tasks.schedule import ScheduleStatus
+from headgate.tasks.status import ScheduleStatus
 
 _SKIPPED = {
     "misfire": "no node was running",

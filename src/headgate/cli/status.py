@@ -31,7 +31,7 @@ from headgate.errors import StorageUnavailable
 from headgate.escaping import printable
 from headgate.jobs.state import JobState
 from headgate.storage.records import Blocker
-from headgate.tasks.schedule import ScheduleStatus
+from headgate.tasks.status import ScheduleStatus
 
 COUNTS_FOR = 0.25
 """The most seconds for counting final jobs; millions take longer."""

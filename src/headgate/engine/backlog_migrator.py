@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -21,9 +21,9 @@ from headgate.jobs.terms import GateTerms
 from headgate.limits.kinds import RULES, dump_rule
 from headgate.storage.store import Store
 from headgate.tasks.batch_gate import draws_in_batch
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.gate import UNGATED, Gate, GatedCall
 from headgate.tasks.registry import Registry, intended_queue
-from headgate.tasks.task import Task
 
 PAGE = 100
 """Jobs that one commit moves; other writers wait for the commit."""
@@ -57,7 +57,7 @@ class _Move(NamedTuple):
     """A waiting job that carries another gate than that of this release."""
 
     job: GatedJob
-    task: Task[Any, Any]
+    task: TaskDefinition
     gate: Gate
     gate_name: str
 
@@ -338,7 +338,7 @@ def _ignore_skip(limit: str, reason: str) -> None:
     """Do nothing: the skipped limit was published when the job was enqueued."""
 
 
-def _asked(gate: Gate, task: Task[Any, Any], job: GatedJob) -> GatedCall:
+def _asked(gate: Gate, task: TaskDefinition, job: GatedJob) -> GatedCall:
     if not gate.reads_arguments:
         return gate.ask({}, job.headers or {}, _ignore_skip)
     if job.origin is None or not job.origin.results:

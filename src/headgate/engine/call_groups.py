@@ -8,8 +8,9 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from headgate.errors import DeclarationError
-from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, JobTemplate, job_template, options_of_call
-from headgate.tasks.task import Call, Task
+from headgate.tasks.call import Call
+from headgate.tasks.definition import JobTemplate, TaskDefinition, job_template
+from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, options_of_call
 
 
 class CallGroup(NamedTuple):
@@ -21,7 +22,7 @@ class CallGroup(NamedTuple):
     calls: Sequence[Call[Any]]
 
 
-def group_calls(task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[CallGroup]:
+def group_calls(task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[CallGroup]:
     """Group the calls by their own options, or by those of the task. Raises DeclarationError."""
     options = task.options
     for called in {call.task for call in calls}:
@@ -31,7 +32,7 @@ def group_calls(task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[CallGr
     return [CallGroup(options, task.template, options.get("queue") or task.queue, calls)] if calls else []
 
 
-def _groups_by_options(task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[CallGroup]:
+def _groups_by_options(task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[CallGroup]:
     options = task.options
 
     def options_for(call: Call[Any]) -> EnqueueOptions:

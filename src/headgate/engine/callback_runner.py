@@ -22,8 +22,8 @@ from headgate.jobs.job import JobState
 from headgate.storage.store import Store
 from headgate.tasks.callbacks import AnyCallback, CallbackKind
 from headgate.tasks.context import JobContext, enter
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.registry import Registry
-from headgate.tasks.task import Task
 from headgate.tasks.tracing import Tracing
 
 MAX_RUNNING = 100
@@ -55,7 +55,7 @@ class CallbackRunner:
         self._is_empty = asyncio.Event()
 
     def submit(
-        self, task: Task[Any, Any], kind: CallbackKind, job: JobContext, *details: Any, handler: Any = None
+        self, task: TaskDefinition, kind: CallbackKind, job: JobContext, *details: Any, handler: Any = None
     ) -> None:
         """Schedule the callbacks of this kind and return immediately. `handler`: the attempt's instance, if any."""
         if len(self._runs) >= MAX_PENDING:
@@ -108,7 +108,7 @@ class CallbackRunner:
 
     async def _run_in_turn(
         self,
-        task: Task[Any, Any],
+        task: TaskDefinition,
         kind: CallbackKind,
         callbacks: list[AnyCallback],
         job: JobContext,
@@ -125,7 +125,7 @@ class CallbackRunner:
 
     async def _call_each(
         self,
-        task: Task[Any, Any],
+        task: TaskDefinition,
         kind: CallbackKind,
         callbacks: list[AnyCallback],
         job: JobContext,
@@ -162,7 +162,7 @@ class CallbackRunner:
             # Raised out of a task, these would end the program.
             raise RuntimeError(f"the callback raised {summarize_error(error)}") from error
 
-    def _failed(self, task: Task[Any, Any], kind: CallbackKind, job: JobContext, error: str) -> None:
+    def _failed(self, task: TaskDefinition, kind: CallbackKind, job: JobContext, error: str) -> None:
         self._bus.publish(
             CallbackFailed(at=self._clock.now(), job_id=job.id, task=task.name, callback=kind.value, error=error)
         )

@@ -49,11 +49,11 @@ from headgate.jobs.job import ClaimedJob, JobError, truncated_error
 from headgate.jobs.report import kept_level, kept_line, kept_message, kept_name
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.context import JobContext, JobLogCapture, enter
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.hooks import Moment
 from headgate.tasks.modules import declaring_only
 from headgate.tasks.payload import PayloadType
 from headgate.tasks.process_body import find_function
-from headgate.tasks.task import Task
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that the node handles; they are sent to whole groups of processes."""
@@ -290,7 +290,7 @@ class _Functions:
         if key not in self._known:
             self.load(request.module)
             found = find_function(*key)
-            if isinstance(found, Task):
+            if isinstance(found, TaskDefinition):
                 self._known[key] = found.function, found.payload.in_clear()
             else:
                 self._known[key] = (

@@ -17,13 +17,13 @@ from headgate.errors import PayloadError
 from headgate.jobs.job import JobError
 from headgate.tasks.chunk import Chunk
 from headgate.tasks.context import JobContext, enter_chunk
-from headgate.tasks.task import Task
+from headgate.tasks.definition import TaskDefinition
 
 
 class Member(Protocol):
     """An attempt whose job is handled in a chunk."""
 
-    task: Task[Any, Any]
+    task: TaskDefinition
     thread: asyncio.Future[Any] | None
 
     @property

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from headgate.engine.around import call_around
 from headgate.engine.call_groups import CallGroup
 from headgate.errors import HeadgateError
-from headgate.tasks.flow import FlowCall
+from headgate.tasks.call import Call, FlowCall
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.hooks import AroundEnqueue
 from headgate.tasks.job_draft import JobDraft
 from headgate.tasks.options import require_headers
-from headgate.tasks.task import Call, Task
 
 StoreDrafts = Callable[[], Awaitable[Sequence[str]]]
 """Stores the drafts as they are now, and returns the id of each."""
@@ -53,12 +53,12 @@ async def call_around_enqueue(
         )
 
 
-def drafts_of_groups(task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[JobDraft]:
+def drafts_of_groups(task: TaskDefinition, groups: Sequence[CallGroup]) -> list[JobDraft]:
     """Return a draft for each call, in order. Raises TypeError for arguments that do not fit the signature."""
     return [_draft(task, group.queue, group.template.headers, call) for group in groups for call in group.calls]
 
 
-def changed_groups(task: Task[Any, Any], groups: Sequence[CallGroup], drafts: Sequence[JobDraft]) -> list[CallGroup]:
+def changed_groups(task: TaskDefinition, groups: Sequence[CallGroup], drafts: Sequence[JobDraft]) -> list[CallGroup]:
     """Return the groups with the calls as the drafts have them. Raises DeclarationError for headers."""
     left = iter(drafts)
     return [
@@ -79,12 +79,12 @@ def changed_flow(calls: Sequence[FlowCall], drafts: Sequence[JobDraft]) -> list[
     ]
 
 
-def _draft(task: Task[Any, Any], queue: str, headers: Mapping[str, str] | None, call: Call[Any]) -> JobDraft:
+def _draft(task: TaskDefinition, queue: str, headers: Mapping[str, str] | None, call: Call[Any]) -> JobDraft:
     arguments = dict(call.kwargs) if call.later else task.payload.bind(call.args, call.kwargs)
     return JobDraft(task.name, queue, arguments, dict(headers or {}))
 
 
-def _changed(task: Task[Any, Any], call: Call[Any], draft: JobDraft) -> Call[Any]:
+def _changed(task: TaskDefinition, call: Call[Any], draft: JobDraft) -> Call[Any]:
     require_headers(draft.headers, f"task {task.name!r}")
     if call.later:
         return replace(call, kwargs=dict(draft.arguments), headers=dict(draft.headers))

@@ -30,12 +30,11 @@ from headgate.jobs.uniqueness import replaces
 from headgate.schedules.stored_trigger import is_storable
 from headgate.storage.store import Store
 from headgate.tasks.batch_gate import BatchGate
-from headgate.tasks.flow import BatchPlan, ChainPlan, FlowBatch, FlowCall
+from headgate.tasks.call import Call, FlowBatch, FlowCall, NumberedGraph
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.gate import UNGATED, GatedCall
-from headgate.tasks.planned_schedule import numbered_graph
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
-from headgate.tasks.task import Call, Task
 from headgate.tasks.tracing import Tracing
 
 NO_QUEUES: Mapping[str, str] = {}
@@ -75,7 +74,7 @@ class Enqueuer:
         """End all waits for room in a queue with NotOpen, because the app is closed."""
         self._backlogs.close()
 
-    async def enqueue(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[tuple[str, bool]]:
+    async def enqueue(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[tuple[str, bool]]:
         """Store the calls as jobs in one commit; return for each call the id of its job, and whether that is new."""
         if not self._ids.has_producer:
             self._ids.set_producer(await self._storage.producer())
@@ -98,7 +97,7 @@ class Enqueuer:
             self._publish_rejected([job for job in jobs if job.id not in others])
         return resolved_ids(jobs, others)
 
-    def check(self, task: Task[Any, Any], call: Call[Any]) -> None:
+    def check(self, task: TaskDefinition, call: Call[Any]) -> None:
         """Raise what `enqueue` would raise for the call itself, whatever the store holds."""
         _, arguments = task.payload.encode(call.args, call.kwargs)
         options, unique = task.options, task.template.unique
@@ -127,7 +126,7 @@ class Enqueuer:
         self._publish_enqueued(jobs, {})
         self._publish_rejected(jobs)
 
-    async def jobs_for_transaction(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[NewJob]:
+    async def jobs_for_transaction(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[NewJob]:
         """Return jobs for a transaction of the caller; `max_wait` is checked after the caller has committed."""
         counts = queue_counts(groups)
         # A wait for room with a transaction open would block others, on SQLite even those that make room.
@@ -165,7 +164,7 @@ class Enqueuer:
                 jobs = self._with_new_ids(jobs, error.taken)
         return resolved_ids(jobs, await self._storage.add_in(connection, jobs))
 
-    def promise_flags(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[bool]:
+    def promise_flags(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[bool]:
         """Return for each call whether `predict=` is set and its job has limits."""
         flags: list[bool] = []
         for group in groups:
@@ -173,7 +172,7 @@ class Enqueuer:
             flags += [bool(is_requested)] * len(group.calls)
         return flags
 
-    def scheduled_call(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> ScheduledCall:
+    def scheduled_call(self, task: TaskDefinition, spec: ScheduleSpec, call: Call[Any]) -> ScheduledCall:
         """Return the call that a schedule enqueues. Raises DeclarationError for options of a single job."""
         options = task.options
         if not options.keys().isdisjoint(("delay", "at", "expires_at")):
@@ -209,13 +208,11 @@ class Enqueuer:
             queue=queue, payload=payload, headers=template.headers, expires_in=template.expires_in, **fields
         )
 
-    def scheduled_graph(self, spec: ScheduleSpec, plan: ChainPlan[Any] | BatchPlan) -> ScheduledCall:
+    def scheduled_graph(self, spec: ScheduleSpec, graph: NumberedGraph) -> ScheduledCall:
         """Return the graph that a schedule enqueues.
 
-        Raises what `scheduled_call` raises for each call, and DeclarationError for what an occurrence cannot have:
-        stored jobs to follow, and limits that a batch holds.
+        Raises what `scheduled_call` raises for each call.
         """
-        graph = numbered_graph(plan, f"schedule {spec.name!r}")
         steps = tuple(
             ScheduledStep(each.id, self.scheduled_call(each.task, spec, each.call), each.origin) for each in graph.calls
         )
@@ -279,7 +276,7 @@ class Enqueuer:
         return replace(job, id=flow_call.id, origin=flow_call.origin if is_in_flow else None)
 
     def _jobs_of(
-        self, task: Task[Any, Any], groups: Sequence[CallGroup], queues: Mapping[str, str] = NO_QUEUES
+        self, task: TaskDefinition, groups: Sequence[CallGroup], queues: Mapping[str, str] = NO_QUEUES
     ) -> list[NewJob]:
         """Return the jobs of all groups; `queues` maps queues to their fallbacks."""
         jobs: list[NewJob] = []
@@ -287,7 +284,7 @@ class Enqueuer:
             jobs += self._new_jobs(task, group, queues.get(group.queue, group.queue))
         return jobs
 
-    def _new_jobs(self, task: Task[Any, Any], group: CallGroup, queue: str) -> list[NewJob]:
+    def _new_jobs(self, task: TaskDefinition, group: CallGroup, queue: str) -> list[NewJob]:
         now = self._storage.now()
         fields, shared_headers, delay, at, expires_in, expires_at, unique, own_id = group.template
         if own_id is not None and len(group.calls) > 1:

@@ -49,11 +49,12 @@ from headgate.jobs.retry import RetryPolicy
 from headgate.tasks.attempt_context import AttemptContext, read_arguments
 from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.context import JobContext, enter, note_annotations, set_cancelled
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import AroundAttempt
 from headgate.tasks.job_log import Reports
+from headgate.tasks.registry import Registry
 from headgate.tasks.signals import Cancel, Fail, RateLimited, Retry, Snooze
-from headgate.tasks.task import Task
 from headgate.tasks.tracing import Tracing
 
 CHILD_START_TIMEOUT = 30.0
@@ -87,6 +88,7 @@ class AttemptDependencies:
     """The objects that all attempts of a node use."""
 
     clock: Clock
+    registry: Registry
     pool: Pool
     children: Children
     resources: ResourcePool
@@ -127,7 +129,7 @@ class RunningAttempt:
     )
 
     def __init__(
-        self, job: ClaimedJob, task: Task[Any, Any], charge: AttemptCharge | None, dependencies: AttemptDependencies
+        self, job: ClaimedJob, task: TaskDefinition, charge: AttemptCharge | None, dependencies: AttemptDependencies
     ) -> None:
         self.job = job
         self.task = task
@@ -175,14 +177,14 @@ class RunningAttempt:
     def timeout(self) -> float | None:
         options = self.job.options
         # An older release may have stored more than the current bound.
-        return self.task.timeout if options is None or options.timeout is None else min(options.timeout, LONGEST)
+        if options is not None and options.timeout is not None:
+            return min(options.timeout, LONGEST)
+        return self._dependencies.registry.timeout(self.task)
 
     @property
     def retry(self) -> RetryPolicy:
-        options = self.job.options
-        if options is None or options.retry is None:
-            return self.task.retry
-        return self.task.retry.with_terms(options.retry)
+        options, policy = self.job.options, self._dependencies.registry.retry(self.task)
+        return policy if options is None or options.retry is None else policy.with_terms(options.retry)
 
     @property
     def keeps_result(self) -> bool:

@@ -11,10 +11,10 @@ from headgate.errors import AttemptFailed, JobCancelled, JobFailed, JobSkipped
 from headgate.jobs.job import JobRecord, JobState
 from headgate.storage.following import skipped_because
 from headgate.tasks.codec import NO_CODECS, Codecs
-from headgate.tasks.task import Task
+from headgate.tasks.definition import TaskDefinition
 
 
-def result_of(record: JobRecord, task: Task[Any, Any] | None, codecs: Codecs = NO_CODECS) -> Any:
+def result_of(record: JobRecord, task: TaskDefinition | None, codecs: Codecs = NO_CODECS) -> Any:
     """Return the result of the handler, of its annotated type if the task is known.
 
     Raises JobFailed, JobCancelled, JobSkipped, and PayloadError if it cannot be decoded.

@@ -30,12 +30,12 @@ from headgate.jobs.event import AttemptLingers, JobStarted
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.outcome import Outcome
 from headgate.storage.store import Store
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.hooks import HookScope
 from headgate.tasks.registry import Registry
-from headgate.tasks.task import Task
 from headgate.tasks.tracing import Tracing
 
-MakeAttempt = Callable[[ClaimedJob, Task[Any, Any], AttemptCharge | None, AttemptDependencies], RunningAttempt]
+MakeAttempt = Callable[[ClaimedJob, TaskDefinition, AttemptCharge | None, AttemptDependencies], RunningAttempt]
 
 
 class RunningAttempts:
@@ -84,6 +84,7 @@ class RunningAttempts:
         self._resources = ResourcePool(clock, bus)
         self._dependencies = AttemptDependencies(
             clock,
+            registry,
             pool,
             self._children,
             self._resources,

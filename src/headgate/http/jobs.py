@@ -26,7 +26,7 @@ from headgate.jobs.state import JobState
 from headgate.limits.key import shown_key
 from headgate.storage.procedures import listing
 from headgate.storage.records import JobView, TiedJob
-from headgate.tasks.handle import JobProgress, JobStatus
+from headgate.tasks.status import JobProgress, JobStatus
 
 MOST_COUNTED = 10_000
 

@@ -21,7 +21,8 @@ from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
-from headgate.tasks.schedule import ScheduleOptions, ScheduleStatus
+from headgate.tasks.schedule import ScheduleOptions
+from headgate.tasks.status import ScheduleStatus
 
 
 class SchedulesQuery(Query, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.key import UNTYPED
 from headgate.limits.limit import Limit, suggested_limits
-from headgate.tasks.flow import BatchLimit
+from headgate.tasks.call import BatchLimit
 from headgate.tasks.gate import Arguments, BoundLimit, GatedCall, Headers
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+from typing import Any, TypedDict, cast
 from uuid import UUID
 
-from headgate.arguments import parse_duration, parse_instant, parse_seconds
+from headgate.arguments import parse_duration, parse_seconds
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
-from headgate.jobs.audit import AuditWord, audit_level
-from headgate.jobs.job import MAX_PRIORITY, JobOptions, OnConflict
-from headgate.jobs.retention import OwnRetention, own_retention
-from headgate.jobs.retry import RetryPolicy, require_policy
-from headgate.jobs.tags import parse_tags
-from headgate.limits.key import named_arguments
+from headgate.jobs.audit import AuditWord
+from headgate.jobs.job import MAX_PRIORITY, OnConflict
+from headgate.jobs.retention import OwnRetention
+from headgate.jobs.retry import RetryPolicy
 from headgate.limits.limit import Limit, RateOptions
 from headgate.suggestion import did_you_mean
-from headgate.tasks.unique_key import MAX_UNIQUE_KEY, UNIQUE_OPTIONS, KeyTemplate, Uniqueness, UniqueState, uniqueness
+from headgate.tasks.unique_key import UNIQUE_OPTIONS, KeyTemplate, UniqueState
 
-if TYPE_CHECKING:
-    from headgate.tasks.payload import Upgrade
-    from headgate.tasks.task import Task
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+"""Converts arguments that an older release has stored, as plain JSON values, to current ones."""
 
 MAX_HEADERS = 16 * 1024
 """Bytes of all headers of a job, names and values."""
@@ -195,49 +192,6 @@ NO_OPTIONS: EnqueueOptions = {}
 """The options of a task as it is declared."""
 
 
-class JobTemplate(NamedTuple):
-    """The stored fields that are the same for all jobs of a task and its options.
-
-    `fields` are those of a `NewJob`, without its `headers`. `delay` and `at` are in microseconds, and at most one of
-    them is set; the same is true of `expires_in` and `expires_at`. `unique` is set for jobs with a unique key, `id` for
-    a job with its own id.
-    """
-
-    fields: Mapping[str, Any]
-    headers: dict[str, str] | None = None
-    delay: int | None = None
-    at: int | None = None
-    expires_in: int | None = None
-    expires_at: int | None = None
-    unique: Uniqueness | None = None
-    id: str | None = None
-
-
-def options_over(task: Task[Any, Any], changes: EnqueueOptions) -> EnqueueOptions:
-    """Return the options of a task, overridden by others. Raises TypeError, DeclarationError, UnknownQueue."""
-    require_names(changes, EnqueueOptions.__annotations__, "Task.using()")
-    where, before = f"task {task.name!r}", task.options
-    new = {name: value for name, value in changes.items() if value is not None}
-    if "delay" in new and "at" in new:
-        raise DeclarationError(f"{where}: pass delay or at, not both")
-    if "expires_in" in new and "expires_at" in new:
-        raise DeclarationError(f"{where}: pass expires_in or expires_at, not both")
-    if "queue" in new:
-        task._client.registry.require_queue(cast(str, new["queue"]), where)
-    if "headers" in new:
-        new["headers"] = {**(before.get("headers") or {}), **cast(Mapping[str, str], new["headers"])}
-    if "tags" in new:
-        new["tags"] = (*parse_tags(new["tags"], where), *(before.get("tags") or ()))
-    if "id" in new:
-        new["id"] = _own_id(new["id"], where)
-    options = _merged(before, new)
-    if options.get("predict") and options.get("connection") is not None:
-        raise DeclarationError(f"{where}: nothing is promised of a job before your own transaction commits")
-    if "unique_key" in new:
-        _require_unique_key(cast(str, new["unique_key"]), task, where)
-    return options
-
-
 def options_of_call(own: EnqueueOptions, others: EnqueueOptions) -> EnqueueOptions:
     """Return the options of a call: its own, and for those left out the options of the task that enqueues it."""
     new: dict[str, Any] = {name: value for name, value in own.items() if name != "connection"}
@@ -246,74 +200,14 @@ def options_of_call(own: EnqueueOptions, others: EnqueueOptions) -> EnqueueOptio
     if "unique_key" in own:
         # The other options of unique keys belong to the key.
         others = cast(EnqueueOptions, {name: value for name, value in others.items() if name not in UNIQUE_OPTIONS})
-    return _merged(others, new)
+    return merged(others, new)
 
 
-def _merged(before: EnqueueOptions, new: Mapping[str, Any]) -> EnqueueOptions:
+def merged(before: EnqueueOptions, new: Mapping[str, Any]) -> EnqueueOptions:
+    """Return options overridden by others."""
     # A new time replaces the one before, whether that was a duration or an instant.
     kept = {name: value for name, value in before.items() if _INSTEAD_OF.get(name) not in new}
     return cast(EnqueueOptions, {**kept, **new})
-
-
-def job_template(task: Task[Any, Any], options: EnqueueOptions) -> JobTemplate:
-    """Return what is the same for all jobs of the task under these options. Raises DeclarationError."""
-    where = f"task {task.name!r}"
-    delay, at = options.get("delay"), options.get("at")
-    expires_in, expires_at = options.get("expires_in"), options.get("expires_at")
-    priority, headers, audit = options.get("priority"), options.get("headers"), options.get("audit")
-    if priority is not None:
-        require_priority(priority, where)
-    if headers:
-        require_headers(headers, where)
-    unique = uniqueness(task.unique, options, where)
-    debounce = None if unique is None else unique.debounce
-    if debounce is not None and (delay is not None or at is not None):
-        raise DeclarationError(f"{where}: debounce sets when the job starts; pass neither delay nor at with it")
-    return JobTemplate(
-        {
-            "task": task.name,
-            "priority": task.priority if priority is None else priority,
-            "options": _job_options(task, options, where),
-            "audit": task.audit if audit is None else audit_level(audit, where),
-        },
-        dict(headers) if headers else None,
-        debounce if delay is None else parse_duration(delay, "delay", where),
-        None if at is None else parse_instant(at, "at", where),
-        *_expiry(task, expires_in, expires_at, where),
-        unique,
-        cast("str | None", options.get("id")),
-    )
-
-
-def _expiry(
-    task: Task[Any, Any], expires_in: Duration | None, expires_at: datetime | None, where: str
-) -> tuple[int | None, int | None]:
-    if expires_at is not None:
-        return None, parse_instant(expires_at, "expires_at", where)
-    return task.expires_in if expires_in is None else checked_expiry(expires_in, where), None
-
-
-def _job_options(task: Task[Any, Any], options: EnqueueOptions, where: str) -> JobOptions | None:
-    retry, timeout, retention = options.get("retry"), options.get("timeout"), options.get("retention")
-    keep_result, tags = options.get("keep_result"), task.tags
-    if own_tags := options.get("tags"):
-        tags = parse_tags((*tags, *own_tags), where)
-    if retry is not None:
-        require_policy(retry, where)
-    if keep_result is not None:
-        require_switch(keep_result, "keep_result", where)
-    kept = task.retention
-    if retention is not None:
-        kept = own_retention(retention, kept or task._client.registry.retention.terms, where)
-    if retry is None and timeout is None and kept is None and keep_result is None and not tags:
-        return None
-    return JobOptions(
-        timeout=None if timeout is None else checked_timeout(timeout, where),
-        retry=None if retry is None else retry.terms(where),
-        retention=kept,
-        keep_result=keep_result,
-        tags=tags,
-    )
 
 
 def require_names(changes: Mapping[str, Any], known: Iterable[str], where: str) -> None:
@@ -362,33 +256,4 @@ def require_headers(headers: Mapping[str, str], where: str) -> None:
         raise DeclarationError(
             f"{where}: headers of {size} bytes are more than {MAX_HEADERS}; they are read with every list of jobs, so "
             "put what is large into the arguments"
-        )
-
-
-def _own_id(id: object, where: str) -> str:
-    """Return an id in the form in which ids are stored. Raises DeclarationError."""
-    try:
-        return str(id if isinstance(id, UUID) else UUID(cast(str, id)))
-    except (ValueError, TypeError, AttributeError):
-        raise DeclarationError(
-            f'{where}: id={id!r:.80} is not a UUID; make one from a name: id=uuid5(NAMESPACE, "invoice:17")'
-        ) from None
-
-
-def _require_unique_key(key: str, task: Task[Any, Any], where: str) -> None:
-    if not isinstance(key, str) or not 1 <= len(key) <= MAX_UNIQUE_KEY or "\x00" in key:
-        raise DeclarationError(
-            f"{where}: unique_key={key!r:.80} must be 1 to {MAX_UNIQUE_KEY} characters of text without NUL; "
-            "hash what is longer"
-        )
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise DeclarationError(f"{where}: unique_key={key!r} has no UTF-8 form") from None
-    payload = task.payload
-    named = named_arguments(key, payload.parameters, payload.fields) if "{" in key else []
-    if named:
-        raise DeclarationError(
-            f"{where}: unique_key={key!r:.80} is text, not a template, so all jobs would have this key; "
-            f'write the value of {named[0]} into it: unique_key=f"…{{{named[0]}}}"'
         )

@@ -16,15 +16,12 @@ from headgate.limits.argument_fields import ArgumentFields
 from headgate.tasks.annotations import annotations_of
 from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.leading import results_in
-from headgate.tasks.options import EnqueueOptions
+from headgate.tasks.options import EnqueueOptions, Upgrade
 from headgate.tasks.round_trip import MAX_DEPTH, equal, first_difference, is_too_deep, shown, unwritable_part
 from headgate.tasks.values import decoder, to_json, to_sorted_json
 
 MAX_PAYLOAD = 256 * 1024
 """The maximum of JSON bytes for one job's arguments, or for its result."""
-
-Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-"""Converts arguments that an older release has stored, as plain JSON values, to current ones."""
 
 _ABSENT = msgspec.UNSET
 _by_name = msgspec.structs.asdict

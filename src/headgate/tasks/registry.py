@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from headgate.errors import DeclarationError, UnknownQueue
 from headgate.jobs.gating import Gates, OverflowTarget, subject_of
@@ -16,16 +16,19 @@ from headgate.limits.fair import PREFIX
 from headgate.limits.limit import AnyRule, Limit, WaitTerms, require_limit_name
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.codec import NO_CODECS, Codecs
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.gate import BoundLimit, Gate
 from headgate.tasks.hooks import Hooks
 from headgate.tasks.interactive import is_interactive
 from headgate.tasks.name import require_name
+from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.queue import DEFAULT_QUEUE, Queue
 from headgate.tasks.queue_limits import RESERVED, QueueLimits
 from headgate.tasks.resource import Resource
 from headgate.tasks.schedule import DeclaredSchedule
-from headgate.tasks.task import Task
+
+D = TypeVar("D", bound=TaskDefinition)
 
 _ANY_MUTEX: Limit = Mutex("any")
 
@@ -70,11 +73,11 @@ class Registry:
         self.codecs = codecs
         self._timeout = timeout
         self.retention = retention
-        self.tasks: dict[str, Task[Any, Any]] = {}
+        self.tasks: dict[str, TaskDefinition] = {}
         self.schedules: dict[str, DeclaredSchedule] = {}
         self.names: frozenset[str] = frozenset()
         """The names under which jobs of these tasks may be stored: names and aliases."""
-        self._by_name: dict[str, Task[Any, Any]] = {}
+        self._by_name: dict[str, TaskDefinition] = {}
         self.queues: dict[str, Queue] = {DEFAULT_QUEUE: Queue(DEFAULT_QUEUE)}
         self.shared: dict[str, Limit] = {}
         self.limits: dict[str, Limit] = {}
@@ -91,7 +94,7 @@ class Registry:
         self._all_gates: Gates | None = None
         self._runnable: RunnableTasks | None = None
 
-    def add_task(self, task: Task[Any, Any]) -> None:
+    def add_task(self, task: TaskDefinition) -> None:
         """Add a task. In an interactive session it replaces the one that an earlier run of its code declared.
 
         Raises DeclarationError; then nothing is changed.
@@ -107,7 +110,7 @@ class Registry:
             self._add_task(earlier)
             raise
 
-    def _remove_task(self, task: Task[Any, Any]) -> None:
+    def _remove_task(self, task: TaskDefinition) -> None:
         """Remove a task, and the limits that nothing else declares."""
         del self.tasks[task.name]
         self._by_name = {name: other for name, other in self._by_name.items() if other is not task}
@@ -123,7 +126,7 @@ class Registry:
         self._gate_names.clear()
         self._all_gates = None
 
-    def _add_task(self, task: Task[Any, Any]) -> None:
+    def _add_task(self, task: TaskDefinition) -> None:
         require_name(task.name, "task")
         self._require_new_names(task)
         self.require_queue(task.queue, f"task {task.name!r}")
@@ -137,7 +140,7 @@ class Registry:
         self.names = frozenset(self._by_name)
         self._all_gates = None
 
-    def _require_new_names(self, task: Task[Any, Any]) -> None:
+    def _require_new_names(self, task: TaskDefinition) -> None:
         if task.name in self.tasks:
             raise DeclarationError(f"task {task.name!r} is declared twice; give one of them another name=")
         if task.name in self._by_name:
@@ -155,11 +158,11 @@ class Registry:
         if len(set(task.aliases)) < len(task.aliases):
             raise DeclarationError(f"task {task.name!r} names an alias twice: {', '.join(task.aliases)}")
 
-    def find(self, name: str) -> Task[Any, Any] | None:
+    def find(self, name: str) -> TaskDefinition | None:
         """Return the task that runs jobs stored under this name, its own or an alias."""
         return self._by_name.get(name)
 
-    def named(self) -> Iterable[tuple[str, Task[Any, Any]]]:
+    def named(self) -> Iterable[tuple[str, TaskDefinition]]:
         """Return each name and alias, with its task."""
         return self._by_name.items()
 
@@ -217,7 +220,7 @@ class Registry:
             if task.queue == queue.name:
                 self.gate(task, queue.name)
 
-    def gate(self, task: Task[Any, Any], queue: str, instead_of: str | None = None) -> Gate:
+    def gate(self, task: TaskDefinition, queue: str, instead_of: str | None = None) -> Gate:
         """Return the limits of a task's jobs in a queue: the task's own limits, then the queue's.
 
         A job that overflows into it, `instead_of` another queue, keeps that queue's limits except its concurrency.
@@ -295,7 +298,7 @@ class Registry:
                 served.append(queue)
         return served
 
-    def _can_go_to(self, task: Task[Any, Any], queue: str) -> bool:
+    def _can_go_to(self, task: TaskDefinition, queue: str) -> bool:
         """Return whether the limits of a queue can be computed from the arguments of a task."""
         try:
             self.gate(task, queue)
@@ -320,14 +323,24 @@ class Registry:
         self.limits[name] = limit
         self.rules[name] = limit.rule
 
-    def retry(self, queue: str) -> RetryPolicy:
-        """Return the retry policy of a queue's tasks without their own."""
-        return self.queues[queue].retry or self._retry
+    def retry(self, task: TaskDefinition) -> RetryPolicy:
+        """Return how failed attempts of a task are retried: its own policy, else that of its queue, else the app's."""
+        return task.own_retry or self.queues[task.queue].retry or self._retry
 
-    def timeout(self, queue: str) -> float | None:
-        """Return the timeout (seconds) of a queue's tasks without their own."""
-        timeout = self.queues[queue].timeout
+    def timeout(self, task: TaskDefinition) -> float | None:
+        """Return the seconds that an attempt of a task may take: its own, else those of its queue, else the app's."""
+        if task.own_timeout is not None:
+            return task.own_timeout
+        timeout = self.queues[task.queue].timeout
         return self._timeout if timeout is None else timeout
+
+    def with_options(self, task: D, options: EnqueueOptions) -> D:
+        """Return the task with other options of enqueueing. Raises TypeError, DeclarationError, UnknownQueue."""
+        changed = task.with_options(options)
+        queue = options.get("queue")
+        if queue is not None:
+            self.require_queue(queue, f"task {task.name!r}")
+        return changed
 
     def aging(self, queue: str) -> int | None:
         """Return the aging of a queue (microseconds); None also for a queue that this app does not declare."""

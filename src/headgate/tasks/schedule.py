@@ -1,29 +1,20 @@
-"""Declared schedules, and the handles of stored ones."""
+"""Declared schedules: their options, and the checked declaration."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, TypedDict, TypeVar, get_args
+from typing import Literal, TypedDict, get_args
 
 from headgate.arguments import parse_count, parse_duration, parse_instant
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.restricted import Excluded, restricted
-from headgate.schedules.schedule import Misfire, Overlap, Skipped
+from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
-from headgate.tasks.handle import Job
 from headgate.tasks.options import require_names
-
-if TYPE_CHECKING:
-    from headgate.client import Client
-    from headgate.tasks.task import Task
-
-P = ParamSpec("P")
-R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 First = Literal["now", "after"] | datetime
 
@@ -143,110 +134,3 @@ class DeclaredSchedule:
     spec: ScheduleSpec
     call: ScheduledCall
     aliases: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleStatus:
-    """A schedule as it is now; instants are aware UTC datetimes.
-
-    `state` is active, paused or finished. `runs` of its jobs have run, `open` wait or run. `next_run` is None without a
-    further one. At `last_occurrence` it was last due, whether that ran or was skipped. At `skipped_at` an occurrence
-    was last skipped, because of `misfire`, `overlap`, `max_runs` or its `limit`; `skips` were counted (except of
-    `Every`, at most 1,000 at once). `problem` says what is wrong as this app sees it: no node fires it (`is_overdue`),
-    or this app does not declare it. `unreadable` names the parts of its stored row that cannot be read, with the
-    reason: only the release that stored it runs it. `tz` is the time zone on whose wall clock its trigger is (None: it
-    has none). Its jobs are ready up to `jitter` seconds after their occurrences. With `is_declared`, code has declared
-    it, and only the code changes it. Each occurrence is of `jobs` jobs of these `tasks`: several, in the batch
-    `last_batch` in place of `last_job`, if it enqueues a chain or a batch.
-    """
-
-    name: str
-    task: str
-    trigger: str
-    state: Literal["active", "paused", "finished"]
-    next_run: datetime | None
-    last_occurrence: datetime | None
-    last_job: str | None
-    runs: int
-    open: int
-    max_runs: int | None
-    until: datetime | None
-    misfire: Misfire
-    overlap: Overlap
-    started_at: datetime
-    skipped: Skipped | None = None
-    skipped_at: datetime | None = None
-    skips: int = 0
-    is_overdue: bool = False
-    problem: str | None = None
-    unreadable: str | None = None
-    tz: str | None = None
-    jitter: float | None = None
-    is_declared: bool = False
-    last_batch: str | None = None
-    tasks: Sequence[str] = ()
-    jobs: int = 1
-
-
-class Schedule(Generic[R_co]):
-    """A stored schedule: its name, and the ways to follow and control it."""
-
-    __slots__ = ("_client", "name")
-
-    def __init__(self, name: str, client: Client) -> None:
-        self.name: str = name
-        self._client = client
-
-    async def status(self) -> ScheduleStatus:
-        """Return the schedule as it is now. Raises ScheduleNotFound once it has been removed."""
-        return await self._client.admin.schedules.status(self.name)
-
-    async def next_runs(self, count: int = 5) -> Sequence[datetime]:
-        """Return its next occurrences, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
-        return await self._client.admin.schedules.next_runs(self.name, count)
-
-    async def pause(self) -> bool:
-        """Enqueue nothing until it is resumed; return False if it was already paused. Raises ScheduleNotFound."""
-        return await self._client.admin.schedules.pause(self.name)
-
-    async def resume(self) -> bool:
-        """End a pause, without its missed occurrences; return False if there was none. Raises ScheduleNotFound."""
-        return await self._client.admin.schedules.resume(self.name)
-
-    async def trigger(self) -> Job[R_co]:
-        """Enqueue its job now, also while it is paused; its next occurrences stay, and the run counts as a run.
-
-        Of a chain or a batch, all is enqueued, and the handle is that of its last job. Raises ScheduleNotFound.
-        """
-        return Job(await self._client.admin.schedules.trigger(self.name), self._client)
-
-    async def remove(self) -> bool:
-        """Remove the schedule; jobs that it has enqueued stay. Return False if it did not exist."""
-        return await self._client.admin.schedules.remove(self.name)
-
-    def __repr__(self) -> str:
-        return f"Schedule({self.name!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schedule) and other.name == self.name
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-
-class TaskSchedule(Generic[P, R]):
-    """A schedule without the arguments of its job; `task.schedule(…)` makes it."""
-
-    __slots__ = ("_spec", "_task")
-
-    def __init__(self, task: Task[P, R], spec: ScheduleSpec) -> None:
-        self._task = task
-        self._spec = spec
-
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Schedule[R]:
-        """Store the schedule, for jobs with these arguments, and return when it is durable.
-
-        An existing one of the same name is updated and keeps its count, its phase and its pause; one that was removed
-        or has ended begins anew. Raises what `task.enqueue` raises.
-        """
-        return await self._task._client.put_schedule(self._task, self._spec, self._task.call(*args, **kwargs))

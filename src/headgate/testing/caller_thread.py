@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from headgate.tasks.portal import Leave, Portal, WaitingThread
+from headgate.client.portal import Leave, Portal, WaitingThread
 
 T = TypeVar("T")
 

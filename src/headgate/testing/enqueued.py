@@ -10,7 +10,7 @@ from typing import Any
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import PayloadError
 from headgate.jobs.job import JobRecord, JobState
-from headgate.tasks.task import Task
+from headgate.tasks.definition import TaskDefinition
 
 SHOWN = 10
 """The maximum of jobs in the message of a failed assertion."""
@@ -56,7 +56,7 @@ class Enqueued:
         return said if self.state is JobState.WAITING else f"{said}  [{self.state}]"
 
 
-def enqueued(record: JobRecord, task: Task[Any, Any] | None, connection: Any = None) -> Enqueued:
+def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any = None) -> Enqueued:
     """Return a stored job for a test."""
     try:
         given = {} if task is None else task.payload.arguments(record.payload)

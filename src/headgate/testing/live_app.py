@@ -13,18 +13,18 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from headgate.client import Client
+from headgate.client.client import Client
+from headgate.client.handles import Job, Schedule
+from headgate.client.portal import Portal
 from headgate.clock import Duration
 from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.drain import Drain
 from headgate.errors import HeadgateError
 from headgate.storage.store import Store
-from headgate.tasks.flow import FlowBatch, FlowCall
-from headgate.tasks.handle import Job
-from headgate.tasks.portal import Portal
-from headgate.tasks.schedule import Schedule, ScheduleSpec
-from headgate.tasks.task import Call, Task
-from headgate.tasks.ties import BatchStatus
+from headgate.tasks.call import Call, FlowBatch, FlowCall
+from headgate.tasks.definition import TaskDefinition
+from headgate.tasks.schedule import ScheduleSpec
+from headgate.tasks.status import BatchStatus
 from headgate.testing.stand_in import InTest
 
 
@@ -51,7 +51,7 @@ class LiveHeadgate(InTest):
 class EngineLoopClient(Client):
     """Runs its verbs on the loop of the engine, whichever event loop awaits them."""
 
-    async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+    async def enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         enqueued = super().enqueue(task, calls)
         # A caller's connection belongs to the caller's loop.
         return await (self.portal.reach(enqueued) if task.options.get("connection") is None else enqueued)
@@ -59,7 +59,7 @@ class EngineLoopClient(Client):
     async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
         await self.portal.reach(super().enqueue_flow(calls, batches))
 
-    async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
+    async def put_schedule(self, task: TaskDefinition, spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
         return await self.portal.reach(super().put_schedule(task, spec, call))
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:

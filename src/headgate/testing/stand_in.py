@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequen
 from typing import Any, Self, TypeVar, cast
 
 from headgate.app import Headgate
-from headgate.client import Client
+from headgate.client.client import Client
+from headgate.client.handles import Job
 from headgate.clock import Clock, Duration
 from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.backlog import Admitted, Backlogs
@@ -31,10 +32,9 @@ from headgate.observe.log import log_event, logged_kinds
 from headgate.storage.address import StoreAddress
 from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
-from headgate.tasks.flow import FlowBatch, FlowCall
-from headgate.tasks.handle import Job
-from headgate.tasks.task import Call, Task
-from headgate.tasks.ties import BatchStatus
+from headgate.tasks.call import Call, FlowBatch, FlowCall
+from headgate.tasks.definition import TaskDefinition
+from headgate.tasks.status import BatchStatus
 from headgate.testing.caller_thread import CallingPortal, waiting_thread
 from headgate.testing.stepped_node import NodeInTest, RunAttempt, SteppedNode
 
@@ -60,12 +60,12 @@ class ManualClient(Client):
     connections: dict[str, Any]
     """The connection in whose transaction a job was enqueued, by the job's id."""
 
-    async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+    async def enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         jobs = await super().enqueue(task, calls)
         await self.app.after_enqueueing([job.id for job in jobs])
         return jobs
 
-    async def _store(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[Job[Any]]:
+    async def _store(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[Job[Any]]:
         connection = task.options.get("connection")
         if connection is None:
             return await super()._store(task, groups)
@@ -74,7 +74,7 @@ class ManualClient(Client):
         self.connections |= dict.fromkeys([job.id for job in jobs], connection)
         return jobs
 
-    def enqueue_blocking(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+    def enqueue_blocking(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         if task.options.get("connection") is not None:
             require_blocking(task.options.get("connection"))
         return self.portal.run(self.enqueue(task, calls))

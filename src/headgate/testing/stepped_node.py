@@ -21,10 +21,10 @@ from headgate.jobs.outcome import Outcome
 from headgate.storage.records import Claimed, Room
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.chunk import Chunk
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import LifecycleHook
 from headgate.tasks.registry import Registry
-from headgate.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class KeptAttempt(RunningAttempt):
     __slots__ = ("kept",)
 
     def __init__(
-        self, job: ClaimedJob, task: Task[Any, Any], charge: AttemptCharge | None, dependencies: AttemptDependencies
+        self, job: ClaimedJob, task: TaskDefinition, charge: AttemptCharge | None, dependencies: AttemptDependencies
     ) -> None:
         super().__init__(job, in_this_process(task), charge, dependencies)
         self.kept: BaseException | None = None
@@ -85,7 +85,7 @@ class NodeInTest(Node):
         return {}
 
 
-def in_this_process(task: Task[Any, Any]) -> Task[Any, Any]:
+def in_this_process(task: TaskDefinition) -> TaskDefinition:
     """Return the task; one for a child process runs in a thread instead, and one for chunks gets one job at a time."""
     if task.executor is not Executor.PROCESS and task.chunk is None:
         return task

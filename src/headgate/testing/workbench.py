@@ -10,6 +10,8 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from msgspec.structs import replace
 
 from headgate.arguments import parse_instant, parse_seconds, read_duration
+from headgate.client.handles import Job
+from headgate.client.task import Task
 from headgate.clock import SECOND, Duration, to_datetime
 from headgate.engine.call_groups import CallGroup
 from headgate.engine.result import result_of
@@ -18,8 +20,8 @@ from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.tags import parse_tags
 from headgate.storage.enlisting import run_at_once
 from headgate.storage.records import Claim, JobFilter, Room
-from headgate.tasks.handle import Job
-from headgate.tasks.task import Call, Task
+from headgate.tasks.call import Call
+from headgate.tasks.definition import TaskDefinition
 from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.shared_memory import SharedMemory
@@ -205,7 +207,7 @@ class Workbench:
         client = self._app._client
         new: list[NewJob] = []
 
-        async def keep(task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[Job[Any]]:
+        async def keep(task: TaskDefinition, groups: Sequence[CallGroup]) -> list[Job[Any]]:
             new.extend(client.enqueuer._jobs_of(task, groups))
             return client._handles([(job.id, True) for job in new])
 

@@ -28,6 +28,7 @@ from headgate import (
     StrictRate,
     current_job,
 )
+from headgate.client.task import Task
 from headgate.clock import SECOND, Clock
 from headgate.engine.node import Node
 from headgate.errors import IllegalTransition, StorageUnavailable
@@ -36,7 +37,6 @@ from headgate.jobs.job import Draw
 from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.store import Store
-from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import Faults, History
 from tests.engine.simulation.charts import Charts

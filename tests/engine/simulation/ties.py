@@ -8,14 +8,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from headgate import Headgate, JobState, Mutex, StrictRate, batch, chain
+from headgate.client.flow import BatchPlan, ChainPlan, Step
+from headgate.client.handles import Batch, Chain, Job
 from headgate.clock import to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import ClaimedJob, JobRecord
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED
 from headgate.storage.following import LEADER_NOT_SUCCEEDED
-from headgate.tasks.flow import BatchPlan, ChainPlan, Step
-from headgate.tasks.handle import Job
-from headgate.tasks.ties import Batch, Chain
 from tests.engine.simulation.job_checker import Change, JobChecker
 
 if TYPE_CHECKING:

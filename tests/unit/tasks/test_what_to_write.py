@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headgate import DeclarationError, Handler, Headgate, Mutex, StrictRate
-from headgate.tasks.task import Task
+from headgate.client.task import Task
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from headgate.app import Headgate
 from headgate.cli.benchmark.environment import environment_of
 from headgate.cli.benchmark.figures import Figures, Latency, MeasuredRate
 from headgate.cli.benchmark.scratch import scratch_of
+from headgate.client.task import Task
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.errors import HeadgateError
 from headgate.limits.strict_rate import StrictRate
 from headgate.plural import counted
-from headgate.tasks.task import Task
 
 CALLERS = 20
 """The number of concurrent callers."""

@@ -10,7 +10,7 @@ from headgate.admin import Admin, NodeStatus, Overview
 from headgate.admin.history import JobsPoint
 from headgate.admin.slow_counts import SlowCounts
 from headgate.jobs.job import JobState
-from headgate.tasks.handle import JobStatus
+from headgate.tasks.status import JobStatus
 
 MOST_FAILURES = 5
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headgate.cli.simulation.simulated_arrivals import SimulatedArrival
+from headgate.client.task import Task
 from headgate.limits.limit import Limit, changed
-from headgate.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

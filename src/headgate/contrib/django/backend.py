@@ -24,7 +24,7 @@ from headgate.contrib.django.results import PRIORITY, enqueued_result
 from headgate.contrib.django.standard import InvalidTaskBackend, backends, base, exceptions, signals, tasks
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.job import MAX_PRIORITY, Origin
-from headgate.tasks.flow import FlowCall
+from headgate.tasks.call import FlowCall
 
 OPTIONS = ("app", "database")
 

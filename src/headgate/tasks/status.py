@@ -1,21 +1,17 @@
-"""Handles: what `enqueue` returns, and the status of a job."""
+"""What people read of a job, a batch and a schedule: plain values, without a way to change them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Literal
 
-from headgate.arguments import parse_wait
-from headgate.clock import SECOND, Duration, to_datetime
+from headgate.clock import to_datetime
 from headgate.jobs.annotation import Annotation
+from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobError, JobRecord, JobState
-
-if TYPE_CHECKING:
-    from headgate.client import Client
-
-R_co = TypeVar("R_co", covariant=True)
+from headgate.schedules.schedule import Misfire, Overlap, Skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +97,6 @@ def status_of(record: JobRecord, now: int) -> JobStatus:
     )
 
 
-def _optional(instant: int | None) -> datetime | None:
-    return None if instant is None else to_datetime(instant)
-
-
 @dataclass(frozen=True, slots=True)
 class EnqueuePrediction:
     """The predicted start of a new job, if nothing else changes and a slot is free.
@@ -119,59 +111,90 @@ class EnqueuePrediction:
     waits_for: tuple[str, str] | None
 
 
-def wait_seconds(timeout: Duration | None, where: str) -> float | None:
-    """Return a timeout in seconds; None: no timeout. Raises DeclarationError if it is not a duration."""
-    return None if timeout is None else parse_wait(timeout, "timeout", where) / SECOND
+@dataclass(frozen=True, slots=True)
+class BatchStatus:
+    """A batch as it is now. Instants are aware UTC datetimes.
 
-
-class Job(Generic[R_co]):
-    """A stored job: its id, and the ways to follow and cancel it.
-
-    `prediction` is what its limits predict if it was enqueued with `using(predict=True)`, else None. `is_new` is False
-    if `enqueue` stored no job, because one with its unique key or its id was there: this is that one.
+    `pending` of its `total` members are not final: its jobs, and the batches in it, each as one. `state` is None while
+    any is pending; then it is failed if one has failed, else cancelled if one was cancelled, else succeeded. Skipped
+    members change nothing, but the batch is skipped if all are. A retried job makes the batch pending again. `batch` is
+    the id of the batch that it is in, `schedule` the name of the schedule of which it is an occurrence.
     """
 
-    __slots__ = ("_client", "id", "is_new", "prediction")
+    id: str
+    state: JobState | None
+    total: int
+    pending: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    skipped: int
+    enqueued_at: datetime
+    finished_at: datetime | None
+    batch: str | None = None
+    schedule: str | None = None
 
-    def __init__(
-        self, id: str, client: Client, prediction: EnqueuePrediction | None = None, *, is_new: bool = True
-    ) -> None:
-        self.id: str = id
-        self.is_new: bool = is_new
-        self.prediction: EnqueuePrediction | None = prediction
-        self._client = client
 
-    @property
-    def leader_id(self) -> str:
-        """What a call follows that is after this job."""
-        return self.id
+def batch_status(record: BatchRecord) -> BatchStatus:
+    """Return a stored batch as its status."""
+    return BatchStatus(
+        id=record.id,
+        state=record.ended_as,
+        total=record.total,
+        pending=record.pending,
+        succeeded=record.succeeded,
+        failed=record.failed,
+        cancelled=record.cancelled,
+        skipped=record.skipped,
+        enqueued_at=to_datetime(record.enqueued_at),
+        finished_at=_optional(record.finished_at),
+        batch=record.batch,
+        schedule=record.schedule,
+    )
 
-    async def status(self) -> JobStatus:
-        """Return the job as it is now. Raises JobNotFound once it has been pruned."""
-        return await self._client.admin.status(self.id)
 
-    async def result(self, timeout: Duration | None = None) -> R_co:
-        """Wait until the job has succeeded, and return what its handler returned.
+@dataclass(frozen=True, slots=True)
+class ScheduleStatus:
+    """A schedule as it is now; instants are aware UTC datetimes.
 
-        Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: no timeout). Raises JobFailed,
-        JobCancelled, JobSkipped, TimeoutError, JobNotFound; PayloadError for a result that another release has stored
-        and that does not fit the current annotation.
-        """
-        result: R_co = await self._client.job_result(self.id, wait_seconds(timeout, "job.result"))
-        return result
+    `state` is active, paused or finished. `runs` of its jobs have run, `open` wait or run. `next_run` is None without a
+    further one. At `last_occurrence` it was last due, whether that ran or was skipped. At `skipped_at` an occurrence
+    was last skipped, because of `misfire`, `overlap`, `max_runs` or its `limit`; `skips` were counted (except of
+    `Every`, at most 1,000 at once). `problem` says what is wrong as this app sees it: no node fires it (`is_overdue`),
+    or this app does not declare it. `unreadable` names the parts of its stored row that cannot be read, with the
+    reason: only the release that stored it runs it. `tz` is the time zone on whose wall clock its trigger is (None: it
+    has none). Its jobs are ready up to `jitter` seconds after their occurrences. With `is_declared`, code has declared
+    it, and only the code changes it. Each occurrence is of `jobs` jobs of these `tasks`: several, in the batch
+    `last_batch` in place of `last_job`, if it enqueues a chain or a batch.
+    """
 
-    async def cancel(self) -> bool:
-        """Cancel the job. A waiting one never runs and charges nothing; a running one is asked to end.
+    name: str
+    task: str
+    trigger: str
+    state: Literal["active", "paused", "finished"]
+    next_run: datetime | None
+    last_occurrence: datetime | None
+    last_job: str | None
+    runs: int
+    open: int
+    max_runs: int | None
+    until: datetime | None
+    misfire: Misfire
+    overlap: Overlap
+    started_at: datetime
+    skipped: Skipped | None = None
+    skipped_at: datetime | None = None
+    skips: int = 0
+    is_overdue: bool = False
+    problem: str | None = None
+    unreadable: str | None = None
+    tz: str | None = None
+    jitter: float | None = None
+    is_declared: bool = False
+    last_batch: str | None = None
+    tasks: Sequence[str] = ()
+    jobs: int = 1
 
-        Return False if it was already final: then nothing has changed. Raises JobNotFound.
-        """
-        return await self._client.cancel_job(self.id)
 
-    def __repr__(self) -> str:
-        return f"Job({self.id!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Job) and other.id == self.id
-
-    def __hash__(self) -> int:
-        return hash(self.id)
+def _optional(instant: int | None) -> datetime | None:
+    return None if instant is None else to_datetime(instant)

@@ -18,15 +18,15 @@ from typing import (
     overload,
 )
 
+from headgate.client.foreign_verbs import MissingVerb
 from headgate.errors import DeclarationError
 from headgate.tasks.context import JobContext
-from headgate.tasks.foreign_verbs import MissingVerb
 from headgate.tasks.options import EnqueueOptions
 
 if TYPE_CHECKING:
-    from headgate.tasks.handle import Job
-    from headgate.tasks.sync_task import SyncTask
-    from headgate.tasks.task import Call, Task
+    from headgate.client.handles import Job
+    from headgate.client.task import SyncTask, Task
+    from headgate.tasks.call import Call
 
 T = TypeVar("T")
 R = TypeVar("R")

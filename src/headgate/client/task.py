@@ -1,140 +1,47 @@
-"""Tasks: named functions whose calls can be stored and run later."""
+"""Tasks: functions whose calls can be enqueued, and their schedules, each also for code that cannot await."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, TypeVar, Unpack
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
-import msgspec
-
-from headgate.jobs.audit import AuditLevel
-from headgate.jobs.job import On, RetentionTerms
+from headgate.client.foreign_verbs import raise_no_attribute, raise_not_callable
+from headgate.client.handles import Job, Schedule, SyncJob, SyncSchedule
+from headgate.client.portal import Portal
 from headgate.jobs.retry import RetryPolicy
 from headgate.schedules.trigger import Trigger
-from headgate.tasks.callbacks import CallbackKind, Callbacks
-from headgate.tasks.chunk import Chunk
+from headgate.tasks.call import Call
+from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.context import JobContext
-from headgate.tasks.executor_kind import Executor, executor_of
-from headgate.tasks.foreign_verbs import raise_no_attribute, raise_not_callable
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.gate import Gate
-from headgate.tasks.handle import Job
-from headgate.tasks.handler import Handler
-from headgate.tasks.leading import Leader, require_leaders
-from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, JobTemplate, job_template, options_over
-from headgate.tasks.payload import PayloadType
-from headgate.tasks.resource import Resource
-from headgate.tasks.schedule import ScheduleOptions, TaskSchedule, schedule_spec
-from headgate.tasks.sync_task import SyncTask
+from headgate.tasks.options import EnqueueOptions
+from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, schedule_spec
 
 if TYPE_CHECKING:
-    from headgate.client import Client
+    from headgate.client.client import Client
 
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
 
 
-class Call(msgspec.Struct, Generic[R], frozen=True):
-    """The arguments of one job to enqueue, checked by the type checker; `task.call(…)` makes it.
-
-    `task` is the task that it calls, with the options of `task.using(…)`; None for arguments without a task. `headers`
-    are those that a function of `@app.around_enqueue` has left it with; None: those of its options. `leaders` are what
-    the job is `after`, and `on` which end of theirs it needs. The arguments `later` are results: they are added when
-    the job starts, and its other arguments are all in `kwargs`.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    task: Task[Any, R] | None = None
-    headers: dict[str, str] | None = None
-    leaders: tuple[Leader, ...] = ()
-    on: On = "success"
-    later: frozenset[str] = frozenset()
-    leader_id: ClassVar[None] = None
-
-    def after(self, *leaders: Leader, on: On = "success") -> Call[R]:
-        """Return the call as one that starts once all these are final: if all have succeeded, by default.
-
-        They are calls, chains or batches that are enqueued together with it, or handles of stored ones. With
-        on="failure" it runs if not all have succeeded, with on="final" in any case. A call that is not needed is
-        cancelled. Raises DeclarationError.
-        """
-        require_leaders(leaders, on)
-        return msgspec.structs.replace(self, leaders=(*self.leaders, *leaders), on=on)
-
-
-class Task(Generic[P, R]):
+@dataclass(eq=False, repr=False)
+class Task(TaskDefinition, Generic[P, R]):
     """A function whose calls can be enqueued; `@app.task` makes it."""
 
-    def __init__(
-        self,
-        client: Client,
-        function: Callable[P, Any],
-        *,
-        name: str,
-        queue: str,
-        payload: PayloadType,
-        gate: Gate,
-        retry: RetryPolicy | None,
-        timeout: float | None,
-        priority: int,
-        unique: Mapping[str, Any],
-        audit: AuditLevel = AuditLevel.FULL,
-        expires_in: int | None = None,
-        retention: RetentionTerms | None = None,
-        keep_result: bool = True,
-        aliases: Sequence[str] = (),
-        requires: frozenset[str] = frozenset(),
-        tags: tuple[str, ...] = (),
-        executor: Executor | None = None,
-        needs: Mapping[str, Resource] | None = None,
-        handler: type[Any] | None = None,
-        chunk: Chunk | None = None,
-    ) -> None:
-        self._client = client
-        self.options: EnqueueOptions = NO_OPTIONS
-        """The options of `using(…)`, which override its declaration."""
-        self.function = function
-        self.name = name
-        self.queue = queue
-        self.payload = payload
-        self.gate = gate
-        self.aliases: tuple[str, ...] = tuple(aliases)
-        self.requires: frozenset[str] = requires
-        self.tags = tags
-        self.priority = priority
-        self.audit = audit
-        self.expires_in = expires_in
-        self.retention = retention
-        self.keep_result = keep_result
-        self.unique = unique
-        self.template: JobTemplate = job_template(self, NO_OPTIONS)
-        self._retry = retry
-        self._timeout = timeout
-        self.executor: Executor = executor or executor_of(function, process=False)
-        self.is_async: bool = self.executor is Executor.LOOP
-        self.needs: Mapping[str, Resource] = needs or {}
-        self.handler = handler
-        self.callbacks: Callbacks = Callbacks(handler, Handler)
-        self.chunk: Chunk | None = chunk
-        self._is_bare = self.is_async and handler is None and not self.needs and chunk is None
-        self.__doc__ = function.__doc__
+    _client: Client
 
     @property
     def retry(self) -> RetryPolicy:
         """How failed attempts are retried: its own policy, else that of its queue, else the app's."""
-        return self._client.registry.retry(self.queue) if self._retry is None else self._retry
+        return self._client.registry.retry(self)
 
     @property
     def timeout(self) -> float | None:
         """Seconds that an attempt may take: its own, else those of its queue, else the app's."""
-        return self._client.registry.timeout(self.queue) if self._timeout is None else self._timeout
-
-    @property
-    def unique_template(self) -> str | None:
-        """The template of the unique key that it declares, or the name of its function; None without one."""
-        key = self.unique.get("unique_key")
-        return None if key is None else str(key.template)
+        return self._client.registry.timeout(self)
 
     @property
     def whole_gate(self) -> Gate:
@@ -168,11 +75,7 @@ class Task(Generic[P, R]):
         `headgate.tasks.options.EnqueueOptions` describes each option. Raises DeclarationError for contradictory
         options, UnknownQueue for a queue that is not declared.
         """
-        copy: Task[P, R] = object.__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        copy.options = options_over(self, options)
-        copy.template = job_template(copy, copy.options)
-        return copy
+        return self._client.registry.with_options(self, options)
 
     def on_started(self, callback: Callable[[JobContext], C]) -> Callable[[JobContext], C]:
         """Call `callback(job)`, plain or async, when an attempt begins; it runs beside the handler.
@@ -201,11 +104,6 @@ class Task(Generic[P, R]):
         """
         self.callbacks.add(CallbackKind.RETRY, callback, f"task {self.name!r}")
         return callback
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether an attempt is only the call of a coroutine function."""
-        return self._is_bare and not self.callbacks.exist
 
     def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> TaskSchedule[P, R]:
         """Return a schedule made at run time: `await task.schedule("acme", Every(minutes=5)).enqueue("acme")`.
@@ -259,7 +157,7 @@ class Task(Generic[P, R]):
         called = call.task
         if called is None or called is self:
             return
-        if called.name != self.name or called._client is not self._client:
+        if called.name != self.name or not isinstance(called, Task) or called._client is not self._client:
             of_another_app = " of another app" if called.name == self.name else ""
             raise TypeError(
                 f"task {self.name!r} cannot enqueue a call of task {called.name!r}{of_another_app}; enqueue each with "
@@ -271,3 +169,69 @@ class Task(Generic[P, R]):
                 f"task {self.name!r}: connection= is said of a call, but all calls are stored in one commit; write "
                 "task.using(connection=…).enqueue_many([…])"
             )
+
+
+class TaskSchedule(Generic[P, R]):
+    """A schedule without the arguments of its job; `task.schedule(…)` makes it."""
+
+    __slots__ = ("_spec", "_task")
+
+    def __init__(self, task: Task[P, R], spec: ScheduleSpec) -> None:
+        self._task = task
+        self._spec = spec
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Schedule[R]:
+        """Store the schedule, for jobs with these arguments, and return when it is durable.
+
+        An existing one of the same name is updated and keeps its count, its phase and its pause; one that was removed
+        or has ended begins anew. Raises what `task.enqueue` raises.
+        """
+        return await self._task._client.put_schedule(self._task, self._spec, self._task.call(*args, **kwargs))
+
+
+class SyncTask(Generic[P, R]):
+    """A task, enqueued from code that cannot await."""
+
+    __slots__ = ("_client", "_task")
+
+    def __init__(self, task: Task[P, R], client: Client) -> None:
+        self._task = task
+        self._client = client
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        """Same as `Task.enqueue`."""
+        (job,) = self._client.enqueue_blocking(self._task, [self._task.call(*args, **kwargs)])
+        return SyncJob(job, self._client.portal)
+
+    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Call[R]]) -> list[SyncJob[R]]:
+        """Same as `Task.enqueue_many`."""
+        jobs = self._client.enqueue_blocking(self._task, self._task._calls(calls))
+        return [SyncJob(job, self._client.portal) for job in jobs]
+
+    def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> SyncTaskSchedule[P, R]:
+        """Same as `Task.schedule`."""
+        return SyncTaskSchedule(self._task.schedule(name, trigger, **options), self._client.portal)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in self.__slots__:
+                raise AttributeError(name)
+            raise_no_attribute("SyncTask", self._task._name_in_code, name, is_sync=True)
+
+        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+            raise_not_callable(f"{self._task._name_in_code}.sync", self._task.name)
+
+
+class SyncTaskSchedule(Generic[P, R]):
+    """`TaskSchedule` for code that cannot await."""
+
+    __slots__ = ("_portal", "_schedule")
+
+    def __init__(self, schedule: TaskSchedule[P, R], portal: Portal) -> None:
+        self._schedule = schedule
+        self._portal = portal
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncSchedule[R]:
+        """Same as `TaskSchedule.enqueue`."""
+        return SyncSchedule(self._portal.run(self._schedule.enqueue(*args, **kwargs)), self._portal)

@@ -15,8 +15,8 @@ from headgate.admin.history import HistoryAdmin
 from headgate.admin.limits import DeclaredLimit, LimitsAdmin
 from headgate.admin.queues import DeclaredQueue, QueuesAdmin
 from headgate.admin.schedules import SchedulesAdmin
+from headgate.client.portal import Portal
 from headgate.limits.limit import AnyRule
-from headgate.tasks.portal import Portal
 
 A = TypeVar("A")
 P = ParamSpec("P")

@@ -1,20 +1,22 @@
-"""The declaration of a task: checks the options of `@app.task` and `@app.handler`, and makes the task."""
+"""The declaration of a task: checks the options of `@app.task` and `@app.handler`, makes the task, and types both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
+from headgate.client.handler import Handler, handler_function
+from headgate.client.task import Task
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.labels import parse_labels
 from headgate.jobs.retention import own_retention
 from headgate.jobs.retry import require_policy
 from headgate.jobs.tags import parse_tags
+from headgate.tasks.callbacks import Callbacks
 from headgate.tasks.chunk import Chunk, function_of_one
 from headgate.tasks.executor_kind import Executor, executor_of
 from headgate.tasks.gate import bind_limits
-from headgate.tasks.handler import handler_function
 from headgate.tasks.name import require_name
 from headgate.tasks.options import (
     HandlerOptions,
@@ -30,11 +32,15 @@ from headgate.tasks.process_body import require_importable
 from headgate.tasks.queue import DEFAULT_QUEUE
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import needs_of
-from headgate.tasks.task import Task
 from headgate.tasks.unique_key import UNIQUE_OPTIONS, computed_key
 
 if TYPE_CHECKING:
-    from headgate.client import Client
+    from headgate.client.client import Client
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 class TaskBody(NamedTuple):
@@ -104,13 +110,13 @@ def declare_task(
     require_switch(keep_result, "keep_result", where)
     return Task(
         client,
-        body.function,
+        function=body.function,
         name=body.name,
         queue=options.get("queue", DEFAULT_QUEUE),
         payload=payload,
         gate=bind_limits(options.get("limits", ()), registry.shared, body.name, payload.parameters, payload.fields),
-        retry=retry,
-        timeout=None if timeout is None else checked_timeout(timeout, where),
+        own_retry=retry,
+        own_timeout=None if timeout is None else checked_timeout(timeout, where),
         priority=priority,
         unique=_unique(options, payload, where),
         audit=audit if own_audit is None else audit_level(own_audit, where),
@@ -120,6 +126,7 @@ def declare_task(
             if retention is None
             else own_retention(retention, registry.retention.terms, where)
         ),
+        default_retention=registry.retention.terms,
         keep_result=keep_result,
         aliases=_checked_aliases(options.get("aliases", ()), where),
         requires=parse_labels(options.get("requires", ()), f"{where}: requires"),
@@ -127,6 +134,7 @@ def declare_task(
         executor=body.executor,
         needs=needs,
         handler=body.handler,
+        callbacks=Callbacks(body.handler, Handler),
         chunk=chunk,
     )
 
@@ -145,3 +153,36 @@ def _checked_aliases(aliases: Sequence[str], where: str) -> tuple[str, ...]:
     if isinstance(aliases, str) or not all(isinstance(alias, str) for alias in aliases):
         raise DeclarationError(f'{where}: aliases={aliases!r} is not a list of names; write aliases=["old_name"]')
     return tuple(aliases)
+
+
+class TaskDecorator(Protocol):
+    """The decorator that `@app.task(…)` with options returns: function to task."""
+
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class ChunkDecorator(Protocol):
+    """The decorator that `@app.chunked(…)` returns: function of a list to task of one element."""
+
+    @overload
+    def __call__(self, function: Callable[[list[T]], Awaitable[None]], /) -> Task[[T], None]: ...
+    @overload
+    def __call__(self, function: Callable[[list[T]], Awaitable[Sequence[R]]], /) -> Task[[T], R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[T]], None], /) -> Task[[T], None]: ...
+    @overload
+    def __call__(self, function: Callable[[list[T]], Sequence[R]], /) -> Task[[T], R]: ...
+
+
+class ScheduleDecorator(Protocol):
+    """The decorator that `@app.schedule(…)` returns: it takes a task, or a function that it makes a task."""
+
+    @overload
+    def __call__(self, task: Task[P, R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...

@@ -6,14 +6,19 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec.structs import replace
 
 from headgate.admin.actor import this_process
 from headgate.admin.batches import cancel_batch
+from headgate.admin.enqueueing import EnqueuedJob
 from headgate.admin.nodes import Unserved, unserved
 from headgate.arguments import require_storable
+from headgate.client.flow import BatchPlan, ChainPlan, Step, steps_to_add
+from headgate.client.flow_builder import NOTHING, FlowBuilder, PlacedBatch, PlacedJob, numbered_graph
+from headgate.client.handles import Batch, Chain, Job, Schedule
+from headgate.client.portal import Portal, WaitingThread
 from headgate.clock import SECOND, Clock, to_datetime
 from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.engine.batch_watch import wait_for_batch
@@ -46,22 +51,22 @@ from headgate.observe.log import log_event, logged_kinds, unserved_text
 from headgate.storage.address import StoreAddress
 from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.store import Store
+from headgate.tasks.call import Call, FlowBatch, FlowCall
 from headgate.tasks.child_mark import IN_CHILD
-from headgate.tasks.flow import BatchPlan, ChainPlan, FlowBatch, FlowCall, Step, growth
-from headgate.tasks.handle import EnqueuePrediction, Job
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.modules import require_not_imported
 from headgate.tasks.payload_folder import PayloadFolder
-from headgate.tasks.portal import Portal, WaitingThread
 from headgate.tasks.registry import Registry
-from headgate.tasks.schedule import Schedule, ScheduleSpec
-from headgate.tasks.task import Call, Task
-from headgate.tasks.ties import Batch, BatchStatus, batch_status
+from headgate.tasks.schedule import ScheduleSpec
+from headgate.tasks.status import BatchStatus, EnqueuePrediction, batch_status
 from headgate.tasks.tracing import Tracing
 
 if TYPE_CHECKING:
     from headgate.admin import Admin
 
-StoreGroups = Callable[[Task[Any, Any], Sequence[CallGroup]], Awaitable[list[Job[Any]]]]
+R = TypeVar("R")
+
+StoreGroups = Callable[[TaskDefinition, Sequence[CallGroup]], Awaitable[list[Job[Any]]]]
 """Stores calls of a task and returns their handles."""
 
 CALLBACK_DRAIN_TIMEOUT = 5.0
@@ -201,12 +206,12 @@ class Client:
 
     # ------------------------------------------------------------------------------------------ enqueueing
 
-    async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+    async def enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         """Store the calls as jobs in one commit, under the options of the task. Raises as `Task.enqueue`."""
         self.lifecycle.require()
         return await self._enqueue(task, calls, self._store)
 
-    async def _enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]], store: StoreGroups) -> list[Job[Any]]:
+    async def _enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]], store: StoreGroups) -> list[Job[Any]]:
         """Call the functions of `@app.around_enqueue`, if there are any, around `store`, which stores the calls."""
         groups = group_calls(task, calls)
         functions = self.registry.hooks.around_enqueue
@@ -222,7 +227,7 @@ class Client:
         await call_around_enqueue(functions, drafts, store_drafts)
         return handles
 
-    async def _store(self, task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[Job[Any]]:
+    async def _store(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[Job[Any]]:
         connection = task.options.get("connection")
         if connection is not None:
             jobs = await self.enqueuer.jobs_for_transaction(task, groups)
@@ -232,7 +237,7 @@ class Client:
             await self._promise(handles, self.enqueuer.promise_flags(task, groups))
         return handles
 
-    def enqueue_blocking(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+    def enqueue_blocking(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         """As `enqueue`, for synchronous code; a connection of the caller is used in the caller's thread."""
         connection = task.options.get("connection")
         if connection is None:
@@ -240,7 +245,7 @@ class Client:
         require_blocking(connection)
         caller = WaitingThread()
 
-        async def store(task: Task[Any, Any], groups: Sequence[CallGroup]) -> list[Job[Any]]:
+        async def store(task: TaskDefinition, groups: Sequence[CallGroup]) -> list[Job[Any]]:
             jobs = await self.enqueuer.jobs_for_transaction(task, groups)
             adding = self.enqueuer.add_in_transaction(connection, jobs)
             return self._handles(await in_thread(caller, partial(copy_context().run, run_at_once, adding)))
@@ -256,7 +261,7 @@ class Client:
                 status = await self.admin.status(job.id)
                 job.prediction = EnqueuePrediction(status.position, status.predicted_start, status.waits_for)
 
-    def check(self, task: Task[Any, Any], call: Call[Any]) -> None:
+    def check(self, task: TaskDefinition, call: Call[Any]) -> None:
         """Raise what `enqueue` would raise for the arguments, keys and costs of a call; stores nothing, open or not."""
         self.enqueuer.check(task, call)
 
@@ -280,26 +285,63 @@ class Client:
 
         await call_around_enqueue(functions, drafts, store_drafts)
 
+    async def enqueue_chain(self, plan: ChainPlan[R]) -> Chain[R]:
+        """As `ChainPlan.enqueue`."""
+
+        async def store() -> tuple[list[str], PlacedJob | PlacedBatch]:
+            builder = FlowBuilder(self.new_id)
+            last = builder.add(plan, NOTHING)
+            await self.enqueue_flow(*builder.flow())
+            return builder.jobs, last
+
+        ids, last = await with_new_ids(store)
+        while isinstance(last, PlacedBatch) and len(last.then) == 1:
+            (last,) = last.then
+        return Chain([Job(id, self) for id in ids], self._handle(last))
+
+    async def enqueue_batch(self, plan: BatchPlan) -> Batch:
+        """As `BatchPlan.enqueue`."""
+
+        async def store() -> PlacedBatch:
+            builder = FlowBuilder(self.new_id)
+            batch = builder.add_batch(plan, NOTHING)
+            await self.enqueue_flow(*builder.flow())
+            return batch
+
+        return self._batch_handle(await with_new_ids(store))
+
+    def _batch_handle(self, placed: PlacedBatch) -> Batch:
+        then = [self._handle(each) for each in placed.then]
+        return Batch(placed.id, [Job(id, self) for id in placed.jobs], self, then)
+
+    def _handle(self, placed: PlacedJob | PlacedBatch) -> Job[Any] | Batch:
+        return self._batch_handle(placed) if isinstance(placed, PlacedBatch) else Job(placed.id, self)
+
     async def add_to_batch(self, batch_id: str, steps: Iterable[Step]) -> list[Job[Any]]:
         """As `Batch.add`."""
         self.lifecycle.require()
-        steps = list(steps)
+        checked = steps_to_add(steps, self)
 
         async def store() -> list[str]:
-            builder = growth(self, batch_id, steps)
+            builder = FlowBuilder(self.new_id)
+            builder.grow(batch_id, checked)
             if builder.jobs:
                 await self.enqueue_flow(*builder.flow())
             return builder.jobs
 
         return [Job(id, self) for id in await with_new_ids(store)]
 
-    async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
+    async def put_schedule(self, task: TaskDefinition, spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
         """Store a schedule at run time. Raises as `Task.enqueue`, and DeclarationError."""
         return await self._put_schedule(spec, self.enqueuer.scheduled_call(task, spec, call))
 
     async def put_planned_schedule(self, spec: ScheduleSpec, plan: ChainPlan[Any] | BatchPlan) -> Schedule[Any]:
         """Store a schedule of a chain or a batch at run time, likewise."""
-        return await self._put_schedule(spec, self.enqueuer.scheduled_graph(spec, plan))
+        return await self._put_schedule(spec, self.scheduled_plan(spec, plan))
+
+    def scheduled_plan(self, spec: ScheduleSpec, plan: ChainPlan[Any] | BatchPlan) -> ScheduledCall:
+        """Return the graph that a schedule enqueues. Raises DeclarationError for what no occurrence can have."""
+        return self.enqueuer.scheduled_graph(spec, numbered_graph(plan, f"schedule {spec.name!r}"))
 
     async def _put_schedule(self, spec: ScheduleSpec, scheduled: ScheduledCall) -> Schedule[Any]:
         self.lifecycle.require()
@@ -324,10 +366,13 @@ class Client:
             remote_stores,
             self.registry,
             SchedulesAdmin(self.storage, self.registry, self._ids, self.enqueuer),
-            enqueue=self.enqueue,
+            enqueue=self._enqueue_for_admin,
             address=self.address.shown,
             large_payloads=self.large_payloads,
         )
+
+    async def _enqueue_for_admin(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> Sequence[EnqueuedJob]:
+        return [EnqueuedJob(job.id, job.is_new) for job in await self.enqueue(task, calls)]
 
     def job(self, job_id: str) -> Job[Any]:
         """Return the handle of a job; it reads nothing."""

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from headgate.tasks.portal import Leave, Portal
+from headgate.client.portal import Leave, Portal
 
 A = TypeVar("A")
 

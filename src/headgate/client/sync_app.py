@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from headgate.client import Client
-from headgate.tasks.sync_job import SyncJob
-from headgate.tasks.sync_schedule import SyncSchedule
-from headgate.tasks.ties import SyncBatch
+from headgate.client.client import Client
+from headgate.client.handles import SyncBatch, SyncJob, SyncSchedule
 
 if TYPE_CHECKING:
-    from headgate.sync_admin import SyncAdmin
+    from headgate.client.sync_admin import SyncAdmin
 
 T = TypeVar("T")
 
@@ -28,7 +26,7 @@ class SyncApp:
     @property
     def admin(self) -> SyncAdmin:
         """The operations for operators, as `Headgate.admin`: `app.sync.admin.cancel(job_id)`."""
-        from headgate.sync_admin import SyncAdmin  # It imports all of the Admin.
+        from headgate.client.sync_admin import SyncAdmin  # It imports all of the Admin.
 
         return SyncAdmin(lambda: self._client.admin, self._client.portal)
 

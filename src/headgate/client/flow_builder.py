@@ -1,0 +1,326 @@
+"""The builder of a flow: gives the calls of a chain, a batch or a graph their ids, and what each of them follows."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headgate.client.flow import BatchPlan, ChainPlan, Step, shown
+from headgate.errors import DeclarationError
+from headgate.jobs.job import On, Origin
+from headgate.tasks.call import Call, FlowBatch, FlowCall, NumberedGraph
+from headgate.tasks.leading import Leader, results_in
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What a step follows: jobs and batches, by id, and which end of them."""
+
+    ids: tuple[str, ...] = ()
+    on: On = "success"
+
+
+NOTHING = Following()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedJob:
+    """A call that was added to a flow."""
+
+    id: str
+
+    @property
+    def follow(self) -> Following:
+        """What the next step follows."""
+        return Following((self.id,))
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedBatch:
+    """A batch that was added to a flow, with the steps after it. What follows an empty batch follows what that does."""
+
+    id: str
+    jobs: Sequence[str]
+    itself: Following
+    then: tuple[PlacedJob | PlacedBatch, ...] = ()
+
+    @property
+    def follow(self) -> Following:
+        """What the next step follows."""
+        if not self.then:
+            return self.itself
+        return Following(tuple(id for each in self.then for id in each.follow.ids))
+
+
+Placed = PlacedJob | PlacedBatch
+
+
+class _NewCall(NamedTuple):
+    """A call that was added: its id, what it follows by its place, and its batch."""
+
+    id: str
+    call: Call[Any]
+    place: Following
+    plan: BatchPlan | None
+    batch: str | None
+    results: Mapping[str, Any]
+    """The arguments that are results."""
+
+
+class FlowBuilder:
+    """Gives each call an id and what it follows."""
+
+    def __init__(self, new_id: Callable[..., str]) -> None:
+        self._new_id = new_id
+        self._calls: dict[str, _NewCall] = {}
+        self._batches: dict[str, FlowBatch] = {}
+        self._placed: dict[int, list[Placed]] = {}
+        self._joins: dict[tuple[str, ...], str] = {}
+        self._places: dict[str, Following] = {}
+
+    @property
+    def jobs(self) -> list[str]:
+        """The ids of the jobs, in the order in which their calls were added."""
+        return list(self._calls)
+
+    def add(
+        self, step: Step, place: Following, plan: BatchPlan | None = None, batch: str | None = None
+    ) -> PlacedJob | PlacedBatch:
+        """Add a step after others, inside the batch with that id. Return its last part: the next step follows it."""
+        if isinstance(step, BatchPlan):
+            return self.add_batch(step, place, plan, batch)
+        if isinstance(step, ChainPlan):
+            last: Placed
+            for each in step.steps:
+                last = self.add(each, place, plan, batch)
+                place = last.follow
+        else:
+            id = self._new_id(is_batch=False)
+            self._places[id] = place
+            self._calls[id] = _NewCall(id, step, place, plan, batch, _results(step))
+            self._grow(batch)
+            last = PlacedJob(id)
+        self._placed.setdefault(builtins.id(step), []).append(last)
+        return last
+
+    def add_batch(
+        self, plan: BatchPlan, place: Following, outer_plan: BatchPlan | None = None, outer: str | None = None
+    ) -> PlacedBatch:
+        """Add a batch after others, and the steps after it, which are beside it in the outer batch."""
+        id = self._new_id(is_batch=True)
+        self._batches[id] = FlowBatch(id, 0, outer)
+        self._places[id] = place
+        self._grow(outer)
+        first = len(self._calls)
+        for step in plan.steps:
+            self.add(step, place, plan, id)
+        jobs = self.jobs[first:]
+        itself = Following((id,)) if self._batches[id].total or not place.ids else place
+        placed = PlacedBatch(id, jobs, itself)
+        self._placed.setdefault(builtins.id(plan), []).append(placed)
+        then = tuple(
+            self.add(step, Following(itself.ids, on) if id in itself.ids else itself, outer_plan, outer)
+            for step, on in plan.next
+        )
+        return replace(placed, then=then)
+
+    def grow(self, batch: str, steps: Iterable[Step]) -> None:
+        """Add calls and chains to a stored batch."""
+        self._batches[batch] = FlowBatch(batch, 0, grows=True)
+        self._places[batch] = NOTHING
+        for step in steps:
+            self.add(step, NOTHING, None, batch)
+
+    def placed(self, step: Step) -> Sequence[Placed]:
+        """Return the parts that were added for a call, a chain or a batch: one for each place that it has."""
+        return self._placed.get(builtins.id(step), ())
+
+    def flow(self) -> tuple[list[FlowCall], list[FlowBatch]]:
+        """Return the calls, each after those that it follows, and the batches. Raises DeclarationError for a cycle."""
+        follows = {new.id: self._follow(new) for new in self._calls.values()}
+        calls = {
+            new.id: FlowCall(
+                new.id,
+                new.call if not new.results else self._without_results(new),
+                Origin(
+                    follows=leader.ids[0] if leader.ids else None,
+                    on=leader.on,
+                    batch=new.batch,
+                    results={name: self._ids_of_results(new, value) for name, value in new.results.items()} or None,
+                ),
+                () if new.plan is None else new.plan.limits,
+            )
+            for new in self._calls.values()
+            if (leader := follows[new.id]) is not None
+        }
+        is_in_order = not any(new.call.leaders or new.results for new in self._calls.values())
+        ids = self.jobs if is_in_order else self._in_order(calls)
+        return [calls[id] for id in ids], list(self._batches.values())
+
+    def _grow(self, batch: str | None) -> None:
+        if batch is not None:
+            known = self._batches[batch]
+            self._batches[batch] = known._replace(total=known.total + 1)
+
+    def _follow(self, new: _NewCall) -> Following:
+        """Return the one job or batch that a call follows: by its place, and what it is after."""
+        call, place = new.call, new.place
+        read = [each.leader for value in new.results.values() for each in results_in(value)]
+        results = [id for leader in read for id in self._ids_of(leader, call)]
+        if not call.leaders:
+            ids = place.ids + tuple(id for id in results if not self._is_before(id, place.ids))
+            return self._one(Following(ids, place.on))
+        own = [id for leader in call.leaders for id in self._ids_of(leader, call)]
+        own += results
+        # What a call of the same batch follows, it has waited for.
+        if place.ids and not any(self._batch_of(id) == new.batch for id in own):
+            if place.on != call.on:
+                raise DeclarationError(
+                    f"{shown(call)} is after() others on {call.on!r}, and its batch follows a step on {place.on!r}; a "
+                    "job needs one end of all that it follows: name a call of the batch in after(), too"
+                )
+            own += place.ids
+        return self._one(Following(tuple(own), call.on))
+
+    def _one(self, follow: Following) -> Following:
+        """Return it with one leader: where it has several, with a join of them."""
+        ids = tuple(dict.fromkeys(follow.ids))
+        if len(ids) < 2:
+            return Following(ids, follow.on)
+        join = self._joins.get(ids)
+        if join is None:
+            join = self._joins[ids] = self._new_id(is_batch=True)
+            self._batches[join] = FlowBatch(join, len(ids), None, ids)
+        return Following((join,), follow.on)
+
+    def _ids_of(self, leader: Leader, call: Call[Any]) -> tuple[str, ...]:
+        if leader.leader_id is not None:
+            return (leader.leader_id,)
+        placed = self.placed(leader)  # type: ignore[arg-type]  # what is no step is not there
+        if len(placed) != 1:
+            found = "is not enqueued with it" if not placed else f"is {len(placed)} times in what is enqueued"
+            raise DeclarationError(
+                f"{shown(call)} is after {shown(leader)}, which {found}; put that object itself into the batch, once"
+            )
+        (found_one,) = placed
+        if isinstance(leader, BatchPlan) and isinstance(found_one, PlacedBatch):
+            # Not the steps after it, which a chain that ends with the batch waits for.
+            return found_one.itself.ids
+        return found_one.follow.ids
+
+    def _is_before(self, wanted: str, ids: Sequence[str]) -> bool:
+        """Whether one of these is that job or batch, or is final only after it, by the places of new calls."""
+        left, seen = list(ids), set(ids)
+        while left:
+            id = left.pop()
+            if id == wanted or (id in self._batches and self._batch_of(wanted) == id):
+                return True
+            before = self._places.get(id, NOTHING).ids
+            left += [each for each in before if each not in seen]
+            seen.update(before)
+        return False
+
+    def _ids_of_results(self, new: _NewCall, value: Any) -> str | list[str]:
+        ids: list[str] = []
+        for each in results_in(value):
+            found = self._ids_of(each.leader, new.call)
+            if len(found) != 1:
+                raise DeclarationError(f"{shown(new.call)}: {each!r} is no single result; name a call or a batch")
+            ids += found
+        return ids if isinstance(value, list) else ids[0]
+
+    def _without_results(self, new: _NewCall) -> Call[Any]:
+        assert new.call.task is not None
+        given = new.call.task.payload.bind(new.call.args, new.call.kwargs)
+        kept = {name: value for name, value in given.items() if name not in new.results}
+        return msgspec.structs.replace(new.call, args=(), kwargs=kept, later=frozenset(new.results))
+
+    def _batch_of(self, id: str) -> str | None:
+        """Return the batch of a new job or batch; "" if it is not new."""
+        if id in self._calls:
+            return self._calls[id].batch
+        return self._batches[id].batch if id in self._batches else ""
+
+    def _in_order(self, calls: Mapping[str, FlowCall]) -> list[str]:
+        """Return the ids of the calls, each after all that it waits for. Raises DeclarationError for a cycle."""
+        members: dict[str, list[str]] = {id: list(batch.leaders) for id, batch in self._batches.items()}
+        for id, call in calls.items():
+            if call.origin.batch is not None:
+                members[call.origin.batch].append(id)
+        for id, batch in self._batches.items():
+            if batch.batch is not None:
+                members[batch.batch].append(id)
+        ordered: dict[str, None] = {}
+        for first in calls:
+            # The path from it to what it waits for; without recursion, because chains may be long.
+            path: dict[str, Iterator[str]] = {}
+            next: str | None = first
+            while next is not None or path:
+                if next is not None and next not in ordered:
+                    if next in path:
+                        raise DeclarationError(self._cycle(list(path), next))
+                    origin = calls[next].origin if next in calls else None
+                    waits_for = members.get(next, []) if origin is None else [origin.follows] if origin.follows else []
+                    path[next] = iter(waits_for)
+                if not path:
+                    break
+                last = builtins.next(reversed(path))
+                next = builtins.next(path[last], None)
+                if next is None:
+                    ordered[last] = None
+                    del path[last]
+        return [id for id in ordered if id in calls]
+
+    def _cycle(self, path: Sequence[str], again: str) -> str:
+        around = [*path[path.index(again) :], again]
+        names = [shown(self._calls[id].call) for id in around if id in self._calls]
+        if around[0] not in self._calls:
+            names.append(names[0])
+        return (
+            f"these calls wait for each other, each for the next: {', '.join(names)}; take one of them out of after()"
+        )
+
+
+def _results(call: Call[Any]) -> Mapping[str, Any]:
+    """Return the arguments of a call that are results, by name."""
+    if call.task is None or not any(results_in(value) for value in (*call.args, *call.kwargs.values())):
+        return {}
+    given = call.task.payload.bind(call.args, call.kwargs)
+    return {name: value for name, value in given.items() if results_in(value)}
+
+
+def numbered_graph(plan: ChainPlan[Any] | BatchPlan, where: str) -> NumberedGraph:
+    """Return the graph of a plan inside of one batch. Raises DeclarationError for what no occurrence can have."""
+    numbers = count()
+    builder = FlowBuilder(lambda *, is_batch: str(next(numbers)))
+    is_batch = isinstance(plan, BatchPlan) and not plan.next and not plan.limits
+    run = plan if isinstance(plan, BatchPlan) and is_batch else BatchPlan([plan], ())
+    placed = builder.add_batch(run, NOTHING)
+    calls, batches = builder.flow()
+    known = {*builder.jobs, *(batch.id for batch in batches)}
+    for each in calls:
+        if each.limits:
+            raise DeclarationError(
+                f"{where}: limits= of a batch belong to one batch, and each occurrence is another; give limits= to the "
+                "tasks"
+            )
+        results = (each.origin.results or {}).values()
+        read = [id for value in results for id in ([value] if isinstance(value, str) else value)]
+        if not known.issuperset([*read, *([each.origin.follows] if each.origin.follows else [])]):
+            raise _follows_stored(where, each)
+    for batch in batches:
+        if not known.issuperset(batch.leaders):
+            raise _follows_stored(where, next(each for each in calls if each.origin.follows == batch.id))
+    return NumberedGraph(calls, batches, placed.id, builder.jobs[-1])
+
+
+def _follows_stored(where: str, call: FlowCall) -> DeclarationError:
+    return DeclarationError(
+        f"{where}: {shown(call.call)} is after a stored job, chain or batch, which occurs once; under a schedule, a "
+        "call is after calls of the same plan"
+    )

@@ -1,0 +1,359 @@
+"""Handles of what is stored: a job, a batch, a chain and a schedule, each also for code that cannot await."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from headgate.arguments import parse_wait
+from headgate.client.portal import Portal
+from headgate.clock import SECOND, Duration
+from headgate.errors import JobSkipped
+from headgate.tasks.status import BatchStatus, EnqueuePrediction, JobStatus, ScheduleStatus
+
+if TYPE_CHECKING:
+    from headgate.client.client import Client
+    from headgate.client.flow import Step
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Job(Generic[R_co]):
+    """A stored job: its id, and the ways to follow and cancel it.
+
+    `prediction` is what its limits predict if it was enqueued with `using(predict=True)`, else None. `is_new` is False
+    if `enqueue` stored no job, because one with its unique key or its id was there: this is that one.
+    """
+
+    __slots__ = ("_client", "id", "is_new", "prediction")
+
+    def __init__(
+        self, id: str, client: Client, prediction: EnqueuePrediction | None = None, *, is_new: bool = True
+    ) -> None:
+        self.id: str = id
+        self.is_new: bool = is_new
+        self.prediction: EnqueuePrediction | None = prediction
+        self._client = client
+
+    @property
+    def leader_id(self) -> str:
+        """What a call follows that is after this job."""
+        return self.id
+
+    async def status(self) -> JobStatus:
+        """Return the job as it is now. Raises JobNotFound once it has been pruned."""
+        return await self._client.admin.status(self.id)
+
+    async def result(self, timeout: Duration | None = None) -> R_co:
+        """Wait until the job has succeeded, and return what its handler returned.
+
+        Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: no timeout). Raises JobFailed,
+        JobCancelled, JobSkipped, TimeoutError, JobNotFound; PayloadError for a result that another release has stored
+        and that does not fit the current annotation.
+        """
+        result: R_co = await self._client.job_result(self.id, _wait_seconds(timeout, "job.result"))
+        return result
+
+    async def cancel(self) -> bool:
+        """Cancel the job. A waiting one never runs and charges nothing; a running one is asked to end.
+
+        Return False if it was already final: then nothing has changed. Raises JobNotFound.
+        """
+        return await self._client.cancel_job(self.id)
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+class Batch:
+    """A stored batch: its id, its jobs, and the ways to follow and cancel it.
+
+    `then` are the handles of the steps after it, one for each `then()` that it was enqueued with. The handle of a
+    stored id (`app.batch(id)`) has neither `jobs` nor `then`; it reads its jobs from the store, in order.
+    """
+
+    __slots__ = ("_client", "id", "jobs", "then")
+
+    def __init__(
+        self, id: str, jobs: Sequence[Job[Any]], client: Client, then: Sequence[Job[Any] | Batch] = ()
+    ) -> None:
+        self.id: str = id
+        self.jobs: tuple[Job[Any], ...] = tuple(jobs)
+        self.then: tuple[Job[Any] | Batch, ...] = tuple(then)
+        self._client = client
+
+    @property
+    def leader_id(self) -> str:
+        """What a call follows that is after this batch."""
+        return self.id
+
+    async def status(self) -> BatchStatus:
+        """Return how many of its jobs are in each state. Raises BatchNotFound once all have been pruned."""
+        return await self._client.admin.batch(self.id)
+
+    async def wait(self, timeout: Duration | None = None) -> BatchStatus:
+        """Wait until all jobs are final, and return the status.
+
+        Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: no timeout). Raises TimeoutError,
+        JobNotFound.
+        """
+        return await self._client.wait_for_batch(self.id, _wait_seconds(timeout, "batch.wait"))
+
+    async def add(self, calls: Iterable[Step]) -> list[Job[Any]]:
+        """Add calls, and chains of calls, to a batch that is not final, in one commit; return their handles.
+
+        A job of the batch may add to it: `await app.batch(id).add(…)` with `current_job().batch`. The batch is not
+        final before the new jobs are. Raises BatchClosed if it is final or holds limits, BatchNotFound, and what
+        `Task.enqueue` raises.
+        """
+        return await self._client.add_to_batch(self.id, calls)
+
+    async def result(self, timeout: Duration | None = None) -> list[Any]:
+        """Wait for all jobs and return their results, in order, without those of jobs that were skipped.
+
+        Raises as `Job.result` for the first job that failed or was cancelled.
+        """
+        await self.wait(timeout)
+        results = []
+        for job in await self._stored_jobs():
+            with contextlib.suppress(JobSkipped):
+                results.append(await job.result())
+        return results
+
+    async def cancel(self) -> int:
+        """Cancel its jobs, those of the batches in it, and what follows it; return how many were not final.
+
+        The steps after it are cancelled whatever end they need. A step that also waits for other jobs, or for a batch
+        with others, is not: it ends or runs as it needs. Jobs that another open transaction has locked stay, too; a
+        repeated call cancels them.
+        """
+        return await self._client.cancel_batch(self.id)
+
+    async def _stored_jobs(self) -> Sequence[Job[Any]]:
+        return self.jobs or await self._client.batch_jobs(self.id)
+
+    def __repr__(self) -> str:
+        return f"Batch({self.id!r})"
+
+
+class Chain(Generic[R_co]):
+    """A stored chain: all its jobs in order, and the ways to follow and cancel it."""
+
+    __slots__ = ("jobs", "last")
+
+    def __init__(self, jobs: Sequence[Job[Any]], last: Job[Any] | Batch) -> None:
+        self.jobs: tuple[Job[Any], ...] = tuple(jobs)
+        self.last: Job[Any] | Batch = last
+
+    async def result(self, timeout: Duration | None = None) -> R_co:
+        """Wait for the last step and return its result; for a batch, those of its jobs.
+
+        Raises JobCancelled or JobSkipped if a step before it did not succeed, and what `Job.result` raises.
+        """
+        result: Any = await self.last.result(timeout)
+        return cast(R_co, result)
+
+    @property
+    def leader_id(self) -> str:
+        """What a call follows that is after this chain: its last step."""
+        return self.last.leader_id
+
+    async def cancel(self) -> int:
+        """Cancel the jobs that are not final; return how many they were."""
+        count = 0
+        # From the end: a job released meanwhile has been cancelled by then.
+        for job in reversed(self.jobs):
+            count += await job.cancel()
+        return count
+
+    def __repr__(self) -> str:
+        return f"Chain({[job.id for job in self.jobs]!r})"
+
+
+class Schedule(Generic[R_co]):
+    """A stored schedule: its name, and the ways to follow and control it."""
+
+    __slots__ = ("_client", "name")
+
+    def __init__(self, name: str, client: Client) -> None:
+        self.name: str = name
+        self._client = client
+
+    async def status(self) -> ScheduleStatus:
+        """Return the schedule as it is now. Raises ScheduleNotFound once it has been removed."""
+        return await self._client.admin.schedules.status(self.name)
+
+    async def next_runs(self, count: int = 5) -> Sequence[datetime]:
+        """Return its next occurrences, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
+        return await self._client.admin.schedules.next_runs(self.name, count)
+
+    async def pause(self) -> bool:
+        """Enqueue nothing until it is resumed; return False if it was already paused. Raises ScheduleNotFound."""
+        return await self._client.admin.schedules.pause(self.name)
+
+    async def resume(self) -> bool:
+        """End a pause, without its missed occurrences; return False if there was none. Raises ScheduleNotFound."""
+        return await self._client.admin.schedules.resume(self.name)
+
+    async def trigger(self) -> Job[R_co]:
+        """Enqueue its job now, also while it is paused; its next occurrences stay, and the run counts as a run.
+
+        Of a chain or a batch, all is enqueued, and the handle is that of its last job. Raises ScheduleNotFound.
+        """
+        return Job(await self._client.admin.schedules.trigger(self.name), self._client)
+
+    async def remove(self) -> bool:
+        """Remove the schedule; jobs that it has enqueued stay. Return False if it did not exist."""
+        return await self._client.admin.schedules.remove(self.name)
+
+    def __repr__(self) -> str:
+        return f"Schedule({self.name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class SyncJob(Generic[R_co]):
+    """A stored job, followed from code that cannot await."""
+
+    __slots__ = ("_job", "_portal", "id")
+
+    def __init__(self, job: Job[R_co], portal: Portal) -> None:
+        self.id: str = job.id
+        self._job = job
+        self._portal = portal
+
+    @property
+    def leader_id(self) -> str:
+        """Same as `Job.leader_id`."""
+        return self.id
+
+    def status(self) -> JobStatus:
+        """Same as `Job.status`."""
+        return self._portal.run(self._job.status())
+
+    def result(self, timeout: Duration | None = None) -> R_co:
+        """Same as `Job.result`; blocks this thread."""
+        return self._portal.run(self._job.result(timeout))
+
+    def cancel(self) -> bool:
+        """Same as `Job.cancel`."""
+        return self._portal.run(self._job.cancel())
+
+    def __repr__(self) -> str:
+        return f"SyncJob({self.id!r})"
+
+
+class SyncBatch:
+    """A stored batch, followed from code that cannot await."""
+
+    __slots__ = ("_batch", "_portal", "id", "jobs")
+
+    def __init__(self, batch: Batch, portal: Portal) -> None:
+        self.id: str = batch.id
+        self.jobs: tuple[SyncJob[Any], ...] = tuple(SyncJob(job, portal) for job in batch.jobs)
+        self._batch = batch
+        self._portal = portal
+
+    @property
+    def leader_id(self) -> str:
+        """Same as `Batch.leader_id`."""
+        return self.id
+
+    def status(self) -> BatchStatus:
+        """Same as `Batch.status`."""
+        return self._portal.run(self._batch.status())
+
+    def wait(self, timeout: Duration | None = None) -> BatchStatus:
+        """Same as `Batch.wait`; blocks this thread."""
+        return self._portal.run(self._batch.wait(timeout))
+
+    def add(self, calls: Iterable[Step]) -> list[SyncJob[Any]]:
+        """Same as `Batch.add`."""
+        return [SyncJob(job, self._portal) for job in self._portal.run(self._batch.add(calls))]
+
+    def result(self, timeout: Duration | None = None) -> list[Any]:
+        """Same as `Batch.result`; blocks this thread."""
+        return self._portal.run(self._batch.result(timeout))
+
+    def cancel(self) -> int:
+        """Same as `Batch.cancel`."""
+        return self._portal.run(self._batch.cancel())
+
+
+class SyncChain(Generic[R_co]):
+    """A stored chain, followed from code that cannot await."""
+
+    __slots__ = ("_chain", "_portal", "jobs")
+
+    def __init__(self, chain: Chain[R_co], portal: Portal) -> None:
+        self.jobs: tuple[SyncJob[Any], ...] = tuple(SyncJob(job, portal) for job in chain.jobs)
+        self._chain = chain
+        self._portal = portal
+
+    @property
+    def leader_id(self) -> str:
+        """Same as `Chain.leader_id`."""
+        return self._chain.leader_id
+
+    def result(self, timeout: Duration | None = None) -> R_co:
+        """Same as `Chain.result`; blocks this thread."""
+        return self._portal.run(self._chain.result(timeout))
+
+    def cancel(self) -> int:
+        """Same as `Chain.cancel`."""
+        return self._portal.run(self._chain.cancel())
+
+
+class SyncSchedule(Generic[R_co]):
+    """A stored schedule, controlled from code that cannot await."""
+
+    __slots__ = ("_portal", "_schedule", "name")
+
+    def __init__(self, schedule: Schedule[R_co], portal: Portal) -> None:
+        self.name: str = schedule.name
+        self._schedule = schedule
+        self._portal = portal
+
+    def status(self) -> ScheduleStatus:
+        """Same as `Schedule.status`."""
+        return self._portal.run(self._schedule.status())
+
+    def next_runs(self, count: int = 5) -> Sequence[datetime]:
+        """Same as `Schedule.next_runs`."""
+        return self._portal.run(self._schedule.next_runs(count))
+
+    def pause(self) -> bool:
+        """Same as `Schedule.pause`."""
+        return self._portal.run(self._schedule.pause())
+
+    def resume(self) -> bool:
+        """Same as `Schedule.resume`."""
+        return self._portal.run(self._schedule.resume())
+
+    def trigger(self) -> SyncJob[R_co]:
+        """Same as `Schedule.trigger`."""
+        return SyncJob(self._portal.run(self._schedule.trigger()), self._portal)
+
+    def remove(self) -> bool:
+        """Same as `Schedule.remove`."""
+        return self._portal.run(self._schedule.remove())
+
+    def __repr__(self) -> str:
+        return f"SyncSchedule({self.name!r})"
+
+
+def _wait_seconds(timeout: Duration | None, where: str) -> float | None:
+    """Return a timeout in seconds; None: no timeout. Raises DeclarationError if it is not a duration."""
+    return None if timeout is None else parse_wait(timeout, "timeout", where) / SECOND
