@@ -17,7 +17,7 @@ from starlette.responses import Response
 from headgate.errors import HeadgateError
 from headgate.http.auth import Role
 from headgate.http.caller import Caller
-from headgate.http.http_error import HttpError, http_error_of
+from headgate.http.http_error import HttpError, WrongInput, http_error_of
 
 LARGEST_BODY = 64 * 1024
 """Bytes; the body of any valid request is far smaller."""
@@ -180,20 +180,21 @@ def parse_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     try:
         pairs = parse_qsl(text.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
     except ValueError as error:
-        raise _bad_request(f"the query cannot be read: {error}") from None
+        raise bad_request(f"the query cannot be read: {error}") from None
     given = dict(pairs)
     if len(given) < len(pairs):
-        raise _bad_request("a parameter is given twice; give each once")
+        raise bad_request("a parameter is given twice; give each once")
     for name, value in given.items():
-        require_text(name, value)
+        require_text(name, value, parameter=name)
     try:
         query = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise _bad_request(_worded(error, "parameter")) from None
+        message, path = _worded(error, "parameter")
+        raise bad_request(message, parameter=path[0] if path else None) from None
     for name, value in given.items():
         # msgspec takes the text "null" for None, but the schema has no null: a parameter that has no value is left out.
         if getattr(query, name) is None:
-            raise _bad_request(f"{value} is no value of this parameter; leave it out ({name})")
+            raise bad_request(f"{value} is no value of this parameter; leave it out ({name})", parameter=name)
     return query
 
 
@@ -202,9 +203,10 @@ def parse_body(content: bytes, kind: type[JsonBody]) -> JsonBody:
     try:
         body = msgspec.json.decode(content or b"{}", type=kind)
     except msgspec.ValidationError as error:
-        raise _bad_request(_worded(error, "field")) from None
+        message, path = _worded(error, "field")
+        raise bad_request(message, pointer=_pointer(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _bad_request(f"the body is not JSON: {error}") from None
+        raise bad_request(f"the body is not JSON: {error}") from None
     require_storable({name: value for name, value in msgspec.to_builtins(body).items() if name != "payload"})
     return body
 
@@ -218,7 +220,7 @@ async def read_body(request: Request, *, kind: str = "application/json", largest
             raise HttpError(408, "too_slow", f"the body did not arrive within {SLOWEST_BODY:g} s")
         return reading.result()
     except ClientDisconnect:
-        raise _bad_request("the connection was lost before the body had arrived") from None
+        raise bad_request("the connection was lost before the body had arrived") from None
     finally:
         reading.cancel()
 
@@ -237,39 +239,51 @@ async def _read_body(request: Request, kind: str, largest: int) -> bytes:
     return bytes(content)
 
 
-def require_text(name: str, value: str) -> str:
-    """Raise HttpError for text that no store can contain."""
+def require_text(name: str, value: str, **place: str) -> str:
+    """Raise HttpError, which names the place, for text that no store can contain."""
     if "\x00" in value or "\x00" in name:
-        raise _bad_request(f"{name.encode(errors='replace').decode()!r} has a NUL character, which text cannot contain")
+        message = f"{name.encode(errors='replace').decode()!r} has a NUL character, which text cannot contain"
+        raise bad_request(message, **place)
     return value
 
 
-def require_storable(value: Any) -> None:
-    """Raise HttpError if a text or a number in the value cannot be in any store."""
+def require_storable(value: Any, path: tuple[str, ...] = ()) -> None:
+    """Raise HttpError if a text or a number in the value, which is at this path, cannot be in any store."""
     match value:
         case str():
-            require_text("a field", value)
+            require_text("a field", value, pointer=_pointer(path))
         case int() if abs(value) > LARGEST_NUMBER:
-            raise _bad_request(f"{value} is too large")
+            raise bad_request(f"{value} is too large", pointer=_pointer(path))
         case dict():
             for name, each in value.items():
-                require_storable(name)
-                require_storable(each)
+                require_storable(name, path)
+                require_storable(each, (*path, name))
         case list():
-            for each in value:
-                require_storable(each)
+            for number, each in enumerate(value):
+                require_storable(each, (*path, str(number)))
 
 
-def _worded(error: msgspec.ValidationError, what: str) -> str:
-    """Return msgspec's message in the words of the API."""
-    message, _, path = str(error).partition(" - at `$")
-    path = path.strip("`.")
+def _worded(error: msgspec.ValidationError, what: str) -> tuple[str, Sequence[str]]:
+    """Return msgspec's message in the words of the API, and the path of the value that it is about.
+
+    The path ends above a value of a mapping, whose name msgspec leaves out.
+    """
+    message, _, place = str(error).partition(" - at `$")
+    place = place.strip("`.")
+    path = [name or number for name, number in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place.partition("[...]")[0])]
+    path += re.findall(r"(?:unknown|required) field `([^`]*)`", message) if "[...]" not in place else []
     message = message.replace("Object contains unknown field", f"there is no {what}")
-    return f"{message} ({path})" if path else message
+    return f"{message} ({place})" if place else message, path
 
 
-def _bad_request(message: str) -> HttpError:
-    return HttpError(400, "bad_request", message)
+def _pointer(path: Sequence[str]) -> str:
+    return "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in path)
+
+
+def bad_request(message: str, **place: str | None) -> HttpError:
+    """Return an error that names the `parameter` or the `pointer` of what is wrong, if it is known."""
+    is_known = any(value is not None for value in place.values())
+    return HttpError(400, "bad_request", message, errors=[WrongInput(message, **place)] if is_known else ())
 
 
 def _too_large(largest: int) -> HttpError:

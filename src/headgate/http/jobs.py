@@ -14,7 +14,7 @@ from headgate.admin.query import Instant
 from headgate.admin.timeline import restarts
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
+from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
 from headgate.http.http_error import HttpError
 from headgate.http.page import Count, Cursor, Number, Page
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
@@ -344,7 +344,7 @@ async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
     wanted = _wanted(caller, body)
     place = {"at": body.at, "delay": body.delay, "priority": body.priority}
     if body.action != "reschedule" and any(value is not None for value in place.values()):
-        raise HttpError(400, "bad_request", f"at, delay and priority are for reschedule, not for {body.action}")
+        raise bad_request(f"at, delay and priority are for reschedule, not for {body.action}", pointer="/action")
     match body.action:
         case "retry":
             return await caller.admin.retry_many(wanted, most=body.most, dry_run=body.dry_run)
@@ -381,7 +381,7 @@ def _wanted(caller: Caller, body: BulkRequest | PurgeRequest) -> JobQuery | Sequ
         return _allowed(caller, body.query)
     if body.ids is not None and body.query is None:
         return body.ids
-    raise HttpError(400, "bad_request", "name the jobs by query or by ids, and not by both; {} as query is all jobs")
+    raise bad_request("name the jobs by query or by ids, and not by both; {} as query is all jobs", pointer="")
 
 
 def _allowed(caller: Caller, query: JobQuery) -> JobQuery:

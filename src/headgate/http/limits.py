@@ -11,8 +11,7 @@ import msgspec
 from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitMap, LimitSummary, LimitTotals
 from headgate.admin.audit import LimitAudit
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
-from headgate.http.http_error import HttpError
+from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
 from headgate.http.jobs import WaitView, wait_view
 from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, to_cursor
 from headgate.jobs.state import JobState
@@ -328,12 +327,12 @@ async def reset_limit(caller: Caller, limit: str, body: KeyRequest) -> Reset:
 async def penalize_limit(caller: Caller, limit: str, body: PenalizeRequest) -> Acknowledgement:
     """Let nothing start on a key for that time; a reset ends it."""
     if body.until is not None and not caller.admin.now() < body.until < LATEST:
-        raise HttpError(400, "bad_request", "`until` must be an instant in the future, before the year 9999")
+        raise bad_request("`until` must be an instant in the future, before the year 9999", pointer="/until")
     match body.seconds, body.until:
         case (float(until), None) | (None, datetime() as until):
             await caller.admin.limits.penalize(limit, body.key, until)
             return Acknowledgement()
-    raise HttpError(400, "bad_request", "send either `seconds` or `until`")
+    raise bad_request("send either `seconds` or `until`", pointer="")
 
 
 async def assign_limit(caller: Caller, limit: str, body: AssignRequest) -> Acknowledgement:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headgate.http.endpoint import Endpoint
-from headgate.http.http_error import ErrorAnswer
+from headgate.http.http_error import PROBLEM, Problem
 
 REF = "#/components/schemas/{name}"
 
@@ -65,7 +65,7 @@ def openapi(endpoints: Sequence[Endpoint]) -> bytes:
 
 
 def _types(endpoints: Sequence[Endpoint]) -> list[Any]:
-    found: dict[str, Any] = {repr(ErrorAnswer): ErrorAnswer}
+    found: dict[str, Any] = {repr(Problem): Problem}
     for endpoint in endpoints:
         for kind in (endpoint.query, endpoint.body, endpoint.answer):
             if kind is not None:
@@ -105,9 +105,9 @@ def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, 
             "required": not endpoint.is_body_optional,
             "content": {"application/json": {"schema": known[repr(endpoint.body)]}},
         }
-    responses = {"200": _json("The answer.", known[repr(endpoint.answer)])}
+    responses = {"200": _content("The answer.", known[repr(endpoint.answer)])}
     for status in sorted(statuses):
-        responses[str(status)] = _json(_STATUSES[status], known[repr(ErrorAnswer)])
+        responses[str(status)] = _content(_STATUSES[status], known[repr(Problem)], PROBLEM)
     described["responses"] = responses
     return described
 
@@ -139,12 +139,12 @@ def _documented(schema: dict[str, Any]) -> dict[str, Any]:
     return {"schema": schema} if description is None else {"description": description, "schema": schema}
 
 
-def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+def _content(description: str, schema: dict[str, Any], kind: str = "application/json") -> dict[str, Any]:
+    return {"description": description, "content": {kind: {"schema": schema}}}
 
 
 def _stream(known: dict[str, Any]) -> dict[str, Any]:
-    refusals = {str(status): _json(_STATUSES[status], known[repr(ErrorAnswer)]) for status in (401, 403, 503)}
+    refusals = {str(status): _content(_STATUSES[status], known[repr(Problem)], PROBLEM) for status in (401, 403, 503)}
     return {
         "operationId": "stream",
         "summary": "The overview as server-sent events, whenever it has changed, at most once a second",
@@ -164,5 +164,5 @@ def _own() -> dict[str, Any]:
         "operationId": "openapi",
         "summary": "This description",
         "tags": ["session"],
-        "responses": {"200": _json("OpenAPI 3.1.", {"type": "object"})},
+        "responses": {"200": _content("OpenAPI 3.1.", {"type": "object"})},
     }

@@ -11,8 +11,7 @@ import msgspec
 
 from headgate.admin.query import Key as Key
 from headgate.admin.query import Name as Name
-from headgate.http.endpoint import LARGEST_NUMBER, require_storable
-from headgate.http.http_error import HttpError
+from headgate.http.endpoint import LARGEST_NUMBER, bad_request, require_storable
 
 T = TypeVar("T")
 
@@ -42,6 +41,6 @@ def from_cursor(cursor: str, kind: type[T]) -> T:
         padded = cursor + "=" * (-len(cursor) % 4)
         place = msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=kind)
     except (binascii.Error, msgspec.MsgspecError, ValueError, RecursionError):
-        raise HttpError(400, "bad_request", f"{cursor[:80]!r} is not the `next` of any page") from None
+        raise bad_request(f"{cursor[:80]!r} is not the `next` of any page") from None
     require_storable(msgspec.to_builtins(place))
     return place

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
+from headgate.http.http_error import TYPES
 from tests.faces.browser.conftest import Shop, shop_on, visiting
 from tests.faces.browser.shop import QUEUE
 
@@ -75,10 +76,10 @@ async def test_a_search_whose_time_is_over_says_what_it_covered(browser: Browser
         if len(asked) < 3:
             await route.fulfill(json=page)
         else:
-            await route.fulfill(status=503, json={"error": {"code": "search_too_long", "message": "too long"}})
+            await route.fulfill(status=503, json={"type": f"{TYPES}search_too_long", "detail": "too long"})
 
     async def too_long(route: Route) -> None:
-        await route.fulfill(status=503, json={"error": {"code": "search_too_long", "message": "too long"}})
+        await route.fulfill(status=503, json={"type": f"{TYPES}search_too_long", "detail": "too long"})
 
     asked: list[str] = []
     async with visiting(browser, shop) as visit:

@@ -126,3 +126,13 @@ async def browser(app: Headgate, **options: Any) -> AsyncIterator[httpx.AsyncCli
         caller.headers["X-Headgate-Token"] = session.json()["token"]
         yield caller
     await site.close()
+
+
+def problem(answer: Any) -> str:
+    """The code of the problem (RFC 9457) that an answer has, which must be whole."""
+    assert answer.headers["Content-Type"] == "application/problem+json", answer.headers
+    stated = answer.json()
+    assert stated["status"] == answer.status_code
+    assert stated["title"]
+    assert stated["detail"]
+    return str(stated["type"]).rpartition("#")[2]

@@ -14,7 +14,7 @@ from headgate import AesGcm, Headgate, JobState, StrictRate, batch
 from headgate.clock import SECOND
 from headgate.http import CallbackAuth, User
 from headgate.storage.records import NodeSetting
-from tests.faces.http.stage import HOSTILE, LIMIT, PASSWORD, browser, make_app, seed
+from tests.faces.http.stage import HOSTILE, LIMIT, PASSWORD, browser, make_app, problem, seed
 from tests.internals import store_of
 
 NAME = quote(HOSTILE, safe="")
@@ -29,7 +29,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
 async def act(client: httpx.AsyncClient, path: str, body: Any = None, *, expected: int = 200) -> Any:
     answer = await client.post(f"/api{path}", json=body)
     assert answer.status_code == expected, answer.text
-    return answer.json() if expected == 200 else answer.json()["error"]["code"]
+    return answer.json() if expected == 200 else problem(answer)
 
 
 async def test_jobs_are_retried_cancelled_and_run_now(app: Headgate) -> None:
@@ -222,7 +222,7 @@ async def test_final_jobs_are_deleted_for_good_by_admins(app: Headgate) -> None:
             assert (await client.delete(f"/api/jobs/{jobs[0].id}")).json() == {"changed": True}
             assert (await client.delete(f"/api/jobs/{jobs[0].id}")).status_code == 404
             refused = await client.delete(f"/api/jobs/{jobs[3].id}")
-            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "illegal_transition")
+            assert (refused.status_code, problem(refused)) == (409, "illegal_transition")
             named = {"ids": [job.id for job in jobs], "dry_run": True}
             assert (await act(client, "/jobs/purge", named))["deleted"] == 2
             assert await app.admin.count() == 3
@@ -348,7 +348,7 @@ async def test_removing_an_unknown_object_leaves_no_audit_record(app: Headgate) 
     async with app.open(), browser(app) as client:
         for path, code in (("/limits/nope", "unknown_limit"), ("/schedules/nope", "schedule_not_found")):
             answer = await client.delete(f"/api{path}")
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, code)
+            assert (answer.status_code, problem(answer)) == (404, code)
         assert await app.admin.audit_log() == []
 
 
@@ -359,7 +359,7 @@ async def test_a_delete_that_was_meant_for_an_action_removes_no_limit_of_that_na
         for name in ("x", "x/pause"):
             await app.admin.limits.pause(name)
         answer = await client.delete("/api/limits/x/pause")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        assert (answer.status_code, problem(answer)) == (404, "not_found")
         assert len(await app.admin.limits.settings()) == 2
         assert (await client.delete("/api/limits/x%2Fpause")).json() == {"changed": True}
         assert [setting.limit for setting in await app.admin.limits.settings()] == ["x"]

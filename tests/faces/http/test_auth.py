@@ -17,7 +17,7 @@ from headgate.http.endpoint import Endpoint
 from headgate.http.openapi import openapi
 from headgate.http.origin import peer_of
 from headgate.http.routes import ENDPOINTS
-from tests.faces.http.stage import EVERYBODY, client, make_app
+from tests.faces.http.stage import EVERYBODY, client, make_app, problem
 
 PASSWORDS: dict[str, tuple[Role, str]] = {
     "vera": ("viewer", "viewer's password"),
@@ -140,7 +140,7 @@ async def test_the_roles_in_the_openapi_description_are_enforced(role: Role) -> 
                 needed = re.search(r"Needs the role (\w+)\.", operation.get("description", ""))
                 needs = ROLES.index(cast(Role, needed[1])) if needed else 0
                 answer = await caller.request(method, re.sub(r"{\w+}", "nobody", path))
-                is_refused = answer.status_code == 403 and answer.json()["error"]["code"] == "not_allowed"
+                is_refused = answer.status_code == 403 and problem(answer) == "not_allowed"
                 assert is_refused is (ROLES.index(role) < needs), (method, path, answer.text)
 
 
@@ -154,7 +154,7 @@ async def test_changes_need_the_token_of_the_session() -> None:
             for token in ("", "wrong", tokens["viewer"], tokens["operator"]):
                 headers = of("admin") | {"X-Headgate-Token": token}
                 answer = await caller.request(endpoint.method, path_of(endpoint), headers=headers)
-                assert (answer.status_code, answer.json()["error"]["code"]) == (403, "bad_token")
+                assert (answer.status_code, problem(answer)) == (403, "bad_token")
 
 
 async def test_a_token_is_valid_in_every_process_with_the_same_passwords() -> None:
@@ -210,7 +210,7 @@ async def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], i
             answer = await caller.request(
                 endpoint.method, path_of(endpoint), headers=headers | {"X-Headgate-Token": token}
             )
-            refused = answer.status_code == 403 and answer.json()["error"]["code"] == "other_site"
+            refused = answer.status_code == 403 and problem(answer) == "other_site"
             assert refused is not is_let_in, (endpoint, answer.text)
 
 
@@ -222,7 +222,7 @@ async def test_a_read_only_dashboard_refuses_changes_by_admins() -> None:
         for endpoint in CHANGES:
             headers = {"X-Headgate-Token": session["token"]}
             answer = await caller.request(endpoint.method, path_of(endpoint), headers=headers)
-            assert answer.json()["error"]["code"] == "read_only"
+            assert problem(answer) == "read_only"
 
 
 async def test_the_host_is_taken_from_a_trusted_proxy() -> None:

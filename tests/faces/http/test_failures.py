@@ -14,7 +14,7 @@ from headgate.admin import JobQuery
 from headgate.errors import DeclarationError
 from headgate.http import BearerAuth, User, dashboard
 from headgate.http.redaction import HIDDEN
-from tests.faces.http.stage import PASSWORD, browser, client, make_app
+from tests.faces.http.stage import PASSWORD, browser, client, make_app, problem
 from tests.until import result_within
 
 
@@ -62,13 +62,13 @@ async def fail(app: Headgate, task: str, *arguments: Any) -> list[str]:
 async def ask(client: httpx.AsyncClient, path: str, *, expected: int = 200) -> Any:
     answer = await client.get(f"/api{path}")
     assert answer.status_code == expected, answer.text
-    return answer.json() if expected == 200 else answer.json()["error"]["code"]
+    return answer.json() if expected == 200 else problem(answer)
 
 
 async def act(client: httpx.AsyncClient, body: Any, *, expected: int = 200) -> Any:
     answer = await client.post("/api/jobs/bulk", json=body)
     assert answer.status_code == expected, answer.text
-    return answer.json() if expected == 200 else answer.json()["error"]["code"]
+    return answer.json() if expected == 200 else problem(answer)
 
 
 async def test_failures_are_listed_by_root_cause_and_retried_together(app: Headgate) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from starlette.requests import Request
 
+import headgate.errors
+import headgate.http
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.http import dashboard
@@ -18,7 +22,7 @@ from headgate.http.endpoint import read_body
 from headgate.http.http_error import HttpError
 from headgate.http.routes import ENDPOINTS
 from headgate.storage.sqlite.memory import MemoryStorage
-from tests.faces.http.stage import EVERYBODY, browser, make_app
+from tests.faces.http.stage import EVERYBODY, browser, make_app, problem
 from tests.faces.http.stage import client as client_of
 
 
@@ -53,8 +57,48 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 async def test_an_invalid_query_is_refused_with_a_message(client: httpx.AsyncClient, query: str) -> None:
     answer = await client.get(f"/api/jobs?{query}")
     assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "bad_request"
-    assert answer.json()["error"]["message"]
+    assert problem(answer) == "bad_request"
+    assert answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "wrong"),
+    [
+        ("GET", "/jobs?count=0", None, {"parameter": "count"}),
+        ("GET", "/jobs?unknown=1", None, {"parameter": "unknown"}),
+        ("GET", "/jobs?key=%00", None, {"parameter": "key"}),
+        ("GET", "/jobs?enqueued_after=null", None, {"parameter": "enqueued_after"}),
+        ("POST", "/tasks/answer/enqueue", {"priority": 10}, {"pointer": "/priority"}),
+        ("POST", "/tasks/answer/enqueue", {"a/b~c": 1}, {"pointer": "/a~1b~0c"}),
+        ("POST", "/tasks/answer/enqueue", {"tags": ["vip", 1]}, {"pointer": "/tags/1"}),
+        ("POST", "/tasks/answer/enqueue", {"tags": ["vip", "\0"]}, {"pointer": "/tags/1"}),
+        ("POST", "/tasks/answer/enqueue", {"headers": {"tenant": 1}}, {"pointer": "/headers"}),
+        ("POST", "/jobs/bulk", {"query": {}}, {"pointer": "/action"}),
+        ("POST", "/limits/permits/penalize", {"until": "2020-01-01T00:00:00Z"}, {"pointer": "/until"}),
+    ],
+)
+async def test_a_problem_names_the_wrong_input(
+    client: httpx.AsyncClient, method: str, path: str, body: Any, wrong: dict[str, str]
+) -> None:
+    answer = await client.request(method, f"/api{path}", json=body)
+    assert problem(answer) == "bad_request"
+    (named,) = answer.json()["errors"]
+    assert named == {"detail": answer.json()["detail"], **wrong}
+
+
+def test_each_type_of_problem_is_documented() -> None:
+    calls = [
+        node.args
+        for path in Path(headgate.http.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "HttpError"
+    ]
+    codes = {args[1].value for args in calls if isinstance(args[1], ast.Constant)} | {"text_is_redacted", "not_found"}
+    page = (Path(__file__).parents[3] / "docs" / "dashboard.md").read_text()
+    documented = set(re.findall(r'<a id="(\w+)"></a>', page))
+    assert codes <= documented
+    errors = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in dir(headgate.errors)}
+    assert documented - codes <= errors | {"header_is_redacted", "annotation_is_redacted", "method_not_allowed"}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +148,7 @@ async def test_a_penalty_ends_at_an_instant_in_range(client: httpx.AsyncClient, 
 @pytest.mark.parametrize("query", ["failures?span=null", "failures?span=NULL", "jobs?state=null", "history?step=null"])
 async def test_null_is_no_value_of_a_parameter(client: httpx.AsyncClient, query: str) -> None:
     answer = await client.get(f"/api/{query}")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request"), answer.text
+    assert (answer.status_code, problem(answer)) == (400, "bad_request"), answer.text
 
 
 async def test_a_name_may_be_null(client: httpx.AsyncClient) -> None:
@@ -178,7 +222,7 @@ async def test_an_unavailable_store_is_a_503_with_retry_after() -> None:
             answer = await client.get(path)
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) > 0
-            assert answer.json()["error"]["code"] == "storage_unavailable"
+            assert problem(answer) == "storage_unavailable"
         # The page itself is there, to say so.
         assert (await client.get("/")).status_code == 200
 
@@ -197,7 +241,7 @@ async def test_a_missing_body_times_out_and_an_interrupted_one_is_no_failure(
     async with app.open(), browser(app) as client:
         headers = {"Content-Type": "application/json"}
         answer = await client.post("/api/limits/permits/pause", content=slow(), headers=headers)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (408, "too_slow")
+        assert (answer.status_code, problem(answer)) == (408, "too_slow")
 
         async def breaks_off() -> Any:
             return {"type": "http.disconnect"}

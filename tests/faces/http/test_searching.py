@@ -26,7 +26,7 @@ from headgate.http import dashboard
 from headgate.storage.searching import TURN_TIMEOUT, Searches
 from headgate.storage.sqlite.reader import Reader
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.faces.http.stage import EVERYBODY, client, make_app
+from tests.faces.http.stage import EVERYBODY, client, make_app, problem
 from tests.until import until
 
 WITHOUT_END = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
@@ -120,8 +120,8 @@ async def test_a_search_that_takes_too_long_is_ended_and_says_what_to_do(
         # A tenth of a second of reading, so that it is the search itself that is ended.
         await app.tasks["answer"].enqueue_many([("why? " * 1_500,)] * 5000)
         answer = await caller.get("/api/jobs/count", params={"text": "nowhere"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "search_too_long"), answer.text
-        assert "narrow it by state, task" in answer.json()["error"]["message"]
+        assert (answer.status_code, problem(answer)) == (503, "search_too_long"), answer.text
+        assert "narrow it by state, task" in answer.json()["detail"]
         assert answer.headers["retry-after"] == "5"
         with pytest.raises(SearchTooLong, match="what it had found is not shown"):
             await app.admin.jobs(text="nowhere")

@@ -20,7 +20,7 @@ from headgate.http.passwords import PasswordHash
 from headgate.http.sessions import PATIENCE
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.faces.http.stage import client, make_app
+from tests.faces.http.stage import client, make_app, problem
 from tests.until import until
 
 PASSWORD = "a right password"
@@ -57,9 +57,9 @@ async def test_a_signed_out_browser_is_shown_the_sign_in_page_and_a_program_json
             assert "basic" not in page.headers.get("www-authenticate", "").lower()
             for accept in ("application/json", "*/*"):
                 answer = await caller.get(path, headers={"Accept": accept})
-                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
+                assert (answer.status_code, problem(answer)) == (401, "unauthorized")
         for path in ("/api/overview", "/api/stream", "/api/nothing", "/static/app.js"):
-            assert (await caller.get(path, headers=VISIT)).json()["error"]["code"] == "unauthorized"
+            assert problem(await caller.get(path, headers=VISIT)) == "unauthorized"
 
 
 async def test_the_page_runs_nothing_and_loads_nothing_and_has_labels_for_people_and_password_managers() -> None:
@@ -105,7 +105,7 @@ async def test_a_wrong_password_is_answered_by_the_page_that_keeps_the_name_and_
         assert "<b>" not in page.text
         assert 'role="alert">This user name, password or token is wrong.' in page.text
         assert "set-cookie" not in page.headers
-        assert (await caller.post("/login", data=hostile)).json()["error"]["code"] == "unauthorized"
+        assert problem(await caller.post("/login", data=hostile)) == "unauthorized"
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -171,7 +171,7 @@ async def test_a_page_of_another_site_cannot_sign_a_user_in_or_out() -> None:
     async with app.open(), client(dashboard(app, auth=users())) as caller:
         for elsewhere in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
             answer = await caller.post("/login", data=FORM, headers=elsewhere)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "other_site")
+            assert (answer.status_code, problem(answer)) == (403, "other_site")
         await sign_in(caller)
         token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
         for headers in ({}, token | {"Sec-Fetch-Site": "cross-site"}):
@@ -185,7 +185,7 @@ async def test_a_session_changes_nothing_without_its_token_not_with_a_bearer_hea
         await sign_in(caller)
         for headers in ({}, {"Authorization": "Bearer whatever"}):
             answer = await caller.post("/api/queues/default/pause", headers=headers)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "bad_token")
+            assert (answer.status_code, problem(answer)) == (403, "bad_token")
         token = (await caller.get("/api/session")).json()["token"]
         assert (await caller.post("/api/queues/default/pause", headers={"X-Headgate-Token": token})).status_code == 200
         assert [entry.actor for entry in await app.admin.audit_log(kind="queue")] == ["ada"]
@@ -238,7 +238,7 @@ async def test_signing_out_without_a_session_does_nothing() -> None:
     app = make_app()
     async with client(dashboard(app, auth=BearerAuth({"t" * 20: User("deploy")}))) as caller:
         answer = await caller.post("/logout", headers={"Authorization": "Bearer " + "t" * 20})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_session")
+        assert (answer.status_code, problem(answer)) == (409, "no_session")
 
 
 def test_a_session_ends_after_twelve_hours() -> None:
@@ -395,7 +395,7 @@ def test_a_store_that_does_not_answer_keeps_nobody_out(monkeypatch: pytest.Monke
             assert (clock.monotonic() - began_at) / SECOND <= PATIENCE
             # The user has to know that the other processes have not learnt of it.
             answer = await caller.post("/logout/everywhere", headers=token)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
+            assert (answer.status_code, problem(answer)) == (503, "storage_unavailable")
             await site.close()
 
     run_virtual(main)
