@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headgate.http.endpoint import Endpoint
+from headgate.http.endpoint import API, Endpoint
 from headgate.http.http_error import PROBLEM, Problem
 
 REF = "#/components/schemas/{name}"
@@ -35,9 +35,9 @@ def openapi(endpoints: Sequence[Endpoint]) -> bytes:
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         described = _operation(endpoint, known, components)
-        paths.setdefault(f"/api{endpoint.path}", {})[endpoint.method.lower()] = described
-    paths["/api/stream"] = {"get": _stream(known)}
-    paths["/api/openapi.json"] = {"get": _own()}
+        paths.setdefault(API + endpoint.path, {})[endpoint.method.lower()] = described
+    paths[f"{API}/stream"] = {"get": _stream(known)}
+    paths[f"{API}/openapi.json"] = {"get": _own()}
     # Parameters are described in place, so most of their types are not referred to.
     text = msgspec.json.encode([paths, components])
     components = {name: schema for name, schema in components.items() if f'"{REF.format(name=name)}"'.encode() in text}
@@ -50,7 +50,7 @@ def openapi(endpoints: Sequence[Endpoint]) -> bytes:
                 "description": "The state of a store of jobs, and how to change it. Instants are ISO 8601 in UTC, "
                 "durations seconds. Lists come in pages: `next` is the cursor of the next page, null at the end.",
             },
-            "servers": [{"url": "..", "description": "where the dashboard is mounted"}],
+            "servers": [{"url": "../..", "description": "where the dashboard is mounted"}],
             "security": [{"basic": []}, {"bearer": []}, {}],
             "paths": paths,
             "components": {
@@ -95,7 +95,7 @@ def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, 
                 "name": "X-Headgate-Token",
                 "in": "header",
                 "required": False,
-                "description": "The `token` of /api/session; not needed with a bearer token.",
+                "description": "The `token` of /api/v1/session; not needed with a bearer token.",
                 "schema": {"type": "string"},
             }
         )
@@ -148,7 +148,7 @@ def _stream(known: dict[str, Any]) -> dict[str, Any]:
     return {
         "operationId": "stream",
         "summary": "The overview as server-sent events, whenever it has changed, at most once a second",
-        "description": "`event: overview` has the JSON of /api/overview; `event: resync` says that events were "
+        "description": "`event: overview` has the JSON of /api/v1/overview; `event: resync` says that events were "
         "skipped for a client that was too slow; `event: lost` that the store does not answer. A comment is sent after "
         "15 s of silence. A stream ends after half a minute, and an EventSource opens the next one by itself.",
         "tags": ["overview"],

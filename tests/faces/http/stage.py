@@ -122,7 +122,7 @@ async def browser(app: Headgate, **options: Any) -> AsyncIterator[httpx.AsyncCli
     """A client that has read its session, and sends its token with all that it asks."""
     site = dashboard(app, **{"auth": EVERYBODY, **options})
     async with client(site) as caller:
-        session = await caller.get("/api/session")
+        session = await caller.get("/api/v1/session")
         caller.headers["X-Headgate-Token"] = session.json()["token"]
         yield caller
     await site.close()

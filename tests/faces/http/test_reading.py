@@ -26,7 +26,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
 
 
 async def ask(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
-    answer = await client.get(f"/api{path}")
+    answer = await client.get(f"/api/v1{path}")
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -285,7 +285,7 @@ async def test_the_map_of_limits_has_the_keys_with_most_trouble_first(app: Headg
             assert (set(keys), is_cut) == ({"three", "two"}, True)
             await app.admin.limits.pause(LIMIT, key="two")
             assert (await ranked(500))[0][:2] == ["two", "banned"]
-            assert (await client.get("/api/limits/map?count=501")).status_code == 400
+            assert (await client.get("/api/v1/limits/map?count=501")).status_code == 400
 
 
 async def test_keys_are_found_by_how_they_begin(app: Headgate) -> None:
@@ -309,7 +309,7 @@ async def test_a_graph_is_returned_for_jobs_and_batches(app: Headgate) -> None:
             assert {edge["needs"] for edge in graph["edges"]} == {"success", "member"}
             assert sorted(node["task"] or "" for node in graph["nodes"]) == ["", "answer", "answer"]
             assert await ask(client, f"/graphs/{stored.jobs[1].id}") == graph
-            assert (await client.get("/api/graphs/nobody")).status_code == 404
+            assert (await client.get("/api/v1/graphs/nobody")).status_code == 404
 
 
 async def test_the_history_names_the_deploys_of_its_time(app: Headgate) -> None:

@@ -46,8 +46,8 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any, str], list[
 @pytest.mark.parametrize(
     ("path", "module", "name"),
     [
-        (f"/api/limits/{quote(LIMIT, safe='')}/audit", listing, "starts"),
-        ("/api/failures", failures, "newest_failed"),
+        (f"/api/v1/limits/{quote(LIMIT, safe='')}/audit", listing, "starts"),
+        ("/api/v1/failures", failures, "newest_failed"),
     ],
     ids=["audit", "failures"],
 )
@@ -61,7 +61,7 @@ async def test_a_report_delays_no_list_and_is_made_once_for_all_who_request_it(
         try:
             await until(lambda: len(calls) == 1)
             async with asyncio.timeout(patient(5)):
-                for read in ("/api/jobs", "/api/overview", "/api/limits"):
+                for read in ("/api/v1/jobs", "/api/v1/overview", "/api/v1/limits"):
                     assert (await caller.get(read)).status_code == 200
         finally:
             hold.ends()

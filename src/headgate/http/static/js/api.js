@@ -1,7 +1,7 @@
 /** Requests to the REST API, and their errors. */
 import { t } from "./language.js";
 
-const ROOT = new URL("api/", document.baseURI);
+const ROOT = new URL("api/v1/", document.baseURI);
 /** Milliseconds for a read; a change may take four times as long. */
 const TIMEOUT = 15_000;
 
@@ -72,7 +72,7 @@ export async function change(method, path, body) {
 
 /** End the session of this browser, or all sessions of the user, and show the sign-in page. */
 export async function signOut(isEverywhere = false) {
-  await change("POST", isEverywhere ? "../logout/everywhere" : "../logout");
+  await change("POST", isEverywhere ? "../../logout/everywhere" : "../../logout");
   location.assign(new URL("login", document.baseURI));
 }
 
