@@ -16,7 +16,7 @@ from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
 from headgate.http.http_error import HttpError
-from headgate.http.page import Count, Cursor, Number, Page
+from headgate.http.page import Count, Cursor, Number, Page, page_of
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
 from headgate.http.tasks import Arguments, EnqueuedJobView, enqueued, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY, JobError, JobOptions, JobRecord
@@ -292,10 +292,12 @@ async def explain_job(caller: Caller, id: str) -> ExplanationView:
 
 async def job_logs(caller: Caller, id: str, query: LogsQuery) -> Page[LogLineView]:
     """Return the log lines of a job, oldest first: those after one, or the newest."""
-    lines = await caller.admin.logs(id, after=query.after, count=query.count, newest=query.newest, level=query.level)
+    # Before the newest lines there may be more, but no page follows them.
+    count = query.count if query.newest else query.count + 1
+    lines = await caller.admin.logs(id, after=query.after, count=count, newest=query.newest, level=query.level)
     secrets = await caller.secrets(id)
-    more = len(lines) == query.count and not query.newest
-    return Page([_line(line, caller.redaction, secrets) for line in lines], str(lines[-1].number) if more else None)
+    shown = [_line(line, caller.redaction, secrets) for line in lines]
+    return page_of(shown, query.count, lambda line: str(line.number))
 
 
 async def retry_job(caller: Caller, id: str) -> Acknowledgement:

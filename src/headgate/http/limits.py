@@ -13,7 +13,7 @@ from headgate.admin.audit import LimitAudit
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
 from headgate.http.jobs import WaitView, wait_view
-from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, to_cursor
+from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor
 from headgate.jobs.state import JobState
 from headgate.limits.kinds import RateKind
 from headgate.storage.live_rules import Scope
@@ -194,14 +194,15 @@ async def limits(caller: Caller, query: LimitsQuery) -> LimitsPage:
         key=query.key,
         prefix=query.prefix,
         after=None if query.before is None else from_cursor(query.before, BucketPlace),
-        count=query.count,
+        count=query.count + 1,
     )
+    page = page_of(found, query.count, lambda bucket: to_cursor(bucket.place))
     declared = [] if query.limit is not None else [each.limit for each in caller.admin.limits.all_declared()]
-    names = {*declared, *(each.limit for each in found), *([] if query.limit is None else [query.limit])}
+    names = {*declared, *(each.limit for each in page.items), *([] if query.limit is None else [query.limit])}
     return LimitsPage(
-        items=found,
+        items=page.items,
         limits=await caller.admin.limits.summary(*names) if names else [],
-        next=to_cursor(found[-1].place) if len(found) == query.count else None,
+        next=page.next,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
@@ -28,6 +28,12 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 
     items: Sequence[T]
     next: str | None = None
+
+
+def page_of(found: Sequence[T], count: int, cursor: Callable[[T], str]) -> Page[T]:
+    """Return a page of the first `count` of what was found; one more was requested, and is there if a page follows."""
+    items = found[:count]
+    return Page(items, cursor(items[-1]) if len(found) > count else None)
 
 
 def to_cursor(place: msgspec.Struct) -> str:

@@ -13,7 +13,7 @@ from headgate.admin.schedules import ScheduleDefinition
 from headgate.errors import DeclarationError, ScheduleNotFound
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
-from headgate.http.page import Count, Name, Page
+from headgate.http.page import Count, Name, Page, page_of
 from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY
 from headgate.schedules.calendar_text import parse_calendar
@@ -129,8 +129,8 @@ class Skipped(msgspec.Struct, frozen=True):
 
 async def schedules(caller: Caller, query: SchedulesQuery) -> Page[ScheduleStatus]:
     """Return schedules by name."""
-    found = await caller.admin.schedules.page(after=query.after, count=query.count)
-    return Page(found, found[-1].name if len(found) == query.count else None)
+    found = await caller.admin.schedules.page(after=query.after, count=query.count + 1)
+    return page_of(found, query.count, lambda schedule: schedule.name)
 
 
 async def schedule(caller: Caller, name: str) -> ScheduleDetails:

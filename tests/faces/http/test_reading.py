@@ -149,22 +149,31 @@ async def test_lists_come_in_pages_that_leave_nothing_out_and_repeat_nothing(app
             await app.admin.limits.penalize(LIMIT, f"key{number}", 60)
             await app.admin.queues.pause("default")
             await app.admin.queues.resume("default")
+            await batch([app.tasks["answer"].call("of a batch")]).enqueue()
+            await app.tasks["answer"].schedule(f"schedule{number}", Every(hours=1)).enqueue("often")
         async with browser(app) as client:
             for path, cursor, name in (
-                ("/jobs?count=2", "before", "id"),
-                ("/jobs?count=2&order=oldest", "before", "id"),
-                ("/audit?count=2", "before", "number"),
-                ("/limits?count=2", "before", "key"),
+                ("/jobs?", "before", "id"),
+                ("/jobs?order=oldest&", "before", "id"),
+                ("/jobs?queue=default&", "before", "id"),
+                ("/audit?", "before", "number"),
+                ("/limits?", "before", "key"),
+                ("/batches?", "before", "id"),
+                ("/schedules?", "after", "name"),
             ):
-                page = await ask(client, path)
-                found = [each[name] for each in page["items"]]
-                while page["next"] is not None:
-                    assert len(page["items"]) == 2
-                    page = await ask(client, f"{path}&{cursor}={quote(page['next'])}")
-                    found += [each[name] for each in page["items"]]
-                everything = await ask(client, path.replace("count=2", "count=500"))
-                assert found == [each[name] for each in everything["items"]]
-                assert len(set(found)) == len(found) >= 5
+                everything = [each[name] for each in (await ask(client, f"{path}count=500"))["items"]]
+                assert len(set(everything)) == len(everything) >= 5
+                assert (await ask(client, f"{path}count={len(everything)}"))["next"] is None
+                for count in (1, 2):
+                    page = await ask(client, f"{path}count={count}")
+                    found = [each[name] for each in page["items"]]
+                    while page["next"] is not None:
+                        assert len(page["items"]) == count
+                        page = await ask(client, f"{path}count={count}&{cursor}={quote(page['next'])}")
+                        # No empty page follows the last one.
+                        assert page["items"]
+                        found += [each[name] for each in page["items"]]
+                    assert found == everything
 
 
 async def test_a_task_and_a_queue_name_the_limits_of_their_jobs(app: Headgate) -> None:
