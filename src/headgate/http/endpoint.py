@@ -33,6 +33,8 @@ SLOWEST_BODY = 10.0
 
 MOST_FIELDS = 50
 
+LONGEST_IDEMPOTENCY_KEY = 255
+
 Method = Literal["GET", "POST", "DELETE"]
 Handler = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -58,8 +60,8 @@ class Acknowledgement(msgspec.Struct, frozen=True):
 class Endpoint:
     """One operation of the API: its method, path, role, parameters and result.
 
-    Its handler gets the `Caller`, the parts of the path by name, and the `query` and the `body` if it takes them. The
-    first line of its docstring is the summary in the description of the API. `refuses` are its own error statuses,
+    Its handler gets the `Caller`, the parts of the path by name, and the `query`, the `body` and the `idempotency_key`
+    of the request if it takes them. The first line of its docstring is the summary in the description of the API. `refuses` are its own error statuses,
     beside those that any endpoint can have.
     """
 
@@ -107,6 +109,15 @@ class Endpoint:
         return self.hints["return"]
 
     @property
+    def takes_idempotency_key(self) -> bool:
+        return "idempotency_key" in self.hints
+
+    @property
+    def creates(self) -> bool:
+        """Whether its status is 201 if the answer `is_new`."""
+        return "is_new" in getattr(self.answer, "__struct_fields__", ())
+
+    @property
     def changes(self) -> bool:
         """Whether it changes something, and so needs the caller's token."""
         return self.method != "GET"
@@ -138,6 +149,7 @@ class EndpointRunner:
         self.endpoint = endpoint
         self._query = endpoint.query
         self._body = endpoint.body
+        self._takes_key = endpoint.takes_idempotency_key
         self._encode = msgspec.json.Encoder().encode
 
     async def __call__(self, request: Request, caller: Caller) -> Response:
@@ -148,6 +160,8 @@ class EndpointRunner:
             given["query"] = query
         if self._body is not None:
             given["body"] = parse_body(await read_body(request), self._body)
+        if self._takes_key:
+            given["idempotency_key"] = _idempotency_key(request)
         try:
             work = caller.reach(self.endpoint.handler(caller, **given))
             # A search in payloads reads whole tables, so it ends if the client has disconnected.
@@ -155,7 +169,17 @@ class EndpointRunner:
             answer = await (_while_connected(request, work) if is_search else work)
         except HeadgateError as error:
             raise http_error_of(error) from error
-        return Response(self._encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"})
+        status = 201 if getattr(answer, "is_new", False) else 200
+        headers = {"Cache-Control": "no-store"}
+        return Response(self._encode(answer), status, media_type="application/json", headers=headers)
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= LONGEST_IDEMPOTENCY_KEY:
+        message = f"an idempotency key has 1 to {LONGEST_IDEMPOTENCY_KEY} characters, not {len(key)}"
+        raise bad_request(message, parameter="Idempotency-Key")
+    return key
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headgate.http.endpoint import API, Endpoint
+from headgate.http.endpoint import API, LONGEST_IDEMPOTENCY_KEY, Endpoint
 from headgate.http.http_error import PROBLEM, Problem
 
 REF = "#/components/schemas/{name}"
@@ -99,6 +99,17 @@ def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, 
                 "schema": {"type": "string"},
             }
         )
+    if endpoint.takes_idempotency_key:
+        described["parameters"].append(
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "required": False,
+                "description": "A text of your own for this request: another request with it and the same body gets the "
+                "same job, one with another body a 422.",
+                "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_IDEMPOTENCY_KEY},
+            }
+        )
     if endpoint.body is not None:
         statuses |= {408, 413, 415}
         described["requestBody"] = {
@@ -106,6 +117,8 @@ def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, 
             "content": {"application/json": {"schema": known[repr(endpoint.body)]}},
         }
     responses = {"200": _content("The answer.", known[repr(endpoint.answer)])}
+    if endpoint.creates:
+        responses["201"] = _content("The job is stored.", known[repr(endpoint.answer)])
     for status in sorted(statuses):
         responses[str(status)] = _content(_STATUSES[status], known[repr(Problem)], PROBLEM)
     described["responses"] = responses

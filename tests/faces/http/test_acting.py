@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 import httpx
 import pytest
@@ -29,7 +31,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
 async def act(client: httpx.AsyncClient, path: str, body: Any = None, *, expected: int = 200) -> Any:
     answer = await client.post(f"/api/v1{path}", json=body)
     assert answer.status_code == expected, answer.text
-    return answer.json() if expected == 200 else problem(answer)
+    return answer.json() if expected < 400 else problem(answer)
 
 
 async def test_jobs_are_retried_cancelled_and_run_now(app: Headgate) -> None:
@@ -66,10 +68,11 @@ async def test_jobs_are_enqueued_and_run_again_with_other_arguments(app: Headgat
             declared = {each["task"]: each for each in (await client.get("/api/v1/tasks")).json()["items"]}
             assert (declared["sync"]["arguments"], declared["sync"]["required"]) == (["tenant", "secret"], ["tenant"])
             enqueue = "/tasks/answer/enqueue"
-            new = await act(client, enqueue, {"payload": {"question": "how?"}, "delay": 60, "priority": 4})
+            new = await act(client, enqueue, {"payload": {"question": "how?"}, "delay": 60, "priority": 4}, expected=201)
             status = await app.admin.status(new["job"])
             assert (status.task, status.priority, status.is_scheduled) == ("answer", 4, True)
-            huge = await act(client, "/tasks/sync/enqueue", {"payload": {"tenant": "a\x00b", "secret": None}})
+            text = {"tenant": "a\x00b", "secret": None}
+            huge = await act(client, "/tasks/sync/enqueue", {"payload": text}, expected=201)
             assert "a\\u0000b" in (await app.admin.job(huge["job"])).record.payload
             for body, code, expected in (
                 ({}, "payload_error", 422),
@@ -84,8 +87,8 @@ async def test_jobs_are_enqueued_and_run_again_with_other_arguments(app: Headgat
 
             again = f"/jobs/{seeds.failed}/run-again"
             same, other = (
-                await act(client, again),
-                await act(client, again, {"payload": {"user": "b", "password": "p"}}),
+                await act(client, again, expected=201),
+                await act(client, again, {"payload": {"user": "b", "password": "p"}}, expected=201),
             )
             first, second, third = [
                 json.loads((await app.admin.job(id)).record.payload) for id in (seeds.failed, same["job"], other["job"])
@@ -118,7 +121,7 @@ async def test_a_job_is_enqueued_with_the_options_of_a_program(app: Headgate) ->
         "audit": "full",
     }
     async with app.open(), browser(app) as client:
-        assert await act(client, enqueue, {"payload": payload, **options}) == {"job": id, "is_new": True}
+        assert await act(client, enqueue, {"payload": payload, **options}, expected=201) == {"job": id, "is_new": True}
         record = (await app.admin.job(id)).record
         assert record.options is not None
         assert (record.unique_key, record.headers, record.options.tags) == ("why", {"source": "api"}, ("api", "vip"))
@@ -175,11 +178,46 @@ async def test_the_answer_says_that_a_job_with_the_unique_key_was_there(app: Hea
     async def pay(order: str) -> None: ...
 
     async with app.open(), browser(app) as client:
-        first = await act(client, "/tasks/pay/enqueue", {"payload": {"order": "1"}})
+        first = await act(client, "/tasks/pay/enqueue", {"payload": {"order": "1"}}, expected=201)
         assert first["is_new"] is True
         again = {"job": first["job"], "is_new": False}
         assert await act(client, "/tasks/pay/enqueue", {"payload": {"order": "1"}}) == again
         assert await act(client, f"/jobs/{first['job']}/run-again") == again
+
+
+async def test_an_idempotency_key_stores_one_job_however_often_it_is_sent(app: Headgate) -> None:
+    enqueue, why = "/api/v1/tasks/answer/enqueue", {"payload": {"question": "why?"}, "headers": {"tenant": "acme"}}
+    key = {"Idempotency-Key": "order 17"}
+    async with app.open(), browser(app) as client:
+        requests = [client.post(enqueue, json=why, headers=key) for _ in range(3)]
+        answers = await asyncio.gather(*requests)
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 201]
+        (id,) = {answer.json()["job"] for answer in answers}
+        assert [job.id for job in await app.admin.jobs()] == [id]
+        # The order of the fields does not matter, their values do.
+        turned = dict(reversed(why.items()))
+        assert (await client.post(enqueue, json=turned, headers=key)).json() == {"job": id, "is_new": False}
+        for other in (why | {"priority": 9}, {"payload": {"question": "when?"}}):
+            refused = await client.post(enqueue, json=other, headers=key)
+            assert (refused.status_code, problem(refused)) == (422, "idempotency_key_reused")
+        other_key = await client.post(enqueue, json=why, headers={"Idempotency-Key": "order 18"})
+        other_task = await client.post("/api/v1/tasks/hold/enqueue", json={"payload": {"tenant": "a"}}, headers=key)
+        assert (other_key.status_code, other_task.status_code) == (201, 201)
+        for body, wrong in ((why, {"Idempotency-Key": "x" * 256}), (why | {"id": str(UUID(int=7))}, key)):
+            assert problem(await client.post(enqueue, json=body, headers=wrong)) == "bad_request"
+        assert len(await app.admin.jobs()) == 3
+
+
+async def test_an_idempotency_key_finds_its_job_after_another_request_replaced_it(app: Headgate) -> None:
+    enqueue = "/api/v1/tasks/answer/enqueue"
+    first = {"payload": {"question": "why?"}, "unique_key": "q", "delay": 60}
+    second = {"payload": {"question": "when?"}, "unique_key": "q", "on_conflict": "replace"}
+    async with app.open(), browser(app) as client:
+        stored = await client.post(enqueue, json=first, headers={"Idempotency-Key": "1"})
+        replaced = await client.post(enqueue, json=second, headers={"Idempotency-Key": "2"})
+        assert replaced.json() == {"job": stored.json()["job"], "is_new": False}
+        again = await client.post(enqueue, json=first, headers={"Idempotency-Key": "1"})
+        assert (again.status_code, again.json()) == (200, replaced.json())
 
 
 async def test_a_batch_is_cancelled_with_the_batches_in_it_and_what_follows(app: Headgate) -> None:
@@ -462,7 +500,7 @@ async def test_encoded_arguments_are_run_again_and_those_of_a_schedule_are_shown
     async with app.open(), browser(app) as client:
         old = await app.tasks["answer"].enqueue("why?")
         for payload, question in ((None, "why?"), ({"question": "how?"}, "how?")):
-            new = (await act(client, f"/jobs/{old.id}/run-again", {"payload": payload}))["job"]
+            new = (await act(client, f"/jobs/{old.id}/run-again", {"payload": payload}, expected=201))["job"]
             stored = (await app.admin.job(new)).record.payload
             assert stored.startswith("encoded:")
             assert json.loads(app.admin.decoded(stored)) == {"question": question}
