@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -170,8 +171,15 @@ class EndpointRunner:
         except HeadgateError as error:
             raise http_error_of(error) from error
         status = 201 if getattr(answer, "is_new", False) else 200
-        headers = {"Cache-Control": "no-store"}
-        return Response(self._encode(answer), status, media_type="application/json", headers=headers)
+        body, headers = self._encode(answer), {"Cache-Control": "no-store"}
+        if not self.endpoint.changes:
+            # Weak, because the same answer may be compressed.
+            tag = hashlib.blake2b(body, digest_size=16).hexdigest()
+            headers["ETag"] = f'W/"{tag}"'
+            known = request.headers.get("if-none-match", "").split(",")
+            if any(each.strip() in ("*", f'"{tag}"', f'W/"{tag}"') for each in known):
+                return Response(status_code=304, headers=headers)
+        return Response(body, status, media_type="application/json", headers=headers)
 
 
 def _idempotency_key(request: Request) -> str | None:

@@ -89,26 +89,21 @@ def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, 
     }
     description = " ".join(filter(None, (endpoint.description, f"Needs the role {endpoint.needs}.")))
     described["description"] = description
+    text = {"type": "string"}
     if endpoint.changes:
-        described["parameters"].append(
-            {
-                "name": "X-Headgate-Token",
-                "in": "header",
-                "required": False,
-                "description": "The `token` of /api/v1/session; not needed with a bearer token.",
-                "schema": {"type": "string"},
-            }
-        )
+        description = "The `token` of /api/v1/session; not needed with a bearer token."
+        described["parameters"].append(_header("X-Headgate-Token", description, text))
+    else:
+        description = "The `ETag` of an answer that you have: if it has not changed, you get a 304."
+        described["parameters"].append(_header("If-None-Match", description, text))
     if endpoint.takes_idempotency_key:
         described["parameters"].append(
-            {
-                "name": "Idempotency-Key",
-                "in": "header",
-                "required": False,
-                "description": "A text of your own for this request: another request with it and the same body gets the "
-                "same job, one with another body a 422.",
-                "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_IDEMPOTENCY_KEY},
-            }
+            _header(
+                "Idempotency-Key",
+                "A text of your own for this request: another request with it and the same body gets the same job, one "
+                "with another body a 422.",
+                {**text, "minLength": 1, "maxLength": LONGEST_IDEMPOTENCY_KEY},
+            )
         )
     if endpoint.body is not None:
         statuses |= {408, 413, 415}
@@ -117,6 +112,8 @@ def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, 
             "content": {"application/json": {"schema": known[repr(endpoint.body)]}},
         }
     responses = {"200": _content("The answer.", known[repr(endpoint.answer)])}
+    if not endpoint.changes:
+        responses["304"] = {"description": "The answer has not changed."}
     if endpoint.creates:
         responses["201"] = _content("The job is stored.", known[repr(endpoint.answer)])
     for status in sorted(statuses):
@@ -150,6 +147,10 @@ def _documented(schema: dict[str, Any]) -> dict[str, Any]:
         schema["enum"] = [word for word in schema["enum"] if word is not None]
     description = schema.pop("description", None)
     return {"schema": schema} if description is None else {"description": description, "schema": schema}
+
+
+def _header(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
 
 
 def _content(description: str, schema: dict[str, Any], kind: str = "application/json") -> dict[str, Any]:

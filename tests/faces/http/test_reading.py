@@ -176,6 +176,25 @@ async def test_lists_come_in_pages_that_leave_nothing_out_and_repeat_nothing(app
                     assert found == everything
 
 
+async def test_an_answer_is_sent_again_only_if_it_has_changed(app: Headgate) -> None:
+    async with app.open():
+        job = await app.tasks["answer"].using(delay=3600).enqueue("why?")
+        async with browser(app) as client:
+            for path in (f"/jobs/{job.id}", "/jobs", "/limits/settings", "/limits/permits/rules"):
+                first = await client.get(f"/api/v1{path}")
+                tag = first.headers["ETag"]
+                for known in (tag, tag.removeprefix("W/"), f'"another", {tag}', "*"):
+                    again = await client.get(f"/api/v1{path}", headers={"If-None-Match": known})
+                    assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", tag)
+                    assert again.headers["Cache-Control"] == "no-store"
+                other = await client.get(f"/api/v1{path}", headers={"If-None-Match": '"another"'})
+                assert (other.status_code, other.content) == (200, first.content)
+            shown = await client.get(f"/api/v1/jobs/{job.id}")
+            await job.cancel()
+            changed = await client.get(f"/api/v1/jobs/{job.id}", headers={"If-None-Match": shown.headers["ETag"]})
+            assert (changed.status_code, changed.json()["status"]["state"]) == (200, "cancelled")
+
+
 async def test_a_task_and_a_queue_name_the_limits_of_their_jobs(app: Headgate) -> None:
     async with app.open():
         await app.tasks["answer"].enqueue("why?")
