@@ -21,7 +21,7 @@ BUDGETS = {
     "cli": 8_000,
     "contrib": 3_100,
     "engine": 10_600,
-    "http": 18_600,
+    "http": 18_700,
     "jobs": 3_800,
     "limits": 9_600,
     "observe": 2_400,

@@ -46,5 +46,11 @@ async def cancel_batch(caller: Caller, id: str, body: BatchCancel) -> BulkResult
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/batches", batches),
     reads("/batches/{id}", batch, refuses=(404,)),
-    acts("/batches/{id}/cancel", cancel_batch, refuses=(404,)),
+    acts(
+        "/batches/{id}/cancel",
+        cancel_batch,
+        refuses=(404,),
+        sends={"most": 1000},
+        answers=BulkResult(matched=3, changed=3),
+    ),
 )

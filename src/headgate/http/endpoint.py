@@ -57,13 +57,17 @@ class Acknowledgement(msgspec.Struct, frozen=True):
     changed: bool = True
 
 
+ACKNOWLEDGED = Acknowledgement()
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One operation of the API: its method, path, role, parameters and result.
 
     Its handler gets the `Caller`, the parts of the path by name, and the `query`, the `body` and the `idempotency_key`
-    of the request if it takes them. The first line of its docstring is the summary in the description of the API. `refuses` are its own error statuses,
-    beside those that any endpoint can have.
+    of the request if it takes them. The first line of its docstring is the summary in the description of the API.
+    `refuses` are its own error statuses, beside those that any endpoint can have. `sends` is an example of its body,
+    `answers` one of its result.
     """
 
     method: Method
@@ -71,6 +75,8 @@ class Endpoint:
     needs: Role
     handler: Handler
     refuses: tuple[int, ...] = ()
+    sends: Mapping[str, Any] | None = None
+    answers: Any = None
 
     @property
     def name(self) -> str:
@@ -133,14 +139,22 @@ def reads(path: str, handler: Handler, *, needs: Role = "viewer", refuses: tuple
     return Endpoint("GET", path, needs, handler, refuses)
 
 
-def acts(path: str, handler: Handler, *, needs: Role = "operator", refuses: tuple[int, ...] = ()) -> Endpoint:
+def acts(
+    path: str,
+    handler: Handler,
+    *,
+    needs: Role = "operator",
+    refuses: tuple[int, ...] = (),
+    sends: Mapping[str, Any] | None = None,
+    answers: Any = ACKNOWLEDGED,
+) -> Endpoint:
     """Declare an endpoint that changes something."""
-    return Endpoint("POST", path, needs, handler, refuses)
+    return Endpoint("POST", path, needs, handler, refuses, sends, answers)
 
 
 def removes(path: str, handler: Handler, *, needs: Role = "admin", refuses: tuple[int, ...] = ()) -> Endpoint:
     """Declare an endpoint that removes something."""
-    return Endpoint("DELETE", path, needs, handler, refuses)
+    return Endpoint("DELETE", path, needs, handler, refuses, answers=ACKNOWLEDGED)
 
 
 class EndpointRunner:

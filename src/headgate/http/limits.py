@@ -374,12 +374,21 @@ ENDPOINTS: Sequence[Endpoint] = (
     reads("/limits/{limit}/next-jobs", next_jobs),
     reads("/limits/{limit}/bucket", bucket, refuses=(404,)),
     reads("/limits/{limit}/audit", audit_limit, refuses=STEERED),
-    acts("/limits/{limit}/pause", pause_limit, needs="admin", refuses=STEERED),
-    acts("/limits/{limit}/resume", resume_limit, needs="admin", refuses=STEERED),
-    acts("/limits/{limit}/set", set_limit, needs="admin", refuses=STEERED),
-    acts("/limits/{limit}/unset", unset_limit, needs="admin", refuses=STEERED),
-    acts("/limits/{limit}/reset", reset_limit, needs="admin", refuses=STEERED),
-    acts("/limits/{limit}/penalize", penalize_limit, needs="admin", refuses=STEERED),
-    acts("/limits/{limit}/assign", assign_limit, needs="admin", refuses=STEERED),
+    acts("/limits/{limit}/pause", pause_limit, needs="admin", refuses=STEERED, sends={"key": "acme"}),
+    acts("/limits/{limit}/resume", resume_limit, needs="admin", refuses=STEERED, sends={"key": "acme"}),
+    acts("/limits/{limit}/set", set_limit, needs="admin", refuses=STEERED, sends={"rule": "30/m", "key": "acme"}),
+    acts("/limits/{limit}/unset", unset_limit, needs="admin", refuses=STEERED, sends={"key": "acme"}),
+    acts(
+        "/limits/{limit}/reset",
+        reset_limit,
+        needs="admin",
+        refuses=STEERED,
+        sends={"key": "acme"},
+        answers=Reset(permits_held=0),
+    ),
+    acts(
+        "/limits/{limit}/penalize", penalize_limit, needs="admin", refuses=STEERED, sends={"key": "acme", "seconds": 60}
+    ),
+    acts("/limits/{limit}/assign", assign_limit, needs="admin", refuses=STEERED, sends={"key": "acme", "tier": "gold"}),
     removes("/limits/{limit}", remove_limit, refuses=(404, 409)),
 )

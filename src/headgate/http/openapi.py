@@ -109,13 +109,14 @@ def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, 
         statuses |= {408, 413, 415}
         described["requestBody"] = {
             "required": not endpoint.is_body_optional,
-            "content": {"application/json": {"schema": known[repr(endpoint.body)]}},
+            "content": _media(known[repr(endpoint.body)], example=endpoint.sends),
         }
-    responses = {"200": _content("The answer.", known[repr(endpoint.answer)])}
+    answer = _media(known[repr(endpoint.answer)], example=endpoint.answers)
+    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": answer}}
     if not endpoint.changes:
         responses["304"] = {"description": "The answer has not changed."}
     if endpoint.creates:
-        responses["201"] = _content("The job is stored.", known[repr(endpoint.answer)])
+        responses["201"] = {"description": "The job is stored.", "content": answer}
     for status in sorted(statuses):
         responses[str(status)] = _content(_STATUSES[status], known[repr(Problem)], PROBLEM)
     described["responses"] = responses
@@ -154,7 +155,11 @@ def _header(name: str, description: str, schema: dict[str, Any]) -> dict[str, An
 
 
 def _content(description: str, schema: dict[str, Any], kind: str = "application/json") -> dict[str, Any]:
-    return {"description": description, "content": {kind: {"schema": schema}}}
+    return {"description": description, "content": _media(schema, kind)}
+
+
+def _media(schema: dict[str, Any], kind: str = "application/json", *, example: Any = None) -> dict[str, Any]:
+    return {kind: {"schema": schema} if example is None else {"schema": schema, "example": example}}
 
 
 def _stream(known: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,9 @@ Length = Annotated[float | ShortText, msgspec.Meta(description='A duration: seco
 class NewJobBody(JsonBody, frozen=True, kw_only=True):
     """A job to enqueue: its arguments, and what differs from its task, as the options of `task.using(…)`.
 
-    `delay` is in seconds. `retention` is a duration, "forever", or these by state.
+    `delay` is in seconds. `retention` is a duration, "forever", or these by state. `id` is a UUID of your own: if a job
+    of the task is stored under it, that one is the answer. At most one job of the task waits under a `unique_key`;
+    `on_conflict` is what happens to the next one. Jobs are found by their `tags` and `headers`.
     """
 
     payload: Arguments | None = None
@@ -74,6 +76,10 @@ class EnqueuedJobView(msgspec.Struct, frozen=True):
 
     job: str
     is_new: bool
+
+
+ENQUEUED = EnqueuedJobView("06qg52v2jj4pb", True)
+"""The example of the description."""
 
 
 def enqueued(job: EnqueuedJob) -> EnqueuedJobView:
@@ -190,5 +196,11 @@ def require_no_mark(payload: Mapping[str, Any] | None, redaction: Redaction) -> 
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/tasks", tasks),
     reads("/tasks/{name}", task),
-    acts("/tasks/{task}/enqueue", enqueue_job, refuses=(404, 409, 422)),
+    acts(
+        "/tasks/{task}/enqueue",
+        enqueue_job,
+        refuses=(404, 409, 422),
+        sends={"payload": {"tenant": "acme"}, "delay": 60, "tags": ["vip"]},
+        answers=ENQUEUED,
+    ),
 )

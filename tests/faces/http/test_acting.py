@@ -68,7 +68,9 @@ async def test_jobs_are_enqueued_and_run_again_with_other_arguments(app: Headgat
             declared = {each["task"]: each for each in (await client.get("/api/v1/tasks")).json()["items"]}
             assert (declared["sync"]["arguments"], declared["sync"]["required"]) == (["tenant", "secret"], ["tenant"])
             enqueue = "/tasks/answer/enqueue"
-            new = await act(client, enqueue, {"payload": {"question": "how?"}, "delay": 60, "priority": 4}, expected=201)
+            new = await act(
+                client, enqueue, {"payload": {"question": "how?"}, "delay": 60, "priority": 4}, expected=201
+            )
             status = await app.admin.status(new["job"])
             assert (status.task, status.priority, status.is_scheduled) == ("answer", 4, True)
             text = {"tenant": "a\x00b", "secret": None}

@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from headgate.http import dashboard
+from headgate.http.endpoint import parse_body
 from headgate.http.openapi import openapi
 from headgate.http.routes import ENDPOINTS
 from tests.faces.http.stage import EVERYBODY, Seeds, client, make_app, seed
@@ -38,6 +40,18 @@ def test_every_endpoint_is_described_with_each_status_that_it_can_have() -> None
         assert {int(status) for status in described["responses"]} == wanted
     names = [each.name for each in ENDPOINTS]
     assert len(set(names)) == len(names)
+
+
+def test_each_body_has_an_example_that_its_endpoint_accepts() -> None:
+    for endpoint in ENDPOINTS:
+        described = DESCRIPTION["paths"][f"/api/v1{endpoint.path}"][endpoint.method.lower()]
+        if endpoint.body is not None:
+            (media,) = described["requestBody"]["content"].values()
+            assert parse_body(json.dumps(media["example"]).encode(), endpoint.body)
+        if endpoint.answers is not None:
+            assert type(endpoint.answers) is endpoint.answer
+            (media,) = described["responses"]["200"]["content"].values()
+            assert msgspec.convert(media["example"], endpoint.answer) == endpoint.answers
 
 
 def test_parameters_are_described_by_what_parses_them() -> None:

@@ -120,7 +120,8 @@ async function request(url, init, signal) {
   // The session has ended, here or in another tab: at this address the server now shows the sign-in page.
   if (response.status === 401) location.reload();
   // An error is a problem of RFC 9457; the code is the last part of its type.
-  const message = data?.detail ?? data?.title ?? t("The server responded with status {status}.", { status: response.status });
+  const message =
+    data?.detail ?? data?.title ?? t("The server responded with status {status}.", { status: response.status });
   throw new ApiError(response.status, data?.type?.split("#").pop() ?? "error", message);
 }
 
