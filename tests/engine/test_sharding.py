@@ -28,10 +28,7 @@ def test_keys_that_move_between_databases_lose_nothing_and_stay_within_their_lim
         try:
             simulate(seed)
         except BaseException as error:
-            error.add_note(
-                f"replay: HEADGATE_TEST_SIM_SEED={seed} python -m pytest -n 0 "
-                "tests/engine/test_sharding.py"
-            )
+            error.add_note(f"replay: HEADGATE_TEST_SIM_SEED={seed} python -m pytest -n 0 tests/engine/test_sharding.py")
             raise
 
 

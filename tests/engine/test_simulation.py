@@ -37,8 +37,7 @@ def test_every_simulation_loses_no_job_and_exceeds_no_limit(first: int) -> None:
             simulate(seed)
         except BaseException as error:
             error.add_note(
-                f"replay: HEADGATE_TEST_SIM_SEED={seed} python -m pytest -n 0 "
-                "tests/engine/test_simulation.py"
+                f"replay: HEADGATE_TEST_SIM_SEED={seed} python -m pytest -n 0 tests/engine/test_simulation.py"
             )
             raise
 

@@ -107,8 +107,8 @@ def test_the_api_returns_alerts_alone_and_in_the_overview(project: OneModule) ->
     async def ask(app: Headgate) -> None:
         await two_alerts(app)
         async with browser(app) as client:
-            listed = (await client.get("/api/alerts")).json()
-            overview = (await client.get("/api/overview")).json()
+            listed = (await client.get("/api/v1/alerts")).json()
+            overview = (await client.get("/api/v1/overview")).json()
         assert [each["id"] for each in listed["items"]] == ["a1", "a2"]
         assert listed["items"][1]["value"] == 7
         assert overview["alerts"] == listed["items"]

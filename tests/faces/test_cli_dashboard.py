@@ -66,19 +66,19 @@ def test_the_link_signs_in_once_and_the_server_exits_with_0_during_a_stream(
     with serving(target) as (process, link), httpx.Client(timeout=patient(10)) as client:
         url, _, token = link.partition("login?token=")
         assert len(token) >= 43
-        assert client.get(f"{url}api/overview").status_code == 401
+        assert client.get(f"{url}api/v1/overview").status_code == 401
         signed_in = client.get(link, headers={"Accept": "text/html"})
         assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/")
-        assert client.get(f"{url}api/overview").json()["totals"]["waiting"] == 0
+        assert client.get(f"{url}api/v1/overview").json()["totals"]["waiting"] == 0
         assert client.get(f"{url}overview").status_code == 200
-        assert client.get(f"{url}api/session").json()["app"] == target
+        assert client.get(f"{url}api/v1/session").json()["app"] == target
         assert httpx.get(link, timeout=patient(10)).status_code == 401
         assert process.stdout is not None
         assert "signs in one browser" in process.stdout.readline()
         next_link = process.stdout.readline().strip().removeprefix("Link for the next sign-in: ")
         assert next_link != link
         assert httpx.get(next_link, timeout=patient(10)).status_code == 303
-        with client.stream("GET", f"{url}api/stream") as stream:
+        with client.stream("GET", f"{url}api/v1/stream") as stream:
             assert stream.status_code == 200
             process.send_signal(number)
             assert process.wait(timeout=patient(10)) == 0
@@ -104,10 +104,11 @@ def test_several_users_sign_in_with_their_own_password_and_role(target: str, tmp
                 ("ada", "a password: with colons", "admin"),
                 ("grace", "grace's password", "viewer"),
             ):
-                answer = httpx.get(f"{url}api/session", auth=(name, password), timeout=patient(10))
+                answer = httpx.get(f"{url}api/v1/session", auth=(name, password), timeout=patient(10))
                 assert answer.json()["role"] == role
             assert (
-                httpx.get(f"{url}api/session", auth=("ada", "grace's password"), timeout=patient(10)).status_code == 401
+                httpx.get(f"{url}api/v1/session", auth=("ada", "grace's password"), timeout=patient(10)).status_code
+                == 401
             )
 
 
@@ -157,8 +158,8 @@ def test_a_password_signs_in(target: str, tmp_path: Path) -> None:
         assert url.endswith("/jobs/")
         # The proxy in front of it passes the path on without its own part.
         bare = url.removesuffix("jobs/")
-        assert httpx.get(f"{bare}api/session", timeout=patient(10)).status_code == 401
-        session = httpx.get(f"{bare}api/session", auth=("ada", "correct horse battery"), timeout=patient(10)).json()
+        assert httpx.get(f"{bare}api/v1/session", timeout=patient(10)).status_code == 401
+        session = httpx.get(f"{bare}api/v1/session", auth=("ada", "correct horse battery"), timeout=patient(10)).json()
         assert (session["user"], session["role"], session["read_only"]) == ("ada", "operator", True)
 
 
@@ -177,7 +178,15 @@ def test_the_printed_address_works_with_and_without_the_proxy(target: str, path:
         # A proxy removes the path, or not; the cookie is for the path, so a browser sends it to the proxy.
         cookie = {"Cookie": "; ".join(f"{name}={value}" for name, value in client.cookies.items())}
         for prefix in (path, ""):
-            for below in ("/", "/overview", "/jobs", "/jobs/some-id", "/limits/a/b", "/api/overview", "/static/app.js"):
+            for below in (
+                "/",
+                "/overview",
+                "/jobs",
+                "/jobs/some-id",
+                "/limits/a/b",
+                "/api/v1/overview",
+                "/static/app.js",
+            ):
                 answer = httpx.get(f"{origin}{prefix}{below}", headers=cookie, timeout=patient(10))
                 assert answer.status_code == 200, (prefix, below)
                 assert below.startswith(("/api", "/static")) or f'<base href="{base}">' in answer.text
@@ -213,6 +222,7 @@ def test_a_user_needs_a_role_and_one_secret_that_is_not_weak(target: str, tmp_pa
         (["--user", "ada:admin", "--password-file", str(weak)], "password of 'ada'"),
         (["--root-path", "jobs"], "begin with a slash"),
         (["--root-path", "/api/"], "is an address of the dashboard itself"),
+        (["--root-path", "/api/v1"], "is an address of the dashboard itself"),
         (["--user", "ada:admin", "--users-file", str(weak)], "does not go with --users-file"),
     ):
         result = call("dashboard", target, *words)

@@ -194,14 +194,14 @@ async def test_operators_see_decoded_payloads_and_viewers_the_names_of_the_codec
         with pytest.raises(JobFailed):
             await result_within(failed)
     paths = [
-        "/api/jobs?count=10",
-        f"/api/jobs/{paid.id}",
-        f"/api/jobs/{failed.id}",
-        f"/api/jobs/{failed.id}/logs",
-        f"/api/jobs/{failed.id}/explain",
-        "/api/failures",
-        f"/api/failures/{failed.id}",
-        "/api/overview",
+        "/api/v1/jobs?count=10",
+        f"/api/v1/jobs/{paid.id}",
+        f"/api/v1/jobs/{failed.id}",
+        f"/api/v1/jobs/{failed.id}/logs",
+        f"/api/v1/jobs/{failed.id}/explain",
+        "/api/v1/failures",
+        f"/api/v1/failures/{failed.id}",
+        "/api/v1/overview",
     ]
     async with app.open():
         listed, details, *others = await seen(app, "viewer", paths)
@@ -266,7 +266,7 @@ async def test_the_dashboard_never_shows_what_is_in_a_folder() -> None:
         job = await pay.enqueue(SECRET * 20)
         await result_within(job)
         async with browser(app) as client:
-            for path in (f"/api/jobs/{job.id}", "/api/jobs"):
+            for path in (f"/api/v1/jobs/{job.id}", "/api/v1/jobs"):
                 shown = await client.get(path)
                 assert shown.status_code == 200
                 assert "[encoded: folder]" in shown.text

@@ -141,7 +141,9 @@ def test_a_dashboard_responds_during_and_after_1100_half_sent_requests(tmp_path:
             assert len(connections) > 1000
             assert client.get(link).status_code == 303
             for _ in range(5):
-                answer = httpx.get(f"http://127.0.0.1:{port}/api/overview", cookies=client.cookies, timeout=patient(10))
+                answer = httpx.get(
+                    f"http://127.0.0.1:{port}/api/v1/overview", cookies=client.cookies, timeout=patient(10)
+                )
                 assert answer.status_code == 200
             assert open_files(process) < OPEN_FILES - 20
             assert is_closed(connections[-1])

@@ -154,7 +154,7 @@ async def test_enqueueing_creates_the_file_unless_migrate_is_off(tmp_path: Path)
 async def test_the_dashboard_creates_no_file(tmp_path: Path) -> None:
     app = Headgate(f"sqlite:///{tmp_path / 'jobs.db'}")
     async with client_of(dashboard(app, auth=EVERYBODY)) as client:
-        answer = await client.get("/api/overview")
+        answer = await client.get("/api/v1/overview")
         assert answer.status_code == 503, answer.text
     assert not (tmp_path / "jobs.db").exists()
 

@@ -153,7 +153,7 @@ def test_a_worker_the_command_line_and_the_dashboard_work_with_unreadable_rows(
     assert "cannot be read" in " ".join(call("jobs", "list", module.target).output.split())
 
     listed, details, all_schedules, one = module.do(
-        lambda app: _asked(app, "/api/jobs", f"/api/jobs/{bad}", "/api/schedules", "/api/schedules/bad")
+        lambda app: _asked(app, "/api/v1/jobs", f"/api/v1/jobs/{bad}", "/api/v1/schedules", "/api/v1/schedules/bad")
     )
     assert {job["id"] for job in listed["items"]} >= {bad, good}
     assert "options" in details["status"]["unreadable"]

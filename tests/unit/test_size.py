@@ -22,7 +22,7 @@ BUDGETS = {
     "client": 2_900,
     "contrib": 3_100,
     "engine": 10_600,
-    "http": 18_500,
+    "http": 18_700,
     "jobs": 3_800,
     "limits": 9_600,
     "observe": 2_400,

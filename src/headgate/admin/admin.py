@@ -37,7 +37,7 @@ from headgate.admin.nodes import NodeStatus, by_process, find_node, node_ended, 
 from headgate.admin.overview import Overview, overview
 from headgate.admin.pauses import Pause, pause_of_limit, pause_of_queue, pauses_with_jobs
 from headgate.admin.purge import Purged, purge
-from headgate.admin.query import JobCriteria, JobQuery
+from headgate.admin.query import PAGE_AND_ONE, JobCriteria, JobQuery
 from headgate.admin.queues import QueuesAdmin, describe_queue
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.set_rules import SetRules
@@ -407,7 +407,7 @@ class Admin:
 
         `before` is the last id of the page before. `jobs(batch=id)` lists the jobs of a batch.
         """
-        count = min(max(count, 1), 500)
+        count = min(max(count, 1), PAGE_AND_ONE)
         found = await self._storage.batches(pending_only=pending_only, cursor=before, count=count)
         tasks = await self._storage.tasks_of_batches([record.id for record in found])
         return [batch_details(batch_status(record), tasks.get(record.id, ())) for record in found]
@@ -461,7 +461,7 @@ class Admin:
         `before` is the last number of the page before it; instants are wall microseconds. Entries of a job are deleted
         with it, others after the `audit` of the retention (90 days).
         """
-        count = min(max(count, 1), 500)
+        count = min(max(count, 1), PAGE_AND_ONE)
         return await self._storage.audit_log(
             AuditFilter(kind=kind, subject=subject, actor=actor, before=before, count=count)
         )

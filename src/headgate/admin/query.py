@@ -16,6 +16,9 @@ from headgate.storage.records import JobFilter, JobView
 
 LARGEST_PAGE = 500
 
+PAGE_AND_ONE = LARGEST_PAGE + 1
+"""How many can be requested, to see whether another page follows."""
+
 LONGEST_TEXT = 200
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from headgate.admin.actor import this_process
 from headgate.admin.enqueueing import Payload, call_of, declared_task
+from headgate.admin.query import PAGE_AND_ONE
 from headgate.clock import SECOND, to_datetime
 from headgate.engine.declaration import rules_of, trigger_of
 from headgate.engine.enqueuer import Enqueuer
@@ -92,7 +93,7 @@ class SchedulesAdmin:
 
     async def page(self, *, after: str = "", count: int = 50) -> Sequence[ScheduleStatus]:
         """Return the schedules by name that come after that one, up to 500."""
-        found = await self._storage.schedules(after=after, count=min(max(count, 1), 500))
+        found = await self._storage.schedules(after=after, count=min(max(count, 1), PAGE_AND_ONE))
         return [self._status(record) for record in found]
 
     async def status(self, name: str) -> ScheduleStatus:

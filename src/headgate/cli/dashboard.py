@@ -94,7 +94,7 @@ def dashboard(
         raise click.UsageError("--redact and --no-redaction exclude each other")
     if root_path and not root_path.startswith("/"):
         raise click.UsageError(f"--root-path {root_path} must begin with a slash")
-    if root_path.rstrip("/") in ("/api", "/static"):
+    if root_path.rstrip("/") in ("/api", "/api/v1", "/static"):
         raise click.UsageError(f"--root-path {root_path} is an address of the dashboard itself; choose another path")
     app = locate(target)
     require_tables(app)

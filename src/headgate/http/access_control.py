@@ -173,7 +173,9 @@ class AccessControl:
         shown = request.headers.get(TOKEN, "")
         if not hmac.compare_digest(shown.encode(), self.token(visitor.user).encode()):
             raise HttpError(
-                403, "bad_token", "the header X-Headgate-Token must contain the `token` of /api/session; read it again"
+                403,
+                "bad_token",
+                "the header X-Headgate-Token must contain the `token` of /api/v1/session; read it again",
             )
 
     def require_same_site(self, request: Request) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, Query, reads
-from headgate.http.page import Count, Name, Number, Page
+from headgate.http.page import Count, Name, Number, Page, page_of
 from headgate.jobs.audit import AuditEntry, SubjectKind
 
 
@@ -38,9 +38,9 @@ class AuditEntryView(msgspec.Struct, frozen=True):
 async def audit_log(caller: Caller, query: AuditLogQuery) -> Page[AuditEntryView]:
     """Return the actions on jobs, limits, queues, schedules and nodes, and the sign-ins, newest first."""
     found = await caller.admin.audit_log(
-        kind=query.kind, subject=query.subject, actor=query.actor, before=query.before, count=query.count
+        kind=query.kind, subject=query.subject, actor=query.actor, before=query.before, count=query.count + 1
     )
-    return Page([_entry(each, caller) for each in found], str(found[-1].number) if len(found) == query.count else None)
+    return page_of([_entry(each, caller) for each in found], query.count, lambda entry: str(entry.number))
 
 
 def _entry(entry: AuditEntry, caller: Caller) -> AuditEntryView:

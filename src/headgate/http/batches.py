@@ -11,7 +11,7 @@ from headgate.admin import BatchDetails, BulkResult
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, JsonBody, Query, acts, reads
 from headgate.http.jobs import MOST_CHANGED
-from headgate.http.page import Count, Cursor, Page
+from headgate.http.page import Count, Cursor, Page, page_of
 
 
 class BatchesQuery(Query, frozen=True, kw_only=True):
@@ -29,8 +29,8 @@ class BatchCancel(JsonBody, frozen=True, kw_only=True):
 
 async def batches(caller: Caller, query: BatchesQuery) -> Page[BatchDetails]:
     """Return batches, newest first, with their tasks, and how many of their jobs are in each state."""
-    found = await caller.admin.batches(pending_only=query.pending_only, before=query.before, count=query.count)
-    return Page(found, found[-1].id if len(found) == query.count else None)
+    found = await caller.admin.batches(pending_only=query.pending_only, before=query.before, count=query.count + 1)
+    return page_of(found, query.count, lambda batch: batch.id)
 
 
 async def batch(caller: Caller, id: str) -> BatchDetails:
@@ -46,5 +46,11 @@ async def cancel_batch(caller: Caller, id: str, body: BatchCancel) -> BulkResult
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/batches", batches),
     reads("/batches/{id}", batch, refuses=(404,)),
-    acts("/batches/{id}/cancel", cancel_batch, refuses=(404,)),
+    acts(
+        "/batches/{id}/cancel",
+        cancel_batch,
+        refuses=(404,),
+        sends={"most": 1000},
+        answers=BulkResult(matched=3, changed=3),
+    ),
 )

@@ -20,7 +20,7 @@ FAST = 1
 
 _REFUSED = re.compile(r"\s*q\s*=\s*0(?:\.0*)?\s*")
 
-_KINDS = ("text/", "application/json", "image/svg+xml")
+_KINDS = ("text/", "application/json", "application/problem+json", "image/svg+xml")
 
 
 def accepts_gzip(request: Request) -> bool:

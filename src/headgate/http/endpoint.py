@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -17,7 +18,10 @@ from starlette.responses import Response
 from headgate.errors import HeadgateError
 from headgate.http.auth import Role
 from headgate.http.caller import Caller
-from headgate.http.http_error import HttpError, http_error_of
+from headgate.http.http_error import HttpError, WrongInput, http_error_of
+
+API = "/api/v1"
+"""Where the API is, below the dashboard; a change that breaks programs gets another version."""
 
 LARGEST_BODY = 64 * 1024
 """Bytes; the body of any valid request is far smaller."""
@@ -29,6 +33,8 @@ SLOWEST_BODY = 10.0
 """Seconds within which a body has to arrive; a slower client only holds a connection."""
 
 MOST_FIELDS = 50
+
+LONGEST_IDEMPOTENCY_KEY = 255
 
 Method = Literal["GET", "POST", "DELETE"]
 Handler = Callable[..., Coroutine[Any, Any, Any]]
@@ -51,13 +57,17 @@ class Acknowledgement(msgspec.Struct, frozen=True):
     changed: bool = True
 
 
+ACKNOWLEDGED = Acknowledgement()
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One operation of the API: its method, path, role, parameters and result.
 
-    Its handler gets the `Caller`, the parts of the path by name, and the `query` and the `body` if it takes them. The
-    first line of its docstring is the summary in the description of the API. `refuses` are its own error statuses,
-    beside those that any endpoint can have.
+    Its handler gets the `Caller`, the parts of the path by name, and the `query`, the `body` and the `idempotency_key`
+    of the request if it takes them. The first line of its docstring is the summary in the description of the API.
+    `refuses` are its own error statuses, beside those that any endpoint can have. `sends` is an example of its body,
+    `answers` one of its result.
     """
 
     method: Method
@@ -65,6 +75,8 @@ class Endpoint:
     needs: Role
     handler: Handler
     refuses: tuple[int, ...] = ()
+    sends: Mapping[str, Any] | None = None
+    answers: Any = None
 
     @property
     def name(self) -> str:
@@ -104,6 +116,15 @@ class Endpoint:
         return self.hints["return"]
 
     @property
+    def takes_idempotency_key(self) -> bool:
+        return "idempotency_key" in self.hints
+
+    @property
+    def creates(self) -> bool:
+        """Whether its status is 201 if the answer `is_new`."""
+        return "is_new" in getattr(self.answer, "__struct_fields__", ())
+
+    @property
     def changes(self) -> bool:
         """Whether it changes something, and so needs the caller's token."""
         return self.method != "GET"
@@ -118,14 +139,22 @@ def reads(path: str, handler: Handler, *, needs: Role = "viewer", refuses: tuple
     return Endpoint("GET", path, needs, handler, refuses)
 
 
-def acts(path: str, handler: Handler, *, needs: Role = "operator", refuses: tuple[int, ...] = ()) -> Endpoint:
+def acts(
+    path: str,
+    handler: Handler,
+    *,
+    needs: Role = "operator",
+    refuses: tuple[int, ...] = (),
+    sends: Mapping[str, Any] | None = None,
+    answers: Any = ACKNOWLEDGED,
+) -> Endpoint:
     """Declare an endpoint that changes something."""
-    return Endpoint("POST", path, needs, handler, refuses)
+    return Endpoint("POST", path, needs, handler, refuses, sends, answers)
 
 
 def removes(path: str, handler: Handler, *, needs: Role = "admin", refuses: tuple[int, ...] = ()) -> Endpoint:
     """Declare an endpoint that removes something."""
-    return Endpoint("DELETE", path, needs, handler, refuses)
+    return Endpoint("DELETE", path, needs, handler, refuses, answers=ACKNOWLEDGED)
 
 
 class EndpointRunner:
@@ -135,6 +164,7 @@ class EndpointRunner:
         self.endpoint = endpoint
         self._query = endpoint.query
         self._body = endpoint.body
+        self._takes_key = endpoint.takes_idempotency_key
         self._encode = msgspec.json.Encoder().encode
 
     async def __call__(self, request: Request, caller: Caller) -> Response:
@@ -145,6 +175,8 @@ class EndpointRunner:
             given["query"] = query
         if self._body is not None:
             given["body"] = parse_body(await read_body(request), self._body)
+        if self._takes_key:
+            given["idempotency_key"] = _idempotency_key(request)
         try:
             work = caller.reach(self.endpoint.handler(caller, **given))
             # A search in payloads reads whole tables, so it ends if the client has disconnected.
@@ -152,7 +184,24 @@ class EndpointRunner:
             answer = await (_while_connected(request, work) if is_search else work)
         except HeadgateError as error:
             raise http_error_of(error) from error
-        return Response(self._encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"})
+        status = 201 if getattr(answer, "is_new", False) else 200
+        body, headers = self._encode(answer), {"Cache-Control": "no-store"}
+        if not self.endpoint.changes:
+            # Weak, because the same answer may be compressed.
+            tag = hashlib.blake2b(body, digest_size=16).hexdigest()
+            headers["ETag"] = f'W/"{tag}"'
+            known = request.headers.get("if-none-match", "").split(",")
+            if any(each.strip() in ("*", f'"{tag}"', f'W/"{tag}"') for each in known):
+                return Response(status_code=304, headers=headers)
+        return Response(body, status, media_type="application/json", headers=headers)
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= LONGEST_IDEMPOTENCY_KEY:
+        message = f"an idempotency key has 1 to {LONGEST_IDEMPOTENCY_KEY} characters, not {len(key)}"
+        raise bad_request(message, parameter="Idempotency-Key")
+    return key
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
@@ -180,20 +229,21 @@ def parse_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     try:
         pairs = parse_qsl(text.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
     except ValueError as error:
-        raise _bad_request(f"the query cannot be read: {error}") from None
+        raise bad_request(f"the query cannot be read: {error}") from None
     given = dict(pairs)
     if len(given) < len(pairs):
-        raise _bad_request("a parameter is given twice; give each once")
+        raise bad_request("a parameter is given twice; give each once")
     for name, value in given.items():
-        require_text(name, value)
+        require_text(name, value, parameter=name)
     try:
         query = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise _bad_request(_worded(error, "parameter")) from None
+        message, path = _worded(error, "parameter")
+        raise bad_request(message, parameter=path[0] if path else None) from None
     for name, value in given.items():
         # msgspec takes the text "null" for None, but the schema has no null: a parameter that has no value is left out.
         if getattr(query, name) is None:
-            raise _bad_request(f"{value} is no value of this parameter; leave it out ({name})")
+            raise bad_request(f"{value} is no value of this parameter; leave it out ({name})", parameter=name)
     return query
 
 
@@ -202,9 +252,10 @@ def parse_body(content: bytes, kind: type[JsonBody]) -> JsonBody:
     try:
         body = msgspec.json.decode(content or b"{}", type=kind)
     except msgspec.ValidationError as error:
-        raise _bad_request(_worded(error, "field")) from None
+        message, path = _worded(error, "field")
+        raise bad_request(message, pointer=_pointer(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _bad_request(f"the body is not JSON: {error}") from None
+        raise bad_request(f"the body is not JSON: {error}") from None
     require_storable({name: value for name, value in msgspec.to_builtins(body).items() if name != "payload"})
     return body
 
@@ -218,7 +269,7 @@ async def read_body(request: Request, *, kind: str = "application/json", largest
             raise HttpError(408, "too_slow", f"the body did not arrive within {SLOWEST_BODY:g} s")
         return reading.result()
     except ClientDisconnect:
-        raise _bad_request("the connection was lost before the body had arrived") from None
+        raise bad_request("the connection was lost before the body had arrived") from None
     finally:
         reading.cancel()
 
@@ -237,39 +288,51 @@ async def _read_body(request: Request, kind: str, largest: int) -> bytes:
     return bytes(content)
 
 
-def require_text(name: str, value: str) -> str:
-    """Raise HttpError for text that no store can contain."""
+def require_text(name: str, value: str, **place: str) -> str:
+    """Raise HttpError, which names the place, for text that no store can contain."""
     if "\x00" in value or "\x00" in name:
-        raise _bad_request(f"{name.encode(errors='replace').decode()!r} has a NUL character, which text cannot contain")
+        message = f"{name.encode(errors='replace').decode()!r} has a NUL character, which text cannot contain"
+        raise bad_request(message, **place)
     return value
 
 
-def require_storable(value: Any) -> None:
-    """Raise HttpError if a text or a number in the value cannot be in any store."""
+def require_storable(value: Any, path: tuple[str, ...] = ()) -> None:
+    """Raise HttpError if a text or a number in the value, which is at this path, cannot be in any store."""
     match value:
         case str():
-            require_text("a field", value)
+            require_text("a field", value, pointer=_pointer(path))
         case int() if abs(value) > LARGEST_NUMBER:
-            raise _bad_request(f"{value} is too large")
+            raise bad_request(f"{value} is too large", pointer=_pointer(path))
         case dict():
             for name, each in value.items():
-                require_storable(name)
-                require_storable(each)
+                require_storable(name, path)
+                require_storable(each, (*path, name))
         case list():
-            for each in value:
-                require_storable(each)
+            for number, each in enumerate(value):
+                require_storable(each, (*path, str(number)))
 
 
-def _worded(error: msgspec.ValidationError, what: str) -> str:
-    """Return msgspec's message in the words of the API."""
-    message, _, path = str(error).partition(" - at `$")
-    path = path.strip("`.")
+def _worded(error: msgspec.ValidationError, what: str) -> tuple[str, Sequence[str]]:
+    """Return msgspec's message in the words of the API, and the path of the value that it is about.
+
+    The path ends above a value of a mapping, whose name msgspec leaves out.
+    """
+    message, _, place = str(error).partition(" - at `$")
+    place = place.strip("`.")
+    path = [name or number for name, number in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place.partition("[...]")[0])]
+    path += re.findall(r"(?:unknown|required) field `([^`]*)`", message) if "[...]" not in place else []
     message = message.replace("Object contains unknown field", f"there is no {what}")
-    return f"{message} ({path})" if path else message
+    return f"{message} ({place})" if place else message, path
 
 
-def _bad_request(message: str) -> HttpError:
-    return HttpError(400, "bad_request", message)
+def _pointer(path: Sequence[str]) -> str:
+    return "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in path)
+
+
+def bad_request(message: str, **place: str | None) -> HttpError:
+    """Return an error that names the `parameter` or the `pointer` of what is wrong, if it is known."""
+    is_known = any(value is not None for value in place.values())
+    return HttpError(400, "bad_request", message, errors=[WrongInput(message, **place)] if is_known else ())
 
 
 def _too_large(largest: int) -> HttpError:

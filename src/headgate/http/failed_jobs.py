@@ -108,7 +108,7 @@ async def failure(caller: Caller, id: str, query: FailureQuery) -> FailureDetail
     )
     if found is None:
         raise HttpError(
-            404, "not_failed", f"job {id} has not failed, or has been retried; /api/jobs/{id} has its state"
+            404, "not_failed", f"job {id} has not failed, or has been retried; /api/v1/jobs/{id} has its state"
         )
     return FailureDetailsView(
         group=_shown(found.group, caller, has_traceback=True),

@@ -1,10 +1,10 @@
-"""HTTP errors: a status, a code for programs and a message for users."""
+"""HTTP errors as problem details (RFC 9457): a status, a type for programs and a detail for users."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from starlette.responses import Response
@@ -31,32 +31,56 @@ RETRY_AFTER = 5
 """Seconds after which to retry if the store did not answer."""
 
 
-class ErrorBody(msgspec.Struct, frozen=True):
-    """An error: a code for programs, and a message for users that says what to do."""
+PROBLEM = "application/problem+json"
 
-    code: str
-    message: str
+TYPES = "https://github.com/headgate/headgate/blob/main/docs/dashboard.md#"
+"""Where the types of problems are documented; the code of an error is the anchor of its type."""
 
 
-class ErrorAnswer(msgspec.Struct, frozen=True):
-    """The body of an error response."""
+class WrongInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is wrong in a request: a `parameter` of the URL or a header, or a `pointer` (RFC 6901) into the body."""
 
-    error: ErrorBody
+    detail: str
+    parameter: str | None = None
+    pointer: str | None = None
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error, as RFC 9457 describes it: programs read its `type`, users its `detail`, which says what to do.
+
+    `errors` name the wrong values of the request, as far as they are known.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: Sequence[WrongInput] = ()
 
 
 class HttpError(Exception):
-    """A request is answered with this error status."""
+    """A request is answered with this error status; the code is the last part of the type of the problem."""
 
-    def __init__(self, status: int, code: str, message: str, *, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        errors: Sequence[WrongInput] = (),
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
         self.headers = dict(headers or {})
+        self.errors = errors
 
     def response(self) -> Response:
-        body = msgspec.json.encode(ErrorAnswer(ErrorBody(self.code, self.message)))
-        return Response(body, self.status, {"Cache-Control": "no-store", **self.headers}, media_type="application/json")
+        title = self.code.replace("_", " ").capitalize()
+        body = msgspec.json.encode(Problem(TYPES + self.code, title, self.status, self.message, self.errors))
+        return Response(body, self.status, {"Cache-Control": "no-store", **self.headers}, media_type=PROBLEM)
 
 
 def try_later(seconds: float) -> dict[str, str]:

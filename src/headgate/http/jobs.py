@@ -14,11 +14,11 @@ from headgate.admin.query import Instant
 from headgate.admin.timeline import restarts
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
+from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
 from headgate.http.http_error import HttpError
-from headgate.http.page import Count, Cursor, Number, Page
+from headgate.http.page import Count, Cursor, Number, Page, page_of
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
-from headgate.http.tasks import Arguments, EnqueuedJobView, enqueued, require_no_mark
+from headgate.http.tasks import ENQUEUED, Arguments, EnqueuedJobView, enqueued, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY, JobError, JobOptions, JobRecord
 from headgate.jobs.report import HIGHEST_LEVEL, LogLine
 from headgate.jobs.root_cause import RootCause, raised_cause
@@ -292,10 +292,12 @@ async def explain_job(caller: Caller, id: str) -> ExplanationView:
 
 async def job_logs(caller: Caller, id: str, query: LogsQuery) -> Page[LogLineView]:
     """Return the log lines of a job, oldest first: those after one, or the newest."""
-    lines = await caller.admin.logs(id, after=query.after, count=query.count, newest=query.newest, level=query.level)
+    # Before the newest lines there may be more, but no page follows them.
+    count = query.count if query.newest else query.count + 1
+    lines = await caller.admin.logs(id, after=query.after, count=count, newest=query.newest, level=query.level)
     secrets = await caller.secrets(id)
-    more = len(lines) == query.count and not query.newest
-    return Page([_line(line, caller.redaction, secrets) for line in lines], str(lines[-1].number) if more else None)
+    shown = [_line(line, caller.redaction, secrets) for line in lines]
+    return page_of(shown, query.count, lambda line: str(line.number))
 
 
 async def retry_job(caller: Caller, id: str) -> Acknowledgement:
@@ -344,7 +346,7 @@ async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
     wanted = _wanted(caller, body)
     place = {"at": body.at, "delay": body.delay, "priority": body.priority}
     if body.action != "reschedule" and any(value is not None for value in place.values()):
-        raise HttpError(400, "bad_request", f"at, delay and priority are for reschedule, not for {body.action}")
+        raise bad_request(f"at, delay and priority are for reschedule, not for {body.action}", pointer="/action")
     match body.action:
         case "retry":
             return await caller.admin.retry_many(wanted, most=body.most, dry_run=body.dry_run)
@@ -361,16 +363,35 @@ async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/jobs", jobs),
     reads("/jobs/count", count_jobs),
-    acts("/jobs/bulk", change_jobs, refuses=(422,)),
-    acts("/jobs/purge", purge_jobs, needs="admin", refuses=(422,)),
+    acts(
+        "/jobs/bulk",
+        change_jobs,
+        refuses=(422,),
+        sends={"action": "retry", "query": {"task": "sync_tenant", "state": "failed"}},
+        answers=BulkResult(matched=3, changed=3),
+    ),
+    acts(
+        "/jobs/purge",
+        purge_jobs,
+        needs="admin",
+        refuses=(422,),
+        sends={"query": {"state": "succeeded"}, "older_than": 86400},
+        answers=Purged(deleted=3),
+    ),
     reads("/jobs/{id}", job, refuses=(404,)),
     reads("/jobs/{id}/explain", explain_job, refuses=(404,)),
     reads("/jobs/{id}/logs", job_logs, refuses=(404,)),
     acts("/jobs/{id}/retry", retry_job, refuses=(404, 409)),
     acts("/jobs/{id}/cancel", cancel_job, refuses=(404, 409)),
     acts("/jobs/{id}/run-now", run_job_now, refuses=(404, 409)),
-    acts("/jobs/{id}/run-again", run_job_again, refuses=(404, 409, 422)),
-    acts("/jobs/{id}/reschedule", reschedule_job, refuses=(404, 409, 422)),
+    acts(
+        "/jobs/{id}/run-again",
+        run_job_again,
+        refuses=(404, 409, 422),
+        sends={"payload": {"tenant": "acme"}},
+        answers=ENQUEUED,
+    ),
+    acts("/jobs/{id}/reschedule", reschedule_job, refuses=(404, 409, 422), sends={"delay": 600, "priority": 5}),
     removes("/jobs/{id}", delete_job, refuses=(404, 409)),
 )
 
@@ -381,7 +402,7 @@ def _wanted(caller: Caller, body: BulkRequest | PurgeRequest) -> JobQuery | Sequ
         return _allowed(caller, body.query)
     if body.ids is not None and body.query is None:
         return body.ids
-    raise HttpError(400, "bad_request", "name the jobs by query or by ids, and not by both; {} as query is all jobs")
+    raise bad_request("name the jobs by query or by ids, and not by both; {} as query is all jobs", pointer="")
 
 
 def _allowed(caller: Caller, query: JobQuery) -> JobQuery:

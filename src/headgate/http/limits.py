@@ -11,10 +11,9 @@ import msgspec
 from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitMap, LimitSummary, LimitTotals
 from headgate.admin.audit import LimitAudit
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
-from headgate.http.http_error import HttpError
+from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
 from headgate.http.jobs import WaitView, wait_view
-from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, to_cursor
+from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor
 from headgate.jobs.state import JobState
 from headgate.limits.kinds import RateKind
 from headgate.storage.live_rules import Scope
@@ -195,14 +194,15 @@ async def limits(caller: Caller, query: LimitsQuery) -> LimitsPage:
         key=query.key,
         prefix=query.prefix,
         after=None if query.before is None else from_cursor(query.before, BucketPlace),
-        count=query.count,
+        count=query.count + 1,
     )
+    page = page_of(found, query.count, lambda bucket: to_cursor(bucket.place))
     declared = [] if query.limit is not None else [each.limit for each in caller.admin.limits.all_declared()]
-    names = {*declared, *(each.limit for each in found), *([] if query.limit is None else [query.limit])}
+    names = {*declared, *(each.limit for each in page.items), *([] if query.limit is None else [query.limit])}
     return LimitsPage(
-        items=found,
+        items=page.items,
         limits=await caller.admin.limits.summary(*names) if names else [],
-        next=to_cursor(found[-1].place) if len(found) == query.count else None,
+        next=page.next,
     )
 
 
@@ -328,12 +328,12 @@ async def reset_limit(caller: Caller, limit: str, body: KeyRequest) -> Reset:
 async def penalize_limit(caller: Caller, limit: str, body: PenalizeRequest) -> Acknowledgement:
     """Let nothing start on a key for that time; a reset ends it."""
     if body.until is not None and not caller.admin.now() < body.until < LATEST:
-        raise HttpError(400, "bad_request", "`until` must be an instant in the future, before the year 9999")
+        raise bad_request("`until` must be an instant in the future, before the year 9999", pointer="/until")
     match body.seconds, body.until:
         case (float(until), None) | (None, datetime() as until):
             await caller.admin.limits.penalize(limit, body.key, until)
             return Acknowledgement()
-    raise HttpError(400, "bad_request", "send either `seconds` or `until`")
+    raise bad_request("send either `seconds` or `until`", pointer="")
 
 
 async def assign_limit(caller: Caller, limit: str, body: AssignRequest) -> Acknowledgement:
@@ -374,12 +374,21 @@ ENDPOINTS: Sequence[Endpoint] = (
     reads("/limits/{limit}/next-jobs", next_jobs),
     reads("/limits/{limit}/bucket", bucket, refuses=(404,)),
     reads("/limits/{limit}/audit", audit_limit, refuses=STEERED),
-    acts("/limits/{limit}/pause", pause_limit, needs="admin", refuses=STEERED),
-    acts("/limits/{limit}/resume", resume_limit, needs="admin", refuses=STEERED),
-    acts("/limits/{limit}/set", set_limit, needs="admin", refuses=STEERED),
-    acts("/limits/{limit}/unset", unset_limit, needs="admin", refuses=STEERED),
-    acts("/limits/{limit}/reset", reset_limit, needs="admin", refuses=STEERED),
-    acts("/limits/{limit}/penalize", penalize_limit, needs="admin", refuses=STEERED),
-    acts("/limits/{limit}/assign", assign_limit, needs="admin", refuses=STEERED),
+    acts("/limits/{limit}/pause", pause_limit, needs="admin", refuses=STEERED, sends={"key": "acme"}),
+    acts("/limits/{limit}/resume", resume_limit, needs="admin", refuses=STEERED, sends={"key": "acme"}),
+    acts("/limits/{limit}/set", set_limit, needs="admin", refuses=STEERED, sends={"rule": "30/m", "key": "acme"}),
+    acts("/limits/{limit}/unset", unset_limit, needs="admin", refuses=STEERED, sends={"key": "acme"}),
+    acts(
+        "/limits/{limit}/reset",
+        reset_limit,
+        needs="admin",
+        refuses=STEERED,
+        sends={"key": "acme"},
+        answers=Reset(permits_held=0),
+    ),
+    acts(
+        "/limits/{limit}/penalize", penalize_limit, needs="admin", refuses=STEERED, sends={"key": "acme", "seconds": 60}
+    ),
+    acts("/limits/{limit}/assign", assign_limit, needs="admin", refuses=STEERED, sends={"key": "acme", "tier": "gold"}),
     removes("/limits/{limit}", remove_limit, refuses=(404, 409)),
 )

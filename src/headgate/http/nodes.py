@@ -91,6 +91,6 @@ ENDPOINTS: Sequence[Endpoint] = (
     acts("/nodes/{node}/quiet", quiet_node, refuses=STEERED),
     acts("/nodes/{node}/resume", resume_node, refuses=STEERED),
     acts("/nodes/{node}/stop", stop_node, refuses=STEERED),
-    acts("/nodes/{node}/slots", set_node_slots, refuses=(*STEERED, 422)),
-    acts("/nodes/{node}/rename", rename_node, refuses=(*STEERED, 422)),
+    acts("/nodes/{node}/slots", set_node_slots, refuses=(*STEERED, 422), sends={"queue": "default", "slots": 20}),
+    acts("/nodes/{node}/rename", rename_node, refuses=(*STEERED, 422), sends={"name": "web-1"}),
 )

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from headgate.http.endpoint import Endpoint
-from headgate.http.http_error import ErrorAnswer
+from headgate.http.endpoint import API, LONGEST_IDEMPOTENCY_KEY, Endpoint
+from headgate.http.http_error import PROBLEM, Problem
 
 REF = "#/components/schemas/{name}"
 
@@ -35,9 +35,9 @@ def openapi(endpoints: Sequence[Endpoint]) -> bytes:
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         described = _operation(endpoint, known, components)
-        paths.setdefault(f"/api{endpoint.path}", {})[endpoint.method.lower()] = described
-    paths["/api/stream"] = {"get": _stream(known)}
-    paths["/api/openapi.json"] = {"get": _own()}
+        paths.setdefault(API + endpoint.path, {})[endpoint.method.lower()] = described
+    paths[f"{API}/stream"] = {"get": _stream(known)}
+    paths[f"{API}/openapi.json"] = {"get": _own()}
     # Parameters are described in place, so most of their types are not referred to.
     text = msgspec.json.encode([paths, components])
     components = {name: schema for name, schema in components.items() if f'"{REF.format(name=name)}"'.encode() in text}
@@ -50,7 +50,7 @@ def openapi(endpoints: Sequence[Endpoint]) -> bytes:
                 "description": "The state of a store of jobs, and how to change it. Instants are ISO 8601 in UTC, "
                 "durations seconds. Lists come in pages: `next` is the cursor of the next page, null at the end.",
             },
-            "servers": [{"url": "..", "description": "where the dashboard is mounted"}],
+            "servers": [{"url": "../..", "description": "where the dashboard is mounted"}],
             "security": [{"basic": []}, {"bearer": []}, {}],
             "paths": paths,
             "components": {
@@ -65,7 +65,7 @@ def openapi(endpoints: Sequence[Endpoint]) -> bytes:
 
 
 def _types(endpoints: Sequence[Endpoint]) -> list[Any]:
-    found: dict[str, Any] = {repr(ErrorAnswer): ErrorAnswer}
+    found: dict[str, Any] = {repr(Problem): Problem}
     for endpoint in endpoints:
         for kind in (endpoint.query, endpoint.body, endpoint.answer):
             if kind is not None:
@@ -89,25 +89,36 @@ def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, 
     }
     description = " ".join(filter(None, (endpoint.description, f"Needs the role {endpoint.needs}.")))
     described["description"] = description
+    text = {"type": "string"}
     if endpoint.changes:
+        description = "The `token` of /api/v1/session; not needed with a bearer token."
+        described["parameters"].append(_header("X-Headgate-Token", description, text))
+    else:
+        description = "The `ETag` of an answer that you have: if it has not changed, you get a 304."
+        described["parameters"].append(_header("If-None-Match", description, text))
+    if endpoint.takes_idempotency_key:
         described["parameters"].append(
-            {
-                "name": "X-Headgate-Token",
-                "in": "header",
-                "required": False,
-                "description": "The `token` of /api/session; not needed with a bearer token.",
-                "schema": {"type": "string"},
-            }
+            _header(
+                "Idempotency-Key",
+                "A text of your own for this request: another request with it and the same body gets the same job, one "
+                "with another body a 422.",
+                {**text, "minLength": 1, "maxLength": LONGEST_IDEMPOTENCY_KEY},
+            )
         )
     if endpoint.body is not None:
         statuses |= {408, 413, 415}
         described["requestBody"] = {
             "required": not endpoint.is_body_optional,
-            "content": {"application/json": {"schema": known[repr(endpoint.body)]}},
+            "content": _media(known[repr(endpoint.body)], example=endpoint.sends),
         }
-    responses = {"200": _json("The answer.", known[repr(endpoint.answer)])}
+    answer = _media(known[repr(endpoint.answer)], example=endpoint.answers)
+    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": answer}}
+    if not endpoint.changes:
+        responses["304"] = {"description": "The answer has not changed."}
+    if endpoint.creates:
+        responses["201"] = {"description": "The job is stored.", "content": answer}
     for status in sorted(statuses):
-        responses[str(status)] = _json(_STATUSES[status], known[repr(ErrorAnswer)])
+        responses[str(status)] = _content(_STATUSES[status], known[repr(Problem)], PROBLEM)
     described["responses"] = responses
     return described
 
@@ -139,16 +150,24 @@ def _documented(schema: dict[str, Any]) -> dict[str, Any]:
     return {"schema": schema} if description is None else {"description": description, "schema": schema}
 
 
-def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+def _header(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
+
+
+def _content(description: str, schema: dict[str, Any], kind: str = "application/json") -> dict[str, Any]:
+    return {"description": description, "content": _media(schema, kind)}
+
+
+def _media(schema: dict[str, Any], kind: str = "application/json", *, example: Any = None) -> dict[str, Any]:
+    return {kind: {"schema": schema} if example is None else {"schema": schema, "example": example}}
 
 
 def _stream(known: dict[str, Any]) -> dict[str, Any]:
-    refusals = {str(status): _json(_STATUSES[status], known[repr(ErrorAnswer)]) for status in (401, 403, 503)}
+    refusals = {str(status): _content(_STATUSES[status], known[repr(Problem)], PROBLEM) for status in (401, 403, 503)}
     return {
         "operationId": "stream",
         "summary": "The overview as server-sent events, whenever it has changed, at most once a second",
-        "description": "`event: overview` has the JSON of /api/overview; `event: resync` says that events were "
+        "description": "`event: overview` has the JSON of /api/v1/overview; `event: resync` says that events were "
         "skipped for a client that was too slow; `event: lost` that the store does not answer. A comment is sent after "
         "15 s of silence. A stream ends after half a minute, and an EventSource opens the next one by itself.",
         "tags": ["overview"],
@@ -164,5 +183,5 @@ def _own() -> dict[str, Any]:
         "operationId": "openapi",
         "summary": "This description",
         "tags": ["session"],
-        "responses": {"200": _json("OpenAPI 3.1.", {"type": "object"})},
+        "responses": {"200": _content("OpenAPI 3.1.", {"type": "object"})},
     }

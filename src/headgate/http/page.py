@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
 from headgate.admin.query import Key as Key
 from headgate.admin.query import Name as Name
-from headgate.http.endpoint import LARGEST_NUMBER, require_storable
-from headgate.http.http_error import HttpError
+from headgate.http.endpoint import LARGEST_NUMBER, bad_request, require_storable
 
 T = TypeVar("T")
 
@@ -31,6 +30,12 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
     next: str | None = None
 
 
+def page_of(found: Sequence[T], count: int, cursor: Callable[[T], str]) -> Page[T]:
+    """Return a page of the first `count` of what was found; one more was requested, and is there if a page follows."""
+    items = found[:count]
+    return Page(items, cursor(items[-1]) if len(found) > count else None)
+
+
 def to_cursor(place: msgspec.Struct) -> str:
     """Return the cursor for a position in a list that has several columns, as text that needs no escaping in a URL."""
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
@@ -42,6 +47,6 @@ def from_cursor(cursor: str, kind: type[T]) -> T:
         padded = cursor + "=" * (-len(cursor) % 4)
         place = msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=kind)
     except (binascii.Error, msgspec.MsgspecError, ValueError, RecursionError):
-        raise HttpError(400, "bad_request", f"{cursor[:80]!r} is not the `next` of any page") from None
+        raise bad_request(f"{cursor[:80]!r} is not the `next` of any page") from None
     require_storable(msgspec.to_builtins(place))
     return place

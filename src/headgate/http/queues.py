@@ -92,5 +92,10 @@ ENDPOINTS: Sequence[Endpoint] = (
     reads("/queues/{name}", queue),
     acts("/queues/{name}/pause", pause_queue, refuses=(404,)),
     acts("/queues/{name}/resume", resume_queue),
-    acts("/queues/{name}/purge", purge_queue),
+    acts(
+        "/queues/{name}/purge",
+        purge_queue,
+        sends={"dry_run": True},
+        answers=BulkResult(matched=3, changed=3, is_dry_run=True),
+    ),
 )

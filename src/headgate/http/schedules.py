@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -13,7 +13,7 @@ from headgate.admin.schedules import ScheduleDefinition
 from headgate.errors import DeclarationError, ScheduleNotFound
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
-from headgate.http.page import Count, Name, Page
+from headgate.http.page import Count, Name, Page, page_of
 from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY
 from headgate.schedules.calendar_text import parse_calendar
@@ -130,8 +130,8 @@ class Skipped(msgspec.Struct, frozen=True):
 
 async def schedules(caller: Caller, query: SchedulesQuery) -> Page[ScheduleStatus]:
     """Return schedules by name."""
-    found = await caller.admin.schedules.page(after=query.after, count=query.count)
-    return Page(found, found[-1].name if len(found) == query.count else None)
+    found = await caller.admin.schedules.page(after=query.after, count=query.count + 1)
+    return page_of(found, query.count, lambda schedule: schedule.name)
 
 
 async def schedule(caller: Caller, name: str) -> ScheduleDetails:
@@ -193,13 +193,30 @@ async def remove_schedule(caller: Caller, name: str) -> Acknowledgement:
 
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/schedules", schedules),
-    acts("/schedules", create_schedule, refuses=(404, 409, 422)),
+    acts(
+        "/schedules",
+        create_schedule,
+        refuses=(404, 409, 422),
+        sends={"name": "nightly", "task": "sync_tenant", "payload": {"tenant": "acme"}, "cron": "0 3 * * *"},
+        answers=None,
+    ),
     reads("/schedules/{name}", schedule, refuses=(404, 409)),
-    acts("/schedules/{name}/edit", edit_schedule, refuses=(404, 409, 422)),
+    acts(
+        "/schedules/{name}/edit",
+        edit_schedule,
+        refuses=(404, 409, 422),
+        sends={"cron": "30 3 * * *", "tz": "Europe/Rome"},
+        answers=None,
+    ),
     acts("/schedules/{name}/pause", pause_schedule, refuses=(404,)),
     acts("/schedules/{name}/resume", resume_schedule, refuses=(404, 409)),
-    acts("/schedules/{name}/trigger", trigger_schedule, refuses=(404, 409, 422)),
-    acts("/schedules/{name}/skip", skip_schedule, refuses=(404, 409)),
+    acts("/schedules/{name}/trigger", trigger_schedule, refuses=(404, 409, 422), answers=Triggered("06qg52v2jj4pb")),
+    acts(
+        "/schedules/{name}/skip",
+        skip_schedule,
+        refuses=(404, 409),
+        answers=Skipped(datetime(2026, 11, 27, 3, tzinfo=UTC)),
+    ),
     removes("/schedules/{name}", remove_schedule, needs="operator", refuses=(404,)),
 )
 

@@ -26,7 +26,7 @@ from headgate.http.access_control import AccessControl, RequestIdentity
 from headgate.http.auth import Auth, Role, SignInFields, User
 from headgate.http.caller import Caller
 from headgate.http.compression import compressed
-from headgate.http.endpoint import Endpoint, EndpointRunner, read_body
+from headgate.http.endpoint import API, Endpoint, EndpointRunner, read_body
 from headgate.http.http_error import HttpError, http_error_of
 from headgate.http.openapi import openapi
 from headgate.http.overview_poller import OverviewPoller
@@ -206,16 +206,14 @@ class Dashboard(Starlette):
         readable = {each.path for each in ENDPOINTS if each.method == "GET"}
         actions = [each for each in ENDPOINTS if each.method == "POST" and each.path not in readable]
         routes: list[Route] = [
-            _ActionRoute(f"/api{_path(each)}", self._guarded("GET", refused), methods=["GET"]) for each in actions
+            _ActionRoute(API + _path(each), self._guarded("GET", refused), methods=["GET"]) for each in actions
         ]
-        routes += [
-            self._route(f"/api{_path(each)}", each.method, self._answering(each), each.needs) for each in ENDPOINTS
-        ]
-        streams = self._route("/api/stream", "GET", stream)
+        routes += [self._route(API + _path(each), each.method, self._answering(each), each.needs) for each in ENDPOINTS]
+        streams = self._route(f"{API}/stream", "GET", stream)
         # HEAD would be a stream without a reader.
         streams.methods = {"GET"}
         routes.append(streams)
-        routes.append(self._route("/api/openapi.json", "GET", described))
+        routes.append(self._route(f"{API}/openapi.json", "GET", described))
         routes.append(self._route("/static/{path:path}", "GET", file))
         routes.append(Route("/login", self._answered(self._sign_in), methods=["GET", "POST"]))
         routes.append(Route("/logout", self._answered(self._sign_out), methods=["POST"]))

@@ -136,7 +136,9 @@ class Stream:
             )
         if self._is_full(user):
             message = f"{self.clients} browsers already have a stream, or {self._most_of_user} of {user}; poll "
-            raise HttpError(503, "too_many_streams", f"{message}/api/overview instead", headers=try_later(RETRY_AFTER))
+            raise HttpError(
+                503, "too_many_streams", f"{message}/api/v1/overview instead", headers=try_later(RETRY_AFTER)
+            )
         try:
             first = await self._watch.look()
         except HeadgateError as error:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Annotated, Any, cast
+from uuid import UUID, uuid5
 
 import msgspec
 
 from headgate.admin import DeclaredLimit, DeclaredTask, EnqueuedJob
 from headgate.admin.query import Instant
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, JsonBody, acts, reads
+from headgate.http.endpoint import Endpoint, JsonBody, acts, bad_request, reads
 from headgate.http.http_error import HttpError
 from headgate.http.page import Name
 from headgate.http.redaction import HIDDEN, Redaction
@@ -24,6 +26,12 @@ from headgate.tasks.unique_key import UniqueState
 
 MOST_COUNTED = 100_000
 """How many waiting jobs `Admin.waiting` counts at most."""
+
+NAMESPACE = UUID("5b0e3f4c-6d0a-4f0e-9c57-0d1c6a1f7e42")
+"""Of the ids that are made from idempotency keys."""
+
+REQUEST = "idempotent_request"
+"""The header of a job with the hash of the body that it was enqueued with, if that request had an idempotency key."""
 
 Arguments = Annotated[Mapping[str, Any], msgspec.Meta(description="The arguments of the job by name.")]
 
@@ -36,7 +44,9 @@ Length = Annotated[float | ShortText, msgspec.Meta(description='A duration: seco
 class NewJobBody(JsonBody, frozen=True, kw_only=True):
     """A job to enqueue: its arguments, and what differs from its task, as the options of `task.using(…)`.
 
-    `delay` is in seconds. `retention` is a duration, "forever", or these by state.
+    `delay` is in seconds. `retention` is a duration, "forever", or these by state. `id` is a UUID of your own: if a job
+    of the task is stored under it, that one is the answer. At most one job of the task waits under a `unique_key`;
+    `on_conflict` is what happens to the next one. Jobs are found by their `tags` and `headers`.
     """
 
     payload: Arguments | None = None
@@ -66,6 +76,10 @@ class EnqueuedJobView(msgspec.Struct, frozen=True):
 
     job: str
     is_new: bool
+
+
+ENQUEUED = EnqueuedJobView("06qg52v2jj4pb", True)
+"""The example of the description."""
 
 
 def enqueued(job: EnqueuedJob) -> EnqueuedJobView:
@@ -143,13 +157,30 @@ def limits_named(caller: Caller, names: Sequence[str]) -> Sequence[DeclaredLimit
     return [declared[name] for name in dict.fromkeys(names) if name in declared]
 
 
-async def enqueue_job(caller: Caller, task: str, body: NewJobBody) -> EnqueuedJobView:
-    """Enqueue a job of a task; its arguments and options are checked as in a program."""
+async def enqueue_job(caller: Caller, task: str, body: NewJobBody, idempotency_key: str | None) -> EnqueuedJobView:
+    """Enqueue a job of a task; its arguments and options are checked as in a program.
+
+    With an idempotency key, the job has an id that is made from it, and keeps a hash of the body in a header.
+    """
     require_no_mark(body.payload, caller.redaction)
     require_no_mark(body.headers, caller.redaction)
     options = msgspec.structs.asdict(body)
     payload = options.pop("payload") or {}
-    return enqueued(await caller.admin.enqueue(task, payload, **cast(EnqueueOptions, options)))
+    if idempotency_key is None:
+        return enqueued(await caller.admin.enqueue(task, payload, **cast(EnqueueOptions, options)))
+    if body.id is not None:
+        raise bad_request("send either an id or an Idempotency-Key: both say which job it is", pointer="/id")
+    id = str(uuid5(NAMESPACE, f"{task}\n{idempotency_key}"))
+    # The id is in it, because another job that replaces this one under a unique key replaces its headers as well.
+    request = f"{id} {hashlib.sha256(msgspec.json.encode(body, order='sorted')).hexdigest()[:32]}"
+    options |= {"id": id, "headers": {**(body.headers or {}), REQUEST: request}}
+    job = await caller.admin.enqueue(task, payload, **cast(EnqueueOptions, options))
+    if not job.is_new and job.id == id:
+        stored = ((await caller.admin.job(id)).record.headers or {}).get(REQUEST, "")
+        if stored.startswith(id) and stored != request:
+            message = f"job {id} was enqueued with this Idempotency-Key and another body; make another key for each job"
+            raise HttpError(422, "idempotency_key_reused", message)
+    return enqueued(job)
 
 
 def require_no_mark(payload: Mapping[str, Any] | None, redaction: Redaction) -> None:
@@ -165,5 +196,11 @@ def require_no_mark(payload: Mapping[str, Any] | None, redaction: Redaction) -> 
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/tasks", tasks),
     reads("/tasks/{name}", task),
-    acts("/tasks/{task}/enqueue", enqueue_job, refuses=(404, 409, 422)),
+    acts(
+        "/tasks/{task}/enqueue",
+        enqueue_job,
+        refuses=(404, 409, 422),
+        sends={"payload": {"tenant": "acme"}, "delay": 60, "tags": ["vip"]},
+        answers=ENQUEUED,
+    ),
 )

@@ -120,7 +120,7 @@ class Shop:
         async with httpx.AsyncClient(auth=("ada", PASSWORDS["ada"])) as client, asyncio.timeout(patient(20)):
             while self.server.is_running:
                 with suppress(httpx.TransportError):
-                    if (await client.get(f"{self.base}api/session")).status_code == 200:
+                    if (await client.get(f"{self.base}api/v1/session")).status_code == 200:
                         return
                 await asyncio.sleep(0.05)
         raise RuntimeError(f"the server has ended: {self.server.log.read_text()}")

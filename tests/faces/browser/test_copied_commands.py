@@ -131,7 +131,7 @@ async def test_an_app_without_a_known_name_is_a_placeholder(browser: Browser, sh
     async with visiting(browser, shop) as visit:
         page = visit.page
         await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        await page.route("**/api/session", unnamed)
+        await page.route("**/api/v1/session", unnamed)
         await visit.go("nodes")
         await visit.press("Copy as command")
         assert await page.evaluate("navigator.clipboard.readText()") == "headgate nodes list -A module:app"

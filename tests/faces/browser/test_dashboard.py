@@ -225,7 +225,7 @@ async def test_keys_are_said_to_be_ranked_only_if_they_are(browser: Browser, sho
         for where in ("limits", limit_page(LIMIT)):
             await visit.go(where)
             await expect(visit.page.get_by_text("most waiting jobs first")).to_be_visible()
-        await visit.page.route("**/api/limits/totals", cut)
+        await visit.page.route("**/api/v1/limits/totals", cut)
         for where in ("limits", limit_page(LIMIT)):
             await visit.go(where)
             await expect(visit.page.get_by_text("by limit and key")).to_be_visible()
@@ -783,7 +783,7 @@ async def test_a_slow_search_is_indicated_and_not_restarted_by_updates(browser: 
 
     async with visiting(browser, shop) as visit:
         page = visit.page
-        overview = await (await page.request.get(f"{shop.base}api/overview")).json()
+        overview = await (await page.request.get(f"{shop.base}api/v1/overview")).json()
 
         async def three_events(route: Route) -> None:
             await searches.wait()
@@ -791,17 +791,17 @@ async def test_a_slow_search_is_indicated_and_not_restarted_by_updates(browser: 
             await route.fulfill(**events(*(with_silent_nodes(overview, number, now) for number in (1, 2, 3))))
 
         await page.add_init_script(NO_DEADLINE)
-        await page.route("**/api/stream", three_events)
+        await page.route("**/api/v1/stream", three_events)
         await page.clock.install()
         await visit.go("jobs")
-        await page.route(re.compile(r"/api/jobs\?.*text="), slowly)
+        await page.route(re.compile(r"/api/v1/jobs\?.*text="), slowly)
         await page.get_by_label("Payload text", exact=True).fill("needle")
         await page.keyboard.press("Enter")
         await expect(page.get_by_text("Searching …").first).to_be_visible()
         await expect(page.locator(".nav-count").filter(has_text="3")).to_be_visible()
         # Any refresh that an update has scheduled is due now.
         await page.clock.fast_forward(60_000)
-        await page.evaluate("fetch('api/session').then((answer) => answer.text())")
+        await page.evaluate("fetch('api/v1/session').then((answer) => answer.text())")
         assert len(asked) == 1
         answers.set()
         await expect(page.locator(f'a[href="jobs/{sought.id}"]')).to_be_visible()
@@ -932,8 +932,8 @@ async def test_live_updates_are_offline_while_the_store_does_not_answer(
         await visit.go("queues")
         await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
         # Only the stream reports that: what the page itself asks for when the stream is silent has an answer.
-        overview = await (await visit.page.request.get(f"{shop.base}api/overview")).json()
-        await visit.page.route("**/api/overview", lambda route: route.fulfill(json=overview))
+        overview = await (await visit.page.request.get(f"{shop.base}api/v1/overview")).json()
+        await visit.page.route("**/api/v1/overview", lambda route: route.fulfill(json=overview))
         blocker = await asyncpg.connect(postgres_url)
         try:
             async with blocker.transaction():
@@ -955,8 +955,8 @@ async def test_a_store_without_live_nodes_shows_a_warning(browser: Browser, shop
         await route.fulfill(response=answer, json=overview)
 
     async with visiting(browser, shop) as visit:
-        await visit.page.route("**/api/overview", without_nodes)
-        await visit.page.route("**/api/stream", lambda route: route.abort())
+        await visit.page.route("**/api/v1/overview", without_nodes)
+        await visit.page.route("**/api/v1/stream", lambda route: route.abort())
         await visit.go("overview")
         badge = visit.page.locator(".node-counts .badge").first
         await expect(badge).to_have_text("0 alive")
@@ -977,8 +977,8 @@ async def test_alerts_are_shown_with_what_could_not_be_delivered(browser: Browse
         await route.fulfill(response=answer, json=overview)
 
     async with visiting(browser, shop) as visit:
-        await visit.page.route("**/api/overview", with_alerts)
-        await visit.page.route("**/api/stream", lambda route: route.abort())
+        await visit.page.route("**/api/v1/overview", with_alerts)
+        await visit.page.route("**/api/v1/stream", lambda route: route.abort())
         await visit.go("overview")
         notices = visit.page.locator(".notices")
         await expect(notices.get_by_text("Alert ops:")).to_be_visible()

@@ -96,7 +96,7 @@ async def test_a_time_without_failures_leads_to_all_that_are_kept(browser: Brows
         await route.fulfill(json=answer | {"since": "2026-05-01T08:00:00Z", "now": "2026-05-01T09:00:00Z"})
 
     async with visiting(browser, shop) as visit:
-        await visit.page.route("**/api/failures?span=3600", none)
+        await visit.page.route("**/api/v1/failures?span=3600", none)
         await visit.go("failures")
         await expect(visit.page.get_by_text("No failures in the last hour")).to_be_visible()
         await visit.page.get_by_role("link", name="Show all failures that are kept").click()

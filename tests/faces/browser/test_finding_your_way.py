@@ -59,7 +59,7 @@ async def of_many_keys(visit: Visit, keys: int) -> None:
         found["keys"][0]["is_paused"] = True
         await route.fulfill(response=answer, json=found)
 
-    await visit.page.route("**/api/limits/map", many)
+    await visit.page.route("**/api/v1/limits/map", many)
 
 
 async def test_the_overview_leads_with_the_keys_of_limits(browser: Browser, shop: Shop) -> None:
@@ -143,7 +143,7 @@ async def test_a_range_of_a_chart_leads_to_its_jobs(browser: Browser, shop: Shop
 
     async with visiting(browser, shop) as visit:
         page = visit.page
-        await page.route("**/api/history?*", with_history)
+        await page.route("**/api/v1/history?*", with_history)
         await visit.go("tasks/send_mail")
         plot = page.locator("hg-chart svg").first
         await plot.scroll_into_view_if_needed()
@@ -420,18 +420,18 @@ async def test_the_first_live_event_loads_a_page_again_only_if_it_may_be_newer(
     is_loaded = asyncio.Event()
 
     def count(request: Request) -> None:
-        if "/api/audit" in request.url:
+        if "/api/v1/audit" in request.url:
             asked.append(request.url)
 
     def note(request: Request) -> None:
-        if "/api/audit" in request.url:
+        if "/api/v1/audit" in request.url:
             is_loaded.set()
 
     async with visiting(browser, shop) as visit:
         page = visit.page
         page.on("request", count)
         page.on("requestfinished", note)
-        overview = await (await page.request.get(f"{shop.base}api/overview")).json()
+        overview = await (await page.request.get(f"{shop.base}api/v1/overview")).json()
         before = datetime.fromisoformat(overview["now"])
 
         async def one_event(route: Route) -> None:
@@ -439,7 +439,7 @@ async def test_the_first_live_event_loads_a_page_again_only_if_it_may_be_newer(
             at = (before if read < 0 else datetime.now(UTC)) + timedelta(seconds=read)
             await route.fulfill(**events(with_silent_nodes(overview, 7, at)))
 
-        await page.route("**/api/stream", one_event)
+        await page.route("**/api/v1/stream", one_event)
         await page.clock.install()
         await visit.go("audit")
         # The event has arrived.
@@ -447,7 +447,7 @@ async def test_the_first_live_event_loads_a_page_again_only_if_it_may_be_newer(
         # Any refresh that an update has scheduled is due now.
         await page.clock.fast_forward(60_000)
         await until(lambda: len(asked) >= loads)
-        await page.evaluate("fetch('api/session').then((answer) => answer.text())")
+        await page.evaluate("fetch('api/v1/session').then((answer) => answer.text())")
         assert len(asked) == loads, asked
 
 

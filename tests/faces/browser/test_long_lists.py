@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
+from headgate.http.http_error import TYPES
 from tests.faces.browser.conftest import Shop, shop_on, visiting
 from tests.faces.browser.shop import QUEUE
 
@@ -56,7 +57,7 @@ async def test_a_list_that_read_only_a_part_of_the_jobs_says_so(browser: Browser
 
     async with visiting(browser, shop) as visit:
         page = visit.page
-        await page.route("**/api/jobs?**", nothing_so_far)
+        await page.route("**/api/v1/jobs?**", nothing_so_far)
         await visit.go(f"queues/{QUEUE}")
         await expect(page.get_by_text("No jobs of this queue among the newest that were read.")).to_be_visible()
         await expect(page.get_by_text("No failed jobs of this queue among the newest that were read.")).to_be_visible()
@@ -75,16 +76,16 @@ async def test_a_search_whose_time_is_over_says_what_it_covered(browser: Browser
         if len(asked) < 3:
             await route.fulfill(json=page)
         else:
-            await route.fulfill(status=503, json={"error": {"code": "search_too_long", "message": "too long"}})
+            await route.fulfill(status=503, json={"type": f"{TYPES}search_too_long", "detail": "too long"})
 
     async def too_long(route: Route) -> None:
-        await route.fulfill(status=503, json={"error": {"code": "search_too_long", "message": "too long"}})
+        await route.fulfill(status=503, json={"type": f"{TYPES}search_too_long", "detail": "too long"})
 
     asked: list[str] = []
     async with visiting(browser, shop) as visit:
         page = visit.page
-        await page.route("**/api/jobs?**", over_at_the_third)
-        await page.route("**/api/jobs/count?**", too_long)
+        await page.route("**/api/v1/jobs?**", over_at_the_third)
+        await page.route("**/api/v1/jobs/count?**", too_long)
         await visit.go("jobs?text=nowhere")
         await expect(page.locator(".empty")).to_contain_text("Searched the newest 10,000 jobs, back to 2026-05-01")
         visit.forget_refusals(503)
@@ -122,8 +123,8 @@ async def test_a_queue_with_nothing_but_failures_is_not_idle(browser: Browser, s
 
     async with visiting(browser, shop) as visit:
         page = visit.page
-        await page.route("**/api/overview", with_failures)
-        await page.route("**/api/limits/map", cut)
+        await page.route("**/api/v1/overview", with_failures)
+        await page.route("**/api/v1/limits/map", cut)
         await visit.go("overview")
         await expect(page.get_by_role("table", name="Queues").get_by_role("link", name="broken")).to_be_visible()
         await expect(page.locator(".idle-queues")).to_contain_text("quiet")

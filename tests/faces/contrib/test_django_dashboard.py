@@ -21,6 +21,7 @@ from headgate import StorageUnavailable
 from headgate.contrib.django import standard
 from headgate.contrib.django.standard import InvalidTaskBackend, tasks
 from tests.faces.contrib.django_shop import set_up
+from tests.faces.http.stage import problem
 from tests.internals import client_of
 from tests.until import until
 
@@ -74,7 +75,7 @@ def signed_in(name: str, **options: Any) -> Client:
 
 
 def token(client: Client, base: str = BASE) -> dict[str, str]:
-    return {"X-Headgate-Token": client.get(f"{base}api/session").json()["token"]}
+    return {"X-Headgate-Token": client.get(f"{base}api/v1/session").json()["token"]}
 
 
 # ------------------------------------------------------------------------------------------------------- who may see it
@@ -85,11 +86,11 @@ def test_staff_see_it_superusers_change_it_and_nobody_else_gets_in(shop: Any) ->
     page = anonymous.get(f"{BASE}jobs?state=failed", headers=PAGE)
     assert (page.status_code, page["Location"]) == (302, f"/admin/login/?next={BASE}jobs%3Fstate%3Dfailed")
     for user in (anonymous, signed_in("mallory"), signed_in("eve")):
-        for below in ("api/session", "api/jobs", "api/stream", "api/nothing", "static/app.css"):
+        for below in ("api/v1/session", "api/v1/jobs", "api/v1/stream", "api/v1/nothing", "static/app.css"):
             assert user.get(f"{BASE}{below}").status_code == 401, below
-        assert user.post(f"{BASE}api/queues/default/pause").status_code == 401
+        assert user.post(f"{BASE}api/v1/queues/default/pause").status_code == 401
     assert signed_in("mallory").get(BASE, headers=PAGE).status_code == 403
-    sessions = {name: signed_in(name).get(f"{BASE}api/session").json() for name in ("grace", "ada")}
+    sessions = {name: signed_in(name).get(f"{BASE}api/v1/session").json() for name in ("grace", "ada")}
     assert {name: (each["user"], each["role"]) for name, each in sessions.items()} == {
         "grace": ("grace", "viewer"),
         "ada": ("ada", "admin"),
@@ -98,29 +99,29 @@ def test_staff_see_it_superusers_change_it_and_nobody_else_gets_in(shop: Any) ->
 
 def test_the_project_decides_on_roles_and_an_inactive_user_has_none(shop: Any) -> None:
     grace = signed_in("grace")
-    assert grace.get("/ops/beside/api/session").json()["role"] == "operator"
-    assert signed_in("ada").get("/ops/beside/api/session").status_code == 401
+    assert grace.get("/ops/beside/api/v1/session").json()["role"] == "operator"
+    assert signed_in("ada").get("/ops/beside/api/v1/session").status_code == 401
     get_user_model().objects.filter(username="grace").update(is_active=False)
     try:
-        assert grace.get("/ops/beside/api/session").status_code == 401
+        assert grace.get("/ops/beside/api/v1/session").status_code == 401
     finally:
         get_user_model().objects.filter(username="grace").update(is_active=True)
 
 
 def test_a_change_needs_the_token_of_the_dashboard_and_comes_from_its_own_pages(shop: Any) -> None:
-    ada, pause, resume = signed_in("ada"), f"{BASE}api/queues/mail/pause", f"{BASE}api/queues/mail/resume"
-    assert ada.post(pause).json()["error"]["code"] == "bad_token"
+    ada, pause, resume = signed_in("ada"), f"{BASE}api/v1/queues/mail/pause", f"{BASE}api/v1/queues/mail/resume"
+    assert problem(ada.post(pause)) == "bad_token"
     from_elsewhere = {**token(ada), "Sec-Fetch-Site": "cross-site"}
-    assert ada.post(pause, headers=from_elsewhere).json()["error"]["code"] == "other_site"
+    assert problem(ada.post(pause, headers=from_elsewhere)) == "other_site"
     forged = {**token(ada), "Origin": "https://elsewhere.example"}
-    assert ada.post(pause, headers=forged).json()["error"]["code"] == "other_site"
+    assert problem(ada.post(pause, headers=forged)) == "other_site"
     grace = signed_in("grace")
-    assert grace.post(pause, headers=token(grace)).json()["error"]["code"] == "not_allowed"
-    assert grace.post(pause, headers=token(ada)).json()["error"]["code"] == "not_allowed"
+    assert problem(grace.post(pause, headers=token(grace))) == "not_allowed"
+    assert problem(grace.post(pause, headers=token(ada))) == "not_allowed"
     same = {**token(ada), "Origin": "http://testserver"}
     assert ada.post(pause, headers=same).json() == {"changed": True}
     assert ada.post(resume, headers=same).json() == {"changed": True}
-    newest = ada.get(f"{BASE}api/audit").json()["items"][0]
+    newest = ada.get(f"{BASE}api/v1/audit").json()["items"][0]
     assert (newest["actor"], newest["action"]) == ("ada", "resume")
 
 
@@ -131,7 +132,7 @@ def test_a_token_is_valid_in_all_processes(shop: Any) -> None:
 
 
 def test_hosts_that_django_refuses_are_refused(shop: Any) -> None:
-    assert signed_in("ada").get(f"{BASE}api/session", headers={"Host": "evil.example"}).status_code == 400
+    assert signed_in("ada").get(f"{BASE}api/v1/session", headers={"Host": "evil.example"}).status_code == 400
 
 
 # -------------------------------------------------------------------------------------------------------- where it is
@@ -147,17 +148,17 @@ def test_pages_and_files_are_found_below_the_path_and_the_script_name(shop: Any,
     (named,) = re.findall(r'src="(static/[^"]+/app.js)"', page.text)
     main = grace.get(f"{BASE}{named}")
     assert (main.status_code, main["Cache-Control"]) == (200, "private, max-age=31536000, immutable")
-    assert grace.get(f"{BASE}api/overview")["Cache-Control"] == "no-store, private"
+    assert grace.get(f"{BASE}api/v1/overview")["Cache-Control"] == "no-store, private"
     assert grace.get(BASE[:-1])["Location"].endswith(f"{prefix}{BASE}")
 
 
 def test_a_name_with_a_slash_is_deleted_where_the_server_has_its_address_as_it_was_sent(shop: Any) -> None:
     ada = signed_in("ada")
     shown = token(ada)
-    address = f"{BASE}api/schedules/a%2Fpause"
-    assert ada.delete(address, headers=shown).json()["error"]["code"] == "not_found"
+    address = f"{BASE}api/v1/schedules/a%2Fpause"
+    assert problem(ada.delete(address, headers=shown)) == "not_found"
     sent = ada.delete(address, headers=shown, RAW_URI=address)
-    assert sent.json()["error"]["code"] == "schedule_not_found"
+    assert problem(sent) == "schedule_not_found"
 
 
 def test_a_backend_of_another_kind_is_named_when_the_dashboard_is_visited_as_tests_may_have_one(shop: Any) -> None:
@@ -168,7 +169,7 @@ def test_a_backend_of_another_kind_is_named_when_the_dashboard_is_visited_as_tes
         override_settings(ROOT_URLCONF=mounted, TASKS={"default": {"BACKEND": kind}}),
         pytest.raises(InvalidTaskBackend, match=rf"TASKS\['default'\] is {kind}; write TASKS = "),
     ):
-        ada.get(f"{BASE}api/session")
+        ada.get(f"{BASE}api/v1/session")
 
 
 def test_a_path_without_a_slash_and_an_unknown_backend_are_refused(shop: Any) -> None:
@@ -178,13 +179,13 @@ def test_a_path_without_a_slash_and_an_unknown_backend_are_refused(shop: Any) ->
         override_settings(ROOT_URLCONF=_Urls(path("headgate", dashboard_urls()))),
         pytest.raises(ImproperlyConfigured, match="needs a slash at its end"),
     ):
-        signed_in("ada").get("/headgate/api/session")
+        signed_in("ada").get("/headgate/api/v1/session")
 
 
 def test_with_atomic_requests_it_works_all_the_same(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for alias in connections:
         monkeypatch.setitem(connections.settings[alias], "ATOMIC_REQUESTS", True)
-    assert signed_in("ada").get(f"{BASE}api/session").status_code == 200
+    assert signed_in("ada").get(f"{BASE}api/v1/session").status_code == 200
 
 
 def test_a_store_that_does_not_answer_is_reported_as_such(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,22 +195,22 @@ def test_a_store_that_does_not_answer_is_reported_as_such(shop: Any, monkeypatch
     monkeypatch.setattr(client_of(tasks.task_backends["default"].app).portal, "open", refuse)
     ada = signed_in("ada")
     assert ada.get(BASE, headers=PAGE).status_code == 200
-    answer = ada.get(f"{BASE}api/overview")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
+    answer = ada.get(f"{BASE}api/v1/overview")
+    assert (answer.status_code, problem(answer)) == (503, "storage_unavailable")
 
 
 # --------------------------------------------------------------------------------------------------------- the stream
 
 
 def test_under_wsgi_a_browser_is_not_given_a_stream_which_would_hold_a_thread(shop: Any) -> None:
-    answer = signed_in("grace").get(f"{BASE}api/stream", headers={"Accept": "text/event-stream"})
+    answer = signed_in("grace").get(f"{BASE}api/v1/stream", headers={"Accept": "text/event-stream"})
     # For an EventSource this is final, so that the front end polls.
     assert (answer.status_code, answer.content) == (204, b"")
 
 
 async def test_under_asgi_changes_are_streamed_until_the_browser_leaves(ada: AsyncClient) -> None:
     streams = resolve(BASE).kwargs["mount"].app_for(None, "").stream
-    stream = await ada.get(f"{BASE}api/stream", headers={"Accept-Encoding": "gzip"})
+    stream = await ada.get(f"{BASE}api/v1/stream", headers={"Accept-Encoding": "gzip"})
     assert (stream["Content-Type"].partition(";")[0], stream["Content-Encoding"]) == ("text/event-stream", "identity")
     parts = aiter(stream.streaming_content)
     assert b"retry" in await anext(parts)

@@ -189,10 +189,10 @@ async def test_a_server_that_stops_finishes_its_jobs_within_the_grace(tmp_path: 
                 return bool((await client.get(f"/jobs/{id}")).json()["state"] == "running")
 
             await until(is_running)
-            (queue,) = (await client.get("/dashboard/api/queues")).json()["items"]
+            (queue,) = (await client.get("/dashboard/api/v1/queues")).json()["items"]
             assert (queue["queue"], queue["running"]) == ("default", 1)
             # A browser that stays, for which the server would wait as long as a stream lasts.
-            async with client.stream("GET", "/dashboard/api/stream"):
+            async with client.stream("GET", "/dashboard/api/v1/stream"):
                 server.send_signal(signal.SIGTERM)
                 _, said = await asyncio.to_thread(server.communicate, timeout=patient(15))
         assert "Application shutdown complete" in said, said

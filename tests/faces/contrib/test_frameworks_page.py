@@ -82,8 +82,8 @@ call_command("migrate", run_syncdb=True, verbosity=0)
 browser = Client()
 assert browser.get("/headgate/")["Location"] == "/admin/login/?next=/headgate/"
 browser.force_login(User.objects.create(username="ada", is_staff=True, is_superuser=True))
-assert browser.get("/headgate/api/session").json()["role"] == "admin"
-assert {job["task"] for job in browser.get("/headgate/api/jobs").json()["items"]} == {
+assert browser.get("/headgate/api/v1/session").json()["role"] == "admin"
+assert {job["task"] for job in browser.get("/headgate/api/v1/jobs").json()["items"]} == {
     "shop.tasks.send_receipt", "shop.tasks.sync_tenant"
 }
 assert 'href="/headgate/"' in browser.get("/admin/").content.decode()

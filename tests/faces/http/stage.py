@@ -122,7 +122,17 @@ async def browser(app: Headgate, **options: Any) -> AsyncIterator[httpx.AsyncCli
     """A client that has read its session, and sends its token with all that it asks."""
     site = dashboard(app, **{"auth": EVERYBODY, **options})
     async with client(site) as caller:
-        session = await caller.get("/api/session")
+        session = await caller.get("/api/v1/session")
         caller.headers["X-Headgate-Token"] = session.json()["token"]
         yield caller
     await site.close()
+
+
+def problem(answer: Any) -> str:
+    """The code of the problem (RFC 9457) that an answer has, which must be whole."""
+    assert answer.headers["Content-Type"] == "application/problem+json", answer.headers
+    stated = answer.json()
+    assert stated["status"] == answer.status_code
+    assert stated["title"]
+    assert stated["detail"]
+    return str(stated["type"]).rpartition("#")[2]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 import httpx
 import pytest
@@ -14,7 +16,7 @@ from headgate import AesGcm, Headgate, JobState, StrictRate, batch
 from headgate.clock import SECOND
 from headgate.http import CallbackAuth, User
 from headgate.storage.records import NodeSetting
-from tests.faces.http.stage import HOSTILE, LIMIT, PASSWORD, browser, make_app, seed
+from tests.faces.http.stage import HOSTILE, LIMIT, PASSWORD, browser, make_app, problem, seed
 from tests.internals import store_of
 
 NAME = quote(HOSTILE, safe="")
@@ -27,9 +29,9 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
 
 
 async def act(client: httpx.AsyncClient, path: str, body: Any = None, *, expected: int = 200) -> Any:
-    answer = await client.post(f"/api{path}", json=body)
+    answer = await client.post(f"/api/v1{path}", json=body)
     assert answer.status_code == expected, answer.text
-    return answer.json() if expected == 200 else answer.json()["error"]["code"]
+    return answer.json() if expected < 400 else problem(answer)
 
 
 async def test_jobs_are_retried_cancelled_and_run_now(app: Headgate) -> None:
@@ -63,13 +65,16 @@ async def test_jobs_are_enqueued_and_run_again_with_other_arguments(app: Headgat
     async with app.open():
         seeds = await seed(app)
         async with browser(app) as client:
-            declared = {each["task"]: each for each in (await client.get("/api/tasks")).json()["items"]}
+            declared = {each["task"]: each for each in (await client.get("/api/v1/tasks")).json()["items"]}
             assert (declared["sync"]["arguments"], declared["sync"]["required"]) == (["tenant", "secret"], ["tenant"])
             enqueue = "/tasks/answer/enqueue"
-            new = await act(client, enqueue, {"payload": {"question": "how?"}, "delay": 60, "priority": 4})
+            new = await act(
+                client, enqueue, {"payload": {"question": "how?"}, "delay": 60, "priority": 4}, expected=201
+            )
             status = await app.admin.status(new["job"])
             assert (status.task, status.priority, status.is_scheduled) == ("answer", 4, True)
-            huge = await act(client, "/tasks/sync/enqueue", {"payload": {"tenant": "a\x00b", "secret": None}})
+            text = {"tenant": "a\x00b", "secret": None}
+            huge = await act(client, "/tasks/sync/enqueue", {"payload": text}, expected=201)
             assert "a\\u0000b" in (await app.admin.job(huge["job"])).record.payload
             for body, code, expected in (
                 ({}, "payload_error", 422),
@@ -84,20 +89,20 @@ async def test_jobs_are_enqueued_and_run_again_with_other_arguments(app: Headgat
 
             again = f"/jobs/{seeds.failed}/run-again"
             same, other = (
-                await act(client, again),
-                await act(client, again, {"payload": {"user": "b", "password": "p"}}),
+                await act(client, again, expected=201),
+                await act(client, again, {"payload": {"user": "b", "password": "p"}}, expected=201),
             )
             first, second, third = [
                 json.loads((await app.admin.job(id)).record.payload) for id in (seeds.failed, same["job"], other["job"])
             ]
             assert (first, third) == (second, {"user": "b", "password": "p"})
-            shown = (await client.get(f"/api/jobs/{seeds.failed}")).json()["payload"]
+            shown = (await client.get(f"/api/v1/jobs/{seeds.failed}")).json()["payload"]
             assert await act(client, again, {"payload": shown}, expected=422) == "payload_is_redacted"
             assert await act(client, again, {"payload": {"user": "b"}}, expected=422) == "payload_error"
             assert await act(client, "/jobs/nobody/run-again", expected=404) == "job_not_found"
             entries = await app.admin.audit_log(subject=seeds.failed)
             assert [(entry.actor, entry.action) for entry in entries] == [("local", "run again")] * 2
-            assert PASSWORD not in (await client.get("/api/audit")).text
+            assert PASSWORD not in (await client.get("/api/v1/audit")).text
 
 
 async def test_a_job_is_enqueued_with_the_options_of_a_program(app: Headgate) -> None:
@@ -118,7 +123,7 @@ async def test_a_job_is_enqueued_with_the_options_of_a_program(app: Headgate) ->
         "audit": "full",
     }
     async with app.open(), browser(app) as client:
-        assert await act(client, enqueue, {"payload": payload, **options}) == {"job": id, "is_new": True}
+        assert await act(client, enqueue, {"payload": payload, **options}, expected=201) == {"job": id, "is_new": True}
         record = (await app.admin.job(id)).record
         assert record.options is not None
         assert (record.unique_key, record.headers, record.options.tags) == ("why", {"source": "api"}, ("api", "vip"))
@@ -175,11 +180,46 @@ async def test_the_answer_says_that_a_job_with_the_unique_key_was_there(app: Hea
     async def pay(order: str) -> None: ...
 
     async with app.open(), browser(app) as client:
-        first = await act(client, "/tasks/pay/enqueue", {"payload": {"order": "1"}})
+        first = await act(client, "/tasks/pay/enqueue", {"payload": {"order": "1"}}, expected=201)
         assert first["is_new"] is True
         again = {"job": first["job"], "is_new": False}
         assert await act(client, "/tasks/pay/enqueue", {"payload": {"order": "1"}}) == again
         assert await act(client, f"/jobs/{first['job']}/run-again") == again
+
+
+async def test_an_idempotency_key_stores_one_job_however_often_it_is_sent(app: Headgate) -> None:
+    enqueue, why = "/api/v1/tasks/answer/enqueue", {"payload": {"question": "why?"}, "headers": {"tenant": "acme"}}
+    key = {"Idempotency-Key": "order 17"}
+    async with app.open(), browser(app) as client:
+        requests = [client.post(enqueue, json=why, headers=key) for _ in range(3)]
+        answers = await asyncio.gather(*requests)
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 201]
+        (id,) = {answer.json()["job"] for answer in answers}
+        assert [job.id for job in await app.admin.jobs()] == [id]
+        # The order of the fields does not matter, their values do.
+        turned = dict(reversed(why.items()))
+        assert (await client.post(enqueue, json=turned, headers=key)).json() == {"job": id, "is_new": False}
+        for other in (why | {"priority": 9}, {"payload": {"question": "when?"}}):
+            refused = await client.post(enqueue, json=other, headers=key)
+            assert (refused.status_code, problem(refused)) == (422, "idempotency_key_reused")
+        other_key = await client.post(enqueue, json=why, headers={"Idempotency-Key": "order 18"})
+        other_task = await client.post("/api/v1/tasks/hold/enqueue", json={"payload": {"tenant": "a"}}, headers=key)
+        assert (other_key.status_code, other_task.status_code) == (201, 201)
+        for body, wrong in ((why, {"Idempotency-Key": "x" * 256}), (why | {"id": str(UUID(int=7))}, key)):
+            assert problem(await client.post(enqueue, json=body, headers=wrong)) == "bad_request"
+        assert len(await app.admin.jobs()) == 3
+
+
+async def test_an_idempotency_key_finds_its_job_after_another_request_replaced_it(app: Headgate) -> None:
+    enqueue = "/api/v1/tasks/answer/enqueue"
+    first = {"payload": {"question": "why?"}, "unique_key": "q", "delay": 60}
+    second = {"payload": {"question": "when?"}, "unique_key": "q", "on_conflict": "replace"}
+    async with app.open(), browser(app) as client:
+        stored = await client.post(enqueue, json=first, headers={"Idempotency-Key": "1"})
+        replaced = await client.post(enqueue, json=second, headers={"Idempotency-Key": "2"})
+        assert replaced.json() == {"job": stored.json()["job"], "is_new": False}
+        again = await client.post(enqueue, json=first, headers={"Idempotency-Key": "1"})
+        assert (again.status_code, again.json()) == (200, replaced.json())
 
 
 async def test_a_batch_is_cancelled_with_the_batches_in_it_and_what_follows(app: Headgate) -> None:
@@ -219,10 +259,10 @@ async def test_final_jobs_are_deleted_for_good_by_admins(app: Headgate) -> None:
         jobs = await app.tasks["answer"].enqueue_many([(str(number),) for number in range(4)])
         await app.admin.cancel_many([job.id for job in jobs[:3]])
         async with browser(app) as client:
-            assert (await client.delete(f"/api/jobs/{jobs[0].id}")).json() == {"changed": True}
-            assert (await client.delete(f"/api/jobs/{jobs[0].id}")).status_code == 404
-            refused = await client.delete(f"/api/jobs/{jobs[3].id}")
-            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "illegal_transition")
+            assert (await client.delete(f"/api/v1/jobs/{jobs[0].id}")).json() == {"changed": True}
+            assert (await client.delete(f"/api/v1/jobs/{jobs[0].id}")).status_code == 404
+            refused = await client.delete(f"/api/v1/jobs/{jobs[3].id}")
+            assert (refused.status_code, problem(refused)) == (409, "illegal_transition")
             named = {"ids": [job.id for job in jobs], "dry_run": True}
             assert (await act(client, "/jobs/purge", named))["deleted"] == 2
             assert await app.admin.count() == 3
@@ -236,7 +276,7 @@ async def test_final_jobs_are_deleted_for_good_by_admins(app: Headgate) -> None:
         operator = CallbackAuth(lambda request: User("olga", "operator"))
         async with browser(app, auth=operator) as client:
             assert await act(client, "/jobs/purge", {"query": {}}, expected=403) == "not_allowed"
-            assert (await client.delete(f"/api/jobs/{jobs[3].id}")).status_code == 403
+            assert (await client.delete(f"/api/v1/jobs/{jobs[3].id}")).status_code == 403
 
 
 async def test_a_queue_is_purged_after_its_waiting_jobs_were_counted(app: Headgate) -> None:
@@ -266,7 +306,7 @@ async def test_nodes_are_quieted_resumed_and_stopped_and_get_other_slots(app: He
             await store_of(app).join(id, name, setting=NodeSetting({"default": 4, "mail": 1}))
 
         async def node() -> dict[str, Any]:
-            items = (await client.get("/api/nodes")).json()["items"]
+            items = (await client.get("/api/v1/nodes")).json()["items"]
             return next(dict(item) for item in items if item["id"] == "node-1")
 
         assert await act(client, "/nodes/mail-1/quiet") == {"changed": True}
@@ -301,7 +341,7 @@ async def test_limits_are_changed(app: Headgate) -> None:
         assert await act(client, f"{path}/set", {"rule": "9/h", "tier": "gold", "kind": "rate", "burst": 3})
         assert await act(client, f"{path}/assign", {"key": "acme", "tier": "gold"}) == {"changed": True}
         await act(client, f"{path}/penalize", {"key": "acme", "seconds": 60})
-        bucket = (await client.get(f"/api{path}/bucket?key=acme")).json()
+        bucket = (await client.get(f"/api/v1{path}/bucket?key=acme")).json()
         assert (bucket["count"], bucket["is_set"], bucket["penalized_until"] is None) == (9, True, False)
         await act(client, f"{path}/penalize", {"key": "acme", "until": "2099-01-01T00:00:00Z"})
         assert await act(client, f"{path}/penalize", {"key": "acme"}, expected=400) == "bad_request"
@@ -325,7 +365,7 @@ async def test_a_key_is_a_pattern_only_if_the_request_says_so(app: Headgate) -> 
             await act(client, f"{path}/pause", {"key": key})
             await act(client, f"{path}/assign", {"key": key, "tier": "gold"})
             await act(client, f"{path}/set", {"tier": "gold", "rule": "9/h"})
-            bucket = (await client.get(f"/api{path}/bucket", params={"key": key})).json()
+            bucket = (await client.get(f"/api/v1{path}/bucket", params={"key": key})).json()
             assert (bucket["is_paused"], bucket["is_set"]) == (True, True)
             assert await act(client, f"{path}/resume", {"key": key}) == {"changed": True}
             await act(client, f"{path}/assign", {"key": key, "tier": None})
@@ -339,7 +379,7 @@ async def test_a_key_is_a_pattern_only_if_the_request_says_so(app: Headgate) -> 
         assert await act(client, f"{path}/resume", {"pattern": "a*"}) == {"changed": True}
         assert await act(client, "/limits/permits/set", {"rule": "5/m"}, expected=422) == "declaration_error"
         assert await act(client, "/limits/nothing/pause", expected=404) == "unknown_limit"
-        removed = await client.delete(f"/api{path}")
+        removed = await client.delete(f"/api/v1{path}")
         assert removed.json() == {"changed": True}
         assert list(await app.admin.limits.settings(LIMIT)) == []
 
@@ -347,8 +387,8 @@ async def test_a_key_is_a_pattern_only_if_the_request_says_so(app: Headgate) -> 
 async def test_removing_an_unknown_object_leaves_no_audit_record(app: Headgate) -> None:
     async with app.open(), browser(app) as client:
         for path, code in (("/limits/nope", "unknown_limit"), ("/schedules/nope", "schedule_not_found")):
-            answer = await client.delete(f"/api{path}")
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, code)
+            answer = await client.delete(f"/api/v1{path}")
+            assert (answer.status_code, problem(answer)) == (404, code)
         assert await app.admin.audit_log() == []
 
 
@@ -358,10 +398,10 @@ async def test_a_delete_that_was_meant_for_an_action_removes_no_limit_of_that_na
     async with app.open(), browser(app) as client:
         for name in ("x", "x/pause"):
             await app.admin.limits.pause(name)
-        answer = await client.delete("/api/limits/x/pause")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        answer = await client.delete("/api/v1/limits/x/pause")
+        assert (answer.status_code, problem(answer)) == (404, "not_found")
         assert len(await app.admin.limits.settings()) == 2
-        assert (await client.delete("/api/limits/x%2Fpause")).json() == {"changed": True}
+        assert (await client.delete("/api/v1/limits/x%2Fpause")).json() == {"changed": True}
         assert [setting.limit for setting in await app.admin.limits.settings()] == ["x"]
 
 
@@ -370,16 +410,16 @@ async def test_schedules_are_paused_fired_skipped_and_removed(app: Headgate) -> 
         await seed(app)
         async with browser(app) as client:
             path = f"/schedules/{NAME}"
-            first, second = (await client.get(f"/api{path}")).json()["next_runs"][:2]
+            first, second = (await client.get(f"/api/v1{path}")).json()["next_runs"][:2]
             assert await act(client, f"{path}/skip") == {"skipped": first}
-            assert (await client.get(f"/api{path}")).json()["next_runs"][0] == second
+            assert (await client.get(f"/api/v1{path}")).json()["next_runs"][0] == second
             job = (await act(client, f"{path}/trigger"))["job"]
             assert (await app.admin.status(job)).task == "answer"
             assert await act(client, f"{path}/pause") == {"changed": True}
             assert await act(client, f"{path}/resume") == {"changed": True}
             assert await act(client, "/schedules/nothing/skip", expected=404) == "schedule_not_found"
-            assert (await client.delete(f"/api{path}")).json() == {"changed": True}
-            assert (await client.get(f"/api{path}")).status_code == 404
+            assert (await client.delete(f"/api/v1{path}")).json() == {"changed": True}
+            assert (await client.get(f"/api/v1{path}")).status_code == 404
             entries = await app.admin.audit_log(kind="schedule", actor="local")
             assert [entry.action for entry in entries] == ["remove", "resume", "pause", "trigger", "skip"]
 
@@ -393,7 +433,7 @@ async def test_schedules_are_created_and_edited(app: Headgate) -> None:
             created = await act(client, "/schedules", new | windows | {"every": "10m", "tz": "Europe/Rome"})
             assert (created["state"], created["is_declared"], created["jitter"]) == ("active", False, 30)
             path = f"/schedules/{quote(HOSTILE + '2', safe='')}"
-            shown = (await client.get(f"/api{path}")).json()
+            shown = (await client.get(f"/api/v1{path}")).json()
             assert shown["definition"] == {
                 "payload": {"question": "how?"}, "queue": "default", "priority": 4, "cron": None, "every": "10m",
                 "calendar": None, "tz": "Europe/Rome", "between": ["8:00", "18:00"], "on": ["weekday"],
@@ -403,16 +443,16 @@ async def test_schedules_are_created_and_edited(app: Headgate) -> None:
             assert (edited["trigger"], edited["max_runs"], edited["jitter"], edited["tz"]) == (
                 "cron 0 6 * * * (Asia/Tokyo)", 9, None, "Asia/Tokyo",
             )  # fmt: skip
-            definition = (await client.get(f"/api{path}")).json()["definition"]
+            definition = (await client.get(f"/api/v1{path}")).json()["definition"]
             assert (definition["payload"], definition["priority"]) == ({"question": "how?"}, 4)
             await act(client, f"{path}/edit", {"payload": {"question": "when?"}})
-            assert (await client.get(f"/api{path}")).json()["definition"]["payload"] == {"question": "when?"}
+            assert (await client.get(f"/api/v1{path}")).json()["definition"]["payload"] == {"question": "when?"}
             assert (await app.admin.schedules.status(HOSTILE + "2")).trigger == "cron 0 6 * * * (Asia/Tokyo)"
 
             text = "every 2 weeks on mon, wed at 9:00, 17:30 from 2027-01-04"
             edited = await act(client, f"{path}/edit", {"calendar": text, "tz": "Asia/Tokyo"})
             assert edited["trigger"] == "every 2 weeks on mon, wed at 9:00, 17:30 (Asia/Tokyo)"
-            definition = (await client.get(f"/api{path}")).json()["definition"]
+            definition = (await client.get(f"/api/v1{path}")).json()["definition"]
             assert (definition["calendar"], definition["tz"], definition["cron"]) == (text, "Asia/Tokyo", None)
 
             for body, code, expected in (
@@ -437,7 +477,7 @@ async def test_schedules_are_created_and_edited(app: Headgate) -> None:
             # One of the code is the code's, and so is one that the code would store.
             assert await act(client, "/schedules/hourly/edit", {"every": "5m"}, expected=409) == "schedule_declared"
             assert await act(client, "/schedules/nobody/edit", {"every": "5m"}, expected=404) == "schedule_not_found"
-            assert (await client.delete(f"/api{path}")).json() == {"changed": True}
+            assert (await client.delete(f"/api/v1{path}")).json() == {"changed": True}
             entries = await app.admin.audit_log(kind="schedule", actor="local")
             assert [(entry.action, entry.detail) for entry in entries] == [
                 ("remove", None),
@@ -452,7 +492,7 @@ async def test_the_arguments_of_a_schedule_are_redacted(app: Headgate) -> None:
     async with app.open(), browser(app) as client:
         payload = {"user": "ada", "password": PASSWORD}
         await act(client, "/schedules", {"name": "logins", "task": "login", "every": "1h", "payload": payload})
-        answer = await client.get("/api/schedules/logins")
+        answer = await client.get("/api/v1/schedules/logins")
         assert PASSWORD not in answer.text
         assert answer.json()["definition"]["payload"] == {"user": "ada", "password": "[redacted]"}
 
@@ -462,25 +502,25 @@ async def test_encoded_arguments_are_run_again_and_those_of_a_schedule_are_shown
     async with app.open(), browser(app) as client:
         old = await app.tasks["answer"].enqueue("why?")
         for payload, question in ((None, "why?"), ({"question": "how?"}, "how?")):
-            new = (await act(client, f"/jobs/{old.id}/run-again", {"payload": payload}))["job"]
+            new = (await act(client, f"/jobs/{old.id}/run-again", {"payload": payload}, expected=201))["job"]
             stored = (await app.admin.job(new)).record.payload
             assert stored.startswith("encoded:")
             assert json.loads(app.admin.decoded(stored)) == {"question": question}
         body = {"name": "x", "task": "answer", "every": "1h", "payload": {"question": "when?"}}
         await act(client, "/schedules", body)
         assert (await app.admin.schedules.definition("x")).payload.startswith("encoded:")
-        assert (await client.get("/api/schedules/x")).json()["definition"]["payload"] == {"question": "when?"}
+        assert (await client.get("/api/v1/schedules/x")).json()["definition"]["payload"] == {"question": "when?"}
         viewer = CallbackAuth(lambda request: User("vic", "viewer"))
         async with browser(app, auth=viewer) as other:
-            shown = (await other.get("/api/schedules/x")).json()["definition"]["payload"]
+            shown = (await other.get("/api/v1/schedules/x")).json()["definition"]["payload"]
             assert shown == "[encoded: aes-gcm.2026-11]"
 
 
 async def test_a_change_is_visible_to_its_author_immediately(app: Headgate) -> None:
     async with app.open(), browser(app) as client:
         for is_paused, action in ((True, "pause"), (False, "resume"), (True, "pause")):
-            (queue,) = (await client.get("/api/queues")).json()["items"]
+            (queue,) = (await client.get("/api/v1/queues")).json()["items"]
             assert queue["is_paused"] is not is_paused
             await act(client, f"/queues/default/{action}")
-            (queue,) = (await client.get("/api/overview")).json()["queues"]
+            (queue,) = (await client.get("/api/v1/overview")).json()["queues"]
             assert queue["is_paused"] is is_paused

@@ -17,7 +17,7 @@ from headgate.http.endpoint import Endpoint
 from headgate.http.openapi import openapi
 from headgate.http.origin import peer_of
 from headgate.http.routes import ENDPOINTS
-from tests.faces.http.stage import EVERYBODY, client, make_app
+from tests.faces.http.stage import EVERYBODY, client, make_app, problem
 
 PASSWORDS: dict[str, tuple[Role, str]] = {
     "vera": ("viewer", "viewer's password"),
@@ -26,11 +26,11 @@ PASSWORDS: dict[str, tuple[Role, str]] = {
 }
 ROLES: list[Role] = ["viewer", "operator", "admin"]
 CHANGES = [each for each in ENDPOINTS if each.changes]
-PUBLIC = ("/", "/jobs", "/static/app.css", "/api/openapi.json", "/api/stream")
+PUBLIC = ("/", "/jobs", "/static/app.css", "/api/v1/openapi.json", "/api/v1/stream")
 
 
 def path_of(endpoint: Endpoint) -> str:
-    path = f"/api{endpoint.path}"
+    path = f"/api/v1{endpoint.path}"
     for name in endpoint.path_names:
         path = path.replace(f"{{{name}}}", "nobody")
     return path
@@ -91,7 +91,7 @@ async def test_an_unauthenticated_request_is_refused_without_a_browser_prompt() 
     app = make_app()
     async with app.open(), client(dashboard(app, auth=BasicAuth(PASSWORDS))) as caller:
         for wrong in ({}, basic("ada", "wrong password"), basic("nobody", "x"), {"Authorization": "Basic ???"}):
-            answer = await caller.get("/api/session", headers=wrong)
+            answer = await caller.get("/api/v1/session", headers=wrong)
             assert answer.status_code == 401
             # With Basic a browser opens a window of its own over the sign-in page.
             assert answer.headers["www-authenticate"] == 'Session realm="Headgate"'
@@ -115,9 +115,9 @@ async def test_no_route_or_method_bypasses_authentication() -> None:
     guarded = dashboard(app, auth=BasicAuth(PASSWORDS))
     local = dashboard(app, auth=OneTimeToken())
     paths = {re.sub(r"{\w+(:path)?}", "x", getattr(route, "path", "")) for route in guarded.routes}
-    assert {"/", "/api/stream", "/api/openapi.json", "/static/x", "/api/limits/x/audit"} <= paths
+    assert {"/", "/api/v1/stream", "/api/v1/openapi.json", "/static/x", "/api/v1/limits/x/audit"} <= paths
     async with app.open(), client(guarded) as caller, client(local) as other_caller:
-        for path in [*sorted(paths), "/nowhere", "/api/nowhere", "/api", "//evil.example", "/static"]:
+        for path in [*sorted(paths), "/nowhere", "/api/v1/nowhere", "/api", "//evil.example", "/static"]:
             for method in METHODS:
                 for somebody in (caller, other_caller):
                     refused = await somebody.request(method, path)
@@ -132,15 +132,15 @@ async def test_the_roles_in_the_openapi_description_are_enforced(role: Role) -> 
     described = json.loads(openapi(ENDPOINTS))["paths"]
     async with app.open(), client(dashboard(app, auth=BasicAuth(PASSWORDS))) as caller:
         caller.headers.update(of(role))
-        caller.headers["X-Headgate-Token"] = (await caller.get("/api/session")).json()["token"]
+        caller.headers["X-Headgate-Token"] = (await caller.get("/api/v1/session")).json()["token"]
         for path, operations in described.items():
             for method, operation in operations.items():
-                if path == "/api/stream":
+                if path == "/api/v1/stream":
                     continue
                 needed = re.search(r"Needs the role (\w+)\.", operation.get("description", ""))
                 needs = ROLES.index(cast(Role, needed[1])) if needed else 0
                 answer = await caller.request(method, re.sub(r"{\w+}", "nobody", path))
-                is_refused = answer.status_code == 403 and answer.json()["error"]["code"] == "not_allowed"
+                is_refused = answer.status_code == 403 and problem(answer) == "not_allowed"
                 assert is_refused is (ROLES.index(role) < needs), (method, path, answer.text)
 
 
@@ -148,13 +148,13 @@ async def test_changes_need_the_token_of_the_session() -> None:
     app = make_app()
     site = dashboard(app, auth=BasicAuth(PASSWORDS))
     async with app.open(), client(site) as caller:
-        tokens = {r: (await caller.get("/api/session", headers=of(r))).json()["token"] for r in ROLES}
+        tokens = {r: (await caller.get("/api/v1/session", headers=of(r))).json()["token"] for r in ROLES}
         assert len(set(tokens.values())) == 3
         for endpoint in CHANGES:
             for token in ("", "wrong", tokens["viewer"], tokens["operator"]):
                 headers = of("admin") | {"X-Headgate-Token": token}
                 answer = await caller.request(endpoint.method, path_of(endpoint), headers=headers)
-                assert (answer.status_code, answer.json()["error"]["code"]) == (403, "bad_token")
+                assert (answer.status_code, problem(answer)) == (403, "bad_token")
 
 
 async def test_a_token_is_valid_in_every_process_with_the_same_passwords() -> None:
@@ -163,10 +163,10 @@ async def test_a_token_is_valid_in_every_process_with_the_same_passwords() -> No
         tokens = []
         for _ in range(2):
             async with client(dashboard(app, auth=BasicAuth(PASSWORDS))) as caller:
-                tokens.append((await caller.get("/api/session", headers=of("admin"))).json()["token"])
+                tokens.append((await caller.get("/api/v1/session", headers=of("admin"))).json()["token"])
         assert tokens[0] == tokens[1]
         async with client(dashboard(app, auth=BasicAuth(ada=("admin", "another password")))) as caller:
-            other = await caller.get("/api/session", headers=basic("ada", "another password"))
+            other = await caller.get("/api/v1/session", headers=basic("ada", "another password"))
         assert other.json()["token"] != tokens[0]
 
 
@@ -178,7 +178,7 @@ async def test_a_token_reveals_nothing_about_other_passwords() -> None:
         for password in ("admin's password", "another of the admin"):
             auth = BasicAuth(PASSWORDS | {"ada": ("admin", password)})
             async with client(dashboard(app, auth=auth)) as caller:
-                tokens.append((await caller.get("/api/session", headers=of("viewer"))).json()["token"])
+                tokens.append((await caller.get("/api/v1/session", headers=of("viewer"))).json()["token"])
         assert tokens[0] == tokens[1]
     bearer = [BearerAuth({"v" * 20: User("vera"), admin * 20: User("ada", "admin")}) for admin in "ab"]
     assert bearer[0].secret(User("vera")) == bearer[1].secret(User("vera"))
@@ -205,24 +205,24 @@ async def test_a_token_reveals_nothing_about_other_passwords() -> None:
 async def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], is_let_in: bool) -> None:
     app = make_app()
     async with app.open(), client(dashboard(app, auth=EVERYBODY)) as caller:
-        token = (await caller.get("/api/session")).json()["token"]
+        token = (await caller.get("/api/v1/session")).json()["token"]
         for endpoint in CHANGES:
             answer = await caller.request(
                 endpoint.method, path_of(endpoint), headers=headers | {"X-Headgate-Token": token}
             )
-            refused = answer.status_code == 403 and answer.json()["error"]["code"] == "other_site"
+            refused = answer.status_code == 403 and problem(answer) == "other_site"
             assert refused is not is_let_in, (endpoint, answer.text)
 
 
 async def test_a_read_only_dashboard_refuses_changes_by_admins() -> None:
     app = make_app()
     async with app.open(), client(dashboard(app, auth=EVERYBODY, read_only=True)) as caller:
-        session = (await caller.get("/api/session")).json()
+        session = (await caller.get("/api/v1/session")).json()
         assert (session["can"], session["read_only"]) == ([], True)
         for endpoint in CHANGES:
             headers = {"X-Headgate-Token": session["token"]}
             answer = await caller.request(endpoint.method, path_of(endpoint), headers=headers)
-            assert answer.json()["error"]["code"] == "read_only"
+            assert problem(answer) == "read_only"
 
 
 async def test_the_host_is_taken_from_a_trusted_proxy() -> None:
@@ -230,9 +230,9 @@ async def test_the_host_is_taken_from_a_trusted_proxy() -> None:
     site = dashboard(app, auth=BasicAuth(PASSWORDS), trusted_proxies=["10.0.0.1"])
     asked = {"X-Forwarded-Host": "jobs.example", "Origin": "https://jobs.example"} | of("admin")
     async with app.open(), client(site, peer="10.0.0.1") as proxy, client(site, peer="10.0.0.2") as other_caller:
-        asked["X-Headgate-Token"] = (await proxy.get("/api/session", headers=of("admin"))).json()["token"]
-        assert (await proxy.post("/api/queues/default/pause", headers=asked)).status_code == 200
-        assert (await other_caller.post("/api/queues/default/pause", headers=asked)).status_code == 403
+        asked["X-Headgate-Token"] = (await proxy.get("/api/v1/session", headers=of("admin"))).json()["token"]
+        assert (await proxy.post("/api/v1/queues/default/pause", headers=asked)).status_code == 200
+        assert (await other_caller.post("/api/v1/queues/default/pause", headers=asked)).status_code == 403
 
 
 def test_addresses_in_different_notations_are_equal() -> None:
@@ -254,13 +254,13 @@ async def test_a_bearer_token_needs_no_other_and_serves_a_browser_as_a_password(
     bearer = BearerAuth({"0123456789abcdef-deploy": User("deploy", "operator"), "fedcba9876543210": User("eye")})
     async with app.open(), client(dashboard(app, auth=bearer)) as caller:
         headers = {"Authorization": "Bearer 0123456789abcdef-deploy"}
-        assert (await caller.post("/api/queues/default/pause", headers=headers)).json() == {"changed": True}
-        (entry,) = (await caller.get("/api/audit", headers=headers)).json()["items"]
+        assert (await caller.post("/api/v1/queues/default/pause", headers=headers)).json() == {"changed": True}
+        (entry,) = (await caller.get("/api/v1/audit", headers=headers)).json()["items"]
         assert (entry["actor"], entry["action"], entry["subject"]) == ("deploy", "pause", "default")
         by_browser = basic("whoever", "0123456789abcdef-deploy")
-        assert (await caller.get("/api/session", headers=by_browser)).json()["user"] == "deploy"
-        assert (await caller.post("/api/queues/default/resume", headers=by_browser)).status_code == 403
-        assert (await caller.get("/api/session", headers={"Authorization": "Bearer nope"})).status_code == 401
+        assert (await caller.get("/api/v1/session", headers=by_browser)).json()["user"] == "deploy"
+        assert (await caller.post("/api/v1/queues/default/resume", headers=by_browser)).status_code == 403
+        assert (await caller.get("/api/v1/session", headers={"Authorization": "Bearer nope"})).status_code == 401
 
 
 async def test_the_user_of_an_auth_callback_is_the_actor_of_its_actions() -> None:
@@ -275,13 +275,13 @@ async def test_the_user_of_an_auth_callback_is_the_actor_of_its_actions() -> Non
 
     async with app.open():
         async with client(dashboard(app, auth=CallbackAuth(who), secret="shared by all processes")) as caller:
-            assert (await caller.get("/api/session")).status_code == 401
+            assert (await caller.get("/api/v1/session")).status_code == 401
             headers = {"X-User": "grace@example.org"}
-            headers["X-Headgate-Token"] = (await caller.get("/api/session", headers=headers)).json()["token"]
-            assert (await caller.post("/api/queues/default/pause", headers=headers)).status_code == 200
+            headers["X-Headgate-Token"] = (await caller.get("/api/v1/session", headers=headers)).json()["token"]
+            assert (await caller.post("/api/v1/queues/default/pause", headers=headers)).status_code == 200
             assert [entry.actor for entry in await app.admin.audit_log()] == ["grace@example.org"]
         async with client(dashboard(app, auth=CallbackAuth(who_at_once))) as caller:
-            assert (await caller.get("/api/session")).json()["user"] == "sync"
+            assert (await caller.get("/api/v1/session")).json()["user"] == "sync"
 
 
 def test_weak_and_missing_credentials_are_refused_at_declaration() -> None:
@@ -310,12 +310,12 @@ async def test_every_answer_has_the_security_headers_errors_too() -> None:
     ):
         answers = [
             await caller.get("/"),
-            await caller.get("/api/session"),
+            await caller.get("/api/v1/session"),
             await caller.get("/static/app.css"),
             await caller.get("/static/nothing.js"),
             await caller.get("/nowhere"),
-            await caller.put("/api/session"),
-            await caller.get("/api/jobs/nobody"),
+            await caller.put("/api/v1/session"),
+            await caller.get("/api/v1/jobs/nobody"),
             await other_caller.get("/"),
         ]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 404, 404, 405, 404, 401]

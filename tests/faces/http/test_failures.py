@@ -14,7 +14,7 @@ from headgate.admin import JobQuery
 from headgate.errors import DeclarationError
 from headgate.http import BearerAuth, User, dashboard
 from headgate.http.redaction import HIDDEN
-from tests.faces.http.stage import PASSWORD, browser, client, make_app
+from tests.faces.http.stage import PASSWORD, browser, client, make_app, problem
 from tests.until import result_within
 
 
@@ -60,15 +60,15 @@ async def fail(app: Headgate, task: str, *arguments: Any) -> list[str]:
 
 
 async def ask(client: httpx.AsyncClient, path: str, *, expected: int = 200) -> Any:
-    answer = await client.get(f"/api{path}")
+    answer = await client.get(f"/api/v1{path}")
     assert answer.status_code == expected, answer.text
-    return answer.json() if expected == 200 else answer.json()["error"]["code"]
+    return answer.json() if expected == 200 else problem(answer)
 
 
 async def act(client: httpx.AsyncClient, body: Any, *, expected: int = 200) -> Any:
-    answer = await client.post("/api/jobs/bulk", json=body)
+    answer = await client.post("/api/v1/jobs/bulk", json=body)
     assert answer.status_code == expected, answer.text
-    return answer.json() if expected == 200 else answer.json()["error"]["code"]
+    return answer.json() if expected == 200 else problem(answer)
 
 
 async def test_failures_are_listed_by_root_cause_and_retried_together(app: Headgate) -> None:
@@ -116,8 +116,8 @@ async def test_a_hidden_value_is_hidden_in_a_root_cause_too() -> None:
     (failed,) = await fail(app, "sign_in", PASSWORD)
     async with app.open(), browser(app) as closed, browser(app, redact=None) as open_book:
         for path in ("/failures", f"/failures/{failed}", f"/jobs/{failed}"):
-            assert PASSWORD not in (await closed.get(f"/api{path}")).text
-            assert PASSWORD in (await open_book.get(f"/api{path}")).text
+            assert PASSWORD not in (await closed.get(f"/api/v1{path}")).text
+            assert PASSWORD in (await open_book.get(f"/api/v1{path}")).text
         (group,) = (await ask(closed, "/failures"))["items"]
         assert group["error"]["message"] == f"refused {HIDDEN} of ada"
         assert group["cause"]["message"] == f"refused {HIDDEN} of ada"
@@ -129,11 +129,11 @@ async def test_a_viewer_reads_failures_and_retries_none() -> None:
     (failed,) = await fail(app, "find", 17)
     auth = BearerAuth({f"{role}-0123456789abcdef": User(role, role) for role in ("viewer", "operator")})
     async with app.open(), client(dashboard(app, auth=auth)) as caller:
-        assert (await caller.get("/api/failures")).status_code == 401
+        assert (await caller.get("/api/v1/failures")).status_code == 401
         for role, status in (("viewer", 403), ("operator", 200)):
             caller.headers["Authorization"] = f"Bearer {role}-0123456789abcdef"
             assert (await ask(caller, "/failures"))["total"] == 1
-            answer = await caller.post("/api/jobs/bulk", json={"action": "retry", "ids": [failed]})
+            answer = await caller.post("/api/v1/jobs/bulk", json={"action": "retry", "ids": [failed]})
             assert answer.status_code == status
 
 

@@ -23,7 +23,7 @@ def stored_app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
 
 
 async def find(client: httpx.AsyncClient, q: str, **query: str) -> list[tuple[str, str]]:
-    answer = await client.get("/api/find", params={"q": q, **query})
+    answer = await client.get("/api/v1/find", params={"q": q, **query})
     assert answer.status_code == 200, answer.text
     return [(each["kind"], each["name"]) for each in answer.json()["items"]]
 
@@ -52,7 +52,7 @@ async def test_a_found_queue_or_key_says_whether_it_is_paused(stored_app: Headga
     app = stored_app
 
     async def paused(client: httpx.AsyncClient, q: str) -> dict[str, bool | None]:
-        answer = (await client.get("/api/find", params={"q": q})).json()
+        answer = (await client.get("/api/v1/find", params={"q": q})).json()
         return {each["kind"]: each["is_paused"] for each in answer["items"]}
 
     async with app.open():
@@ -89,4 +89,4 @@ async def test_one_kind_is_found_and_the_best_matches_come_first() -> None:
 async def test_a_search_that_cannot_work_is_refused(query: dict[str, Any]) -> None:
     app = make_app()
     async with app.open(), browser(app) as client:
-        assert (await client.get("/api/find", params=query)).status_code == 400
+        assert (await client.get("/api/v1/find", params=query)).status_code == 400

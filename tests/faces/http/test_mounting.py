@@ -66,9 +66,9 @@ async def test_pages_files_and_api_are_found_wherever_it_is_mounted(mount: objec
         assert (older.content, older.headers["cache-control"]) == (main.content, "no-cache")
         assert (await caller.get(f"{below}/static/../site.py")).status_code == 404
         assert (await caller.get(f"{below}/static/%2e%2e/site.py")).status_code == 404
-        assert (await caller.get(f"{below}/api/jobs")).json()["items"][0]["task"] == "sync"
-        token = (await caller.get(f"{below}/api/session")).json()["token"]
-        changed = await caller.post(f"{below}/api/queues/default/pause", headers={"X-Headgate-Token": token})
+        assert (await caller.get(f"{below}/api/v1/jobs")).json()["items"][0]["task"] == "sync"
+        token = (await caller.get(f"{below}/api/v1/session")).json()["token"]
+        changed = await caller.post(f"{below}/api/v1/queues/default/pause", headers={"X-Headgate-Token": token})
         assert changed.json() == {"changed": True}
 
 
@@ -88,7 +88,7 @@ async def test_the_dashboard_opens_the_app_with_the_first_request_and_closes_it(
     with pytest.raises(NotOpen):
         _ = app.admin
     async with client(site) as caller:
-        assert (await caller.get("/api/overview")).status_code == 200
+        assert (await caller.get("/api/v1/overview")).status_code == 200
         assert app.admin.address.endswith("jobs.db")
         await site.close()
         await site.close()
@@ -105,7 +105,7 @@ def test_the_dashboard_starts_again_on_another_loop(tmp_path: Path) -> None:
     async def serve() -> None:
         async with site.router.lifespan_context(site), client(site) as caller:
             # All at once, so that they wait for each other while it opens.
-            answers = await asyncio.gather(*(caller.get("/api/overview") for _ in range(5)))
+            answers = await asyncio.gather(*(caller.get("/api/v1/overview") for _ in range(5)))
             assert {answer.status_code for answer in answers} == {200}
             stream = await site.stream.response(Request({"type": "http", "headers": []}), lambda overview: overview)
             events = aiter(stream.body_iterator)
@@ -125,7 +125,7 @@ async def test_an_app_that_other_code_opened_stays_open() -> None:
     site = dashboard(app, auth=EVERYBODY)
     async with app.open():
         async with client(site) as caller:
-            assert (await caller.get("/api/overview")).status_code == 200
+            assert (await caller.get("/api/v1/overview")).status_code == 200
         await site.close()
         assert list(await app.admin.counts()) == []
 
@@ -137,7 +137,7 @@ async def test_an_app_opened_by_threads_is_used_on_their_loop(postgres_url: str,
     try:
         await asyncio.to_thread(app.tasks["answer"].sync.enqueue, "why?")
         async with client(site) as caller:
-            for path in ("/api/jobs", "/api/overview", "/api/queues", "/api/session"):
+            for path in ("/api/v1/jobs", "/api/v1/overview", "/api/v1/queues", "/api/v1/session"):
                 answers = await asyncio.gather(*(caller.get(path) for _ in range(20)))
                 assert {answer.status_code for answer in answers} == {200}, answers[0].text
             stream = await site.stream.response(Request({"type": "http", "headers": []}), lambda overview: overview)
@@ -158,7 +158,7 @@ def test_an_app_that_was_opened_by_a_mounted_dashboard_is_closed_with_the_loop(
 
     async def serve() -> Headgate:
         async with client(starlette_host(dashboard(app, auth=EVERYBODY))) as caller:
-            assert (await caller.get("/admin/jobs/api/overview")).status_code == 200
+            assert (await caller.get("/admin/jobs/api/v1/overview")).status_code == 200
         _ = app.admin
         return app
 
@@ -190,5 +190,5 @@ async def test_a_head_is_answered_for_pages_and_never_streams() -> None:
     app = make_app()
     async with app.open(), client(dashboard(app, auth=EVERYBODY)) as caller:
         assert (await caller.head("/jobs")).status_code == 200
-        assert (await caller.head("/api/overview")).content == b""
-        assert (await caller.head("/api/stream")).status_code == 405
+        assert (await caller.head("/api/v1/overview")).content == b""
+        assert (await caller.head("/api/v1/stream")).status_code == 405

@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from headgate.http import dashboard
+from headgate.http.endpoint import parse_body
 from headgate.http.openapi import openapi
 from headgate.http.routes import ENDPOINTS
 from tests.faces.http.stage import EVERYBODY, Seeds, client, make_app, seed
@@ -19,7 +21,7 @@ from tests.faces.http.stage import EVERYBODY, Seeds, client, make_app, seed
 DESCRIPTION: dict[str, Any] = json.loads(openapi(ENDPOINTS))
 SCHEMA = schemathesis.openapi.from_dict(DESCRIPTION)
 FOUND: list[Any] = [each.ok() for each in SCHEMA.get_all_operations()]  # type: ignore[union-attr]  # all are right
-OPERATIONS = [each for each in FOUND if each.path != "/api/stream"]
+OPERATIONS = [each for each in FOUND if each.path != "/api/v1/stream"]
 
 
 def test_the_description_is_valid_openapi() -> None:
@@ -28,18 +30,32 @@ def test_the_description_is_valid_openapi() -> None:
 
 def test_every_endpoint_is_described_with_each_status_that_it_can_have() -> None:
     for endpoint in ENDPOINTS:
-        described = DESCRIPTION["paths"][f"/api{endpoint.path}"][endpoint.method.lower()]
+        described = DESCRIPTION["paths"][f"/api/v1{endpoint.path}"][endpoint.method.lower()]
         assert described["summary"]
         assert described["operationId"] == endpoint.name
         wanted = {200, 400, 401, 403, 503, *endpoint.refuses} | ({408, 413, 415} if endpoint.body else set())
         wanted |= {404} if endpoint.path_names else set()
+        wanted |= {201} if endpoint.creates else set()
+        wanted |= set() if endpoint.changes else {304}
         assert {int(status) for status in described["responses"]} == wanted
     names = [each.name for each in ENDPOINTS]
     assert len(set(names)) == len(names)
 
 
+def test_each_body_has_an_example_that_its_endpoint_accepts() -> None:
+    for endpoint in ENDPOINTS:
+        described = DESCRIPTION["paths"][f"/api/v1{endpoint.path}"][endpoint.method.lower()]
+        if endpoint.body is not None:
+            (media,) = described["requestBody"]["content"].values()
+            assert parse_body(json.dumps(media["example"]).encode(), endpoint.body)
+        if endpoint.answers is not None:
+            assert type(endpoint.answers) is endpoint.answer
+            (media,) = described["responses"]["200"]["content"].values()
+            assert msgspec.convert(media["example"], endpoint.answer) == endpoint.answers
+
+
 def test_parameters_are_described_by_what_parses_them() -> None:
-    parameters = {each["name"]: each for each in DESCRIPTION["paths"]["/api/jobs"]["get"]["parameters"]}
+    parameters = {each["name"]: each for each in DESCRIPTION["paths"]["/api/v1/jobs"]["get"]["parameters"]}
     assert parameters["count"]["schema"] == {"type": "integer", "minimum": 1, "maximum": 500, "default": 50}
     assert parameters["text"]["schema"] == {"type": "string", "minLength": 1, "maxLength": 200}
     assert not any(each["required"] for each in parameters.values())
@@ -84,7 +100,7 @@ def test_every_valid_request_gets_a_described_response(
 
     async def answered(case: Any) -> None:
         async with client(site) as caller:
-            token = (await caller.get("/api/session")).json()["token"]
+            token = (await caller.get("/api/v1/session")).json()["token"]
             case.headers = {**(case.headers or {}), "X-Headgate-Token": token}
             request = case.as_transport_kwargs(base_url="http://localhost:8000")
             answer = await caller.request(

@@ -26,7 +26,7 @@ def app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
 
 
 async def ask(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
-    answer = await client.get(f"/api{path}")
+    answer = await client.get(f"/api/v1{path}")
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -149,22 +149,50 @@ async def test_lists_come_in_pages_that_leave_nothing_out_and_repeat_nothing(app
             await app.admin.limits.penalize(LIMIT, f"key{number}", 60)
             await app.admin.queues.pause("default")
             await app.admin.queues.resume("default")
+            await batch([app.tasks["answer"].call("of a batch")]).enqueue()
+            await app.tasks["answer"].schedule(f"schedule{number}", Every(hours=1)).enqueue("often")
         async with browser(app) as client:
             for path, cursor, name in (
-                ("/jobs?count=2", "before", "id"),
-                ("/jobs?count=2&order=oldest", "before", "id"),
-                ("/audit?count=2", "before", "number"),
-                ("/limits?count=2", "before", "key"),
+                ("/jobs?", "before", "id"),
+                ("/jobs?order=oldest&", "before", "id"),
+                ("/jobs?queue=default&", "before", "id"),
+                ("/audit?", "before", "number"),
+                ("/limits?", "before", "key"),
+                ("/batches?", "before", "id"),
+                ("/schedules?", "after", "name"),
             ):
-                page = await ask(client, path)
-                found = [each[name] for each in page["items"]]
-                while page["next"] is not None:
-                    assert len(page["items"]) == 2
-                    page = await ask(client, f"{path}&{cursor}={quote(page['next'])}")
-                    found += [each[name] for each in page["items"]]
-                everything = await ask(client, path.replace("count=2", "count=500"))
-                assert found == [each[name] for each in everything["items"]]
-                assert len(set(found)) == len(found) >= 5
+                everything = [each[name] for each in (await ask(client, f"{path}count=500"))["items"]]
+                assert len(set(everything)) == len(everything) >= 5
+                assert (await ask(client, f"{path}count={len(everything)}"))["next"] is None
+                for count in (1, 2):
+                    page = await ask(client, f"{path}count={count}")
+                    found = [each[name] for each in page["items"]]
+                    while page["next"] is not None:
+                        assert len(page["items"]) == count
+                        page = await ask(client, f"{path}count={count}&{cursor}={quote(page['next'])}")
+                        # No empty page follows the last one.
+                        assert page["items"]
+                        found += [each[name] for each in page["items"]]
+                    assert found == everything
+
+
+async def test_an_answer_is_sent_again_only_if_it_has_changed(app: Headgate) -> None:
+    async with app.open():
+        job = await app.tasks["answer"].using(delay=3600).enqueue("why?")
+        async with browser(app) as client:
+            for path in (f"/jobs/{job.id}", "/jobs", "/limits/settings", "/limits/permits/rules"):
+                first = await client.get(f"/api/v1{path}")
+                tag = first.headers["ETag"]
+                for known in (tag, tag.removeprefix("W/"), f'"another", {tag}', "*"):
+                    again = await client.get(f"/api/v1{path}", headers={"If-None-Match": known})
+                    assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", tag)
+                    assert again.headers["Cache-Control"] == "no-store"
+                other = await client.get(f"/api/v1{path}", headers={"If-None-Match": '"another"'})
+                assert (other.status_code, other.content) == (200, first.content)
+            shown = await client.get(f"/api/v1/jobs/{job.id}")
+            await job.cancel()
+            changed = await client.get(f"/api/v1/jobs/{job.id}", headers={"If-None-Match": shown.headers["ETag"]})
+            assert (changed.status_code, changed.json()["status"]["state"]) == (200, "cancelled")
 
 
 async def test_a_task_and_a_queue_name_the_limits_of_their_jobs(app: Headgate) -> None:
@@ -285,7 +313,7 @@ async def test_the_map_of_limits_has_the_keys_with_most_trouble_first(app: Headg
             assert (set(keys), is_cut) == ({"three", "two"}, True)
             await app.admin.limits.pause(LIMIT, key="two")
             assert (await ranked(500))[0][:2] == ["two", "banned"]
-            assert (await client.get("/api/limits/map?count=501")).status_code == 400
+            assert (await client.get("/api/v1/limits/map?count=501")).status_code == 400
 
 
 async def test_keys_are_found_by_how_they_begin(app: Headgate) -> None:
@@ -309,7 +337,7 @@ async def test_a_graph_is_returned_for_jobs_and_batches(app: Headgate) -> None:
             assert {edge["needs"] for edge in graph["edges"]} == {"success", "member"}
             assert sorted(node["task"] or "" for node in graph["nodes"]) == ["", "answer", "answer"]
             assert await ask(client, f"/graphs/{stored.jobs[1].id}") == graph
-            assert (await client.get("/api/graphs/nobody")).status_code == 404
+            assert (await client.get("/api/v1/graphs/nobody")).status_code == 404
 
 
 async def test_the_history_names_the_deploys_of_its_time(app: Headgate) -> None:

@@ -21,7 +21,7 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobError
 from headgate.storage.records import Blocker
 from headgate.storage.sqlite.memory import MemoryStorage
-from tests.faces.http.stage import PASSWORD, Seeds, browser, client, make_app, seed
+from tests.faces.http.stage import PASSWORD, Seeds, browser, client, make_app, problem, seed
 from tests.until import patient, result_within
 
 
@@ -167,7 +167,7 @@ def test_a_stored_text_that_is_no_json_is_shown_as_a_text() -> None:
 
 def path_of(endpoint: Endpoint, seeds: Seeds, job: str) -> str:
     path = endpoint.path.replace("{id}", seeds.batch if "batch" in endpoint.path else job)
-    return f"/api{path.replace('{limit}', 'permits').replace('{name}', 'hourly')}"
+    return f"/api/v1{path.replace('{limit}', 'permits').replace('{name}', 'hourly')}"
 
 
 async def test_no_endpoint_shows_a_hidden_value() -> None:
@@ -186,13 +186,13 @@ async def test_no_endpoint_shows_a_hidden_value() -> None:
                     shown_openly += PASSWORD in (await open_book.get(path)).text
             # Had nothing shown it openly, that would have proved nothing.
             assert shown_openly >= 8
-            details = (await caller.get(f"/api/jobs/{seeds.failed}")).json()
+            details = (await caller.get(f"/api/v1/jobs/{seeds.failed}")).json()
             assert details["payload"] == {"user": "ada", "password": HIDDEN}
             assert details["headers"] == {"password": HIDDEN, "tenant": "acme"}
             assert HIDDEN in details["error"]["message"]
             assert HIDDEN in details["error"]["traceback"]
             assert HIDDEN in details["timeline"][-1]["detail"]
-            result = (await caller.get(f"/api/jobs/{seeds.succeeded}")).json()["result"]
+            result = (await caller.get(f"/api/v1/jobs/{seeds.succeeded}")).json()["result"]
             assert result == {"question": "why?", "password": HIDDEN}
 
 
@@ -207,7 +207,7 @@ async def test_a_result_and_a_list_hide_the_values_that_the_payload_hides() -> N
         job = await echo.enqueue("abcd-1234", "https://host/?key=abcd-1234")
         await result_within(job)
     async with app.open(), browser(app) as caller, browser(app, redact=None) as open_book:
-        for path in ("/api/jobs", f"/api/jobs/{job.id}"):
+        for path in ("/api/v1/jobs", f"/api/v1/jobs/{job.id}"):
             assert "abcd-1234" not in (await caller.get(path)).text
             assert "abcd-1234" in (await open_book.get(path)).text
 
@@ -224,7 +224,7 @@ async def test_a_list_hides_in_errors_what_the_headers_hide() -> None:
         with suppress(JobFailed):
             await result_within(failed)
     async with app.open(), browser(app, redact=["authorization"]) as caller:
-        for path in ("/api/jobs", f"/api/jobs/{failed.id}"):
+        for path in ("/api/v1/jobs", f"/api/v1/jobs/{failed.id}"):
             answer = await caller.get(path)
             assert "of-a-header" not in answer.text
             assert f"the server refused '{HIDDEN}'" in answer.text
@@ -238,7 +238,7 @@ async def test_the_audit_log_does_not_contain_payload_searches() -> None:
         assert (await app.admin.purge(JobQuery(state=JobState.FAILED, text=PASSWORD), older_than=0)).deleted == 1
         await storage.add_audit_record(AuditRecord("ada", "did", "queue", "default", "with password=another1"))
         async with browser(app, redact=["password"]) as caller:
-            received = (await caller.get("/api/audit")).text
+            received = (await caller.get("/api/v1/audit")).text
             assert "a text in the payload" in received
             assert f"with password={HIDDEN}" in received
             assert PASSWORD not in received
@@ -251,13 +251,13 @@ async def test_a_search_does_not_reveal_a_hidden_value() -> None:
         await app.tasks["login"].enqueue("ada", PASSWORD)
         for role, status in (("viewer", 403), ("operator", 403), ("admin", 200)):
             caller.headers["Authorization"] = f"Bearer {role}-0123456789abcdef"
-            for path in ("/api/jobs?text=c", "/api/jobs/count?text=c"):
+            for path in ("/api/v1/jobs?text=c", "/api/v1/jobs/count?text=c"):
                 answer = await caller.get(path)
                 assert answer.status_code == status
-                assert status == 200 or answer.json()["error"]["code"] == "text_is_redacted"
+                assert status == 200 or problem(answer) == "text_is_redacted"
             if role != "viewer":
                 body = {"action": "cancel", "query": {"text": "c"}, "dry_run": True}
-                assert (await caller.post("/api/jobs/bulk", json=body)).status_code == status
+                assert (await caller.post("/api/v1/jobs/bulk", json=body)).status_code == status
 
 
 async def test_annotations_are_hidden_as_headers_are_and_no_filter_reveals_them() -> None:
@@ -277,34 +277,39 @@ async def test_annotations_are_hidden_as_headers_are_and_no_filter_reveals_them(
         async with client(dashboard(app, auth=auth, redact=["password"])) as caller:
             for role, status in (("viewer", 403), ("operator", 403), ("admin", 200)):
                 caller.headers["Authorization"] = f"Bearer {role}-0123456789abcdef"
-                for path in (f"/api/jobs/{job.id}", "/api/jobs", "/api/failures?span=3600", f"/api/jobs/{job.id}/logs"):
+                for path in (
+                    f"/api/v1/jobs/{job.id}",
+                    "/api/v1/jobs",
+                    "/api/v1/failures?span=3600",
+                    f"/api/v1/jobs/{job.id}/logs",
+                ):
                     answer = await caller.get(path)
                     assert answer.status_code == 200
                     assert "of-an-annotation" not in answer.text
                     assert "another1" not in answer.text
-                details = (await caller.get(f"/api/jobs/{job.id}")).json()
+                details = (await caller.get(f"/api/v1/jobs/{job.id}")).json()
                 assert details["annotations"]["password"] == HIDDEN
                 assert details["annotations"]["tenant"] == "acme"
                 for name, value in (("header", "of-a-header"), ("annotation", "of-an-annotation")):
                     guesses = {name: f"PassWord={value}"}
-                    for path in ("/api/jobs", "/api/jobs/count"):
+                    for path in ("/api/v1/jobs", "/api/v1/jobs/count"):
                         answer = await caller.get(path, params=guesses)
                         assert answer.status_code == status
-                        assert status == 200 or answer.json()["error"]["code"] == f"{name}_is_redacted"
+                        assert status == 200 or problem(answer) == f"{name}_is_redacted"
                     if role != "viewer":
                         body = {"action": "retry", "query": guesses, "dry_run": True}
-                        assert (await caller.post("/api/jobs/bulk", json=body)).status_code == status
+                        assert (await caller.post("/api/v1/jobs/bulk", json=body)).status_code == status
                 # What is shown may be filtered by.
                 for shown in ({"header": "source=api"}, {"annotation": "tenant=acme"}, {"tag": "vip"}):
-                    assert [each["id"] for each in (await caller.get("/api/jobs", params=shown)).json()["items"]] == [
-                        job.id
-                    ]
-                    assert (await caller.get("/api/jobs/count", params=shown)).json()["count"] == 1
-            (listed,) = (await caller.get("/api/jobs")).json()["items"]
+                    assert [
+                        each["id"] for each in (await caller.get("/api/v1/jobs", params=shown)).json()["items"]
+                    ] == [job.id]
+                    assert (await caller.get("/api/v1/jobs/count", params=shown)).json()["count"] == 1
+            (listed,) = (await caller.get("/api/v1/jobs")).json()["items"]
             assert listed["tags"] == details["tags"] == ["vip"]
             assert details["options"] == {}
             for refused in ({"tag": "two words"}, {"header": "source"}, {"annotation": "=1"}):
-                answer = await caller.get("/api/jobs", params=refused)
+                answer = await caller.get("/api/v1/jobs", params=refused)
                 assert answer.status_code in (400, 422), answer.text
                 assert "must be a word" in answer.text or "is not a name with its value" in answer.text
 
@@ -327,7 +332,7 @@ async def test_only_operators_see_statements_of_other_sessions() -> None:
             ("operator", f"UPDATE account SET iban = 'DE89', password = {HIDDEN}"),
         ):
             headers = {"Authorization": f"Bearer {role}-0123456789abcdef"}
-            (shown,) = (await caller.get("/api/overview", headers=headers)).json()["blockers"]
+            (shown,) = (await caller.get("/api/v1/overview", headers=headers)).json()["blockers"]
             assert (shown["what"], shown["statement"]) == ("reports (bob) keeps 1 waiting, active", received)
             streamed = await first_overview(site, headers)
             assert "keeps 1 waiting" in streamed
@@ -344,7 +349,7 @@ async def first_overview(site: Dashboard, headers: dict[str, str]) -> str:
             site.stream.end()
 
     given = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "method": "GET", "path": "/api/stream", "query_string": b"", "headers": given}
+    scope = {"type": "http", "method": "GET", "path": "/api/v1/stream", "query_string": b"", "headers": given}
     async with asyncio.timeout(patient(5)):
         await site(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]  # nothing more is received
     site.stream.begin()
@@ -356,7 +361,7 @@ async def test_a_long_payload_is_not_read_for_a_list() -> None:
     async with app.open(), browser(app, redact=["password"]) as caller:
         await app.tasks["answer"].enqueue("x" * 100_000)
         await app.tasks["answer"].enqueue("y" * 1000)
-        short, long = [each["payload"] for each in (await caller.get("/api/jobs")).json()["items"]]
+        short, long = [each["payload"] for each in (await caller.get("/api/v1/jobs")).json()["items"]]
         assert short.startswith('{"question":"yyy')
         assert len(short) == 200
         assert long == "… 100,015 characters"

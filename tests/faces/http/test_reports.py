@@ -45,7 +45,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[str]]
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [(f"/api/limits/{quote(LIMIT, safe='')}/audit", "starts"), ("/api/failures", "newest_failed")],
+    [(f"/api/v1/limits/{quote(LIMIT, safe='')}/audit", "starts"), ("/api/v1/failures", "newest_failed")],
     ids=["audit", "failures"],
 )
 async def test_a_report_delays_no_list_and_is_made_once_for_all_who_request_it(
@@ -58,7 +58,7 @@ async def test_a_report_delays_no_list_and_is_made_once_for_all_who_request_it(
         try:
             await until(lambda: len(calls) == 1)
             async with asyncio.timeout(patient(5)):
-                for other in ("/api/jobs", "/api/overview", "/api/limits"):
+                for other in ("/api/v1/jobs", "/api/v1/overview", "/api/v1/limits"):
                     assert (await caller.get(other)).status_code == 200
         finally:
             hold.ends()

@@ -26,7 +26,7 @@ from headgate.http import dashboard
 from headgate.storage.searching import TURN_TIMEOUT, Searches
 from headgate.storage.sqlite.reader import Reader
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.faces.http.stage import EVERYBODY, client, make_app
+from tests.faces.http.stage import EVERYBODY, client, make_app, problem
 from tests.until import until
 
 WITHOUT_END = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
@@ -67,11 +67,11 @@ async def test_forty_payload_searches_do_not_delay_the_overview_and_lists(app: H
     async with app.open(), client(dashboard(app, auth=EVERYBODY)) as caller:
         await app.tasks["answer"].enqueue_many([("why? " * 20,)] * 5000)
         asked = {"text": "nowhere to be found"}
-        searches = [asyncio.create_task(caller.get("/api/jobs", params=asked)) for _ in range(20)]
-        searches += [asyncio.create_task(caller.get("/api/jobs/count", params=asked)) for _ in range(20)]
+        searches = [asyncio.create_task(caller.get("/api/v1/jobs", params=asked)) for _ in range(20)]
+        searches += [asyncio.create_task(caller.get("/api/v1/jobs/count", params=asked)) for _ in range(20)]
         await asyncio.wait(searches, return_when=asyncio.FIRST_COMPLETED)
-        assert (await caller.get("/api/overview")).status_code == 200
-        assert (await caller.get("/api/jobs", params={"count": 5})).status_code == 200
+        assert (await caller.get("/api/v1/overview")).status_code == 200
+        assert (await caller.get("/api/v1/jobs", params={"count": 5})).status_code == 200
         left = sum(not each.done() for each in searches)
         answers = await asyncio.gather(*searches)
         # Asked for after all of them, and answered before most.
@@ -119,14 +119,14 @@ async def test_a_search_that_takes_too_long_is_ended_and_says_what_to_do(
     async with app.open(), client(dashboard(app, auth=EVERYBODY)) as caller:
         # A tenth of a second of reading, so that it is the search itself that is ended.
         await app.tasks["answer"].enqueue_many([("why? " * 1_500,)] * 5000)
-        answer = await caller.get("/api/jobs/count", params={"text": "nowhere"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "search_too_long"), answer.text
-        assert "narrow it by state, task" in answer.json()["error"]["message"]
+        answer = await caller.get("/api/v1/jobs/count", params={"text": "nowhere"})
+        assert (answer.status_code, problem(answer)) == (503, "search_too_long"), answer.text
+        assert "narrow it by state, task" in answer.json()["detail"]
         assert answer.headers["retry-after"] == "5"
         with pytest.raises(SearchTooLong, match="what it had found is not shown"):
             await app.admin.jobs(text="nowhere")
         # Nothing but searches is bounded by it, and nothing of it is left behind.
-        assert (await caller.get("/api/jobs/count")).json()["count"] == 5000
+        assert (await caller.get("/api/v1/jobs/count")).json()["count"] == 5000
 
 
 async def test_a_search_of_a_disconnected_client_is_cancelled_in_the_database(
@@ -149,7 +149,7 @@ async def test_a_search_of_a_disconnected_client_is_cancelled_in_the_database(
     scope: dict[str, Any] = {
         "type": "http",
         "method": "GET",
-        "path": "/api/jobs",
+        "path": "/api/v1/jobs",
         "root_path": "",
         "http_version": "1.1",
     }

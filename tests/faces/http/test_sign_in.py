@@ -20,7 +20,7 @@ from headgate.http.passwords import PasswordHash
 from headgate.http.sessions import PATIENCE
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.faces.http.stage import client, make_app
+from tests.faces.http.stage import client, make_app, problem
 from tests.until import until
 
 PASSWORD = "a right password"
@@ -57,9 +57,9 @@ async def test_a_signed_out_browser_is_shown_the_sign_in_page_and_a_program_json
             assert "basic" not in page.headers.get("www-authenticate", "").lower()
             for accept in ("application/json", "*/*"):
                 answer = await caller.get(path, headers={"Accept": accept})
-                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
-        for path in ("/api/overview", "/api/stream", "/api/nothing", "/static/app.js"):
-            assert (await caller.get(path, headers=VISIT)).json()["error"]["code"] == "unauthorized"
+                assert (answer.status_code, problem(answer)) == (401, "unauthorized")
+        for path in ("/api/v1/overview", "/api/v1/stream", "/api/v1/nothing", "/static/app.js"):
+            assert problem(await caller.get(path, headers=VISIT)) == "unauthorized"
 
 
 async def test_the_page_runs_nothing_and_loads_nothing_and_has_labels_for_people_and_password_managers() -> None:
@@ -89,7 +89,7 @@ async def test_a_password_signs_in_a_browser_whose_cookie_no_script_and_no_other
         assert name == "headgate_session_8000"
         attributes = {each.strip().lower() for each in rest.split(";")[1:]}
         assert attributes == {"httponly", "samesite=strict", "path=/", "max-age=43200"}
-        session = (await caller.get("/api/session")).json()
+        session = (await caller.get("/api/v1/session")).json()
         assert (session["user"], session["role"], session["can_sign_out"]) == ("ada", "admin", True)
         assert (await caller.get("/login", headers=VISIT)).headers["location"] == "/"
 
@@ -105,7 +105,7 @@ async def test_a_wrong_password_is_answered_by_the_page_that_keeps_the_name_and_
         assert "<b>" not in page.text
         assert 'role="alert">This user name, password or token is wrong.' in page.text
         assert "set-cookie" not in page.headers
-        assert (await caller.post("/login", data=hostile)).json()["error"]["code"] == "unauthorized"
+        assert problem(await caller.post("/login", data=hostile)) == "unauthorized"
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -119,7 +119,7 @@ async def test_the_cookie_is_for_where_the_dashboard_is_mounted_and_secure_where
         assert cookie.startswith("headgate_session=")
         assert "path=/ops/jobs;" in cookie
         assert ("; secure" in cookie) is (scheme == "https")
-        assert (await caller.get("/ops/jobs/api/session")).status_code == 200
+        assert (await caller.get("/ops/jobs/api/v1/session")).status_code == 200
 
 
 async def test_a_browser_that_came_by_https_through_a_proxy_gets_a_secure_cookie() -> None:
@@ -144,8 +144,8 @@ async def test_sessions_of_a_dashboard_and_one_below_its_path_are_separate() -> 
     async with app.open(), client(host) as caller:
         await sign_in(caller, below="/ops/jobs")
         await sign_in(caller, name="vera")
-        assert (await caller.get("/ops/jobs/api/session")).json()["user"] == "ada"
-        assert (await caller.get("/api/session")).json()["user"] == "vera"
+        assert (await caller.get("/ops/jobs/api/v1/session")).json()["user"] == "ada"
+        assert (await caller.get("/api/v1/session")).json()["user"] == "vera"
 
 
 @pytest.mark.parametrize(
@@ -171,12 +171,12 @@ async def test_a_page_of_another_site_cannot_sign_a_user_in_or_out() -> None:
     async with app.open(), client(dashboard(app, auth=users())) as caller:
         for elsewhere in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
             answer = await caller.post("/login", data=FORM, headers=elsewhere)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "other_site")
+            assert (answer.status_code, problem(answer)) == (403, "other_site")
         await sign_in(caller)
-        token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
+        token = {"X-Headgate-Token": (await caller.get("/api/v1/session")).json()["token"]}
         for headers in ({}, token | {"Sec-Fetch-Site": "cross-site"}):
             assert (await caller.post("/logout", headers=headers)).status_code == 403
-        assert (await caller.get("/api/session")).status_code == 200
+        assert (await caller.get("/api/v1/session")).status_code == 200
 
 
 async def test_a_session_changes_nothing_without_its_token_not_with_a_bearer_header_either() -> None:
@@ -184,10 +184,12 @@ async def test_a_session_changes_nothing_without_its_token_not_with_a_bearer_hea
     async with app.open(), client(dashboard(app, auth=users())) as caller:
         await sign_in(caller)
         for headers in ({}, {"Authorization": "Bearer whatever"}):
-            answer = await caller.post("/api/queues/default/pause", headers=headers)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "bad_token")
-        token = (await caller.get("/api/session")).json()["token"]
-        assert (await caller.post("/api/queues/default/pause", headers={"X-Headgate-Token": token})).status_code == 200
+            answer = await caller.post("/api/v1/queues/default/pause", headers=headers)
+            assert (answer.status_code, problem(answer)) == (403, "bad_token")
+        token = (await caller.get("/api/v1/session")).json()["token"]
+        assert (
+            await caller.post("/api/v1/queues/default/pause", headers={"X-Headgate-Token": token})
+        ).status_code == 200
         assert [entry.actor for entry in await app.admin.audit_log(kind="queue")] == ["ada"]
 
 
@@ -198,7 +200,7 @@ async def test_a_sign_out_ends_the_session_wherever_its_cookie_is_and_the_stream
         await sign_in(caller)
         await sign_in(other)
         cookies = dict(caller.cookies)
-        token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
+        token = {"X-Headgate-Token": (await caller.get("/api/v1/session")).json()["token"]}
         begun, ended = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(listen(site, cookies, begun, ended))
@@ -210,9 +212,9 @@ async def test_a_sign_out_ends_the_session_wherever_its_cookie_is_and_the_stream
             await until(ended.is_set)
         assert caller.cookies.get("headgate_session_8000") is None
         caller.cookies.update(cookies)
-        for path in ("/api/session", "/api/stream", "/static/app.js", "/jobs"):
+        for path in ("/api/v1/session", "/api/v1/stream", "/static/app.js", "/jobs"):
             assert (await caller.get(path)).status_code == 401
-        assert (await other.get("/api/session")).status_code == 200
+        assert (await other.get("/api/v1/session")).status_code == 200
 
 
 async def listen(site: Any, cookies: dict[str, str], begun: asyncio.Event, ended: asyncio.Event) -> None:
@@ -230,7 +232,7 @@ async def listen(site: Any, cookies: dict[str, str], begun: asyncio.Event, ended
 
     cookie = "; ".join(f"{name}={value}" for name, value in cookies.items())
     headers = [(b"host", b"localhost:8000"), (b"cookie", cookie.encode())]
-    scope = {"type": "http", "method": "GET", "path": "/api/stream", "query_string": b"", "headers": headers}
+    scope = {"type": "http", "method": "GET", "path": "/api/v1/stream", "query_string": b"", "headers": headers}
     await site(scope | {"client": ("127.0.0.1", 1), "http_version": "1.1", "root_path": ""}, receive, send)
 
 
@@ -238,7 +240,7 @@ async def test_signing_out_without_a_session_does_nothing() -> None:
     app = make_app()
     async with client(dashboard(app, auth=BearerAuth({"t" * 20: User("deploy")}))) as caller:
         answer = await caller.post("/logout", headers={"Authorization": "Bearer " + "t" * 20})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_session")
+        assert (answer.status_code, problem(answer)) == (409, "no_session")
 
 
 def test_a_session_ends_after_twelve_hours() -> None:
@@ -249,7 +251,7 @@ def test_a_session_ends_after_twelve_hours() -> None:
             cookies = dict(caller.cookies)
             await sleep(clock, 12 * 3600 - 1)
             caller.cookies.update(cookies)
-            assert (await caller.get("/api/session")).status_code == 200
+            assert (await caller.get("/api/v1/session")).status_code == 200
             await sleep(clock, 1)
             page = await caller.get("/jobs", headers=VISIT)
             assert page.status_code == 401
@@ -269,7 +271,7 @@ async def test_a_cookie_that_was_changed_or_made_elsewhere_opens_nothing() -> No
         for value in forged:
             header = b"headgate_session_8000=" + value.encode("latin-1")
             caller.cookies.clear()
-            answer = await caller.get("/api/session", headers={b"Cookie": header})
+            answer = await caller.get("/api/v1/session", headers={b"Cookie": header})
             assert answer.status_code == 401, value
 
 
@@ -291,7 +293,7 @@ async def test_processes_with_one_secret_share_their_sessions_and_a_changed_pass
         ):
             async with client(again) as caller:
                 caller.cookies.update(cookies)
-                assert (await caller.get("/api/session")).status_code == status
+                assert (await caller.get("/api/v1/session")).status_code == status
 
 
 async def test_sign_ins_and_sign_outs_are_in_the_audit_log() -> None:
@@ -299,13 +301,13 @@ async def test_sign_ins_and_sign_outs_are_in_the_audit_log() -> None:
     async with app.open(), client(dashboard(app, auth=users(), read_only=True), peer="203.0.113.7") as caller:
         await caller.post("/login", data=FORM | {"secret": "wrong"})
         await sign_in(caller)
-        token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
-        (entry,) = (await caller.get("/api/audit?kind=user")).json()["items"]
+        token = {"X-Headgate-Token": (await caller.get("/api/v1/session")).json()["token"]}
+        (entry,) = (await caller.get("/api/v1/audit?kind=user")).json()["items"]
         assert (entry["actor"], entry["action"], entry["kind"]) == ("ada", "sign in", "user")
         assert (entry["subject"], entry["detail"]) == ("ada", "from 203.0.113.7")
         await caller.post("/logout", headers=token)
         await sign_in(caller, name="vera")
-        token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
+        token = {"X-Headgate-Token": (await caller.get("/api/v1/session")).json()["token"]}
         assert (await caller.post("/logout/everywhere", headers=token)).status_code == 204
         entries = await app.admin.audit_log(kind="user")
         assert [(each.actor, each.action) for each in reversed(entries)] == [
@@ -329,14 +331,14 @@ async def test_a_user_who_signs_out_everywhere_ends_their_sessions_and_streams_i
             await begun.wait()
             # Not without the token, as a page of another site would ask for it.
             assert (await caller.post("/logout/everywhere")).status_code == 403
-            token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
+            token = {"X-Headgate-Token": (await caller.get("/api/v1/session")).json()["token"]}
             assert (await caller.post("/logout/everywhere", headers=token)).status_code == 204
             await until(ended.is_set)
         for browser in (caller, phone):
-            assert (await browser.get("/api/session")).status_code == 401
-        assert (await vera.get("/api/session")).status_code == 200
+            assert (await browser.get("/api/v1/session")).status_code == 401
+        assert (await vera.get("/api/v1/session")).status_code == 200
         await sign_in(phone)
-        assert (await phone.get("/api/session")).status_code == 200
+        assert (await phone.get("/api/v1/session")).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/logout", "/logout/everywhere"])
@@ -351,19 +353,19 @@ def test_a_sign_out_ends_the_session_in_all_processes_with_the_secret(path: str)
         async with app.open(), client(one) as caller, client(other) as elsewhere:
             await sign_in(caller)
             elsewhere.cookies.update(caller.cookies)
-            token = {"X-Headgate-Token": (await elsewhere.get("/api/session")).json()["token"]}
+            token = {"X-Headgate-Token": (await elsewhere.get("/api/v1/session")).json()["token"]}
             copied = dict(caller.cookies)
             assert (await caller.post(path, headers=token)).status_code == 204
             # The other process reads the sign-outs every two seconds.
             await sleep(clock, 2)
-            assert (await elsewhere.get("/api/session")).status_code == 401
+            assert (await elsewhere.get("/api/v1/session")).status_code == 401
             # And so does a process that starts later, until the session would have ended.
             await sleep(clock, 11 * 3600)
             async with client(site()) as late:
                 late.cookies.update(copied)
-                assert (await late.get("/api/session")).status_code == 401
+                assert (await late.get("/api/v1/session")).status_code == 401
                 await sign_in(late)
-                assert (await late.get("/api/session")).status_code == 200
+                assert (await late.get("/api/v1/session")).status_code == 200
 
     run_virtual(main)
 
@@ -382,7 +384,7 @@ def test_a_store_that_does_not_answer_keeps_nobody_out(monkeypatch: pytest.Monke
             monkeypatch.setattr(MemoryStorage, "add_audit_record", unavailable)
             monkeypatch.setattr(MemoryStorage, "sign_outs", unavailable)
             await sign_in(caller)
-            assert (await caller.get("/api/session")).status_code == 200
+            assert (await caller.get("/api/v1/session")).status_code == 200
             monkeypatch.setattr(MemoryStorage, "add_audit_record", hangs)
             began_at = clock.monotonic()
             await sign_in(caller)
@@ -391,11 +393,11 @@ def test_a_store_that_does_not_answer_keeps_nobody_out(monkeypatch: pytest.Monke
             monkeypatch.setattr(MemoryStorage, "sign_outs", hangs)
             await sleep(clock, 2)
             began_at = clock.monotonic()
-            token = {"X-Headgate-Token": (await caller.get("/api/session")).json()["token"]}
+            token = {"X-Headgate-Token": (await caller.get("/api/v1/session")).json()["token"]}
             assert (clock.monotonic() - began_at) / SECOND <= PATIENCE
             # The user has to know that the other processes have not learnt of it.
             answer = await caller.post("/logout/everywhere", headers=token)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
+            assert (answer.status_code, problem(answer)) == (503, "storage_unavailable")
             await site.close()
 
     run_virtual(main)
@@ -414,14 +416,14 @@ async def test_a_one_time_link_signs_in_once_and_its_token_leaves_the_address() 
         answer = await caller.get(f"/login?token={first}", headers=VISIT)
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         assert answer.headers["referrer-policy"] == "no-referrer"
-        session = (await caller.get("/api/session")).json()
+        session = (await caller.get("/api/v1/session")).json()
         assert (session["user"], session["role"]) == ("local", "admin")
         assert used == [auth.token]
         assert auth.token != first
         page = await late.get(f"/login?token={first}", headers=VISIT)
         assert page.status_code == 401
         assert first not in page.text
-        assert (await late.get("/api/session")).status_code == 401
+        assert (await late.get("/api/v1/session")).status_code == 401
         # Opening it again while signed in does not use the token.
         assert (await caller.get(f"/login?token={auth.token}", headers=VISIT)).status_code == 303
         assert used == [auth.token]
@@ -435,8 +437,8 @@ async def test_a_one_time_token_is_no_password_and_no_bearer_token() -> None:
     auth = OneTimeToken()
     async with client(dashboard(app, auth=auth)) as caller:
         for headers in ({"Authorization": f"Bearer {auth.token}"}, {"Cookie": f"headgate_session_8000={auth.token}"}):
-            assert (await caller.get("/api/session", headers=headers)).status_code == 401
-        assert (await caller.get("/api/session", auth=("local", auth.token))).status_code == 401
+            assert (await caller.get("/api/v1/session", headers=headers)).status_code == 401
+        assert (await caller.get("/api/v1/session", auth=("local", auth.token))).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -452,7 +454,7 @@ async def test_a_one_time_token_is_no_password_and_no_bearer_token() -> None:
 async def test_a_local_address_or_proxy_grants_no_role(headers: dict[str, str]) -> None:
     app = make_app()
     async with client(dashboard(app, auth=OneTimeToken())) as caller:
-        assert (await caller.get("/api/overview", headers=headers)).status_code == 401
+        assert (await caller.get("/api/v1/overview", headers=headers)).status_code == 401
         assert (await caller.get("/", headers=VISIT | headers)).status_code == 401
 
 
@@ -487,10 +489,10 @@ async def test_a_password_can_be_configured_as_a_hash() -> None:
     auth = BasicAuth(ada=("admin", stored), vera=("viewer", PASSWORD))
     async with app.open(), client(dashboard(app, auth=auth)) as caller:
         for _ in range(3):
-            assert (await caller.get("/api/session", auth=("ada", PASSWORD))).json()["user"] == "ada"
-            assert (await caller.get("/api/session", auth=("vera", PASSWORD))).json()["user"] == "vera"
+            assert (await caller.get("/api/v1/session", auth=("ada", PASSWORD))).json()["user"] == "ada"
+            assert (await caller.get("/api/v1/session", auth=("vera", PASSWORD))).json()["user"] == "vera"
         for name, password in (("ada", stored), ("ada", "a wrong one"), ("nobody", PASSWORD)):
-            assert (await caller.get("/api/session", auth=(name, password))).status_code == 401
+            assert (await caller.get("/api/v1/session", auth=(name, password))).status_code == 401
         await sign_in(caller)
 
 
@@ -523,4 +525,4 @@ async def test_a_request_of_a_callback_says_nothing_of_sessions() -> None:
 
     app = make_app()
     async with app.open(), client(dashboard(app, auth=CallbackAuth(who))) as caller:
-        assert (await caller.get("/api/session")).json()["can_sign_out"] is False
+        assert (await caller.get("/api/v1/session")).json()["can_sign_out"] is False

@@ -63,7 +63,7 @@ async def test_answers_are_compressed_for_clients_that_accept_it() -> None:
     async with make_app().open() as app, client(dashboard(app, auth=EVERYBODY)) as caller:
         await app.tasks["answer"].enqueue_many([(str(number),) for number in range(50)])
         (script,) = re.findall(r'src="(static/[^"]+/app\.js)"', (await caller.get("/")).text)
-        for address in ("/api/jobs?count=50", f"/{script}", "/jobs"):
+        for address in ("/api/v1/jobs?count=50", f"/{script}", "/jobs"):
             plain = await caller.get(address, headers={"Accept-Encoding": "br, gzip;q=0.0"})
             assert "content-encoding" not in plain.headers
             assert plain.headers["vary"] == "Accept-Encoding"
@@ -73,7 +73,7 @@ async def test_answers_are_compressed_for_clients_that_accept_it() -> None:
             assert int(answer.headers["content-length"]) == len(sent) < len(plain.content)
             assert gzip.decompress(sent) == plain.content
         # A small answer fits into a packet as it is, and a known page is not sent again.
-        assert "content-encoding" not in (await caller.get("/api/jobs/count")).headers
+        assert "content-encoding" not in (await caller.get("/api/v1/jobs/count")).headers
         page = await caller.get("/jobs")
         known = await caller.get("/jobs", headers={"If-None-Match": page.headers["etag"]})
         assert (known.status_code, known.content) == (304, b"")

@@ -36,12 +36,12 @@ async def test_the_jobs_that_wait_for_a_limit_are_counted_over_all_keys(app: Hea
     async with app.open():
         await throttle(app, keys=4)
         async with browser(app) as client:
-            page = (await client.get(f"/api/limits?limit={quote(LIMIT)}&count=2")).json()
+            page = (await client.get(f"/api/v1/limits?limit={quote(LIMIT)}&count=2")).json()
             assert sum(bucket["waiting"] for bucket in page["items"]) == 4
-            totals = (await client.get("/api/limits/totals")).json()
+            totals = (await client.get("/api/v1/limits/totals")).json()
             assert totals == {"waiting": {LIMIT: 8}, "is_exact": True}
             with mock.patch.object(listing, "AT_ONCE", 3):
-                cut = (await client.get("/api/limits/totals")).json()
+                cut = (await client.get("/api/v1/limits/totals")).json()
             assert cut == {"waiting": {LIMIT: 6}, "is_exact": False}
 
 
@@ -51,13 +51,13 @@ async def test_a_page_that_ends_before_it_is_full_says_how_many_jobs_were_read_a
         newer = await app.tasks["answer"].enqueue_many([(str(number),) for number in range(8)])
         third = await app.admin.status(newer[-3].id)
         async with browser(app) as client:
-            whole = (await client.get("/api/jobs?task=hold")).json()
+            whole = (await client.get("/api/v1/jobs?task=hold")).json()
             assert ([job["id"] for job in whole["items"]], whole["next"], whole["read"]) == ([old.id], None, None)
             with mock.patch.object(listing, "AT_ONCE", 3), mock.patch.object(listing, "FEW", 0):
-                cut = (await client.get("/api/jobs?task=hold")).json()
+                cut = (await client.get("/api/v1/jobs?task=hold")).json()
                 assert (cut["items"], cut["next"], cut["read"]) == ([], third.id, 3)
                 assert datetime.fromisoformat(cut["reached"]) == third.enqueued_at
-                full = (await client.get("/api/jobs?task=answer&count=2")).json()
+                full = (await client.get("/api/v1/jobs?task=answer&count=2")).json()
                 assert (len(full["items"]), full["read"], full["reached"]) == (2, None, None)
 
 
@@ -79,19 +79,19 @@ async def test_a_job_that_waits_for_a_paused_limit_says_so_in_the_list_and_by_it
         await throttle(app, keys=1, each=2)
         # A node looks at the pause, and finds that the limit never opens.
         async with app, browser(app) as client:
-            next_jobs = f"/api/limits/{quote(LIMIT, safe='')}/next-jobs?key=key0"
+            next_jobs = f"/api/v1/limits/{quote(LIMIT, safe='')}/next-jobs?key=key0"
             for is_paused in (False, True):
                 if is_paused:
                     await app.admin.limits.pause(LIMIT, key="key0")
                 waits_for = {"limit": LIMIT, "key": "key0", "is_paused": is_paused}
 
                 async def is_listed(waits_for: object = waits_for) -> bool:
-                    listed = (await client.get("/api/jobs?view=throttled")).json()["items"]
+                    listed = (await client.get("/api/v1/jobs?view=throttled")).json()["items"]
                     return [job["waits_for"] for job in listed] == [waits_for]
 
                 await until(is_listed)
-                (listed,) = (await client.get("/api/jobs?view=throttled")).json()["items"]
-                path = f"/api/jobs/{listed['id']}"
+                (listed,) = (await client.get("/api/v1/jobs?view=throttled")).json()["items"]
+                path = f"/api/v1/jobs/{listed['id']}"
                 assert (await client.get(path)).json()["status"]["waits_for"] == waits_for
                 explained = (await client.get(f"{path}/explain")).json()
                 assert explained["status"]["waits_for"] == waits_for
@@ -105,15 +105,15 @@ async def test_the_next_jobs_of_a_key_come_in_their_order_with_how_many_wait(app
         await throttle(app, keys=2, each=4)
         urgent = await app.tasks["sync"].using(priority=7).enqueue("key0")
         async with browser(app) as client:
-            answer = (await client.get(f"/api/limits/{quote(LIMIT, safe='')}/next-jobs?key=key0&count=3")).json()
+            answer = (await client.get(f"/api/v1/limits/{quote(LIMIT, safe='')}/next-jobs?key=key0&count=3")).json()
             assert answer["waiting"] == {"count": 4, "is_exact": True}
             assert [job["position"] for job in answer["items"]] == [1, 2, 3]
             assert answer["items"][0]["id"] == urgent.id
             starts = [job["predicted_start"] for job in answer["items"]]
             assert starts == sorted(starts)
-            rules = (await client.get(f"/api/limits/{quote(LIMIT, safe='')}/rules")).json()
+            rules = (await client.get(f"/api/v1/limits/{quote(LIMIT, safe='')}/rules")).json()
             assert (rules["declared"]["limit"], rules["settings"]) == (LIMIT, [])
-            assert (await client.get("/api/limits/nobody/rules")).json() == {"declared": None, "settings": []}
+            assert (await client.get("/api/v1/limits/nobody/rules")).json() == {"declared": None, "settings": []}
 
 
 async def test_attempts_after_a_retry_by_an_operator_are_told_from_those_before(app: Headgate) -> None:
@@ -125,7 +125,7 @@ async def test_attempts_after_a_retry_by_an_operator_are_told_from_those_before(
                     await result_within(job)
             await app.admin.retry(job.id)
         async with browser(app) as client:
-            details = (await client.get(f"/api/jobs/{job.id}")).json()
+            details = (await client.get(f"/api/v1/jobs/{job.id}")).json()
             numbers = [(1, 0), (2, 0), (1, 1), (2, 1)]
             assert [(each["number"], each["restart"]) for each in details["attempts"]] == numbers
             started = [moment for moment in details["timeline"] if moment["what"] == "started"]
@@ -139,13 +139,13 @@ async def test_log_lines_are_filtered_by_level(app: Headgate) -> None:
             with pytest.raises(JobFailed):
                 await result_within(job)
         async with browser(app) as client:
-            path = f"/api/jobs/{job.id}/logs"
+            path = f"/api/v1/jobs/{job.id}/logs"
             everything = (await client.get(path)).json()["items"]
             assert {line["level"] for line in everything} == {30}
             assert (await client.get(f"{path}?level=30&newest=true")).json()["items"] == everything
             assert (await client.get(f"{path}?level=31")).json() == {"items": [], "next": None}
             assert (await client.get(f"{path}?level=-1")).status_code == 400
-            assert (await client.get("/api/jobs/nobody/logs?level=31")).status_code == 404
+            assert (await client.get("/api/v1/jobs/nobody/logs?level=31")).status_code == 404
 
 
 async def test_a_schedule_has_the_zone_of_its_wall_clock(app: Headgate) -> None:
@@ -155,5 +155,5 @@ async def test_a_schedule_has_the_zone_of_its_wall_clock(app: Headgate) -> None:
         await often.schedule("calendar", Calendar(at="03:00", tz="Asia/Tokyo")).enqueue()
         await often.schedule("every", Every(hours=1)).enqueue()
         async with browser(app) as client:
-            found = {each["name"]: each["tz"] for each in (await client.get("/api/schedules")).json()["items"]}
+            found = {each["name"]: each["tz"] for each in (await client.get("/api/v1/schedules")).json()["items"]}
             assert found == {"calendar": "Asia/Tokyo", "cron": "Europe/Rome", "every": None}

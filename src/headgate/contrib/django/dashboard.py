@@ -120,7 +120,7 @@ async def dashboard_view(request: Any, mount: DashboardMount, path: str = "", **
         if request.user.is_authenticated:
             raise PermissionDenied
         return redirect_to_login(request.get_full_path(), _login_url())
-    if user is not None and path == "api/stream" and not isinstance(request, ASGIRequest):
+    if user is not None and path == "api/v1/stream" and not isinstance(request, ASGIRequest):
         # It would occupy a thread of the server for each browser. After this answer the front end polls; an error
         # status would be reported to ADMINS.
         return HttpResponse(status=204)

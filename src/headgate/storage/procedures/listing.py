@@ -180,11 +180,20 @@ async def batch_ids(tx: Transaction, prefix: str, count: int) -> Sequence[str]:
     return await tx.ids("batch_ids", lowest=lowest, highest=highest, count=count)
 
 
-async def page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -> JobPage:
+async def page(tx: Transaction, filter: JobFilter) -> JobPage:
     """Return a page of jobs, for which at most 5,000 are read, so it may end before it is full.
 
     The following pages have the other jobs that match.
     """
+    # One more shows whether another page follows.
+    read = await _read_page(tx, msgspec.structs.replace(filter, count=filter.count + 1))
+    if len(read.jobs) > filter.count:
+        jobs = read.jobs[: filter.count]
+        return JobPage(jobs, jobs[-1].id)
+    return JobPage(read.jobs, read.next, read.is_cut and len(read.jobs) < filter.count)
+
+
+async def _read_page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -> JobPage:
     most = AT_ONCE if at_once is None else at_once
     asked, known = await _known(tx, filter, FEW)
     if known <= FEW:
@@ -230,7 +239,7 @@ async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
     found: list[JobRecord] = []
     while True:
         rest = msgspec.structs.replace(filter, count=filter.count - len(found))
-        read = await page(tx, rest, MORE_AT_ONCE)
+        read = await _read_page(tx, rest, MORE_AT_ONCE)
         found += read.jobs
         if not read.is_cut:
             return found

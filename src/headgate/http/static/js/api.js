@@ -1,7 +1,7 @@
 /** Requests to the REST API, and their errors. */
 import { t } from "./language.js";
 
-const ROOT = new URL("api/", document.baseURI);
+const ROOT = new URL("api/v1/", document.baseURI);
 /** Milliseconds for a read; a change may take four times as long. */
 const TIMEOUT = 15_000;
 
@@ -72,7 +72,7 @@ export async function change(method, path, body) {
 
 /** End the session of this browser, or all sessions of the user, and show the sign-in page. */
 export async function signOut(isEverywhere = false) {
-  await change("POST", isEverywhere ? "../logout/everywhere" : "../logout");
+  await change("POST", isEverywhere ? "../../logout/everywhere" : "../../logout");
   location.assign(new URL("login", document.baseURI));
 }
 
@@ -119,9 +119,10 @@ async function request(url, init, signal) {
   if (response.ok) return data;
   // The session has ended, here or in another tab: at this address the server now shows the sign-in page.
   if (response.status === 401) location.reload();
-  const error = data?.error;
-  const message = error?.message ?? t("The server responded with status {status}.", { status: response.status });
-  throw new ApiError(response.status, error?.code ?? "error", message);
+  // An error is a problem of RFC 9457; the code is the last part of its type.
+  const message =
+    data?.detail ?? data?.title ?? t("The server responded with status {status}.", { status: response.status });
+  throw new ApiError(response.status, data?.type?.split("#").pop() ?? "error", message);
 }
 
 /**

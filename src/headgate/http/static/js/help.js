@@ -51,7 +51,7 @@ export function help(pages) {
         null,
         t("For programs:"),
         " ",
-        h("a", { href: "api/openapi.json" }, t("REST API description")),
+        h("a", { href: "api/v1/openapi.json" }, t("REST API description")),
         " (OpenAPI).",
       ),
       h("h3", null, t("Job states")),

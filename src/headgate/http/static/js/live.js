@@ -9,7 +9,7 @@ import { get } from "./api.js";
 import { setNow } from "./format.js";
 import { preferences } from "./prefs.js";
 
-const STREAM = new URL("api/stream", document.baseURI);
+const STREAM = new URL("api/v1/stream", document.baseURI);
 const POLL_EVERY = 5_000;
 const CHECK_EVERY = 2_000;
 const SILENT_AFTER = 12_000;
