@@ -222,7 +222,7 @@ class Shard(MemoryStorage):
         claimed = await super().claim(replace(claim, rules=rules))
         return replace(claimed, jobs=[self.in_key_time(job) for job in claimed.jobs])
 
-    async def job(self, job_id: str) -> JobRecord | None:
+    async def job(self, job_id: str) -> JobRecord | None:  # type: ignore[misc]
         record = await super().job(job_id)
         return None if record is None else cast(JobRecord, _RecordInKeyTime(record, self.in_key_time))
 
@@ -267,7 +267,7 @@ class Shard(MemoryStorage):
             raise KeyInTransit(f"{key!r} is packed")
         return place.ahead
 
-    async def cancel(
+    async def cancel(  # type: ignore[misc]
         self, job_id: str, *, audit_record: AuditRecord | None = None, waiting_only: bool = False
     ) -> JobState | None:
         if any(job_id in ids for _, ids in self._departing.values()):

@@ -53,7 +53,7 @@ class Breaking(MemoryStorage):
 
     broken: str | None = None
 
-    async def beat(self, node: str, *args: Any, **options: Any) -> Any:
+    async def beat(self, node: str, *args: Any, **options: Any) -> Any:  # type: ignore[misc]
         if node == self.broken:
             raise ZeroDivisionError("a mistake in a part of the node")
         return await super().beat(node, *args, **options)

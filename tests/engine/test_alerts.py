@@ -307,12 +307,12 @@ def test_what_a_node_was_sending_when_it_died_is_sent_by_another_under_the_same_
 
 def test_an_error_in_one_message_delays_only_that_message_and_ends_no_node() -> None:
     class Refusing(MemoryStorage):
-        async def alert_tried(self, record: AlertRecord, *args: Any, **kwargs: Any) -> Any:
+        async def alert_tried(self, record: AlertRecord, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
             if record.subject == "first" and self.is_refusing:
                 raise ValueError("no such character")
             return await super().alert_tried(record, *args, **kwargs)
 
-        async def take_alert_turns(self, *args: Any, **kwargs: Any) -> Any:
+        async def take_alert_turns(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
             if not self.is_refusing:
                 self.is_refusing = True
                 raise ValueError("no such name")
@@ -355,7 +355,7 @@ def test_a_condition_that_cannot_be_read_hides_no_other_and_ends_no_alert() -> N
         is_slow = False
         asked = 0
 
-        async def views(self, *args: Any, **kwargs: Any) -> Any:
+        async def views(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
             if self.is_slow:
                 self.asked += 1
                 raise StorageUnavailable("the count took longer than 15 s")
@@ -410,12 +410,12 @@ def test_a_store_that_is_away_stops_no_alert_for_good() -> None:
     class Failing(MemoryStorage):
         is_away = False
 
-        async def take_alert_turns(self, *args: Any, **kwargs: Any) -> Any:
+        async def take_alert_turns(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
             if self.is_away:
                 raise StorageUnavailable("away")
             return await super().take_alert_turns(*args, **kwargs)
 
-        async def alert_tried(self, *args: Any, **kwargs: Any) -> Any:
+        async def alert_tried(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
             if self.is_away:
                 raise StorageUnavailable("away")
             return await super().alert_tried(*args, **kwargs)

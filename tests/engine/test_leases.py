@@ -201,7 +201,7 @@ class LateReplies(MemoryStorage):
             await self.release.wait()
         return claimed
 
-    async def beat(self, node: str, **values: Any) -> Any:
+    async def beat(self, node: str, **values: Any) -> Any:  # type: ignore[misc]
         if self.claimed.is_set() and not self.release.is_set():
             raise StorageUnavailable("the network is cut")
         return await super().beat(node, **values)

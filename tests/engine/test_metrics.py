@@ -260,7 +260,7 @@ class FailingStorage(MemoryStorage):
             await self.does()
         return await super().nodes()
 
-    async def counts(self, *, finals: bool = True) -> Any:
+    async def counts(self, *, finals: bool = True) -> Any:  # type: ignore[misc]
         if self.does is not None:
             await self.does()
         return await super().counts(finals=finals)

@@ -132,7 +132,7 @@ def test_nothing_in_an_overview_was_read_after_its_instant() -> None:
 
 
 class _SlowToCount(MemoryStorage):
-    async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:
+    async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:  # type: ignore[misc]
         found = await super().counts(finals=finals)
         await asyncio.sleep(2)
         return found

@@ -863,7 +863,7 @@ def test_a_lost_write_of_the_advance_cannot_stop_the_series() -> None:
         class Flaky(MemoryStorage):
             losses = 3
 
-            async def fire(self, fired: Any) -> Any:
+            async def fire(self, fired: Any) -> Any:  # type: ignore[misc]
                 if self.losses:
                     self.losses -= 1
                     if self.losses % 2:
@@ -1284,7 +1284,7 @@ def test_an_idle_store_is_polled_every_thirty_seconds_only() -> None:
         class Counting(MemoryStorage):
             looks = 0
 
-            async def due_schedules(self, *args: Any, **options: Any) -> Any:
+            async def due_schedules(self, *args: Any, **options: Any) -> Any:  # type: ignore[misc]
                 self.looks += 1
                 return await super().due_schedules(*args, **options)
 

@@ -45,7 +45,7 @@ class WatchedStorage(MemoryStorage):
         self.reports: list[Sequence[AttemptReport]] = []
         self.refuses = 0
 
-    async def report(self, node: str, reports: Sequence[AttemptReport], most_lines: int) -> Sequence[bool | None]:
+    async def report(self, node: str, reports: Sequence[AttemptReport], most_lines: int) -> Sequence[bool | None]:  # type: ignore[misc]
         if self.refuses:
             self.refuses -= 1
             raise StorageUnavailable("the disk is full")
@@ -546,7 +546,7 @@ def test_a_report_that_the_store_cannot_keep_is_dropped_with_one_warning_and_end
     """Such an error, as a value out of range, once ended the node with all that ran on it."""
 
     class RefusingStorage(WatchedStorage):
-        async def report(self, node: str, reports: Sequence[AttemptReport], most_lines: int) -> Sequence[bool | None]:
+        async def report(self, node: str, reports: Sequence[AttemptReport], most_lines: int) -> Sequence[bool | None]:  # type: ignore[misc]
             if any("bad" in line.message for report in reports for line in report.lines):
                 raise OverflowError("value out of int16 range")
             return await super().report(node, reports, most_lines)
@@ -582,7 +582,7 @@ def test_a_job_that_logs_all_the_time_delays_no_ending() -> None:
 
     async def main(clock: VirtualClock) -> None:
         class Patient(WatchedStorage):
-            async def report(
+            async def report(  # type: ignore[misc]
                 self, node: str, reports: Sequence[AttemptReport], most_lines: int
             ) -> Sequence[bool | None]:
                 await asyncio.sleep(0.01)
@@ -746,7 +746,7 @@ def test_a_hundred_thousand_final_jobs_are_pruned_in_portions() -> None:
         sizes: list[int] = []
 
         class Pruned(MemoryStorage):
-            async def prune(self, finished_before: int, count: int = 1000, states: Any = frozenset(), **of: Any) -> int:
+            async def prune(self, finished_before: int, count: int = 1000, states: Any = frozenset(), **of: Any) -> int:  # type: ignore[misc]
                 pruned = await super().prune(finished_before, count, states, **of)
                 sizes.append(pruned)
                 return pruned

@@ -191,7 +191,7 @@ def test_annotations_that_could_not_be_stored_at_once_are_stored_later() -> None
 
         locked = 2
 
-        async def report(self, node: str, reports: Any, most_lines: int) -> Any:
+        async def report(self, node: str, reports: Any, most_lines: int) -> Any:  # type: ignore[misc]
             if self.locked:
                 self.locked -= 1
                 return [None] * len(reports)

@@ -18,7 +18,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack
 
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
@@ -86,7 +86,8 @@ def read(
 ) -> Callable[Concatenate[Store, P], Coroutine[Any, Any, R]]:
     """Return a verb that runs a procedure which only reads, with the signature and the promise of the procedure.
 
-    The kind of the read may depend on the arguments.
+    The kind of the read may depend on the arguments. The verb is Final in its class: only then type checkers agree on a
+    type that is not written down.
     """
 
     @wraps(procedure)
@@ -220,7 +221,7 @@ class Store:
             return None
         return int(await self.driver.write(lambda tx: tx.value("next_producer"), is_atomic=False))
 
-    is_complete = read(finish.is_complete, "lookup")
+    is_complete: Final = read(finish.is_complete, "lookup")
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         """Open a connection for the caller, with a transaction that commits at the end of the block.
@@ -265,8 +266,8 @@ class Store:
             lambda tx: limits.move_starts(tx, node, starts, rules, self.driver.live), has_rows=True
         )
 
-    cancel = write(waiting_jobs.cancel, wakes=True, changes_job=True, empties_lanes=True)
-    downstream_of = read(downstream.downstream_of, "scan")
+    cancel: Final = write(waiting_jobs.cancel, wakes=True, changes_job=True, empties_lanes=True)
+    downstream_of: Final = read(downstream.downstream_of, "scan")
 
     async def cancel_blocked(
         self, job_ids: Sequence[str], *, audit_records: Sequence[AuditRecord] = ()
@@ -282,44 +283,44 @@ class Store:
             )
         )
 
-    retry = write(waiting_jobs.retry, wakes=True, changes_job=True)
-    run_now = write(waiting_jobs.run_now, wakes=True, changes_job=True)
-    reschedule = write(waiting_jobs.reschedule, wakes=True, changes_job=True)
-    report = write(report_rows.report, has_rows=True)
-    logs = read(report_rows.logs, "list")
-    add_audit_record = write(audit.add_audit_record, is_atomic=False)
-    audit_log = read(audit.audit_log, "scan")
-    sign_outs = read(audit.sign_outs, "lookup")
-    job = read(listing.job, "lookup")
-    batch = read(listing.batch, "lookup")
-    jobs_of_batch = read(listing.jobs_of_batch, "scan")
-    ties = read(listing.ties, "lookup")
-    graph = read(graph_rows.graph, "list")
-    batches = read(listing.batches, "scan")
-    tasks_of_batches = read(listing.tasks_of_batches, "list")
+    retry: Final = write(waiting_jobs.retry, wakes=True, changes_job=True)
+    run_now: Final = write(waiting_jobs.run_now, wakes=True, changes_job=True)
+    reschedule: Final = write(waiting_jobs.reschedule, wakes=True, changes_job=True)
+    report: Final = write(report_rows.report, has_rows=True)
+    logs: Final = read(report_rows.logs, "list")
+    add_audit_record: Final = write(audit.add_audit_record, is_atomic=False)
+    audit_log: Final = read(audit.audit_log, "scan")
+    sign_outs: Final = read(audit.sign_outs, "lookup")
+    job: Final = read(listing.job, "lookup")
+    batch: Final = read(listing.batch, "lookup")
+    jobs_of_batch: Final = read(listing.jobs_of_batch, "scan")
+    ties: Final = read(listing.ties, "lookup")
+    graph: Final = read(graph_rows.graph, "list")
+    batches: Final = read(listing.batches, "scan")
+    tasks_of_batches: Final = read(listing.tasks_of_batches, "list")
 
     async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         """Return those of the jobs that are final."""
         return await self.driver.read(lambda tx: listing.jobs_by_id(tx, job_ids, final=True), "lookup")
 
-    attempts = read(listing.attempts, "list")
-    newest_failed = read(failures.newest_failed, "search")
-    newest_attempts = read(failures.newest_attempts, "search")
-    job_errors = read(failures.job_errors, "search")
-    jobs_by_id = read(listing.jobs_by_id, "list")
-    page = read(listing.page, _bounded_kind)
-    bounded_count = read(listing.bounded_count, _bounded_kind)
-    jobs = read(listing.jobs, _kind)
-    count_jobs = read(listing.count_jobs, _kind)
-    waiting = read(listing.waiting, "count")
-    views = read(listing.views, "count")
-    is_work_left = read(listing.is_work_left, "scan")
-    counts = read(listing.counts, "count")
-    queues = read(listing.queues, "count")
-    paused_queues = read(listing.paused_queues, "lookup")
-    is_paused = read(listing.is_paused, "lookup")
-    backlog = read(listing.backlog, "lookup")
-    waiting_by_key = read(listing.waiting_by_key, "list")
+    attempts: Final = read(listing.attempts, "list")
+    newest_failed: Final = read(failures.newest_failed, "search")
+    newest_attempts: Final = read(failures.newest_attempts, "search")
+    job_errors: Final = read(failures.job_errors, "search")
+    jobs_by_id: Final = read(listing.jobs_by_id, "list")
+    page: Final = read(listing.page, _bounded_kind)
+    bounded_count: Final = read(listing.bounded_count, _bounded_kind)
+    jobs: Final = read(listing.jobs, _kind)
+    count_jobs: Final = read(listing.count_jobs, _kind)
+    waiting: Final = read(listing.waiting, "count")
+    views: Final = read(listing.views, "count")
+    is_work_left: Final = read(listing.is_work_left, "scan")
+    counts: Final = read(listing.counts, "count")
+    queues: Final = read(listing.queues, "count")
+    paused_queues: Final = read(listing.paused_queues, "lookup")
+    is_paused: Final = read(listing.is_paused, "lookup")
+    backlog: Final = read(listing.backlog, "lookup")
+    waiting_by_key: Final = read(listing.waiting_by_key, "list")
 
     async def pause_queue(self, queue: str, *, audit_record: AuditRecord | None = None) -> bool:
         """Pause a queue: from the next claim on, no node gets its jobs until it is resumed. False if it was paused.
@@ -335,18 +336,18 @@ class Store:
             lambda tx: upkeep_rows.pause_queue(tx, queue, audit_record, ends=True), wakes=True
         )
 
-    blockers = read(listing.blockers, "lookup")
-    buckets = read(listing.buckets, "scan")
-    throttled = read(listing.throttled, "scan")
-    buckets_by_trouble = read(listing.buckets_by_trouble, "scan")
-    keys = read(listing.keys, "lookup")
-    names_of_jobs = read(listing.names_of_jobs, "lookup")
-    batch_ids = read(listing.batch_ids, "lookup")
-    waiting_by_limit = read(listing.waiting_by_limit, "scan")
-    keys_by_limit = read(listing.keys_by_limit, "scan")
-    limit_figures = read(listing.limit_figures, "scan")
-    deposit = write(limits.deposit, wakes=True)
-    withdraw = write(limits.withdraw)
+    blockers: Final = read(listing.blockers, "lookup")
+    buckets: Final = read(listing.buckets, "scan")
+    throttled: Final = read(listing.throttled, "scan")
+    buckets_by_trouble: Final = read(listing.buckets_by_trouble, "scan")
+    keys: Final = read(listing.keys, "lookup")
+    names_of_jobs: Final = read(listing.names_of_jobs, "lookup")
+    batch_ids: Final = read(listing.batch_ids, "lookup")
+    waiting_by_limit: Final = read(listing.waiting_by_limit, "scan")
+    keys_by_limit: Final = read(listing.keys_by_limit, "scan")
+    limit_figures: Final = read(listing.limit_figures, "scan")
+    deposit: Final = write(limits.deposit, wakes=True)
+    withdraw: Final = write(limits.withdraw)
 
     async def visit(
         self, draw: Draw, rules: Mapping[str, AnyRule], change: Callable[[Any], R], *, id: str | None = None
@@ -363,8 +364,8 @@ class Store:
         )
         return answer  # type: ignore[no-any-return]
 
-    queue_position = read(listing.queue_position, "list")
-    prediction_input = read(listing.prediction_input, "lookup")
+    queue_position: Final = read(listing.queue_position, "list")
+    prediction_input: Final = read(listing.prediction_input, "lookup")
 
     async def starts(
         self,
@@ -404,8 +405,8 @@ class Store:
             await self.driver.write(lambda tx: gate_notes.await_claims(tx, noted.changed), wakes=True)
         return noted.to_move
 
-    gates_done = write(gate_notes.gates_done, is_atomic=False)
-    tasks_of_other_limits = read(listing.tasks_of_other_limits, "list")
+    gates_done: Final = write(gate_notes.gates_done, is_atomic=False)
+    tasks_of_other_limits: Final = read(listing.tasks_of_other_limits, "list")
 
     async def gated_jobs(
         self,
@@ -426,10 +427,10 @@ class Store:
             lambda tx: listing.gated_jobs(tx, tasks, unknown_to, other_than, ids, after, count), kind
         )
 
-    failed_holders = read(listing.failed_holders, "list")
-    release_failed = write(waiting_jobs.release_failed, wakes=True, is_atomic=False)
-    change_gates = write(waiting_jobs.change_gates, wakes=True, is_atomic=False, empties_lanes=True)
-    settings = read(read_settings, "lookup")
+    failed_holders: Final = read(listing.failed_holders, "list")
+    release_failed: Final = write(waiting_jobs.release_failed, wakes=True, is_atomic=False)
+    change_gates: Final = write(waiting_jobs.change_gates, wakes=True, is_atomic=False, empties_lanes=True)
+    settings: Final = read(read_settings, "lookup")
 
     async def edit_setting(
         self, about: LimitSetting, edit: EditSetting, *, audit_record: AuditRecord | None = None
@@ -445,17 +446,17 @@ class Store:
         await self.driver.write(lambda tx: limits.reopen(tx, becomes), wakes=True)
         return True
 
-    penalize = write(limits.penalize)
-    reset = write(limits.reset, wakes=True, empties_lanes=True)
-    forget = write(limits.forget)
-    put_schedule = write(schedule_rows.put_schedule, wakes=True)
-    take_over_schedule = write(schedule_rows.take_over_schedule, wakes=True)
-    schedules = read(schedule_rows.schedules, "list")
-    due_schedules = read(schedule_rows.due_schedules, "engine")
-    overdue_schedules = read(schedule_rows.overdue_schedules, "engine")
-    schedules_ahead = read(schedule_rows.schedules_ahead, "engine")
-    fire = write(schedule_rows.fire, wakes=True)
-    remove_schedule = write(schedule_rows.remove_schedule, wakes=True, is_atomic=False)
+    penalize: Final = write(limits.penalize)
+    reset: Final = write(limits.reset, wakes=True, empties_lanes=True)
+    forget: Final = write(limits.forget)
+    put_schedule: Final = write(schedule_rows.put_schedule, wakes=True)
+    take_over_schedule: Final = write(schedule_rows.take_over_schedule, wakes=True)
+    schedules: Final = read(schedule_rows.schedules, "list")
+    due_schedules: Final = read(schedule_rows.due_schedules, "engine")
+    overdue_schedules: Final = read(schedule_rows.overdue_schedules, "engine")
+    schedules_ahead: Final = read(schedule_rows.schedules_ahead, "engine")
+    fire: Final = write(schedule_rows.fire, wakes=True)
+    remove_schedule: Final = write(schedule_rows.remove_schedule, wakes=True, is_atomic=False)
 
     async def nodes(self) -> Sequence[NodeRecord]:
         """Return all nodes."""
@@ -497,12 +498,12 @@ class Store:
             may_repeat=True,
         )
 
-    deploys = read(node_rows.deploys, "list")
-    declared_subjects = read(node_rows.declared_subjects, "list")
-    beat = write(node_rows.beat, is_atomic=False)
-    set_node = write(node_rows.set_node)
-    rename_node = write(node_rows.rename_node)
-    cancels = read(node_rows.cancels, "engine")
+    deploys: Final = read(node_rows.deploys, "list")
+    declared_subjects: Final = read(node_rows.declared_subjects, "list")
+    beat: Final = write(node_rows.beat, is_atomic=False)
+    set_node: Final = write(node_rows.set_node)
+    rename_node: Final = write(node_rows.rename_node)
+    cancels: Final = read(node_rows.cancels, "engine")
 
     async def leave(self, node: str) -> Recovered:
         """Remove a node that has stopped; jobs that it still owns wait again, and their attempts do not count."""
@@ -518,7 +519,7 @@ class Store:
             )
         )
 
-    add_missing_nodes = write(node_rows.add_missing_nodes, is_atomic=False, may_repeat=True)
+    add_missing_nodes: Final = write(node_rows.add_missing_nodes, is_atomic=False, may_repeat=True)
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
         """End up to `count` waiting jobs whose `expires_at` or `give_up_at` has passed."""
@@ -540,10 +541,10 @@ class Store:
             lambda held: self.driver.write(lambda tx: following.release_followers(tx, count, held), wakes=bool)
         )
 
-    prune = write(upkeep_rows.prune, reads_summaries=True)
-    delete = write(upkeep_rows.delete, wakes=True, reads_summaries=True)
-    prune_by_own_retention = write(upkeep_rows.prune_by_own_retention)
-    prune_audit = write(audit.prune_audit, is_atomic=False)
+    prune: Final = write(upkeep_rows.prune, reads_summaries=True)
+    delete: Final = write(upkeep_rows.delete, wakes=True, reads_summaries=True)
+    prune_by_own_retention: Final = write(upkeep_rows.prune_by_own_retention)
+    prune_audit: Final = write(audit.prune_audit, is_atomic=False)
 
     async def add_history(
         self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None = None
@@ -564,32 +565,32 @@ class Store:
             )
             await self.driver.write(procedure, may_be_lost=True)
 
-    gather_history = write(history.gather_history, is_atomic=False)
-    jobs_history = read(history.jobs_history, "list")
-    limit_history = read(history.limit_history, "list")
-    prune_history = write(history.prune_history)
-    take_alert_turns = write(alert_rows.take_alert_turns)
-    note_alerts = write(alert_rows.note_alerts)
-    due_alerts = read(alert_rows.due_alerts, "engine")
-    try_alert = write(alert_rows.try_alert, is_atomic=False)
-    alert_tried = write(alert_rows.alert_tried, is_atomic=False)
-    alerts = read(alert_rows.alerts, "lookup")
+    gather_history: Final = write(history.gather_history, is_atomic=False)
+    jobs_history: Final = read(history.jobs_history, "list")
+    limit_history: Final = read(history.limit_history, "list")
+    prune_history: Final = write(history.prune_history)
+    take_alert_turns: Final = write(alert_rows.take_alert_turns)
+    note_alerts: Final = write(alert_rows.note_alerts)
+    due_alerts: Final = read(alert_rows.due_alerts, "engine")
+    try_alert: Final = write(alert_rows.try_alert, is_atomic=False)
+    alert_tried: Final = write(alert_rows.alert_tried, is_atomic=False)
+    alerts: Final = read(alert_rows.alerts, "lookup")
 
     async def lost_nodes(self, since: int) -> Sequence[str]:
         """Return the names of the nodes that were found dead since then, at most a day ago."""
         return await self.driver.read(lambda tx: tx.values("lost_nodes", since=since), "engine")
 
-    evict = write(upkeep_rows.evict, is_atomic=False)
-    identity = read(upkeep_rows.identity, "lookup")
-    is_folder_used = read(upkeep_rows.is_folder_used, "lookup")
-    note_folder_used = write(upkeep_rows.note_folder_used, may_repeat=True)
-    stored_ids = read(upkeep_rows.stored_ids, "lookup")
+    evict: Final = write(upkeep_rows.evict, is_atomic=False)
+    identity: Final = read(upkeep_rows.identity, "lookup")
+    is_folder_used: Final = read(upkeep_rows.is_folder_used, "lookup")
+    note_folder_used: Final = write(upkeep_rows.note_folder_used, may_repeat=True)
+    stored_ids: Final = read(upkeep_rows.stored_ids, "lookup")
 
     async def facts(self) -> StoreFacts:
         """Return facts about the store and the machine that it runs on."""
         return await self.driver.facts()
 
-    check = read(upkeep_rows.check, "scan")
+    check: Final = read(upkeep_rows.check, "scan")
 
     async def check_indexes(self) -> IndexFacts:
         """Return whether indexes have the rows of their tables; all tables and indexes are read for it."""

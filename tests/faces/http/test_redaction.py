@@ -317,7 +317,7 @@ async def test_annotations_are_hidden_as_headers_are_and_no_filter_reveals_them(
 class BlockedStorage(MemoryStorage):
     """A store with a blocker."""
 
-    async def blockers(self) -> Sequence[Blocker]:
+    async def blockers(self) -> Sequence[Blocker]:  # type: ignore[misc]
         what = "reports (bob) keeps 1 waiting, active"
         return [Blocker("blocks", 4711, self.now(), what, "UPDATE account SET iban = 'DE89', password = 'hunter22'")]
 
