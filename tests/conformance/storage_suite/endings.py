@@ -453,6 +453,17 @@ class EndingsConformance(Conformance):
         assert (record.state, record.error, record.finished_at) == (JobState.FAILED, EXPIRED_ERROR, clock.now())
         assert await store_user.counts() == QueueCounts("default", 0, 2, 0, 3, 0)
 
+    async def test_a_job_that_ends_in_a_claim_which_reads_twice_is_reported_once(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(2)}
+        late = await store_user.add_one(queue="left", expires_in=5, draws=(("api", "acme"),))
+        # A page of lanes with nothing for this node makes a claim read again, without such lanes.
+        await store_user.add_one(queue="right", task="unknown", draws=(("api", "acme"),))
+        clock.advance(5)
+        claimed = await store_user.claim(1, queues=("left", "right"))
+        assert [dropped.id for dropped in claimed.dropped] == [late]
+
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_an_expired_job_does_not_change_the_order_of_those_behind_it(
         self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]

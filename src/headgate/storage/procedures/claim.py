@@ -226,9 +226,9 @@ class ClaimTransaction:
         dropped += claimed.dropped
         claimed = replace(claimed, dropped=())
         visits = await self._choose_known(read_again, visits)
-        if self._tx.has_one_writer:
-            self._plan = self._later_plan()
-            await self._ready_ungated()
+        # What the first plan has ended and met is reported already.
+        self._plan = self._later_plan()
+        await self._ready_ungated()
         if not visits:
             return combined(claimed, await self._claim_ungated_only())
         return combined(claimed, await self._claim_gated(visits, is_first=False))
