@@ -35,6 +35,7 @@ from headgate.engine.children import ChildBounds
 from headgate.engine.drain import Drain
 from headgate.engine.embedded_node import EmbeddedNode
 from headgate.engine.node import Node, NodeSettings
+from headgate.engine.services import Services
 from headgate.engine.stop_signals import stopped_by_signals
 from headgate.errors import DeclarationError, PayloadError, UnknownLimit
 from headgate.jobs.audit import AuditLevel, AuditWord
@@ -713,18 +714,20 @@ class Headgate:
             )
         self.import_tasks()
         require_known_tasks(self._registry.alerts.values(), self._registry.tasks)
-        return self._node_kind(
-            self._storage,
-            self._registry,
-            replace(
-                self._node_settings(queues, grace, drain, slots, name, labels, children), ends_when_lost=ends_when_lost
-            ),
+        services = Services(
+            storage=self._storage,
+            registry=self._registry,
             clock=self._clock,
             bus=self._bus,
             random=self._random,
             ids=self._ids,
             callback_runner=self._client.callback_runner,
             history_writer=self._client.history_writer,
+        )
+        settings = self._node_settings(queues, grace, drain, slots, name, labels, children)
+        return self._node_kind(
+            services,
+            replace(settings, ends_when_lost=ends_when_lost),
             remote_limits=self._client.remote_limits.limits,
             tracing=self._client.enqueuer.tracing,
             large_payloads=self._client.large_payloads,

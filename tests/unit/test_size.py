@@ -21,7 +21,7 @@ BUDGETS = {
     "cli": 8_000,
     "client": 2_900,
     "contrib": 3_100,
-    "engine": 10_600,
+    "engine": 10_500,
     "http": 18_700,
     "jobs": 3_800,
     "limits": 9_600,

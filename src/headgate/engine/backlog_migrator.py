@@ -9,21 +9,20 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from headgate.clock import SECOND, Clock, sleep, wait_for_event
-from headgate.engine.bus import EventBus
+from headgate.clock import SECOND, sleep, wait_for_event
 from headgate.engine.enqueuer import require_key
 from headgate.engine.large_payloads import LargePayloads, call_all
+from headgate.engine.services import Services
 from headgate.errors import USER_CODE_ERRORS, FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed, TaskUnknown
 from headgate.jobs.gating import LIMIT_SUBJECT, GateChange, GatedJob, subject_of
 from headgate.jobs.terms import GateTerms
 from headgate.limits.kinds import RULES, dump_rule
-from headgate.storage.store import Store
 from headgate.tasks.batch_gate import draws_in_batch
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.gate import UNGATED, Gate, GatedCall
-from headgate.tasks.registry import Registry, intended_queue
+from headgate.tasks.registry import intended_queue
 
 PAGE = 100
 """Jobs that one commit moves; other writers wait for the commit."""
@@ -71,20 +70,17 @@ class BacklogMigrator:
 
     def __init__(
         self,
-        storage: Store,
-        registry: Registry,
+        services: Services,
         *,
-        clock: Clock,
-        bus: EventBus,
         wake: Callable[[], None],
         large_payloads: LargePayloads | None = None,
     ) -> None:
         self._large_payloads = large_payloads
         self._wake = wake
-        self._storage = storage
-        self._registry = registry
-        self._clock = clock
-        self._bus = bus
+        self._storage = services.storage
+        self._registry = services.registry
+        self._clock = services.clock
+        self._bus = services.bus
         self.has_noted = asyncio.Event()
         """Set after the first note. A claim before it would start jobs by the rules of the release before."""
         self._published_tasks: set[str] = set()

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
-from headgate.clock import Clock
-from headgate.engine.bus import EventBus, publish_storage_failure
+from headgate.engine.bus import publish_storage_failure
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.fetcher import Fetcher
-from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.recorder import Recorder
+from headgate.engine.services import Services
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.lifecycle import Charge
 from headgate.storage.batcher import Batcher
 from headgate.storage.records import Amendment
-from headgate.storage.store import Store
-from headgate.tasks.registry import Registry
 
 _Move = tuple[Sequence[AttemptCharge], int]
 # Charges to move, and how far ahead of the commit (µs).
@@ -31,24 +28,19 @@ class ChargeRouter:
 
     def __init__(
         self,
-        storage: Store,
-        registry: Registry,
+        services: Services,
         recorder: Recorder,
         fetcher: Fetcher,
-        history_writer: HistoryWriter,
         remote_limits: Collection[str],
-        *,
-        clock: Clock,
-        bus: EventBus,
     ) -> None:
-        self._storage = storage
-        self._registry = registry
+        self._storage = services.storage
+        self._registry = services.registry
         self._recorder = recorder
         self._fetcher = fetcher
-        self._history_writer = history_writer
+        self._history_writer = services.history_writer
         self._remote_limits = remote_limits
-        self._clock = clock
-        self._bus = bus
+        self._clock = services.clock
+        self._bus = services.bus
         self._moves: Batcher[_Move] = Batcher(self._commit_moves)
         self._loop: asyncio.AbstractEventLoop | None = None
         # Bound once: a bound method for each job would be work for the garbage collector.

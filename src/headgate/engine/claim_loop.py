@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from random import Random
 
-from headgate.clock import SECOND, Clock, Timer, sleep
-from headgate.engine.bus import EventBus, publish_storage_failure, publish_use
+from headgate.clock import SECOND, Timer, sleep
+from headgate.engine.bus import publish_storage_failure, publish_use
 from headgate.engine.claim_notices import ClaimNotices
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.fetcher import Fetcher
-from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.lease_keeper import LeaseKeeper
 from headgate.engine.membership import Membership
 from headgate.engine.outcome_recorder import OutcomeRecorder
 from headgate.engine.running_attempts import RunningAttempts
+from headgate.engine.services import Services
 from headgate.engine.slots import Slots
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import ClaimedJob
 from headgate.limits.limit import AnyRule
 from headgate.storage.records import Claim, Claimed, Room
-from headgate.storage.store import Store
 from headgate.storage.stored_rows import note_unreadable
-from headgate.tasks.registry import Registry
 
 CHANGED_PAUSE = 60 * SECOND
 """How long a job waits until it is claimed again whose row was changed in the database (microseconds)."""
@@ -38,8 +35,7 @@ class ClaimLoop:
 
     def __init__(
         self,
-        storage: Store,
-        registry: Registry,
+        services: Services,
         rules: Mapping[str, AnyRule],
         membership: Membership,
         slots: Slots,
@@ -48,18 +44,14 @@ class ClaimLoop:
         outcomes: OutcomeRecorder,
         recovery: ClaimRecovery,
         fetcher: Fetcher,
-        history_writer: HistoryWriter,
         notices: ClaimNotices,
         wakeup: ClaimWakeup,
         *,
         labels: frozenset[str] | None,
         stopping: asyncio.Event,
-        clock: Clock,
-        bus: EventBus,
-        random: Random,
     ) -> None:
-        self._storage = storage
-        self._registry = registry
+        self._storage = services.storage
+        self._registry = services.registry
         self._rules = rules
         self._membership = membership
         self._slots = slots
@@ -68,14 +60,14 @@ class ClaimLoop:
         self._outcomes = outcomes
         self._recovery = recovery
         self._fetcher = fetcher
-        self._history_writer = history_writer
+        self._history_writer = services.history_writer
         self._notices = notices
         self._wakeup = wakeup
         self._labels = labels
         self._stopping = stopping
-        self._clock = clock
-        self._bus = bus
-        self._random = random
+        self._clock = services.clock
+        self._bus = services.bus
+        self._random = services.random
         self._timer: Timer | None = None
         self.swept = 0
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.clock import Clock
 from headgate.engine.backlog_migrator import BacklogMigrator
-from headgate.engine.bus import EventBus
-from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.housekeeper import publish_dropped
+from headgate.engine.services import Services
 from headgate.engine.throttle_log import ThrottleLog
 from headgate.jobs.event import JobThrottled, LimitsClosed, LimitThrottled
 from headgate.storage.records import Claimed, Throttled
-from headgate.tasks.registry import Registry
 
 
 class ClaimNotices:
@@ -23,19 +20,16 @@ class ClaimNotices:
 
     def __init__(
         self,
+        services: Services,
         backlog_migrator: BacklogMigrator,
-        callback_runner: CallbackRunner,
-        registry: Registry,
         *,
-        clock: Clock,
-        bus: EventBus,
         throttle_events: bool,
     ) -> None:
-        self._registry = registry
+        self._registry = services.registry
         self._backlog_migrator = backlog_migrator
-        self._callback_runner = callback_runner
-        self._clock = clock
-        self._bus = bus
+        self._callback_runner = services.callback_runner
+        self._clock = services.clock
+        self._bus = services.bus
         self._throttles = ThrottleLog()
         self._throttle_events = throttle_events
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container, Mapping
 
-from headgate.clock import Clock
-from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.outcome_recorder import OutcomeRecorder
 from headgate.engine.own_lease import OwnLease
 from headgate.engine.recorder import Recorder
 from headgate.engine.running_attempts import RunningAttempts
+from headgate.engine.services import Services
 from headgate.engine.slots import Slots
 from headgate.jobs.job import ClaimedJob, JobState
-from headgate.storage.store import Store
-from headgate.tasks.registry import Registry
 
 
 class LostClaims:
@@ -44,30 +41,27 @@ class ClaimRecovery:
 
     def __init__(
         self,
-        storage: Store,
-        registry: Registry,
+        services: Services,
         slots: Slots,
         own_lease: OwnLease,
         attempts: RunningAttempts,
         outcomes: OutcomeRecorder,
         recorder: Recorder,
-        history_writer: HistoryWriter,
         *,
         remote_limits: Container[str],
         stopping: asyncio.Event,
-        clock: Clock,
     ) -> None:
-        self._storage = storage
-        self._registry = registry
+        self._storage = services.storage
+        self._registry = services.registry
         self._slots = slots
         self._own_lease = own_lease
         self._attempts = attempts
         self._outcomes = outcomes
         self._recorder = recorder
-        self._history_writer = history_writer
+        self._history_writer = services.history_writer
         self._remote_limits = remote_limits
         self._stopping = stopping
-        self._clock = clock
+        self._clock = services.clock
         self._lost_claims = LostClaims()
         self._claiming_since: int | None = None
         self._checks_left = 0

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from headgate.clock import SECOND, Clock
-from headgate.engine.bus import EventBus
+from headgate.clock import SECOND
 from headgate.engine.declaration import Code, declare, signature, warn_if_too_fast
+from headgate.engine.services import Services
 from headgate.errors import USER_CODE_ERRORS, StorageUnavailable
 from headgate.jobs.event import ScheduleFailed, ScheduleRenamed, ScheduleSuperseded
-from headgate.storage.store import Store
-from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import DeclaredSchedule
 
 NOTE_EVERY = 60 * SECOND
@@ -20,11 +18,14 @@ NOTE_EVERY = 60 * SECOND
 class Declarer:
     """Stores schedules. Among live releases the newest declaration holds; an older release waits until they end."""
 
-    def __init__(self, storage: Store, registry: Registry, *, clock: Clock, bus: EventBus) -> None:
-        self._storage = storage
-        self._registry = registry
-        self._clock = clock
-        self._bus = bus
+    def __init__(
+        self,
+        services: Services,
+    ) -> None:
+        self._storage = services.storage
+        self._registry = services.registry
+        self._clock = services.clock
+        self._bus = services.bus
         self._noted_at: int | None = None
         self.stored: set[str] = set()
         """Schedules that are stored as this release declares them."""

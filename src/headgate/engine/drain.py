@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Callable, Set
 from typing import Literal
 
-from headgate.clock import Clock, sleep
-from headgate.engine.bus import EventBus, publish_storage_failure
+from headgate.clock import sleep
+from headgate.engine.bus import publish_storage_failure
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.running_attempts import RunningAttempts
+from headgate.engine.services import Services
 from headgate.errors import StorageUnavailable
-from headgate.storage.store import Store
-from headgate.tasks.registry import Registry
 
 Drain = Literal["ready", "all"]
 """`ready`: until no job runs and none can start now. `all`: until no job waits for a limit or its time either."""
@@ -26,9 +25,8 @@ class DrainWatch:
 
     def __init__(
         self,
+        services: Services,
         until: Drain,
-        storage: Store,
-        registry: Registry,
         attempts: RunningAttempts,
         recovery: ClaimRecovery,
         *,
@@ -36,20 +34,18 @@ class DrainWatch:
         labels: frozenset[str] | None,
         stopping: asyncio.Event,
         stop: Callable[[], None],
-        clock: Clock,
-        bus: EventBus,
     ) -> None:
         self._until = until
-        self._storage = storage
-        self._registry = registry
+        self._storage = services.storage
+        self._registry = services.registry
         self._attempts = attempts
         self._recovery = recovery
         self._queues = queues
         self._labels = labels
         self._stopping = stopping
         self._stop = stop
-        self._clock = clock
-        self._bus = bus
+        self._clock = services.clock
+        self._bus = services.bus
 
     async def run(self) -> None:
         while not self._stopping.is_set():

@@ -5,30 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from headgate.clock import Clock
-from headgate.engine.bus import EventBus
 from headgate.engine.guarded_store import GuardedStore
 from headgate.engine.remote_limits import RemoteLimit
+from headgate.engine.services import Services
 from headgate.engine.store_fetcher import StoreFetcher
-from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw
 from headgate.limits.limit import Limit
 from headgate.storage.records import Amendment, Starved
-from headgate.storage.store import Store
 
 
 class Fetcher:
     """Passes each call to the fetcher of the limit's store. A slow store does not delay the others."""
 
     def __init__(
-        self, storage: Store, limits: Mapping[str, RemoteLimit], *, clock: Clock, bus: EventBus, ids: IdSource
+        self,
+        services: Services,
+        limits: Mapping[str, RemoteLimit],
     ) -> None:
         of_store: dict[GuardedStore, dict[str, Limit]] = {}
         for name, remote in limits.items():
             of_store.setdefault(remote.store, {})[name] = remote.limit
-        self._fetchers = [
-            StoreFetcher(storage, store, kept, clock=clock, bus=bus, ids=ids) for store, kept in of_store.items()
-        ]
+        self._fetchers = [StoreFetcher(services, store, kept) for store, kept in of_store.items()]
         self._by_limit = {
             name: fetcher for fetcher, kept in zip(self._fetchers, of_store.values(), strict=True) for name in kept
         }

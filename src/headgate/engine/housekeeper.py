@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from headgate.clock import SECOND, Clock, sleep
 from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
+from headgate.engine.services import Services
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobFailure, JobFinished, StorageFailed
 from headgate.jobs.history import KEPT_FOR
 from headgate.jobs.job import JobState
 from headgate.jobs.retention import Retention
 from headgate.storage.records import FINAL_STATES, Dropped, Upkeep
-from headgate.storage.store import Store
 
 PRUNE_EVERY = 30
 """Turns between two rounds of pruning; there is one turn a second."""
@@ -49,17 +49,14 @@ class Housekeeper:
 
     def __init__(
         self,
-        storage: Store,
+        services: Services,
         *,
-        clock: Clock,
-        bus: EventBus,
-        callback_runner: CallbackRunner,
         retention: Retention,
     ) -> None:
-        self._storage = storage
-        self._clock = clock
-        self._bus = bus
-        self._callback_runner = callback_runner
+        self._storage = services.storage
+        self._clock = services.clock
+        self._bus = services.bus
+        self._callback_runner = services.callback_runner
         self._retention = retention
         self._pruned_before: dict[int, int] = {}
         self._kept_for: dict[int, set[JobState]] = {}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from itertools import count
-from random import Random
 
-from headgate.clock import SECOND, Clock, Timer, sleep, sleep_until
-from headgate.engine.bus import EventBus, publish_storage_failure
+from headgate.clock import SECOND, Timer, sleep, sleep_until
+from headgate.engine.bus import publish_storage_failure
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.membership import Membership
@@ -17,10 +16,10 @@ from headgate.engine.peer_leases import PeerLeases
 from headgate.engine.recorder import Recorder
 from headgate.engine.reporter import Reporter
 from headgate.engine.running_attempts import RunningAttempts
+from headgate.engine.services import Services
 from headgate.engine.skew import SkewWatch
 from headgate.errors import StorageLost, StorageUnavailable
 from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDeclaredDead
-from headgate.storage.store import Store
 
 FULL_EVERY = 24
 """Of so many regular heartbeats two in a row read all jobs that the node owns, the others those that started lately.
@@ -44,7 +43,7 @@ class LeaseKeeper:
 
     def __init__(
         self,
-        storage: Store,
+        services: Services,
         membership: Membership,
         own_lease: OwnLease,
         peers: PeerLeases,
@@ -57,11 +56,8 @@ class LeaseKeeper:
         interval: int,
         ends_when_lost: bool,
         stopping: asyncio.Event,
-        clock: Clock,
-        bus: EventBus,
-        random: Random,
     ) -> None:
-        self._storage = storage
+        self._storage = services.storage
         self._membership = membership
         self._own_lease = own_lease
         self._peers = peers
@@ -73,9 +69,9 @@ class LeaseKeeper:
         self._interval = interval
         self._ends_when_lost = ends_when_lost
         self._stopping = stopping
-        self._clock = clock
-        self._bus = bus
-        self._random = random
+        self._clock = services.clock
+        self._bus = services.bus
+        self._random = services.random
         self._skew = SkewWatch()
         self._beating = asyncio.Lock()
         self._is_guarding = False

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 
-from headgate.clock import Clock
-from headgate.jobs.identity import IdSource
+from headgate.engine.services import Services
 from headgate.storage.records import Beat, NodeSetting
-from headgate.storage.store import Store
 
 Tasks = Mapping[str, Sequence[str]]
 
@@ -21,7 +19,7 @@ class Membership:
 
     def __init__(
         self,
-        storage: Store,
+        services: Services,
         *,
         name: str,
         setting: NodeSetting,
@@ -29,18 +27,16 @@ class Membership:
         tasks: Callable[[], Tasks],
         version: str,
         release: str | None,
-        clock: Clock,
-        ids: IdSource,
     ) -> None:
-        self._storage = storage
+        self._storage = services.storage
         self.name = name
         self._labels = sorted(labels)
         self._tasks = tasks
         self._stored_tasks: Tasks | None = None
         self._version = version
         self._release = release
-        self._clock = clock
-        self._ids = ids
+        self._clock = services.clock
+        self._ids = services.ids
         self.setting = setting
         self.id = self._new_id()
 

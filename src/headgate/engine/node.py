@@ -8,16 +8,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 from headgate.arguments import MOST_SLOTS
-from headgate.clock import SECOND, Clock, microseconds
+from headgate.clock import SECOND, microseconds
 from headgate.engine.alert_sender import AlertSender
 from headgate.engine.alerter import Alerter
 from headgate.engine.backlog_migrator import BacklogMigrator
-from headgate.engine.bus import EventBus, publish_storage_failure
-from headgate.engine.callback_runner import CallbackRunner
+from headgate.engine.bus import publish_storage_failure
 from headgate.engine.charge_router import ChargeRouter
 from headgate.engine.children import UNBOUNDED, ChildBounds
 from headgate.engine.claim_loop import ClaimLoop
@@ -30,7 +28,6 @@ from headgate.engine.executor import CancelledBy, RunningAttempt
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.folder_sweeper import FolderSweeper
 from headgate.engine.handler_tasks import guard_tasks, unguard_tasks
-from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.lease_keeper import LeaseKeeper
@@ -47,14 +44,14 @@ from headgate.engine.recurring import Recurring
 from headgate.engine.remote_limits import RemoteLimit
 from headgate.engine.reporter import Reporter
 from headgate.engine.running_attempts import MakeAttempt, RunningAttempts
+from headgate.engine.services import Services
 from headgate.engine.slots import Slots
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopping
-from headgate.jobs.identity import IdSource, process_name
+from headgate.jobs.identity import process_name
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention
 from headgate.storage.fetched import FetchedStarts
 from headgate.storage.records import NodeSetting
-from headgate.storage.store import Store
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.context import JobLogCapture
 from headgate.tasks.hooks import HookScope, LifecycleHook
@@ -99,22 +96,15 @@ class NodeSettings:
 class Node:
     """Runs jobs of one app until it is stopped.
 
-    It creates the services and ends them in order; each has its own state and module. `pool` runs the functions of
+    It creates its parts and ends them in order; each has its own state and module. `pool` runs the functions of
     thread tasks (default: one thread per slot).
     """
 
     def __init__(
         self,
-        storage: Store,
-        registry: Registry,
+        services: Services,
         settings: NodeSettings,
         *,
-        clock: Clock,
-        bus: EventBus,
-        random: Random,
-        ids: IdSource,
-        callback_runner: CallbackRunner,
-        history_writer: HistoryWriter,
         remote_limits: Mapping[str, RemoteLimit] | None = None,
         tracing: Tracing | None = None,
         large_payloads: LargePayloads | None = None,
@@ -124,93 +114,78 @@ class Node:
     ) -> None:
         remote_limits = remote_limits or {}
         lease, interval = round(settings.lease * SECOND), round(settings.heartbeat * SECOND)
-        self._storage = storage
-        self._registry = registry
+        self._storage = services.storage
+        self._registry = services.registry
         self._settings = settings
-        self._clock = clock
-        self._bus = bus
-        self._history_writer = history_writer
+        self._clock = services.clock
+        self._bus = services.bus
+        self._history_writer = services.history_writer
         self._stopping = asyncio.Event()
         self._aborting = asyncio.Event()
         self._is_stopped_by_operator = False
         self._grace_ends_at: int | None = None
-        self._callback_runner = callback_runner
-        self.hooks = NodeHooks(self._hooks_to_call(registry), clock=clock, bus=bus, pool=pool)
+        self._callback_runner = services.callback_runner
+        self.hooks = NodeHooks(
+            self._hooks_to_call(services.registry), clock=services.clock, bus=services.bus, pool=pool
+        )
         self._wakeup = ClaimWakeup()
         self._membership = Membership(
-            storage,
+            services,
             name=settings.name or process_name(),
             setting=NodeSetting(settings.queues, settings.slots),
             labels=settings.labels or frozenset(),
-            tasks=lambda: registry.gates().tasks,
+            tasks=lambda: services.registry.gates().tasks,
             version=settings.version,
             release=settings.release,
-            clock=clock,
-            ids=ids,
         )
         self._slots = Slots(settings.queues, settings.slots, settings.weights)
         own_lease, peers = OwnLease(lease), PeerLeases(lease, interval)
-        # The services that write for attempts.
+        # The parts that write for attempts.
         self._reporter = Reporter(
-            self.id, storage, clock=clock, bus=bus, most_lines=settings.log_lines, lowest=settings.log_level
+            self.id,
+            services.storage,
+            clock=services.clock,
+            bus=services.bus,
+            most_lines=settings.log_lines,
+            lowest=settings.log_level,
         )
         self._capture = JobLogCapture(self._reporter)
-        self.recorder = Recorder(
-            self.id,
-            storage,
-            registry,
-            self._reporter,
-            clock=clock,
-            bus=bus,
-            random=random,
-            history_writer=history_writer,
-        )
-        self._fetcher = Fetcher(storage, remote_limits, clock=clock, bus=bus, ids=ids)
-        charges = ChargeRouter(
-            storage, registry, self.recorder, self._fetcher, history_writer, remote_limits, clock=clock, bus=bus
-        )
+        self.recorder = Recorder(services, self.id, self._reporter)
+        self._fetcher = Fetcher(services, remote_limits)
+        charges = ChargeRouter(services, self.recorder, self._fetcher, remote_limits)
         if pool is None:
             # It starts a thread only if none is idle. Each runs an attempt, so the slots bound them, whatever they are.
             pool = ThreadPoolExecutor(MOST_SLOTS, thread_name_prefix="headgate-job")
         # The attempts.
-        outcomes = self._outcomes = OutcomeRecorder(
-            storage, registry, self.recorder, charges, callback_runner, clock=clock, bus=bus, random=random
-        )
+        outcomes = self._outcomes = OutcomeRecorder(services, self.recorder, charges)
         self.attempts = RunningAttempts(
-            storage,
-            registry,
+            services,
             self._slots,
             own_lease,
             charges,
             outcomes,
             self._reporter,
-            callback_runner,
             self._wakeup,
             pool=pool,
             children=settings.children,
-            clock=clock,
-            bus=bus,
             tracing=tracing,
             large_payloads=large_payloads,
             make_attempt=make_attempt,
             on_concluded=on_concluded,
         )
-        # The services for the jobs that the node owns.
+        # The parts for the jobs that the node owns.
         self.claim_recovery = ClaimRecovery(
-            storage,
-            registry,
+            services,
             self._slots,
             own_lease,
             self.attempts,
             outcomes,
             self.recorder,
-            history_writer,
             remote_limits=remote_limits,
             stopping=self._stopping,
-            clock=clock,
         )
         self.lease = LeaseKeeper(
-            storage,
+            services,
             self._membership,
             own_lease,
             peers,
@@ -222,26 +197,16 @@ class Node:
             interval=interval,
             ends_when_lost=settings.ends_when_lost,
             stopping=self._stopping,
-            clock=clock,
-            bus=bus,
-            random=random,
         )
-        # The services that start jobs, or make jobs ready to start.
-        self._backlog_migrator = BacklogMigrator(
-            storage, registry, clock=clock, bus=bus, wake=self._wakeup.wake, large_payloads=large_payloads
-        )
-        self._notices = ClaimNotices(
-            self._backlog_migrator,
-            callback_runner,
-            registry,
-            clock=clock,
-            bus=bus,
-            throttle_events=settings.throttle_events,
-        )
+        # The parts that start jobs, or make jobs ready to start.
+        self._backlog_migrator = BacklogMigrator(services, wake=self._wakeup.wake, large_payloads=large_payloads)
+        self._notices = ClaimNotices(services, self._backlog_migrator, throttle_events=settings.throttle_events)
         self._claims = ClaimLoop(
-            storage,
-            registry,
-            {**registry.rules, **{name: FetchedStarts(limit.limit.rule) for name, limit in remote_limits.items()}},
+            services,
+            {
+                **services.registry.rules,
+                **{name: FetchedStarts(limit.limit.rule) for name, limit in remote_limits.items()},
+            },
             self._membership,
             self._slots,
             self.lease,
@@ -249,39 +214,33 @@ class Node:
             outcomes,
             self.claim_recovery,
             self._fetcher,
-            history_writer,
             self._notices,
             self._wakeup,
             labels=settings.labels,
             stopping=self._stopping,
-            clock=clock,
-            bus=bus,
-            random=random,
         )
-        self._housekeeper = Housekeeper(
-            storage, clock=clock, bus=bus, callback_runner=callback_runner, retention=settings.retention
-        )
-        self._recurring = Recurring(
-            storage, registry, clock=clock, bus=bus, callback_runner=callback_runner, ids=ids, random=random
-        )
+        self._housekeeper = Housekeeper(services, retention=settings.retention)
+        self._recurring = Recurring(services)
         self._alerter: Alerter | None = None
-        if alerts := self._alerts_to_watch(registry):
+        if alerts := self._alerts_to_watch(services.registry):
             self._alerter = Alerter(
-                storage,
+                services.storage,
                 alerts,
-                AlertSender(pool, clock),
+                AlertSender(pool, services.clock),
                 limits_away=lambda: self._fetcher.limits_away,
-                clock=clock,
-                bus=bus,
-                ids=ids,
+                clock=services.clock,
+                bus=services.bus,
+                ids=services.ids,
             )
         self._sweeper: FolderSweeper | None = None
         if large_payloads is not None:
-            self._sweeper = FolderSweeper(large_payloads, clock=clock, bus=bus, random=random)
+            self._sweeper = FolderSweeper(
+                large_payloads, clock=services.clock, bus=services.bus, random=services.random
+            )
         self._watch = NodeWatch(
-            storage,
+            services,
             self._membership,
-            PeerRecovery(storage, self._membership, peers, callback_runner, clock=clock, bus=bus),
+            PeerRecovery(services, self._membership, peers),
             self.claim_recovery,
             self.lease,
             self.attempts,
@@ -290,24 +249,19 @@ class Node:
             self._recurring,
             self._housekeeper,
             self._wakeup,
-            NodeControl(self._membership, self._slots, self._wakeup, stop=self._stop_by_operator, clock=clock, bus=bus),
-            clock=clock,
-            bus=bus,
+            NodeControl(services, self._membership, self._slots, self._wakeup, stop=self._stop_by_operator),
         )
         self._drain: DrainWatch | None = None
         if settings.drain is not None:
             self._drain = DrainWatch(
+                services,
                 settings.drain,
-                storage,
-                registry,
                 self.attempts,
                 self.claim_recovery,
                 queues=settings.queues.keys(),
                 labels=settings.labels,
                 stopping=self._stopping,
                 stop=self.stop,
-                clock=clock,
-                bus=bus,
             )
 
     def _hooks_to_call(self, registry: Registry) -> list[LifecycleHook]:
@@ -342,7 +296,7 @@ class Node:
         self._aborting.set()
 
     async def run(self) -> None:
-        """Work until stopped. A crash of any service ends the node: it is published and raised.
+        """Work until stopped. A crash of any part ends the node: it is published and raised.
 
         Raises HeadgateError if a startup function raises.
         """
@@ -394,25 +348,25 @@ class Node:
         )
 
     async def _serve(self) -> None:
-        """Run the services; after `stop`, end them in the order of their dependencies."""
-        async with asyncio.TaskGroup() as services:
+        """Run the parts; after `stop`, end them in the order of their dependencies."""
+        async with asyncio.TaskGroup() as group:
             background = [
-                services.create_task(self._claim(), name="headgate-claims"),
-                services.create_task(self.lease.run(), name="headgate-heartbeats"),
-                services.create_task(self._watch.run(), name="headgate-watch"),
-                services.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
-                services.create_task(self._recurring.run(), name="headgate-recurring"),
+                group.create_task(self._claim(), name="headgate-claims"),
+                group.create_task(self.lease.run(), name="headgate-heartbeats"),
+                group.create_task(self._watch.run(), name="headgate-watch"),
+                group.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
+                group.create_task(self._recurring.run(), name="headgate-recurring"),
             ]
             if self._alerter is not None:
-                background.append(services.create_task(self._alerter.run(), name="headgate-alerter"))
+                background.append(group.create_task(self._alerter.run(), name="headgate-alerter"))
             if self._sweeper is not None:
-                background.append(services.create_task(self._sweeper.run(), name="headgate-folder-sweeper"))
+                background.append(group.create_task(self._sweeper.run(), name="headgate-folder-sweeper"))
             if self._drain is not None:
-                background.append(services.create_task(self._drain.run(), name="headgate-drain"))
-            backlog_migrator = services.create_task(self._backlog_migrator.run(), name="headgate-backlog-migrator")
-            fetcher = services.create_task(self._fetcher.run(), name="headgate-fetcher")
-            recorder = services.create_task(self.recorder.run(), name="headgate-recorder")
-            reporter = services.create_task(self._reporter.run(), name="headgate-reporter")
+                background.append(group.create_task(self._drain.run(), name="headgate-drain"))
+            backlog_migrator = group.create_task(self._backlog_migrator.run(), name="headgate-backlog-migrator")
+            fetcher = group.create_task(self._fetcher.run(), name="headgate-fetcher")
+            recorder = group.create_task(self.recorder.run(), name="headgate-recorder")
+            reporter = group.create_task(self._reporter.run(), name="headgate-reporter")
             await self._stopping.wait()
             self._bus.publish(
                 NodeStopping(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headgate.clock import Clock
-from headgate.engine.bus import EventBus
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.membership import Membership
+from headgate.engine.services import Services
 from headgate.engine.slots import Slots
 from headgate.jobs.event import NodeChanged
 from headgate.storage.records import NodeSetting
@@ -18,20 +17,19 @@ class NodeControl:
 
     def __init__(
         self,
+        services: Services,
         membership: Membership,
         slots: Slots,
         wakeup: ClaimWakeup,
         *,
         stop: Callable[[], None],
-        clock: Clock,
-        bus: EventBus,
     ) -> None:
         self._membership = membership
         self._slots = slots
         self._wakeup = wakeup
         self._stop = stop
-        self._clock = clock
-        self._bus = bus
+        self._clock = services.clock
+        self._bus = services.bus
 
     def apply(self, setting: NodeSetting) -> None:
         """Apply what the store says that this node is set to do; no effect if it does that already."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headgate.clock import SECOND, Clock, sleep
-from headgate.engine.bus import EventBus, publish_storage_failure
+from headgate.clock import SECOND, sleep
+from headgate.engine.bus import publish_storage_failure
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.executor import CancelledBy
@@ -15,10 +15,10 @@ from headgate.engine.peer_recovery import PeerRecovery
 from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
 from headgate.engine.running_attempts import RunningAttempts
+from headgate.engine.services import Services
 from headgate.engine.slots import Slots
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import LoopBlocked, NodeMeasured
-from headgate.storage.store import Store
 
 SWEEP_EVERY = 30
 """Seconds between two claims without a cause."""
@@ -33,7 +33,7 @@ class NodeWatch:
 
     def __init__(
         self,
-        storage: Store,
+        services: Services,
         membership: Membership,
         peer_recovery: PeerRecovery,
         claim_recovery: ClaimRecovery,
@@ -45,11 +45,8 @@ class NodeWatch:
         housekeeper: Housekeeper,
         wakeup: ClaimWakeup,
         control: NodeControl,
-        *,
-        clock: Clock,
-        bus: EventBus,
     ) -> None:
-        self._storage = storage
+        self._storage = services.storage
         self._membership = membership
         self._peer_recovery = peer_recovery
         self._claim_recovery = claim_recovery
@@ -61,8 +58,8 @@ class NodeWatch:
         self._housekeeper = housekeeper
         self._wakeup = wakeup
         self._control = control
-        self._clock = clock
-        self._bus = bus
+        self._clock = services.clock
+        self._bus = services.bus
 
     async def run(self) -> None:
         turns = 0

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from random import Random
 
 from msgspec.structs import replace
 
-from headgate.clock import SECOND, Clock
-from headgate.engine.bus import EventBus
-from headgate.engine.callback_runner import CallbackRunner
+from headgate.clock import SECOND
 from headgate.engine.charge import takes_permit
 from headgate.engine.charge_router import ChargeRouter
 from headgate.engine.error_text import summarize_error
 from headgate.engine.executor import RunningAttempt
 from headgate.engine.recorder import Recorder, Then
+from headgate.engine.services import Services
 from headgate.errors import USER_CODE_ERRORS
 from headgate.jobs.event import RetryPolicyFailed
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned, decide, succeeded
 from headgate.jobs.outcome import CalleeRateLimited, Interrupted, Outcome, Succeeded
 from headgate.jobs.retry import RetryPolicy
-from headgate.storage.store import Store
 from headgate.tasks.callbacks import CallbackKind
-from headgate.tasks.registry import Registry
 
 
 class OutcomeRecorder:
@@ -31,24 +27,18 @@ class OutcomeRecorder:
 
     def __init__(
         self,
-        storage: Store,
-        registry: Registry,
+        services: Services,
         recorder: Recorder,
         charges: ChargeRouter,
-        callback_runner: CallbackRunner,
-        *,
-        clock: Clock,
-        bus: EventBus,
-        random: Random,
     ) -> None:
-        self._storage = storage
-        self._registry = registry
+        self._storage = services.storage
+        self._registry = services.registry
         self._recorder = recorder
         self._charges = charges
-        self._callback_runner = callback_runner
-        self._clock = clock
-        self._bus = bus
-        self._random = random
+        self._callback_runner = services.callback_runner
+        self._clock = services.clock
+        self._bus = services.bus
+        self._random = services.random
         self.handed_back = 0
 
     def record(self, attempt: RunningAttempt, outcome: Outcome) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.clock import Clock
-from headgate.engine.bus import EventBus
-from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.membership import Membership
 from headgate.engine.peer_leases import PeerLeases
+from headgate.engine.services import Services
 from headgate.jobs.event import NodeLost
 from headgate.storage.records import Peer
-from headgate.storage.store import Store
 
 
 class PeerRecovery:
@@ -19,20 +16,16 @@ class PeerRecovery:
 
     def __init__(
         self,
-        storage: Store,
+        services: Services,
         membership: Membership,
         peers: PeerLeases,
-        callback_runner: CallbackRunner,
-        *,
-        clock: Clock,
-        bus: EventBus,
     ) -> None:
-        self._storage = storage
+        self._storage = services.storage
         self._membership = membership
         self._peers = peers
-        self._callback_runner = callback_runner
-        self._clock = clock
-        self._bus = bus
+        self._callback_runner = services.callback_runner
+        self._clock = services.clock
+        self._bus = services.bus
 
     async def recover_dead(self, nodes: Sequence[Peer]) -> None:
         """Recover the jobs of the dead among these nodes. Raises StorageUnavailable."""

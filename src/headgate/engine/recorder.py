@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import compress
-from random import Random
 
 from msgspec.structs import replace
 
-from headgate.clock import SECOND, Clock, sleep, wait_for_event
-from headgate.engine.bus import EventBus, publish_use
+from headgate.clock import SECOND, sleep, wait_for_event
+from headgate.engine.bus import publish_use
 from headgate.engine.error_text import describe_error, summarize_error
-from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.reporter import Reporter
+from headgate.engine.services import Services
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned, StorageFailed
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.storage.records import Amendment
-from headgate.storage.store import Store
-from headgate.tasks.registry import Registry
 
 RETRY_AFTER = 0.1
 """Seconds until an ending is written again whose job was locked; meanwhile all others are written."""
@@ -38,24 +35,18 @@ class Recorder:
 
     def __init__(
         self,
+        services: Services,
         node: str,
-        storage: Store,
-        registry: Registry,
         reporter: Reporter,
-        *,
-        clock: Clock,
-        bus: EventBus,
-        random: Random,
-        history_writer: HistoryWriter,
     ) -> None:
         self.node = node
-        self._storage = storage
-        self._registry = registry
+        self._storage = services.storage
+        self._registry = services.registry
         self._reporter = reporter
-        self._clock = clock
-        self._bus = bus
-        self._random = random
-        self._history_writer = history_writer
+        self._clock = services.clock
+        self._bus = services.bus
+        self._random = services.random
+        self._history_writer = services.history_writer
         self._endings: list[_Ended] = []
         self._writing: list[_Ended] = []
         self._locked: list[_Ended] = []

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from random import Random
 from typing import Literal
 
 from msgspec.structs import replace
 
-from headgate.clock import SECOND, Clock, Timer, sleep
-from headgate.engine.bus import EventBus
-from headgate.engine.callback_runner import CallbackRunner
+from headgate.clock import SECOND, Timer, sleep
 from headgate.engine.declaration import trigger_of
 from headgate.engine.declarer import Declarer
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.max_wait import late_starts, rejected
 from headgate.engine.occurrence import last_job_of, occurrence
+from headgate.engine.services import Services
 from headgate.errors import (
     USER_CODE_ERRORS,
     HeadgateError,
@@ -32,12 +30,9 @@ from headgate.jobs.event import (
     ScheduleOverdue,
     StorageFailed,
 )
-from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob
 from headgate.schedules.schedule import LATE, DueOccurrences, due, occurrences_per_commit, set_back, without_refused
 from headgate.storage.schedules import Fired, ScheduleRecord
-from headgate.storage.store import Store
-from headgate.tasks.registry import Registry
 
 CHANGE_INTERVAL = SECOND
 """The least time between two checks after changes in the store (microseconds): most changes concern no schedule."""
@@ -48,30 +43,23 @@ class Recurring:
 
     def __init__(
         self,
-        storage: Store,
-        registry: Registry,
-        *,
-        clock: Clock,
-        bus: EventBus,
-        callback_runner: CallbackRunner,
-        ids: IdSource,
-        random: Random,
+        services: Services,
     ) -> None:
-        self._storage = storage
-        self._registry = registry
-        self._clock = clock
-        self._bus = bus
-        self._callback_runner = callback_runner
-        self._ids = ids
-        self._random = random
+        self._storage = services.storage
+        self._registry = services.registry
+        self._clock = services.clock
+        self._bus = services.bus
+        self._callback_runner = services.callback_runner
+        self._ids = services.ids
+        self._random = services.random
         self._wakeup = asyncio.Event()
         self._checked_at = 0
         self._due_timer: Timer | None = None
         self._change_timer: Timer | None = None
-        self._declarer = Declarer(storage, registry, clock=clock, bus=bus)
+        self._declarer = Declarer(services)
         self._without_trigger: set[str] = set()
         self._overdue: set[str] = set()
-        self._triggers = {name: declared.spec.trigger for name, declared in registry.schedules.items()}
+        self._triggers = {name: declared.spec.trigger for name, declared in services.registry.schedules.items()}
 
     def wake(self) -> None:
         """Check at once, because a schedule may have become due."""

@@ -8,9 +8,7 @@ from concurrent.futures import Executor as Pool
 from functools import partial
 from typing import Any
 
-from headgate.clock import SECOND, Clock, sleep, wait_for_event
-from headgate.engine.bus import EventBus
-from headgate.engine.callback_runner import CallbackRunner
+from headgate.clock import SECOND, sleep, wait_for_event
 from headgate.engine.charge import AttemptCharge, takes_permit
 from headgate.engine.charge_router import ChargeRouter
 from headgate.engine.children import ChildBounds, Children
@@ -23,16 +21,15 @@ from headgate.engine.outcome_recorder import OutcomeRecorder
 from headgate.engine.own_lease import OwnLease
 from headgate.engine.reporter import Reporter
 from headgate.engine.resource_pool import ResourcePool
+from headgate.engine.services import Services
 from headgate.engine.slots import Slots
 from headgate.engine.store_completion import StoreCompletion
 from headgate.engine.store_results import StoreResults
 from headgate.jobs.event import AttemptLingers, JobStarted
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.outcome import Outcome
-from headgate.storage.store import Store
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.hooks import HookScope
-from headgate.tasks.registry import Registry
 from headgate.tasks.tracing import Tracing
 
 MakeAttempt = Callable[[ClaimedJob, TaskDefinition, AttemptCharge | None, AttemptDependencies], RunningAttempt]
@@ -48,55 +45,51 @@ class RunningAttempts:
 
     def __init__(
         self,
-        storage: Store,
-        registry: Registry,
+        services: Services,
         slots: Slots,
         own_lease: OwnLease,
         charges: ChargeRouter,
         outcomes: OutcomeRecorder,
         reporter: Reporter,
-        callback_runner: CallbackRunner,
         wakeup: ClaimWakeup,
         *,
         pool: Pool,
         children: ChildBounds,
-        clock: Clock,
-        bus: EventBus,
         tracing: Tracing | None = None,
         large_payloads: LargePayloads | None = None,
         make_attempt: MakeAttempt = RunningAttempt,
         on_concluded: Callable[[RunningAttempt], None] | None = None,
     ) -> None:
-        self._storage = storage
-        self._registry = registry
+        self._storage = services.storage
+        self._registry = services.registry
         self._slots = slots
         self._own_lease = own_lease
         self._charges = charges
         self._outcomes = outcomes
         self._wakeup = wakeup
         self._pool = pool
-        self._clock = clock
-        self._bus = bus
+        self._clock = services.clock
+        self._bus = services.bus
         self._make_attempt = make_attempt
         self._on_concluded = on_concluded
-        hooks = [hook for hook in registry.hooks.lifecycle if hook.scope is HookScope.CHILD]
+        hooks = [hook for hook in services.registry.hooks.lifecycle if hook.scope is HookScope.CHILD]
         self._children = Children(hooks, children)
-        self._resources = ResourcePool(clock, bus)
+        self._resources = ResourcePool(services.clock, services.bus)
         self._dependencies = AttemptDependencies(
-            clock,
-            registry,
+            services.clock,
+            services.registry,
             pool,
             self._children,
             self._resources,
-            callback_runner,
+            services.callback_runner,
             reporter,
-            StoreCompletion(storage),
-            StoreResults(storage, registry.codecs, large_payloads),
-            ChunkCalls(clock, pool, slots.most_in, self._move_late),
+            StoreCompletion(services.storage),
+            StoreResults(services.storage, services.registry.codecs, large_payloads),
+            ChunkCalls(services.clock, pool, slots.most_in, self._move_late),
             self._decide_start,
             self._move_late,
             self._note_lingering,
-            registry.hooks.around_attempt,
+            services.registry.hooks.around_attempt,
             tracing,
             large_payloads,
         )

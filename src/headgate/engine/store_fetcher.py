@@ -8,19 +8,18 @@ from collections.abc import Coroutine, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from headgate.clock import FARTHEST, SECOND, Clock, sleep, wait_for_event
-from headgate.engine.bus import EventBus, publish_storage_failure
+from headgate.clock import FARTHEST, SECOND, sleep, wait_for_event
+from headgate.engine.bus import publish_storage_failure
 from headgate.engine.guarded_store import GuardedStore
+from headgate.engine.services import Services
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, StorageUnavailable
 from headgate.jobs.event import LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered, StorageFailed
-from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule, Limit
 from headgate.storage.admission import BucketVisit
 from headgate.storage.fetched import ASK_AGAIN, FetchedBalance, FetchedStarts
 from headgate.storage.records import Amendment, Deposit, Starved
-from headgate.storage.store import Store
 from headgate.storage.stored_buckets import StoredBuckets
 
 FIRST_PAUSE = SECOND // 2
@@ -63,22 +62,18 @@ class StoreFetcher:
 
     def __init__(
         self,
-        storage: Store,
+        services: Services,
         store: GuardedStore,
         limits: Mapping[str, Limit],
-        *,
-        clock: Clock,
-        bus: EventBus,
-        ids: IdSource,
     ) -> None:
-        self._storage = storage
+        self._storage = services.storage
         self._store = store
         self._limits = limits
-        self._clock = clock
-        self._bus = bus
-        self._ids = ids
+        self._clock = services.clock
+        self._bus = services.bus
+        self._ids = services.ids
         self._starved: dict[Draw, tuple[Starved, int]] = {}
-        self._shares = StoredBuckets(storage)
+        self._shares = StoredBuckets(services.storage)
         self._breaker = Breaker()
         self._failed_at: dict[str, int] = {}
         self._advised: set[str] = set()

@@ -25,6 +25,7 @@ from headgate.engine.drain import Drain
 from headgate.engine.enqueuer import resolved_ids
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.result import result_of
+from headgate.engine.services import Services
 from headgate.errors import HeadgateError, JobNotFound
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.limit import Limit
@@ -147,10 +148,9 @@ class StandIn(InTest):
     async def node(self, storage: Store | None = None) -> AsyncIterator[SteppedNode]:
         """Run a node on this event loop, on the app's store or on another one."""
         storage = storage or self._storage
-        new = SteppedNode(
-            storage,
-            self._registry,
-            self._node_settings(),
+        services = Services(
+            storage=storage,
+            registry=self._registry,
             clock=self._clock,
             bus=self._bus,
             random=self._random,
@@ -158,6 +158,10 @@ class StandIn(InTest):
             # One of its own: what a callback runner waits with belongs to one event loop.
             callback_runner=CallbackRunner(storage, self._registry, self._clock, self._bus),
             history_writer=self._client.history_writer,
+        )
+        new = SteppedNode(
+            services,
+            self._node_settings(),
             tracing=self._client.enqueuer.tracing,
             pool=waiting_thread(),
             latest=self.performed,

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Self
 
 from msgspec.structs import replace as replaced
 
-from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.executor import AttemptDependencies, CancelledBy, RunningAttempt
 from headgate.engine.housekeeper import publish_dropped
-from headgate.engine.node import Node
+from headgate.engine.node import Node, NodeSettings
+from headgate.engine.services import Services
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.outcome import Outcome
 from headgate.storage.records import Claimed, Room
@@ -103,10 +103,9 @@ class SteppedNode(NodeInTest):
     """
 
     def __init__(
-        self, *args: Any, callback_runner: CallbackRunner, latest: dict[str, RunAttempt], **kwargs: Any
+        self, services: Services, settings: NodeSettings, *, latest: dict[str, RunAttempt], **kwargs: Any
     ) -> None:
-        super().__init__(*args, callback_runner=callback_runner, on_concluded=self._on_concluded, **kwargs)
-        self._callback_runner = callback_runner
+        super().__init__(services, settings, on_concluded=self._on_concluded, **kwargs)
         self.performed: list[RunAttempt] = []
         self.recorded: dict[str, asyncio.Future[None]] = {}
         self._latest = latest
@@ -133,7 +132,7 @@ class SteppedNode(NodeInTest):
             self._capture.start()
         # No lease guard: a test lets hours pass at once, without heartbeats.
         await self.lease.join()
-        services = [
+        background = [
             loop.create_task(self.recorder.run(), name="headgate-recorder"),
             loop.create_task(self._reporter.run(), name="headgate-reporter"),
         ]
@@ -144,9 +143,9 @@ class SteppedNode(NodeInTest):
             if self._endings:
                 await asyncio.wait(self._endings.values())
             await self.recorder.flush(10.0)
-            for each in services:
+            for each in background:
                 each.cancel()
-            await asyncio.wait(services)
+            await asyncio.wait(background)
             self._capture.stop()
             await self.attempts.close(5.0)
             await self._storage.leave(self.id)

@@ -1,0 +1,28 @@
+"""What the parts of a node share with each other and with the app."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from headgate.clock import Clock
+from headgate.engine.bus import EventBus
+from headgate.engine.callback_runner import CallbackRunner
+from headgate.engine.history_writer import HistoryWriter
+from headgate.jobs.identity import IdSource
+from headgate.storage.store import Store
+from headgate.tasks.registry import Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The services of an app that each part of a node may use. They are there before a node, and outlive it."""
+
+    storage: Store
+    registry: Registry
+    clock: Clock
+    bus: EventBus
+    random: Random
+    ids: IdSource
+    callback_runner: CallbackRunner
+    history_writer: HistoryWriter
