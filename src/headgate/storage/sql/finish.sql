@@ -51,7 +51,6 @@ WITH free AS (
 )
 UPDATE headgate.job @plain_ending
 WHERE @is_plain AND (job.unique_key IS NULL OR @is_free)
-RETURNING job.id
 
 -- name: finish_plain [sqlite]
 -- One JSON text: bound values would save 0.3 of 3.3 µs a job, and need another statement for each number of jobs.
@@ -65,7 +64,6 @@ WITH free AS (
 )
 UPDATE headgate.job @plain_ending
 WHERE @is_plain AND @is_free
-RETURNING job.id
 
 -- part: running_job
 -- The columns of a running job that the end of an attempt reads.
