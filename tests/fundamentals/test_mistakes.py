@@ -17,7 +17,7 @@ MISTAKES = [
     ('Headgate("sqlite://jobs.db")', "has no path; write sqlite:///jobs.db"),
     ('Headgate("redis://localhost")', "jobs cannot be kept in Redis"),
     ('Headgate("memory://", concurrency=0)', "concurrency=0 must be a whole number of at least 1"),
-    ('Headgate("memory://", timeout="5 minutes")', 'write seconds (90 or 0.5), a timedelta, or text like "90s", "5m"'),
+    ('Headgate("memory://", timeout="5 months")', 'write seconds (90 or 0.5), a timedelta, or text like "90s", "5m"'),
     ('Headgate("memory://", retry="lots")', "is not a policy; write retry=RetryPolicy(retries=3)"),
     # Tasks
     ("@app.task\ndef sync(*args): ...", "takes *args; a job's arguments are stored by name, so declare each"),
@@ -34,7 +34,12 @@ MISTAKES = [
     ),
     ('@app.task(limits=["15/m"])\nasync def sync(): ...', 'not the name of a limit; write limits=[StrictRate("15/m")]'),
     ('@app.task(limits=["stripe"])\nasync def sync(): ...', "declare it first: app.limit('stripe', …)"),
-    ('StrictRate("15 per minute")', "is not a rate; write it as"),
+    ('StrictRate("15 a month")', "is not a rate; write it as"),
+    ('StrictRate("15/m", "{tenant_id}")', "write StrictRate('15/m', key='{tenant_id}')"),
+    ('StrictRate(15, 60, "{tenant_id}")', "write StrictRate(15, 60, key='{tenant_id}')"),
+    ('StrictRate("15/m", "tenant")', "already names its period; write key='tenant'"),
+    ('Concurrency(3, "{tenant_id}")', "write Concurrency(3, key='{tenant_id}')"),
+    ('Concurrency(3, header("tenant"))', "write Concurrency(3, key=…)"),
     ('StrictRate("0/m")', "allows 0 starts; a rate needs a count of at least 1"),
     ('@app.task(limits=[StrictRate("15/m", key="{tenant}")])\nasync def sync(tenant_id): ...', "write {tenant_id}"),
     ('@app.task(limits=[StrictRate("15/m", key="tenant_id")])\nasync def sync(tenant_id): ...', 'write "{tenant_id}"'),
@@ -107,4 +112,4 @@ def test_a_mistake_is_refused_with_what_to_write_instead(written: str, message: 
         asyncio.run(namespace["main"]())  # type: ignore[operator]
 
 
-NAMES = "Concurrency, Cron, Every, Headgate, Limiter, Mutex, StrictRate, chain, current_job"
+NAMES = "Concurrency, Cron, Every, Handler, Headgate, Limiter, Mutex, StrictRate, batch, chain, current_job, header"
