@@ -37,6 +37,7 @@ from headgate.engine.embedded_node import EmbeddedNode
 from headgate.engine.node import Node, NodeSettings
 from headgate.engine.stop_signals import stopped_by_signals
 from headgate.errors import DeclarationError, PayloadError, UnknownLimit
+from headgate.foreign_words import RefusesForeignWords
 from headgate.jobs.audit import AuditLevel, AuditWord
 from headgate.jobs.event import Event
 from headgate.jobs.identity import IdSource, require_process_name
@@ -84,7 +85,7 @@ LifecycleHookFunction = TypeVar("LifecycleHookFunction", bound=Callable[[], obje
 ResourceFunction = TypeVar("ResourceFunction", bound=Callable[..., AsyncIterator[Any] | Iterator[Any]])
 
 
-class Headgate:
+class Headgate(RefusesForeignWords):
     """Durable background jobs with a budget per key.
 
     `url` is the store of the jobs: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database`

@@ -28,6 +28,21 @@ MISTAKES = [
     ("@app.task(process=True)\nasync def sync(): ...", "process=True is for a plain def that computes"),
     (TASK + TASK, "task 'sync' is declared twice; give one of them another name="),
     # Limits
+    ("@app.task(max_retries=5)\nasync def sync(): ...", "'max_retries'; write retry=RetryPolicy(retries=5)"),
+    ("@app.task(bind=True)\nasync def sync(self): ...", "current_job() in it returns the job"),
+    (
+        '@app.task(cron="0 6 * * *")\nasync def sync(): ...',
+        "write @app.schedule(Cron('0 6 * * *')) instead of @app.task",
+    ),
+    ('@app.task(rate_limit="15/m")\nasync def sync(): ...', "write limits=[StrictRate('15/m')]"),
+    ("@app.task\ndef rows():\n    yield 1", "task 'rows' is a generator, of which a call runs nothing; write return"),
+    ("@app.task\nasync def rows():\n    yield 1", "task 'rows' is a generator"),
+    ("@app.handler\nclass Rows(Handler[int]):\n    def run(self, page): yield page", "handler 'Rows' is a generator"),
+    (
+        "class Shop:\n    @app.task\n    async def sync(self): ...",
+        "task 'sync' takes 'self', which no job can store; write",
+    ),
+    ("@app.task\nclass Sync: ...", "Sync is a class; write @app.handler above class Sync(Handler[…])"),
     (
         '@app.task(limits=StrictRate("15/m"))\nasync def sync(): ...',
         "write limits=[StrictRate(…)]",
@@ -60,6 +75,16 @@ MISTAKES = [
         "argument 'tenant_id' of task 'sync' does not fit its annotation",
     ),
     (TASK + "await sync.enqueue()", "task 'sync' lacks argument 'tenant_id'"),
+    (TASK + 'sync.remote("acme")', "has no .remote(); write await sync.enqueue(…)"),
+    ('await app.enqueue("sync", "acme")', "write await task.enqueue(…), where `task` is your function with @app.task"),
+    ("app.start()", "write `headgate worker module:app` in a shell, `await app.run()`"),
+    ("app.worker()", "write `headgate worker module:app` in a shell, `await app.run()`"),
+    (
+        "from headgate import task",
+        """headgate has no 'task'; write app = Headgate("sqlite:///jobs.db"), and @app.task above""",
+    ),
+    ("from headgate import Worker", "headgate has no 'Worker'; write `headgate worker module:app`"),
+    ("from headgate import headway", "cannot import name 'headway' from 'headgate'"),
     (TASK + 'await sync.enqueue("acme", 1, 2)', "takes 2 positional arguments but 3 were given"),
     (TASK + 'await sync.enqueue("acme", delay=5)', "an option of enqueueing; write .using(delay=5).enqueue('acme')"),
     (TASK + 'await sync.enqueue("x" * 300_000)', "store the data elsewhere and pass a reference"),
@@ -88,6 +113,12 @@ MISTAKES = [
     ('Cron("0 25 * * *")', "hour 25 is not in 0-23"),
     ('Cron("0 6 * *")', "it has 4 fields; write"),
     ('Cron("0 6 * * *", tz="Europe/Roma")', "there is no time zone 'Europe/Roma'; did you mean 'Europe/Rome'?"),
+    # Following jobs
+    (TASK + 'await (await sync.enqueue("acme"))', "a Job cannot be awaited; write await job.result()"),
+    (TASK + '(await sync.enqueue("acme")).get()', "Job has no 'get'; write await job.result()"),
+    (TASK + '(await sync.enqueue("acme")).state', "write (await job.status()).state"),
+    (TASK + 'await batch([sync.call("acme")])', "a BatchPlan cannot be awaited; write await batch(…).enqueue()"),
+    (TASK + 'await chain(sync.call("acme")).apply_async()', "write await chain(…).enqueue()"),
     ("@app.schedule(Every(minutes=5))\nasync def nightly(page: int): ...", "pass them as args= and kwargs="),
     # Where code runs
     ("current_job()", "current_job() is only known inside a handler"),
