@@ -52,7 +52,7 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.standalone.reporting_limiter import ReportingLimiter
 from headgate.observe.instrument import Instrument, Observed
 from headgate.schedules.trigger import Trigger
-from headgate.settings import load_settings, storage_url
+from headgate.settings import load_settings, require_store_url, storage_url
 from headgate.storage.address import StoreAddress
 from headgate.storage.choice import address_of, choose_storage
 from headgate.storage.store import Store
@@ -190,7 +190,7 @@ class Headgate(RefusesForeignWords):
             }
         )
         self._payload_folder = _checked_folder(large_payloads, self._settings.max_payload)
-        url = storage_url() if url is None else url
+        url = require_store_url(storage_url() if url is None else url)
         storage = choose_storage(
             url,
             self._clock,

@@ -13,7 +13,12 @@ TASK = "@app.task\nasync def sync(tenant_id: str, page: int = 1): ...\n"
 # What somebody writes after `app = Headgate("memory://")`, and a part of the message that ends it.
 MISTAKES = [
     # Where jobs live
-    ('Headgate("jobs.db")', "has an unknown scheme; use sqlite:///path, postgresql://host/database"),
+    ('Headgate("jobs.db")', "'jobs.db' is a path; write sqlite:///jobs.db"),
+    ('Headgate("/srv/my jobs.sqlite3")', "is a path; write sqlite:////srv/my%20jobs.sqlite3"),
+    ('from pathlib import Path\nHeadgate(Path("jobs"))', "'jobs' is a path; write sqlite:///jobs"),
+    ('Headgate(":memory:")', "has no scheme; write memory://"),
+    ('Headgate("postgresql+asyncpg://localhost/jobs")', "write postgresql://… without +asyncpg"),
+    ('Headgate("jobs")', "has an unknown scheme; use sqlite:///path, postgresql://host/database"),
     ('Headgate("sqlite://jobs.db")', "has no path; write sqlite:///jobs.db"),
     ('Headgate("redis://localhost")', "jobs cannot be kept in Redis"),
     ('Headgate("memory://", concurrency=0)', "concurrency=0 must be a whole number of at least 1"),
@@ -23,11 +28,6 @@ MISTAKES = [
     ("@app.task\ndef sync(*args): ...", "takes *args; a job's arguments are stored by name, so declare each"),
     ("@app.task(limit=[])\nasync def sync(): ...", "unexpected keyword argument 'limit'; did you mean 'limits'?"),
     ('@app.task(max_wait="5m")\nasync def sync(): ...', "is an option of a limit: limits=[StrictRate(…, max_wait=…)]"),
-    ("@app.task(timeout=0)\nasync def sync(): ...", "timeout=0 must be above 0 seconds"),
-    ('@app.task(queue="mail")\nasync def sync(): ...', "not declared; declare it first with app.queue('mail')"),
-    ("@app.task(process=True)\nasync def sync(): ...", "process=True is for a plain def that computes"),
-    (TASK + TASK, "task 'sync' is declared twice; give one of them another name="),
-    # Limits
     ("@app.task(max_retries=5)\nasync def sync(): ...", "'max_retries'; write retry=RetryPolicy(retries=5)"),
     ("@app.task(bind=True)\nasync def sync(self): ...", "current_job() in it returns the job"),
     (
@@ -43,6 +43,11 @@ MISTAKES = [
         "task 'sync' takes 'self', which no job can store; write",
     ),
     ("@app.task\nclass Sync: ...", "Sync is a class; write @app.handler above class Sync(Handler[…])"),
+    ("@app.task(timeout=0)\nasync def sync(): ...", "timeout=0 must be above 0 seconds"),
+    ('@app.task(queue="mail")\nasync def sync(): ...', "not declared; declare it first with app.queue('mail')"),
+    ("@app.task(process=True)\nasync def sync(): ...", "process=True is for a plain def that computes"),
+    (TASK + TASK, "task 'sync' is declared twice; give one of them another name="),
+    # Limits
     (
         '@app.task(limits=StrictRate("15/m"))\nasync def sync(): ...',
         "write limits=[StrictRate(…)]",
@@ -70,11 +75,6 @@ MISTAKES = [
     (TASK + 'sync("acme")', "enqueues nothing and runs nothing; write await sync.enqueue(…)"),
     (TASK + 'sync.delay("acme")', "has no .delay(); write await sync.enqueue(…)"),
     (TASK + 'sync.apply_async(args=("acme",))', "write await sync.using(delay=…, queue=…).enqueue(…)"),
-    (
-        TASK + "await sync.enqueue(17)",
-        "argument 'tenant_id' of task 'sync' does not fit its annotation",
-    ),
-    (TASK + "await sync.enqueue()", "task 'sync' lacks argument 'tenant_id'"),
     (TASK + 'sync.remote("acme")', "has no .remote(); write await sync.enqueue(…)"),
     ('await app.enqueue("sync", "acme")', "write await task.enqueue(…), where `task` is your function with @app.task"),
     ("app.start()", "write `headgate worker module:app` in a shell, `await app.run()`"),
@@ -85,6 +85,11 @@ MISTAKES = [
     ),
     ("from headgate import Worker", "headgate has no 'Worker'; write `headgate worker module:app`"),
     ("from headgate import headway", "cannot import name 'headway' from 'headgate'"),
+    (
+        TASK + "await sync.enqueue(17)",
+        "argument 'tenant_id' of task 'sync' does not fit its annotation",
+    ),
+    (TASK + "await sync.enqueue()", "task 'sync' lacks argument 'tenant_id'"),
     (TASK + 'await sync.enqueue("acme", 1, 2)', "takes 2 positional arguments but 3 were given"),
     (TASK + 'await sync.enqueue("acme", delay=5)', "an option of enqueueing; write .using(delay=5).enqueue('acme')"),
     (TASK + 'await sync.enqueue("x" * 300_000)', "store the data elsewhere and pass a reference"),
@@ -108,17 +113,17 @@ MISTAKES = [
     ('app.queue("mail", aging=0)', "queue 'mail': aging=0 must be above 0 seconds"),
     ('app.queue("mail", aging=-5)', "queue 'mail': aging=-5 cannot be negative"),
     ('app.queue("mail", aging="slow")', "aging='slow' is not a duration; write seconds"),
-    # Schedules
-    ('@app.schedule("0 6 * * *")\nasync def nightly(): ...', 'is not a trigger; pass Cron("0 6 * * *")'),
-    ('Cron("0 25 * * *")', "hour 25 is not in 0-23"),
-    ('Cron("0 6 * *")', "it has 4 fields; write"),
-    ('Cron("0 6 * * *", tz="Europe/Roma")', "there is no time zone 'Europe/Roma'; did you mean 'Europe/Rome'?"),
     # Following jobs
     (TASK + 'await (await sync.enqueue("acme"))', "a Job cannot be awaited; write await job.result()"),
     (TASK + '(await sync.enqueue("acme")).get()', "Job has no 'get'; write await job.result()"),
     (TASK + '(await sync.enqueue("acme")).state', "write (await job.status()).state"),
     (TASK + 'await batch([sync.call("acme")])', "a BatchPlan cannot be awaited; write await batch(…).enqueue()"),
     (TASK + 'await chain(sync.call("acme")).apply_async()', "write await chain(…).enqueue()"),
+    # Schedules
+    ('@app.schedule("0 6 * * *")\nasync def nightly(): ...', 'is not a trigger; pass Cron("0 6 * * *")'),
+    ('Cron("0 25 * * *")', "hour 25 is not in 0-23"),
+    ('Cron("0 6 * *")', "it has 4 fields; write"),
+    ('Cron("0 6 * * *", tz="Europe/Roma")', "there is no time zone 'Europe/Roma'; did you mean 'Europe/Rome'?"),
     ("@app.schedule(Every(minutes=5))\nasync def nightly(page: int): ...", "pass them as args= and kwargs="),
     # Where code runs
     ("current_job()", "current_job() is only known inside a handler"),
