@@ -38,6 +38,7 @@ from headgate.engine.node import Node, NodeSettings
 from headgate.engine.services import Services
 from headgate.engine.stop_signals import stopped_by_signals
 from headgate.errors import DeclarationError, PayloadError, UnknownLimit
+from headgate.foreign_words import RefusesForeignWords
 from headgate.jobs.audit import AuditLevel, AuditWord
 from headgate.jobs.event import Event
 from headgate.jobs.identity import IdSource, require_process_name
@@ -52,7 +53,7 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.standalone.reporting_limiter import ReportingLimiter
 from headgate.observe.instrument import Instrument, Observed
 from headgate.schedules.trigger import Trigger
-from headgate.settings import load_settings, storage_url
+from headgate.settings import load_settings, require_store_url, storage_url
 from headgate.storage.address import StoreAddress
 from headgate.storage.choice import address_of, choose_storage
 from headgate.storage.store import Store
@@ -85,7 +86,7 @@ LifecycleHookFunction = TypeVar("LifecycleHookFunction", bound=Callable[[], obje
 ResourceFunction = TypeVar("ResourceFunction", bound=Callable[..., AsyncIterator[Any] | Iterator[Any]])
 
 
-class Headgate:
+class Headgate(RefusesForeignWords):
     """Durable background jobs with a budget per key.
 
     `url` is the store of the jobs: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database`
@@ -190,7 +191,7 @@ class Headgate:
             }
         )
         self._payload_folder = _checked_folder(large_payloads, self._settings.max_payload)
-        url = storage_url() if url is None else url
+        url = require_store_url(storage_url() if url is None else url)
         storage = choose_storage(
             url,
             self._clock,

@@ -27,14 +27,25 @@ MOST_SLOTS = 1_000_000
 MEBIBYTE = 2**20
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_UNITS = {"ms": 1000, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND, "d": 86400 * SECOND, "w": 7 * 86400 * SECOND}
+_UNITS = {
+    word: length
+    for words, length in {
+        "ms": 1000,
+        "s sec secs second seconds": SECOND,
+        "m min mins minute minutes": 60 * SECOND,
+        "h hr hrs hour hours": 3600 * SECOND,
+        "d day days": 86400 * SECOND,
+        "w week weeks": 7 * 86400 * SECOND,
+    }.items()
+    for word in words.split()
+}
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
 _SIZE = re.compile(rf"\s*({_NUMBER})\s*([a-z]*)\s*", re.IGNORECASE)
-_PART = re.compile(rf"\s*({_NUMBER})\s*(ms|[smhdw])\s*")
+_PART = re.compile(rf"\s*({_NUMBER})\s*([a-z]+)\s*")
 _SECONDS = re.compile(rf"\s*({_NUMBER})\s*")
 _LONGEST_TEXT = 64
 
-DURATION_FORMS = 'write seconds (90 or 0.5), a timedelta, or text like "90s", "5m" or "1h30m" (units ms, s, m, h, d, w)'
+DURATION_FORMS = 'write seconds (90 or 0.5), a timedelta, or text like "90s", "5m", "1h30m" or "5 minutes"'
 
 
 def parse_duration(value: object, name: str, where: str = "", *, allow_zero: bool = True) -> int:
@@ -86,14 +97,17 @@ def read_duration(value: object, name: str, where: str = "") -> int:
 
 
 def duration_in(text: str) -> int | None:
-    """Return the microseconds of "90", "1.5m", "250ms" or "1h30m"; None if it is not a duration."""
+    """Return the microseconds of "90", "1.5m", "250ms" or "1h30m"; None if it is not a duration.
+
+    Units are ms, s, m, h, d and w, or words: "5 min", "5 minutes".
+    """
     if len(text) > _LONGEST_TEXT:
         return None
     found = _SECONDS.fullmatch(text)
     if found is not None:
         return round(Fraction(found[1].rstrip(".")) * SECOND)
     total, end = Fraction(0), 0
-    while found := _PART.match(text, end):
+    while (found := _PART.match(text, end)) and found[2] in _UNITS:
         total += Fraction(found[1].rstrip(".")) * _UNITS[found[2]]
         end = found.end()
     return round(total) if end and end == len(text) else None

@@ -8,7 +8,9 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import PurePath
 from typing import Any
+from urllib.parse import quote
 
 from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes, parse_count, parse_seconds
 from headgate.errors import DeclarationError
@@ -21,6 +23,7 @@ from headgate.jobs.retry import DEFAULT_RETRY, RetryPolicy, require_policy
 from headgate.jobs.written import parse_switch
 from headgate.jobs.written_retry import parse_retry
 from headgate.limits.limit import OnLimit, wait_terms
+from headgate.urls import displayed_url
 
 MAX_LOG_LINES = 100_000
 
@@ -33,6 +36,8 @@ _OTHER_VARIABLES = frozenset(
 
 _OF_OTHERS = re.compile(r"^HEADGATE_TEST_|_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?$")
 """Variables of its tests, and those that Kubernetes sets for a service whose name begins with "headgate"."""
+
+_DATABASE_FILE = re.compile(r"[^:=@?]+\.(?:db|sqlite|sqlite3)")
 
 _logger = logging.getLogger("headgate.settings")
 
@@ -156,6 +161,21 @@ def storage_url(environment: Mapping[str, str] = os.environ) -> str:
             '"memory://" keeps jobs in this process, for tests'
         )
     return url
+
+
+def require_store_url(url: Any) -> Any:
+    """Return the URL of a store. Raises DeclarationError for a path or a URL of SQLAlchemy, with the URL to write."""
+    text = str(url)
+    kind, _, driver = text.partition("://")[0].partition("+")
+    if driver and kind in ("sqlite", "postgresql"):
+        wrong, instead = f"{displayed_url(text)!r} names a driver", f"{kind}://… without +{driver}"
+    elif text == ":memory:":
+        wrong, instead = "':memory:' has no scheme", "memory://"
+    elif isinstance(url, PurePath) or _DATABASE_FILE.fullmatch(text):
+        wrong, instead = f"{text!r} is a path", f"sqlite:///{quote(PurePath(text).as_posix(), safe='/:')}"
+    else:
+        return url
+    raise DeclarationError(f"storage URL {wrong}; write {instead}")
 
 
 def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> Settings:

@@ -205,14 +205,27 @@ def test_the_help_of_the_worker_documents_its_exit_codes() -> None:
         ("no_such_package.jobs:app", ["no module 'no_such_package'"]),
         ("{name}:missing", ["has no 'missing'", "write {name}:app"]),
         ("{name}:not_an_app", ["is 'int', not a Headgate app", "write {name}:app"]),
-        ("{name}", ["does not name an app", "write it as module:app"]),
+        ("{name}:", ["does not name an app", "write it as module:app"]),
         (":app", ["does not name an app"]),
+        ("json", ["module 'json' has no app", "write it as module:app"]),
+        ("{name}.py:app", ["{name}.py is a file, not a module; write {name}:app"]),
+        ("./{name}.py", ["{name}.py is a file, not a module; write {name}:app"]),
+        ("shop/{name}.py:jobs", ["{name}.py is a file, not a module; write shop.{name}:jobs"]),
+        ("/srv/{name}.py:jobs", ["{name}.py is a file, not a module; write {name}:jobs, in /srv"]),
     ],
 )
 def test_an_app_that_cannot_be_found_is_reported_in_one_line(project: Project, target: str, parts: list[str]) -> None:
     for command in (["worker"], ["status"], ["jobs", "list"], ["limits", "list"]):
         expected = [part.format(name=project.name) for part in parts]
         assert_one_line(call(*command, target.format(name=project.name)), 1, *expected)
+
+
+def test_a_module_alone_names_its_only_app(tmp_path: Path, project: Project) -> None:
+    assert call("status", "-A", project.name).exit_code == 0
+    two = Project(tmp_path, f"from {project.name} import app\nfrom headgate import Headgate\nb = Headgate('memory://')")
+    assert_one_line(call("status", two.name), 1, "has several apps", f"write {two.name}:app or {two.name}:b")
+    same = Project(tmp_path, f"from {project.name} import app\ncelery = app")
+    assert call("status", same.name).exit_code == 0
 
 
 def test_a_missing_dependency_of_a_module_is_not_reported_as_a_missing_module(tmp_path: Path, project: Project) -> None:

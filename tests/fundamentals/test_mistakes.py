@@ -13,16 +13,36 @@ TASK = "@app.task\nasync def sync(tenant_id: str, page: int = 1): ...\n"
 # What somebody writes after `app = Headgate("memory://")`, and a part of the message that ends it.
 MISTAKES = [
     # Where jobs live
-    ('Headgate("jobs.db")', "has an unknown scheme; use sqlite:///path, postgresql://host/database"),
+    ('Headgate("jobs.db")', "'jobs.db' is a path; write sqlite:///jobs.db"),
+    ('Headgate("/srv/my jobs.sqlite3")', "is a path; write sqlite:////srv/my%20jobs.sqlite3"),
+    ('from pathlib import Path\nHeadgate(Path("jobs"))', "'jobs' is a path; write sqlite:///jobs"),
+    ('Headgate(":memory:")', "has no scheme; write memory://"),
+    ('Headgate("postgresql+asyncpg://localhost/jobs")', "write postgresql://… without +asyncpg"),
+    ('Headgate("jobs")', "has an unknown scheme; use sqlite:///path, postgresql://host/database"),
     ('Headgate("sqlite://jobs.db")', "has no path; write sqlite:///jobs.db"),
     ('Headgate("redis://localhost")', "jobs cannot be kept in Redis"),
     ('Headgate("memory://", concurrency=0)', "concurrency=0 must be a whole number of at least 1"),
-    ('Headgate("memory://", timeout="5 minutes")', 'write seconds (90 or 0.5), a timedelta, or text like "90s", "5m"'),
+    ('Headgate("memory://", timeout="5 months")', 'write seconds (90 or 0.5), a timedelta, or text like "90s", "5m"'),
     ('Headgate("memory://", retry="lots")', "is not a policy; write retry=RetryPolicy(retries=3)"),
     # Tasks
     ("@app.task\ndef sync(*args): ...", "takes *args; a job's arguments are stored by name, so declare each"),
     ("@app.task(limit=[])\nasync def sync(): ...", "unexpected keyword argument 'limit'; did you mean 'limits'?"),
     ('@app.task(max_wait="5m")\nasync def sync(): ...', "is an option of a limit: limits=[StrictRate(…, max_wait=…)]"),
+    ("@app.task(max_retries=5)\nasync def sync(): ...", "'max_retries'; write retry=RetryPolicy(retries=5)"),
+    ("@app.task(bind=True)\nasync def sync(self): ...", "current_job() in it returns the job"),
+    (
+        '@app.task(cron="0 6 * * *")\nasync def sync(): ...',
+        "write @app.schedule(Cron('0 6 * * *')) instead of @app.task",
+    ),
+    ('@app.task(rate_limit="15/m")\nasync def sync(): ...', "write limits=[StrictRate('15/m')]"),
+    ("@app.task\ndef rows():\n    yield 1", "task 'rows' is a generator, of which a call runs nothing; write return"),
+    ("@app.task\nasync def rows():\n    yield 1", "task 'rows' is a generator"),
+    ("@app.handler\nclass Rows(Handler[int]):\n    def run(self, page): yield page", "handler 'Rows' is a generator"),
+    (
+        "class Shop:\n    @app.task\n    async def sync(self): ...",
+        "task 'sync' takes 'self', which no job can store; write",
+    ),
+    ("@app.task\nclass Sync: ...", "Sync is a class; write @app.handler above class Sync(Handler[…])"),
     ("@app.task(timeout=0)\nasync def sync(): ...", "timeout=0 must be above 0 seconds"),
     ('@app.task(queue="mail")\nasync def sync(): ...', "not declared; declare it first with app.queue('mail')"),
     ("@app.task(process=True)\nasync def sync(): ...", "process=True is for a plain def that computes"),
@@ -34,7 +54,12 @@ MISTAKES = [
     ),
     ('@app.task(limits=["15/m"])\nasync def sync(): ...', 'not the name of a limit; write limits=[StrictRate("15/m")]'),
     ('@app.task(limits=["stripe"])\nasync def sync(): ...', "declare it first: app.limit('stripe', …)"),
-    ('StrictRate("15 per minute")', "is not a rate; write it as"),
+    ('StrictRate("15 a month")', "is not a rate; write it as"),
+    ('StrictRate("15/m", "{tenant_id}")', "write StrictRate('15/m', key='{tenant_id}')"),
+    ('StrictRate(15, 60, "{tenant_id}")', "write StrictRate(15, 60, key='{tenant_id}')"),
+    ('StrictRate("15/m", "tenant")', "already names its period; write key='tenant'"),
+    ('Concurrency(3, "{tenant_id}")', "write Concurrency(3, key='{tenant_id}')"),
+    ('Concurrency(3, header("tenant"))', "write Concurrency(3, key=…)"),
     ('StrictRate("0/m")', "allows 0 starts; a rate needs a count of at least 1"),
     ('@app.task(limits=[StrictRate("15/m", key="{tenant}")])\nasync def sync(tenant_id): ...', "write {tenant_id}"),
     ('@app.task(limits=[StrictRate("15/m", key="tenant_id")])\nasync def sync(tenant_id): ...', 'write "{tenant_id}"'),
@@ -50,6 +75,16 @@ MISTAKES = [
     (TASK + 'sync("acme")', "enqueues nothing and runs nothing; write await sync.enqueue(…)"),
     (TASK + 'sync.delay("acme")', "has no .delay(); write await sync.enqueue(…)"),
     (TASK + 'sync.apply_async(args=("acme",))', "write await sync.using(delay=…, queue=…).enqueue(…)"),
+    (TASK + 'sync.remote("acme")', "has no .remote(); write await sync.enqueue(…)"),
+    ('await app.enqueue("sync", "acme")', "write await task.enqueue(…), where `task` is your function with @app.task"),
+    ("app.start()", "write `headgate worker module:app` in a shell, `await app.run()`"),
+    ("app.worker()", "write `headgate worker module:app` in a shell, `await app.run()`"),
+    (
+        "from headgate import task",
+        """headgate has no 'task'; write app = Headgate("sqlite:///jobs.db"), and @app.task above""",
+    ),
+    ("from headgate import Worker", "headgate has no 'Worker'; write `headgate worker module:app`"),
+    ("from headgate import headway", "cannot import name 'headway' from 'headgate'"),
     (
         TASK + "await sync.enqueue(17)",
         "argument 'tenant_id' of task 'sync' does not fit its annotation",
@@ -78,6 +113,12 @@ MISTAKES = [
     ('app.queue("mail", aging=0)', "queue 'mail': aging=0 must be above 0 seconds"),
     ('app.queue("mail", aging=-5)', "queue 'mail': aging=-5 cannot be negative"),
     ('app.queue("mail", aging="slow")', "aging='slow' is not a duration; write seconds"),
+    # Following jobs
+    (TASK + 'await (await sync.enqueue("acme"))', "a Job cannot be awaited; write await job.result()"),
+    (TASK + '(await sync.enqueue("acme")).get()', "Job has no 'get'; write await job.result()"),
+    (TASK + '(await sync.enqueue("acme")).state', "write (await job.status()).state"),
+    (TASK + 'await batch([sync.call("acme")])', "a BatchPlan cannot be awaited; write await batch(…).enqueue()"),
+    (TASK + 'await chain(sync.call("acme")).apply_async()', "write await chain(…).enqueue()"),
     # Schedules
     ('@app.schedule("0 6 * * *")\nasync def nightly(): ...', 'is not a trigger; pass Cron("0 6 * * *")'),
     ('Cron("0 25 * * *")', "hour 25 is not in 0-23"),
@@ -107,4 +148,4 @@ def test_a_mistake_is_refused_with_what_to_write_instead(written: str, message: 
         asyncio.run(namespace["main"]())  # type: ignore[operator]
 
 
-NAMES = "Concurrency, Cron, Every, Headgate, Limiter, Mutex, StrictRate, chain, current_job"
+NAMES = "Concurrency, Cron, Every, Handler, Headgate, Limiter, Mutex, StrictRate, batch, chain, current_job, header"

@@ -60,13 +60,16 @@ FORMS: list[tuple[Any, float]] = [
     (" 2 d ", 2 * 86400),
     ("1w", 7 * 86400),
     ("250ms", 0.25),
+    ("5 minutes", 300),
+    ("1 hour 30 min", 5400),
+    ("2days", 2 * 86400),
     (".5s", 0.5),
     (HUNDRED_YEARS, HUNDRED_YEARS),
 ]
 
 NO_DURATIONS: list[Any] = [
-    float("nan"), float("inf"), -float("inf"), True, None, "", " ", "soon", "5 parsecs", "5M", "m5", "1h30", "5mm",
-    "1e3", "\u0665m", "nan", "inf", "9" * 100, [5], b"5m", Decimal("NaN"), 1j,
+    float("nan"), float("inf"), -float("inf"), True, None, "", " ", "soon", "5 parsecs", "5 months", "minutes", "5M",
+    "m5", "1h30", "5mm", "1e3", "\u0665m", "nan", "inf", "9" * 100, [5], b"5m", Decimal("NaN"), 1j,
 ]  # fmt: skip
 
 TOO_LONG: list[Any] = [HUNDRED_YEARS + 1, 1e300, 10**400, timedelta.max, "6000w", "99999999999999999999d"]

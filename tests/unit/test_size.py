@@ -16,10 +16,10 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 2_300,  # the modules beside the packages
+    "": 2_520,  # the modules beside the packages
     "admin": 5_400,
-    "cli": 8_000,
-    "client": 2_900,
+    "cli": 8_020,
+    "client": 2_850,
     "contrib": 3_100,
     "engine": 10_500,
     "http": 18_700,

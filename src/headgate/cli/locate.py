@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import FunctionType, TracebackType
+from types import FunctionType, ModuleType, TracebackType
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -54,12 +54,14 @@ class AppBroken(click.ClickException):
 def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
     """Return the app that `module:app` names, with the tasks of its other modules and of `imports`.
 
-    `app` may be a function without arguments that returns the app. Raises AppNotFound; AppBroken for an error of
-    a module.
+    `app` may be a function without arguments that returns the app; `module` alone names the only app in it.
+    Raises AppNotFound; AppBroken for an error of a module.
     """
-    module_name, _, attribute = target.partition(":")
-    if not module_name or not attribute:
+    module_name, colon, attribute = target.partition(":")
+    if not module_name or (colon and not attribute):
         raise AppNotFound(f"{target!r} does not name an app; {_HOW}")
+    if module_name.endswith(".py") or "/" in module_name:
+        raise AppNotFound(_of_file(Path(module_name), attribute or "app"))
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -76,6 +78,7 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
         raise
     except Exception as error:
         raise AppBroken(target, error) from error
+    attribute = attribute or _only_app(found)
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
@@ -99,6 +102,23 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
     except Exception as error:
         raise AppBroken(target, error) from error
     return found
+
+
+def _of_file(file: Path, attribute: str) -> str:
+    """Return the error about a file in the place of a module."""
+    here = Path.cwd()
+    inside = file.resolve().is_relative_to(here)
+    module = ".".join(file.resolve().relative_to(here).with_suffix("").parts) if inside else file.stem
+    return f"{file} is a file, not a module; write {module}:{attribute}{'' if inside else f', in {file.parent}'}"
+
+
+def _only_app(module: ModuleType) -> str:
+    """Return the name of the only app in a module. Raises AppNotFound."""
+    apps = {id(value): name for name, value in vars(module).items() if isinstance(value, Headgate)}
+    if len(apps) != 1:
+        number = "several apps" if apps else "no app"
+        raise AppNotFound(f"module {module.__name__!r} has {number}; {_advice(module.__name__)}")
+    return next(iter(apps.values()))
 
 
 def _advice(module_name: str) -> str:

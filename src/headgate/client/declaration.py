@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
@@ -15,7 +16,7 @@ from headgate.jobs.retry import require_policy
 from headgate.jobs.tags import parse_tags
 from headgate.tasks.callbacks import Callbacks
 from headgate.tasks.chunk import Chunk, function_of_one
-from headgate.tasks.executor_kind import Executor, executor_of
+from headgate.tasks.executor_kind import Executor, executor_of, require_no_generator
 from headgate.tasks.gate import bind_limits
 from headgate.tasks.name import require_name
 from headgate.tasks.options import (
@@ -60,9 +61,23 @@ def body_of_function(function: Callable[..., Any], options: TaskOptions) -> Task
     if not callable(function):
         raise DeclarationError(f"@app.task needs a function, not {function!r}")
     name, process = _name_of(function, options), options.get("process", False)
+    if isinstance(function, type):
+        raise DeclarationError(f"{name} is a class; write @app.handler above class {name}(Handler[…])")
+    _require_no_method(function, f"task {name!r}")
+    require_no_generator(function, f"task {name!r}")
     if process:
         require_importable(function, f"task {name!r}")
     return TaskBody(name, function, executor_of(function, process=process))
+
+
+def _require_no_method(function: Callable[..., Any], where: str) -> None:
+    first = next(iter(inspect.signature(function).parameters), None)
+    if first in ("self", "cls"):
+        raise DeclarationError(
+            f"{where} takes {first!r}, which no job can store; write a function outside of the class, where "
+            "current_job() returns the job, or a handler: @app.handler above class Name(Handler[…]) with "
+            "`async def run(self, payload)`"
+        )
 
 
 def body_of_handler(handler: type[Any], options: HandlerOptions) -> TaskBody:

@@ -18,9 +18,10 @@ from typing import (
     overload,
 )
 
-from headgate.client.foreign_verbs import MissingVerb
 from headgate.errors import DeclarationError
+from headgate.foreign_words import MissingVerb
 from headgate.tasks.context import JobContext
+from headgate.tasks.executor_kind import require_no_generator
 from headgate.tasks.options import EnqueueOptions
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Handler(Generic[PayloadT]):
         delay = MissingVerb()
         apply_async = MissingVerb()
         send = MissingVerb()
+        remote = MissingVerb()
 
     task: ClassVar[_TaskOf] = _TaskOf()
     sync: ClassVar[_SyncOf] = _SyncOf()
@@ -166,6 +168,7 @@ def handler_function(handler: type[Any], where: str) -> Callable[..., Any]:
     run = getattr(handler, "run", None)
     if not inspect.isfunction(run):
         raise DeclarationError(f"{where} has no method `run`; write `async def run(self, payload: …)`")
+    require_no_generator(run, where)
     if inspect.isabstract(handler):
         raise DeclarationError(f"{where} is abstract: {', '.join(sorted(handler.__abstractmethods__))} is missing")
     try:

@@ -11,6 +11,7 @@ from headgate.arguments import parse_wait
 from headgate.client.portal import Portal
 from headgate.clock import SECOND, Duration
 from headgate.errors import JobSkipped
+from headgate.foreign_words import RefusesAwait, RefusesForeignWords
 from headgate.tasks.status import BatchStatus, EnqueuePrediction, JobStatus, ScheduleStatus
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Job(Generic[R_co]):
+class Job(RefusesAwait, Generic[R_co]):
     """A stored job: its id, and the ways to follow and cancel it.
 
     `prediction` is what its limits predict if it was enqueued with `using(predict=True)`, else None. `is_new` is False
@@ -73,7 +74,7 @@ class Job(Generic[R_co]):
         return hash(self.id)
 
 
-class Batch:
+class Batch(RefusesAwait):
     """A stored batch: its id, its jobs, and the ways to follow and cancel it.
 
     `then` are the handles of the steps after it, one for each `then()` that it was enqueued with. The handle of a
@@ -144,7 +145,7 @@ class Batch:
         return f"Batch({self.id!r})"
 
 
-class Chain(Generic[R_co]):
+class Chain(RefusesAwait, Generic[R_co]):
     """A stored chain: all its jobs in order, and the ways to follow and cancel it."""
 
     __slots__ = ("jobs", "last")
@@ -224,7 +225,7 @@ class Schedule(Generic[R_co]):
         return hash(self.name)
 
 
-class SyncJob(Generic[R_co]):
+class SyncJob(RefusesForeignWords, Generic[R_co]):
     """A stored job, followed from code that cannot await."""
 
     __slots__ = ("_job", "_portal", "id")
@@ -255,7 +256,7 @@ class SyncJob(Generic[R_co]):
         return f"SyncJob({self.id!r})"
 
 
-class SyncBatch:
+class SyncBatch(RefusesForeignWords):
     """A stored batch, followed from code that cannot await."""
 
     __slots__ = ("_batch", "_portal", "id", "jobs")
@@ -292,7 +293,7 @@ class SyncBatch:
         return self._portal.run(self._batch.cancel())
 
 
-class SyncChain(Generic[R_co]):
+class SyncChain(RefusesForeignWords, Generic[R_co]):
     """A stored chain, followed from code that cannot await."""
 
     __slots__ = ("_chain", "_portal", "jobs")

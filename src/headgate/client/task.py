@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
-from headgate.client.foreign_verbs import raise_no_attribute, raise_not_callable
 from headgate.client.handles import Job, Schedule, SyncJob, SyncSchedule
 from headgate.client.portal import Portal
+from headgate.foreign_words import raise_no_attribute, raise_not_callable
 from headgate.jobs.retry import RetryPolicy
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.call import Call
@@ -121,7 +121,7 @@ class Task(TaskDefinition, Generic[P, R]):
     if not TYPE_CHECKING:  # To a type checker these stay unknown attributes and calls.
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise_no_attribute("Task", self._name_in_code, name)
+            raise_no_attribute(self, self._name_in_code, name)
 
         def __call__(self, *args: object, **kwargs: object) -> NoReturn:
             raise_not_callable(self._name_in_code, self.name)
@@ -217,7 +217,7 @@ class SyncTask(Generic[P, R]):
         def __getattr__(self, name: str) -> NoReturn:
             if name in self.__slots__:
                 raise AttributeError(name)
-            raise_no_attribute("SyncTask", self._task._name_in_code, name, is_sync=True)
+            raise_no_attribute(self, self._task._name_in_code, name)
 
         def __call__(self, *args: object, **kwargs: object) -> NoReturn:
             raise_not_callable(f"{self._task._name_in_code}.sync", self._task.name)

@@ -255,8 +255,8 @@ class AdaptiveRate(Limit):
     def __init__(
         self,
         rate: str | int,
-        *,
         per: Duration | None = None,
+        *,
         min: str | None = None,
         start: str | None = None,
         climb: Duration = DEFAULT_CLIMB,

@@ -145,7 +145,7 @@ class FixedWindow(Limit):
     rule: WindowCounter
 
     def __init__(
-        self, rate: str | int, *, per: Duration | None = None, margin: Duration = 0, **options: Unpack[RateOptions]
+        self, rate: str | int, per: Duration | None = None, *, margin: Duration = 0, **options: Unpack[RateOptions]
     ) -> None:
         parsed = parse_rate(rate, per)
         if parsed.period < SECOND:

@@ -1,4 +1,4 @@
-"""Rates as text: "15/m", "100/s", "15/30s"."""
+"""Rates as text: "15/m", "100/s", "15/30s", "15 per minute"."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from headgate.clock import FARTHEST, SECOND, Duration
 from headgate.errors import DeclarationError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_RATE = re.compile(r"([0-9]{1,18})/([0-9a-z.]*[a-z])")
-_FORMS = 'write it as "10/s", "100/m", "500/h", "1000/d" or "15/30s", or as a count with per=60 or per="5m"'
+_RATE = re.compile(r"([0-9]{1,18})(?:\s*/\s*|\s+per\s+)([0-9a-z. ]*[a-z])")
+_FORMS = (
+    'write it as "10/s", "100/m", "500/h", "1000/d", "15/30s" or "15 per minute", or as a count with per=60 or per="5m"'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,14 @@ def parse_rate(rate: str | int, per: Duration | None) -> Rate:
     """Return the rate of a string, or of a count with its period. Raises DeclarationError, with the valid forms."""
     if isinstance(rate, str):
         if per is not None:
-            raise DeclarationError(f"rate {rate!r} already names its period; leave out per={per!r}")
+            is_key = isinstance(per, str) and _period_in(per) is None
+            instead = f"write key={per!r:.80}" if is_key else f"leave out per={per!r:.80}"
+            raise DeclarationError(f"rate {rate!r} already names its period; {instead}")
         match = _RATE.fullmatch(rate.strip())
         if match is None:
             raise DeclarationError(f"{rate!r} is not a rate; {_FORMS}")
         count, text = match.groups()
-        # "15/m" is 15 in one minute.
-        period = duration_in(text) if not text[0].isalpha() else duration_in(f"1{text}")
+        period = _period_in(text)
         if period is None:
             raise DeclarationError(f"{rate!r} is not a rate; {_FORMS}")
         if period > FARTHEST:
@@ -60,7 +63,14 @@ def parse_rate(rate: str | int, per: Duration | None) -> Rate:
         raise DeclarationError(f"a rate allows at most {LARGEST_COUNT:,} starts in its period")
     if per is None:
         raise DeclarationError(f"a rate of {rate} needs its period; {_FORMS}")
+    if isinstance(per, str) and per[:1].isalpha() and _period_in(per) is not None:
+        per = f"1{per}"
     return _checked(rate, parse_duration(per, "per", f"a rate of {rate}"), f"{rate} per {per!r}")
+
+
+def _period_in(text: str) -> int | None:
+    """Return the microseconds of a period: "m" or "minute" is one minute; None if it is not a duration."""
+    return duration_in(f"1{text}" if text[:1].isalpha() else text)
 
 
 def parse_margin(margin: Duration, where: str) -> int:

@@ -179,8 +179,8 @@ class RateLimit(Limit):
     def __init__(
         self,
         rate: str | int,
-        *,
         per: Duration | None = None,
+        *,
         burst: int | None = None,
         start_empty: bool = False,
         margin: Duration = 0,

@@ -238,8 +238,8 @@ class SlidingWindow(Limit):
     def __init__(
         self,
         rate: str | int,
-        *,
         per: Duration | None = None,
+        *,
         slices: int = DEFAULT_SLICES,
         margin: Duration = 0,
         **options: Unpack[RateOptions],

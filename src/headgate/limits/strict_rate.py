@@ -146,8 +146,8 @@ class StrictRate(Limit):
     def __init__(
         self,
         rate: str | int,
-        *,
         per: Duration | None = None,
+        *,
         margin: Duration = DEFAULT_MARGIN,
         **options: Unpack[RateOptions],
     ) -> None:

@@ -10,6 +10,7 @@ from uuid import UUID
 from headgate.arguments import parse_duration, parse_seconds
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
+from headgate.foreign_words import instead_of_option
 from headgate.jobs.audit import AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
 from headgate.jobs.retention import OwnRetention
@@ -214,7 +215,8 @@ def require_names(changes: Mapping[str, Any], known: Iterable[str], where: str) 
     """Raise TypeError, as Python does, for an unknown option."""
     for name in changes:
         if name not in known:
-            hint = did_you_mean(name, known)
+            foreign = instead_of_option(name, changes[name], known)
+            hint = did_you_mean(name, known) if foreign is None else f"; write {foreign}."
             if name in RateOptions.__annotations__:
                 hint = f", which is an option of a limit: limits=[StrictRate(…, {name}=…)]."
             raise TypeError(f"{where} got an unexpected keyword argument {name!r}{hint} It takes: {', '.join(known)}")

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from headgate import AdaptiveRate, FixedWindow, RateLimit, SlidingWindow, StrictRate
 from headgate.clock import SECOND, Duration
 from headgate.errors import DeclarationError
 from headgate.limits.rate import Rate, parse_rate
@@ -50,12 +51,9 @@ def test_a_count_takes_its_period_apart(per: Duration, period: int) -> None:
         "/m",
         "15/x",
         "15/M",
-        "15 per minute",
-        "15/minute",
         "1.5/s",
         "-1/s",
         "15/m/s",
-        "15/ m",
         "m/15",
         "15/1x",
         "15/h1",
@@ -63,14 +61,16 @@ def test_a_count_takes_its_period_apart(per: Duration, period: int) -> None:
     ],
 )
 def test_a_text_that_is_not_a_rate_is_refused_with_the_accepted_forms(text: str) -> None:
-    with pytest.raises(DeclarationError, match=r'"10/s", "100/m", "500/h", "1000/d" or "15/30s"') as caught:
+    with pytest.raises(
+        DeclarationError, match=r'"10/s", "100/m", "500/h", "1000/d", "15/30s" or "15 per minute"'
+    ) as caught:
         parse_rate(text, None)
     assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("rate", [15.0, None, True, ("15", "m")])
 def test_a_value_that_is_not_a_rate_is_refused_with_the_accepted_forms(rate: object) -> None:
-    with pytest.raises(DeclarationError, match=r'"15/30s", or as a count with per=60'):
+    with pytest.raises(DeclarationError, match=r'"15 per minute", or as a count with per=60'):
         parse_rate(rate, 60)  # type: ignore[arg-type]
 
 
@@ -130,6 +130,36 @@ def test_a_mistaken_rate_is_a_value_error() -> None:
 @pytest.mark.parametrize("text", ["10/s", "15/m", "500/h", "1000/d", "15/30s", "15/90s", "3/2h", "7/10d"])
 def test_a_rate_reads_back_as_it_was_written(text: str) -> None:
     assert str(parse_rate(text, None)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("15/min", "15/m"),
+        ("15/minute", "15/m"),
+        ("15 / m", "15/m"),
+        ("15 per minute", "15/m"),
+        ("15 per 5 minutes", "15/5m"),
+        ("10/sec", "10/s"),
+        ("500 per hour", "500/h"),
+        ("1000/day", "1000/d"),
+        ("1/week", "1/7d"),
+    ],
+)
+def test_a_rate_may_be_written_in_words(text: str, short: str) -> None:
+    assert str(parse_rate(text, None)) == short
+
+
+@pytest.mark.parametrize("per", [60, "60", "m", "minute", "1m", "1 minute", timedelta(minutes=1)])
+def test_a_period_may_be_the_second_argument(per: Duration) -> None:
+    for kind in (RateLimit, StrictRate, FixedWindow, SlidingWindow, AdaptiveRate):
+        assert kind(15, per) == kind("15/m")
+
+
+@pytest.mark.parametrize("text", ["15/M", "15/month", "15/mo", "15 minute", "15per minute", "15 per", "15/ ", "15/5"])
+def test_a_rate_in_other_words_is_refused(text: str) -> None:
+    with pytest.raises(DeclarationError, match="is not a rate; write it as"):
+        parse_rate(text, None)
 
 
 def test_a_rate_is_named_by_its_largest_whole_unit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -30,6 +31,7 @@ def sync_tenant(app: Headgate) -> Any:
         ("delay", "await sync_tenant.enqueue(…), or sync_tenant.sync.enqueue(…) in code that cannot await"),
         ("apply_async", "await sync_tenant.using(delay=…, queue=…).enqueue(…), or sync_tenant.using("),
         ("send", "await sync_tenant.enqueue(…)"),
+        ("remote", "await sync_tenant.enqueue(…)"),
         ("kiq", "await sync_tenant.enqueue(…)"),
         ("s", "sync_tenant.call(…)"),
     ],
@@ -51,6 +53,31 @@ def test_any_other_attribute_is_missing_as_everywhere(sync_tenant: Any) -> None:
     with pytest.raises(AttributeError, match="'SyncTask' object has no attribute 'enqueu'"):
         sync_tenant.sync.enqueu("acme")
     assert getattr(sync_tenant, "whatever", None) is None
+
+
+def test_a_handle_for_code_that_cannot_await_shows_verbs_that_block(app: Headgate, sync_tenant: Any) -> None:
+    with app.sync:
+        job = sync_tenant.sync.enqueue("acme")
+        with pytest.raises(AttributeError, match=r"SyncJob has no 'get'; write job\.result\(\)$"):
+            job.get()
+        with pytest.raises(AttributeError, match="'SyncJob' object has no attribute 'whatever'"):
+            _ = job.whatever
+
+
+async def test_handles_and_apps_keep_the_behaviour_of_objects_without_these_attributes(
+    app: Headgate, sync_tenant: Any
+) -> None:
+    async with app.open():
+        job = await sync_tenant.enqueue("acme")
+    assert (hasattr(job, "get"), hasattr(app, "start"), getattr(app, "worker", None)) == (False, False, None)
+    assert copy.copy(job) == job
+
+
+def test_an_option_is_translated_only_where_its_own_exists(sync_tenant: Any) -> None:
+    with pytest.raises(TypeError, match=r"'countdown'; write delay=5\. It takes"):
+        sync_tenant.using(countdown=5)
+    with pytest.raises(TypeError, match=r"'rate_limit'\. It takes"):
+        sync_tenant.using(rate_limit="15/m")
 
 
 def test_calling_a_task_raises_with_how_to_enqueue_and_run_it(sync_tenant: Any) -> None:
@@ -75,7 +102,7 @@ def test_calling_a_handler_class_raises_the_same(app: Headgate) -> None:
         async def run(self, order: str) -> None: ...
 
     handler: Any = Ship
-    for verb in ("delay", "apply_async", "send"):
+    for verb in ("delay", "apply_async", "send", "remote"):
         with pytest.raises(AttributeError, match=rf"task 'Ship' has no \.{verb}\(\); write await Ship\."):
             getattr(handler, verb)("order")
         assert not hasattr(Ship, verb)

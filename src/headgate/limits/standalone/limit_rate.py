@@ -13,21 +13,21 @@ T = TypeVar("T")
 
 @overload
 def limit_rate(
-    iterable: AsyncIterable[T], rate: str | int, *, per: Duration | None = None, clock: Clock | None = None
+    iterable: AsyncIterable[T], rate: str | int, per: Duration | None = None, *, clock: Clock | None = None
 ) -> AsyncGenerator[T, None]: ...
 
 
 @overload
 def limit_rate(
-    iterable: Iterable[T], rate: str | int, *, per: Duration | None = None, clock: Clock | None = None
+    iterable: Iterable[T], rate: str | int, per: Duration | None = None, *, clock: Clock | None = None
 ) -> Generator[T, None, None]: ...
 
 
 def limit_rate(
     iterable: Iterable[T] | AsyncIterable[T],
     rate: str | int,
-    *,
     per: Duration | None = None,
+    *,
     clock: Clock | None = None,
 ) -> Generator[T, None, None] | AsyncGenerator[T, None]:
     """Return the same items, at most N in any window: `limit_rate(urls, 5, per=1)` or `limit_rate(urls, "5/s")`.

@@ -32,7 +32,7 @@ class RateGate:
     `headgate.limiter`, one line each 30 s at most. Raises DeclarationError for an invalid rate.
     """
 
-    def __init__(self, rate: str | int, *, per: Duration | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, rate: str | int, per: Duration | None = None, *, clock: Clock | None = None) -> None:
         parsed = parse_rate(rate, per)
         self._count = parsed.count
         self._period = parsed.period
