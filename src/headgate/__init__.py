@@ -7,7 +7,6 @@ PYTEST_DONT_REWRITE: pytest loads our plugin, and would otherwise warn if this m
 
 from typing import TYPE_CHECKING
 
-from headgate.foreign_words import IMPORTS
 from headgate.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -271,4 +270,4 @@ _PLACES = {
 
 
 if not TYPE_CHECKING:  # To a type checker a name that is not imported above does not exist.
-    __getattr__, __dir__ = lazy_names(globals(), _PLACES, __all__, IMPORTS)
+    __getattr__, __dir__ = lazy_names(globals(), _PLACES, __all__, "headgate.foreign_words")

@@ -61,12 +61,13 @@ def body_of_function(function: Callable[..., Any], options: TaskOptions) -> Task
     if not callable(function):
         raise DeclarationError(f"@app.task needs a function, not {function!r}")
     name, process = _name_of(function, options), options.get("process", False)
-    if isinstance(function, type):
-        raise DeclarationError(f"{name} is a class; write @app.handler above class {name}(Handler[…])")
-    _require_no_method(function, f"task {name!r}")
-    require_no_generator(function, f"task {name!r}")
     if process:
         require_importable(function, f"task {name!r}")
+    if isinstance(function, type):
+        kind = function.__name__
+        raise DeclarationError(f"{kind} is a class; write @app.handler above class {kind}(Handler[…])")
+    _require_no_method(function, f"task {name!r}")
+    require_no_generator(function, f"task {name!r}")
     return TaskBody(name, function, executor_of(function, process=process))
 
 
