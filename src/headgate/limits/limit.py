@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
@@ -102,21 +101,6 @@ class Limit:
     def permit(self) -> PermitOptions | None:
         """How a job holds a permit; None for limits that count starts, which are not held."""
         return None
-
-    def __init_subclass__(cls) -> None:
-        """Let a rule refuse a key among its numbers, with what to write instead."""
-        init = cls.__init__
-
-        @functools.wraps(init)
-        def checked(self: Limit, *args: Any, **options: Any) -> None:
-            for place, key in enumerate(args[1:], 1):
-                if callable(key) or isinstance(key, Header) or (isinstance(key, str) and "{" in key):
-                    numbers = "".join(f"{each!r}, " for each in args[:place])
-                    shown = repr(key) if isinstance(key, str) else "…"
-                    raise DeclarationError(f"a key is passed by its name; write {cls.__name__}({numbers}key={shown})")
-            init(self, *args, **options)
-
-        cls.__init__ = checked  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         if self.name is not None:
