@@ -15,7 +15,7 @@ import pytest_asyncio
 from headgate.clock import SECOND
 from headgate.errors import LimitInUse
 from headgate.jobs.gating import GateChange
-from headgate.jobs.job import Draw, JobState
+from headgate.jobs.job import Draw, JobOptions, JobState, RetentionTerms
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.postgres import arrivals, low_watermarks
 from headgate.storage.postgres.database import Session
@@ -241,6 +241,19 @@ async def test_a_follower_added_while_its_leader_ends_is_released(stores: TwoSto
     adding = stores.after("finish_plain", lambda: follow(stores.right, leader))
     await stores.left.succeed(job)
     assert await stores.right.take_ids() == [await adding]
+
+
+async def test_an_end_counts_as_written_if_its_job_is_pruned_before_other_ends_are_written(stores: TwoStores) -> None:
+    at_once = JobOptions(retention=RetentionTerms(succeeded=0, failed=0, cancelled=0, skipped=0))
+    pruned = await stores.left.add_one(options=at_once)
+    leader = await stores.left.add_one()
+    await follow(stores.left, leader)
+    jobs = [await stores.left.take_one(), await stores.left.take_one()]
+    pruning = stores.after("finish_plain", stores.right.storage.prune_by_own_retention)
+    endings = [Finished(job.id, job.fence, JobState.SUCCEEDED, result="1") for job in jobs]
+    assert await stores.left.finish(*endings) == [True, True]
+    assert await pruning == 1
+    assert await stores.right.storage.stored_ids([pruned, leader]) == [leader]
 
 
 async def test_a_leader_that_ends_while_its_first_follower_is_added_releases_it(stores: TwoStores) -> None:
