@@ -18,13 +18,7 @@ class ClaimNotices:
     Without `throttle_events` the events of throttled jobs are not published.
     """
 
-    def __init__(
-        self,
-        services: Services,
-        backlog_migrator: BacklogMigrator,
-        *,
-        throttle_events: bool,
-    ) -> None:
+    def __init__(self, services: Services, backlog_migrator: BacklogMigrator, *, throttle_events: bool) -> None:
         self._registry = services.registry
         self._backlog_migrator = backlog_migrator
         self._callback_runner = services.callback_runner

@@ -18,10 +18,7 @@ NOTE_EVERY = 60 * SECOND
 class Declarer:
     """Stores schedules. Among live releases the newest declaration holds; an older release waits until they end."""
 
-    def __init__(
-        self,
-        services: Services,
-    ) -> None:
+    def __init__(self, services: Services) -> None:
         self._storage = services.storage
         self._registry = services.registry
         self._clock = services.clock

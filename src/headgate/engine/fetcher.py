@@ -17,11 +17,7 @@ from headgate.storage.records import Amendment, Starved
 class Fetcher:
     """Passes each call to the fetcher of the limit's store. A slow store does not delay the others."""
 
-    def __init__(
-        self,
-        services: Services,
-        limits: Mapping[str, RemoteLimit],
-    ) -> None:
+    def __init__(self, services: Services, limits: Mapping[str, RemoteLimit]) -> None:
         of_store: dict[GuardedStore, dict[str, Limit]] = {}
         for name, remote in limits.items():
             of_store.setdefault(remote.store, {})[name] = remote.limit

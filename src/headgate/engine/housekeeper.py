@@ -47,12 +47,7 @@ GATHERED_AT_ONCE = 1000
 class Housekeeper:
     """Works in small steps, so that no other writer waits for it. Every node runs one; they do not conflict."""
 
-    def __init__(
-        self,
-        services: Services,
-        *,
-        retention: Retention,
-    ) -> None:
+    def __init__(self, services: Services, *, retention: Retention) -> None:
         self._storage = services.storage
         self._clock = services.clock
         self._bus = services.bus

@@ -25,12 +25,7 @@ from headgate.tasks.callbacks import CallbackKind
 class OutcomeRecorder:
     """Decides the endings of jobs from the outcomes of attempts. `handed_back` counts the interrupted jobs returned."""
 
-    def __init__(
-        self,
-        services: Services,
-        recorder: Recorder,
-        charges: ChargeRouter,
-    ) -> None:
+    def __init__(self, services: Services, recorder: Recorder, charges: ChargeRouter) -> None:
         self._storage = services.storage
         self._registry = services.registry
         self._recorder = recorder

@@ -14,12 +14,7 @@ from headgate.storage.records import Peer
 class PeerRecovery:
     """Checks the leases of all other nodes. Every node does, so no leader is needed."""
 
-    def __init__(
-        self,
-        services: Services,
-        membership: Membership,
-        peers: PeerLeases,
-    ) -> None:
+    def __init__(self, services: Services, membership: Membership, peers: PeerLeases) -> None:
         self._storage = services.storage
         self._membership = membership
         self._peers = peers

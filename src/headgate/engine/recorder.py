@@ -33,12 +33,7 @@ _Ended = tuple[ClaimedJob, Ending, int, Then | None, float | None]
 class Recorder:
     """Keeps endings and amended charges of one node until they are stored, and then publishes the endings."""
 
-    def __init__(
-        self,
-        services: Services,
-        node: str,
-        reporter: Reporter,
-    ) -> None:
+    def __init__(self, services: Services, node: str, reporter: Reporter) -> None:
         self.node = node
         self._storage = services.storage
         self._registry = services.registry

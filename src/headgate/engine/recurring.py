@@ -41,10 +41,7 @@ CHANGE_INTERVAL = SECOND
 class Recurring:
     """Fires due schedules. Every node runs one; they race for each occurrence, and the store accepts one of them."""
 
-    def __init__(
-        self,
-        services: Services,
-    ) -> None:
+    def __init__(self, services: Services) -> None:
         self._storage = services.storage
         self._registry = services.registry
         self._clock = services.clock

@@ -60,12 +60,7 @@ WITHDRAW_AFTER = 0.1
 class StoreFetcher:
     """Requests as many starts as can be used now, and deposits them in the job store for the next claim."""
 
-    def __init__(
-        self,
-        services: Services,
-        store: GuardedStore,
-        limits: Mapping[str, Limit],
-    ) -> None:
+    def __init__(self, services: Services, store: GuardedStore, limits: Mapping[str, Limit]) -> None:
         self._storage = services.storage
         self._store = store
         self._limits = limits
