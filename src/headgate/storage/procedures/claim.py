@@ -4,7 +4,8 @@ With one writer, all of it is one transaction, and the snapshot is still current
 claims exact:
 
 1. Every transaction locks buckets in the order of their ids. So there are no deadlocks, and one claim at a time charges
-   a bucket.
+   a bucket. A claim adds missing buckets after that, in the same order: it may wait for another claim that adds them,
+   which holds all its locks by then. If that one has added them, this claim starts again.
 2. A claim locks lanes after buckets, and skips lanes that another transaction has locked.
 3. A claim reads the time and the jobs by later statements than those that lock: a statement sees the rows as of its
    start, and it may have waited for its locks.
@@ -36,7 +37,7 @@ from headgate.storage.claiming import ClaimPlan, LaneVisit, sort_heads
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow
 from headgate.storage.following import EndedJob
-from headgate.storage.procedures.buckets import BUCKETS, BucketViews, Charged, ensure_rows, lock_buckets
+from headgate.storage.procedures.buckets import BUCKETS, BucketName, BucketViews, Charged, ensure_rows, lock_buckets
 from headgate.storage.procedures.claim_snapshot import (
     LANES,
     SINGLE_WRITER_SNAPSHOT,
@@ -58,6 +59,7 @@ SOON = SECOND // 50
 
 STATEMENTS = (
     "lock_for_claim",
+    "add_for_claim",
     "lock_claiming_node",
     "rivals",
     "lock_lanes",
@@ -350,9 +352,14 @@ class ClaimTransaction:
             known = {row.draw for row in self._snapshot.opened}
             rows = [*self._snapshot.opened, *await lock_buckets(tx, draws - known)]
         else:
-            ids = sorted(bucket_id(draw) for draw in draws)
-            rows = await tx.lock(BUCKETS, "lock_for_claim", ids=ids, node=self._claim.node) if ids else []
-            is_locked = bool(rows or await tx.lock(_NODES, "lock_claiming_node", node=self._claim.node))
+            node = self._claim.node
+            names = {(id := bucket_id(draw)): BucketName(id, draw.limit, draw.key) for draw in draws}
+            rows = await tx.lock(BUCKETS, "lock_for_claim", ids=sorted(names), node=node) if names else []
+            if missing := names.keys() - {row.id for row in rows}:
+                # Those of new keys.
+                wanted = [names[id] for id in missing]
+                rows += await tx.lock(BUCKETS, "add_for_claim", wanted=wanted, node=node, limit_now=tx.limit_now)
+            is_locked = bool(rows or await tx.lock(_NODES, "lock_claiming_node", node=node))
             if len(rows) < len(draws) or not is_locked:
                 raise _BucketsNeeded(set())
             if tx.stepped:

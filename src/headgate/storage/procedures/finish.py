@@ -154,7 +154,7 @@ async def finish_plain(
     if not plain:
         return ()
     if not tx.has_one_writer:
-        # By this statement, not by another look: a job that ends may be pruned before that.
+        # By this statement, not by a second one: a job that ends may be pruned before that.
         statement = "finish_free" if passes_locked else "finish_plain"
         written = set(await tx.value(statement, ended=plain, node=node, now=tx.now) or ())
         are_all = len(written) == len(plain)

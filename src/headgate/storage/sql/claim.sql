@@ -415,6 +415,28 @@ CROSS JOIN LATERAL (
     SELECT * FROM @locked_buckets AS each
 ) AS bucket
 
+-- name: add_for_claim [postgres]
+-- Add those of these buckets that still have no row, in the order of their ids, and return them with the time of that.
+WITH @live_node,
+new AS (
+    INSERT INTO headgate.known_bucket (id)
+    SELECT wanted.id FROM live_node CROSS JOIN {rows:wanted(id text, limit_name text, key text)}
+    ORDER BY wanted.id
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id
+),
+added AS (
+    INSERT INTO headgate.bucket (id, version, limit_name, key, idle_at)
+    SELECT id, @server_clock >> 20, limit_name, key, :limit_now::bigint
+    FROM {rows:wanted(id text, limit_name text, key text)}
+    WHERE id IN (SELECT id FROM new)
+    RETURNING id, limit_name, key, state, opens_at, closed_until
+)
+SELECT
+    id, limit_name AS "limit", key, state, opens_at, closed_until, @server_clock AS locked_at,
+    (SELECT ahead FROM headgate.limit_time) AS ahead
+FROM added
+
 -- name: lock_claiming_node [postgres]
 -- Lock the claiming node alone, for lanes of fair queues that draw on no bucket.
 WITH @live_node
