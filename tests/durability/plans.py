@@ -36,12 +36,16 @@ EXPLAINING = (
 
 
 class StatementRun(NamedTuple):
-    """One run of a statement: its name, milliseconds, pages that were looked at, tables that were read whole."""
+    """One run of a statement.
+
+    Its name, milliseconds, pages that were looked at, tables that were read whole, and rows that were read in vain.
+    """
 
     statement: str
     took: float
     pages: int
     scanned: frozenset[str]
+    discarded: int
     text: str
 
 
@@ -72,7 +76,13 @@ class Plans:
             node["Relation Name"] for node in _nodes(plan) if node["Node Type"] == "Seq Scan" and node["Actual Loops"]
         }
         pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-        return StatementRun(name, took, pages, frozenset(scanned), json.dumps(plan, indent=1))
+        discarded = sum(
+            node["Actual Loops"] * count
+            for node in _nodes(plan)
+            for what, count in node.items()
+            if what.startswith("Rows Removed by")
+        )
+        return StatementRun(name, took, pages, frozenset(scanned), round(discarded), json.dumps(plan, indent=1))
 
 
 def _explained(text: str) -> Iterator[tuple[float, Any]]:

@@ -46,8 +46,9 @@ async def amend(
         if amendment.is_refused:
             bucket.refuse(amendment.charged_at, tx.limit_now)
     await buckets.charge(tx)
-    for draw in {amendment.draw for amendment in known if amendment.actual < amendment.cost}:
-        await reopen_limit(tx, draw.limit, draw.key)
+    ids = sorted({bucket_id(amendment.draw) for amendment in known if amendment.actual < amendment.cost})
+    if ids:
+        await tx.execute("reopen_buckets", ids=ids, limit_now=tx.limit_now)
 
 
 async def move_starts(
@@ -215,4 +216,7 @@ async def _reopen_for(tx: Transaction, setting: LimitSetting) -> None:
 
 async def reopen_limit(tx: Transaction, limit: str, key: str | None = None) -> None:
     """Let the next claim visit the buckets of a limit that lanes wait behind: that of one key, or all."""
-    await tx.execute("reopen", limit=limit, key=key, limit_now=tx.limit_now)
+    if key is None:
+        await tx.execute("reopen_limit", limit=limit, limit_now=tx.limit_now)
+    else:
+        await tx.execute("reopen_buckets", ids=[bucket_id(Draw(limit, key))], limit_now=tx.limit_now)

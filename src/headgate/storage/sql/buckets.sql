@@ -21,15 +21,16 @@ unnest(:ids::text[]) AS wanted (id)
 (SELECT value AS id FROM json_each(:ids)) AS wanted
 
 -- part: newest_bucket [postgres]
--- The current version of each of the locked buckets in `wanted`. A join by the id alone would read all versions.
+-- Where the current version of each of the locked buckets in `wanted` is. A join by the id alone would read all versions;
+-- one by the version, too, may be planned as a join by the version alone, which all buckets of the last second share.
 CROSS JOIN LATERAL (
-    SELECT version FROM headgate.bucket WHERE bucket.id = wanted.id ORDER BY version DESC LIMIT 1
+    SELECT ctid AS row FROM headgate.bucket WHERE bucket.id = wanted.id ORDER BY version DESC LIMIT 1
 ) AS newest
 
 -- part: newest_bucket [sqlite]
 
 -- part: is_newest [postgres]
-@by_key(bucket.id, wanted.id) AND bucket.version = newest.version
+bucket.ctid = newest.row
 
 -- part: is_newest [sqlite]
 bucket.id = wanted.id

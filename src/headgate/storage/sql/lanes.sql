@@ -184,7 +184,10 @@ SELECT DISTINCT behind FROM headgate.lane WHERE id {any:lanes text} AND behind I
 
 -- name: reopen_buckets
 -- Let the next claim visit buckets that may be open for the costs of other jobs.
-UPDATE headgate.bucket SET opens_at = :limit_now WHERE id {any:ids text} AND opens_at > :limit_now
+-- Looked up by their ids, not among all that have a timer.
+UPDATE headgate.bucket SET opens_at = :limit_now
+FROM @wanted_ids
+WHERE @by_key(bucket.id, wanted.id) AND coalesce(opens_at, 0) > :limit_now
 
 -- name: clear_timers
 -- Clear the timers of locked buckets that no lane waits behind.

@@ -27,13 +27,12 @@ ON CONFLICT (limit_name, scope, target) DO UPDATE SET
 -- name: unset_limit
 DELETE FROM headgate.limit_setting WHERE limit_name = :limit AND scope = :scope AND target = :target
 
--- name: reopen
--- Let the next claim visit the buckets of a limit that lanes wait behind: those of one key, or all. They are locked in
--- the order of their ids.
+-- name: reopen_limit
+-- Let the next claim visit the buckets of a limit that lanes wait behind. They are locked in the order of their ids.
 UPDATE headgate.bucket SET opens_at = :limit_now
 WHERE id IN (
     SELECT id FROM headgate.bucket
-    WHERE limit_name = :limit AND (:key::text IS NULL OR key = :key) AND opens_at > :limit_now
+    WHERE limit_name = :limit AND opens_at > :limit_now
     ORDER BY id
     {for update}
 )

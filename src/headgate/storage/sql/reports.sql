@@ -5,8 +5,9 @@
 -- those that another transaction has locked are left out.
 SELECT job.id, job.fence
 FROM headgate.job
-JOIN {rows:reported(id job_id, fence integer)} ON job.id = reported.id AND job.fence = reported.fence
 WHERE job.id = ANY(:reported.id::bigint[]) AND job.node = :node AND job.finished_at IS NULL AND NOT job.waiting
+    -- Not a join, which may compare each job with each other one.
+    AND ((job.id, job.fence) IN (SELECT id, fence FROM {rows:reported(id job_id, fence integer)})) IS TRUE
 ORDER BY job.id
 FOR NO KEY UPDATE OF job SKIP LOCKED
 
