@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from headgate.clock import SECOND
+from headgate.clock import SECOND, SystemClock
 from headgate.errors import LimitInUse
 from headgate.jobs.gating import GateChange
 from headgate.jobs.job import Draw, JobOptions, JobState, RetentionTerms
@@ -25,6 +25,7 @@ from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.claim import SOON
+from headgate.storage.records import Claim, Room
 from headgate.storage.row_ids import bucket_id
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, recover
@@ -614,7 +615,7 @@ async def merge_some(stores: TwoStores) -> None:
 
 def low_watermark_of_arrivals(stores: TwoStores) -> int:
     assert isinstance(stores.left.storage, PostgresStorage)
-    return stores.left.storage.driver._claimer.low_watermarks.arrivals
+    return stores.left.storage.driver._claimers[False].low_watermarks.arrivals
 
 
 async def test_an_arrival_committed_after_later_ones_were_merged_is_merged_by_the_next_claim(stores: TwoStores) -> None:
@@ -721,3 +722,75 @@ async def test_a_claim_that_was_started_again_returns_the_expired_jobs(stores: T
     assert [job.id for job in (*claimed.jobs, *await stores.left.take())] == [next]
     assert [dropped.id for dropped in claimed.dropped] == [late]
     assert claimed.more or claimed.jobs
+
+
+# ------------------------------------------------------------------------------------------- claims at the same time
+
+
+async def test_two_claims_that_add_the_same_buckets_start_no_more_than_these_grant(stores: TwoStores) -> None:
+    stores.set_rules(r=rate(1, burst=3))
+    for _ in range(5):
+        for key in "abc":
+            await stores.left.add_one(draws=[("r", key)])
+    other = stores.after("add_for_claim", lambda: stores.right.take_ids(20))
+    started = [*await stores.left.take_ids(20), *await other]
+    assert len({*started}) == len(started) == 9
+    assert await stores.left.take_ids(20) == await stores.right.take_ids(20) == []
+    assert list(await stores.left.storage.check()) == []
+
+
+async def test_a_claim_of_a_backlog_does_not_hide_the_lanes_of_other_queues(stores: TwoStores) -> None:
+    """The reader of one claim knows nothing about the queues of another one: each begins where it has read."""
+    stores.set_rules(r=PLENTY)
+    waiting = [await stores.left.add_one(queue="quiet", draws=[("r", "quiet")])]
+    for number in range(30):
+        await stores.left.add_one(queue="busy", draws=[("r", str(number))])
+    for _ in range(5):
+        stores.clock.advance(SECOND)
+        busy, quiet = await asyncio.gather(claim(stores.left, "busy", 4), claim(stores.left, "quiet", 1))
+        assert len(busy) == 4
+        assert quiet == waiting
+        waiting = [await stores.right.add_one(queue="quiet", draws=[("r", "quiet")])]
+    assert await claim(stores.left, "quiet", 1) == waiting
+
+
+async def test_a_claim_beside_that_of_a_backlog_merges_the_newest_arrivals_of_its_queues(
+    stores: TwoStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "RECENT", 50)
+    stores.set_rules(r=PLENTY)
+    user = stores.left
+    await user.storage.add([user.new(queue="busy", draws=[("r", str(number))]) for number in range(400)])
+    old = await user.add_one(queue="quiet", draws=[("r", "old")])
+    await user.storage.add([user.new(queue="busy", draws=[("r", str(number))]) for number in range(400, 900)])
+    # The claim of the backlog merges a portion of the arrivals, and more are left.
+    assert len(await claim(user, "busy", 1)) == 1
+    new = await user.add_one(queue="quiet", draws=[("r", "new")])
+    assert await claim(user, "quiet", 2) == [new]
+    assert await stores.connection.fetchval("SELECT count(*) FROM arrival") > 500
+    # What is older is merged by the claims of the backlog.
+    found: list[str] = []
+    while not found:
+        stores.clock.advance(SECOND // 20)
+        assert len(await claim(user, "busy", 1)) == 1
+        found = await claim(user, "quiet", 2)
+    assert found == [old]
+
+
+async def claim(user: StoreUser, queue: str, slots: int) -> list[str]:
+    """One of the two claims that a node makes at the same time: that of the queue "busy", or of another one."""
+    rules, tasks = user.rules, frozenset(user.tasks)
+    asked = Claim(user.node, {queue: Room(slots)}, rules, tasks, has_backlog=queue == "busy")
+    return [job.id for job in (await user.storage.claim(asked)).jobs]
+
+
+async def test_a_new_job_wakes_other_processes_for_its_queue(postgres_url: str, postgres_schema: str) -> None:
+    told: list[list[str] | None] = []
+    left, right = (PostgresStorage(postgres_url, SystemClock(), schema=postgres_schema) for _ in range(2))
+    for store in (left, right):
+        await store.open()
+    right.watch_queues(lambda queues: told.append(None if queues is None else sorted(queues)))
+    await left.add([StoreUser(left, ManualClock()).new(queue="mail")])
+    await until(lambda: ["mail"] in told)
+    for store in (left, right):
+        await store.close()

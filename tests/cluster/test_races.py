@@ -137,14 +137,22 @@ class RaceRun:
             await store.join(node, name)
             while not self.is_over:
                 room = Room(random.choice([1, 4, 20]), gated_first=random.random() < 0.5)
-                claimed = await store.claim(Claim(node, {"left": room, "right": room}, RULES, frozenset({"work"})))
-                self.note_starts(claimed.jobs)
+                jobs, has_more = await self.claim(store, node, room)
+                self.note_starts(jobs)
                 if random.random() < 0.01:
                     self.dead.add(node)
-                    self.release_permits_of(claimed.jobs)
+                    self.release_permits_of(jobs)
                     break
-                await asyncio.sleep(random.uniform(0, 0.01) if claimed.jobs or claimed.more else 0.01)
-                await self.end(store, node, claimed.jobs)
+                await asyncio.sleep(random.uniform(0, 0.01) if jobs or has_more else 0.01)
+                await self.end(store, node, jobs)
+
+    async def claim(self, store: PostgresStorage, node: str, room: Room) -> tuple[list[ClaimedJob], bool]:
+        """One claim of both queues, or two at the same time."""
+        together = self.random.random() < 0.5
+        rooms = [{"left": room, "right": room}] if together else [{"left": room}, {"right": room}]
+        claims = [Claim(node, asked, RULES, frozenset({"work"}), has_backlog="left" not in asked) for asked in rooms]
+        made = await asyncio.gather(*map(store.claim, claims))
+        return [job for claimed in made for job in claimed.jobs], any(claimed.more for claimed in made)
 
     def note_starts(self, jobs: Sequence[ClaimedJob]) -> None:
         for job in jobs:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from bisect import insort
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import Draw, NewJob
+from headgate.storage.driver import WakeQueues
 from headgate.storage.records import Amendment, Claim, Claimed
 from headgate.storage.store import Store
 
@@ -51,6 +53,7 @@ class FaultyStorage:
         self._faults = faults
         self._random = random
         self._history = history
+        self._claimed_queues: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._shared, name)
@@ -58,6 +61,12 @@ class FaultyStorage:
             return attribute
 
         async def call(*arguments: Any, **named: Any) -> Any:
+            if name == "claim":
+                with self._no_other_claim(arguments[0]):
+                    return await call_alone(*arguments)
+            return await call_alone(*arguments, **named)
+
+        async def call_alone(*arguments: Any, **named: Any) -> Any:
             await self._wait()
             if self._random.random() < self._faults.before:
                 raise StorageUnavailable(f"{name} did not happen")
@@ -73,6 +82,16 @@ class FaultyStorage:
             return result
 
         return call
+
+    @contextlib.contextmanager
+    def _no_other_claim(self, claim: Claim) -> Iterator[None]:
+        """A node has one claim for each queue at a time, or it would start more jobs than it has slots."""
+        assert claim.rooms.keys().isdisjoint(self._claimed_queues), "two claims for the slots of a queue"
+        self._claimed_queues += claim.rooms
+        try:
+            yield
+        finally:
+            self._claimed_queues = [queue for queue in self._claimed_queues if queue not in claim.rooms]
 
     async def _happen(
         self, name: str, verb: Callable[..., Awaitable[Any]], arguments: Sequence[Any], named: Mapping[str, Any]
@@ -97,8 +116,11 @@ class FaultyStorage:
     async def close(self) -> None:
         """It outlives the node."""
 
-    def watch(self, wake: Callable[[], None], *, endings: bool = True) -> Callable[[], None]:
-        return self._shared.watch(wake, endings=endings)
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        return self._shared.watch(wake)
+
+    def watch_queues(self, wake: WakeQueues) -> Callable[[], None]:
+        return self._shared.watch_queues(wake)
 
 
 class History:

@@ -81,18 +81,21 @@ def test_a_returned_job_that_is_claimed_again_is_not_returned_during_that_claim(
             node = new_node(app)
             await storage.join(node.id, "here")
 
-            async def claim() -> None:
-                """A claim begins, is made, and its reply is on its way."""
+            async def claim() -> int:
+                """A claim begins, is made, and its reply is on its way; return when it was sent."""
                 await asyncio.sleep(0.1)
-                node.claim_recovery.claim_sent(clock.monotonic())
+                sent_at = clock.monotonic()
+                node.claim_recovery.claim_sent(sent_at)
                 gates = registry_of(app).gates()
                 claimed = await storage.claim(Claim(node.id, {"default": Room(1)}, {}, frozenset({"work"}), gates))
                 assert len(claimed.jobs) == 1
                 await asyncio.sleep(0.1)
+                return sent_at
 
-            await claim()
+            sent_at = await claim()
             await node.lease.beat()
             # Its reply was lost, and the next claim is on its way: there is no room for what is found now.
+            node.claim_recovery.claim_failed(sent_at)
             await asyncio.sleep(0.1)
             node.claim_recovery.claim_sent(clock.monotonic())
             await asyncio.sleep(0.1)

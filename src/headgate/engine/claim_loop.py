@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from headgate.clock import SECOND, Timer, sleep
@@ -28,7 +29,11 @@ CHANGED_PAUSE = 60 * SECOND
 
 
 class ClaimLoop:
-    """Sends one claim at a time: on an arrival, a freed slot, an opened bucket, or a job that becomes due.
+    """Sends a claim on an arrival, a freed slot, an opened bucket, or a job that becomes due.
+
+    There is one claim at a time for the queues with a backlog, which had jobs for all their free slots, and one for the
+    others. So a job of a quiet queue does not wait for the claim of many jobs of another one. If the queues share their
+    slots, there is one claim for all of them, which divides the slots by their weights.
 
     `swept` counts the jobs that only a sweep found; it should stay 0.
     """
@@ -68,27 +73,46 @@ class ClaimLoop:
         self._clock = services.clock
         self._bus = services.bus
         self._random = services.random
+        self._backlogged: set[str] = set()
+        # The pending claims: True is that of the queues with a backlog.
+        self._pending: set[bool] = set()
+        # When each queue is to be claimed again (monotonic), and the timer of the first one.
+        self._due: dict[str, int] = {}
         self._timer: Timer | None = None
         self.swept = 0
 
     async def run(self) -> None:
-        """Claim until the node stops."""
+        """Claim until the node stops and all claims are answered."""
         self._wakeup.wake()
-        while not self._stopping.is_set():
-            is_sweep = await self._wakeup.wait()
-            if self._stopping.is_set():
-                return
-            if not self._lease.holds:
-                # Other nodes might take back what it claims now before it starts.
-                await self._lease.renew_until_held()
-            rooms = self._slots.rooms()
-            if rooms and not self._stopping.is_set():
-                await self._claim(self.claim_for(rooms), is_sweep=is_sweep)
+        async with asyncio.TaskGroup() as pending:
+            while not self._stopping.is_set():
+                await self._wakeup.wait()
+                if not (self._lease.holds or self._stopping.is_set()):
+                    # Other nodes might take back what it claims now before it starts.
+                    await self._lease.renew_until_held()
+                if not self._stopping.is_set():
+                    self._send_claims(pending)
 
-    def claim_for(self, rooms: Mapping[str, Room]) -> Claim:
+    def _send_claims(self, pending: asyncio.TaskGroup) -> None:
+        """Send the claims that a wake-up asks for, unless the last one for the same queues is still pending."""
+        if self._slots.are_shared:
+            self._backlogged.clear()
+            if self._pending:
+                return
+        for has_backlog in (False, True):
+            if has_backlog in self._pending:
+                continue
+            queues = [queue for queue in self._slots.capacity if (queue in self._backlogged) is has_backlog]
+            is_woken, is_swept = self._wakeup.take(queues)
+            if (is_woken or is_swept) and (rooms := self._slots.rooms(queues)):
+                self._pending.add(has_backlog)
+                claim = self.claim_for(rooms, has_backlog=has_backlog)
+                pending.create_task(self._claim(claim, is_sweep=not is_woken))
+
+    def claim_for(self, rooms: Mapping[str, Room], *, has_backlog: bool = False) -> Claim:
         """Return the claim of this node for these rooms."""
         runnable, shared = self._registry.runnable(self._labels), self._slots.shared_by(rooms)
-        return Claim(self._membership.id, rooms, self._rules, runnable.names, runnable.gates, shared)
+        return Claim(self._membership.id, rooms, self._rules, runnable.names, runnable.gates, shared, has_backlog)
 
     def close(self) -> None:
         """Cancel the timer of the next claim."""
@@ -96,25 +120,32 @@ class ClaimLoop:
             self._timer.cancel()
 
     async def _claim(self, claim: Claim, *, is_sweep: bool) -> None:
+        try:
+            await self._claim_once(claim, is_sweep=is_sweep)
+        finally:
+            self._pending.discard(claim.has_backlog)
+            self._wakeup.claim_ended()
+
+    async def _claim_once(self, claim: Claim, *, is_sweep: bool) -> None:
         asked_at = self._clock.monotonic()
         self._recovery.claim_sent(asked_at)
         try:
             claimed = await self._storage.claim(claim)
         except StorageUnavailable as error:
             publish_storage_failure(self._bus, self._clock, "claiming", error)
-            self._recovery.claim_failed()
+            self._recovery.claim_failed(asked_at)
             await sleep(self._clock, self._random.uniform(0.5, 1.5))
-            self._wakeup.wake()
+            self._wakeup.wake(claim.rooms)
             return
         publish_use(self._bus, self._clock, "claim", asked_at, len(claimed.jobs))
-        if is_sweep and claimed.jobs and not self._wakeup.is_set:
+        if is_sweep and claimed.jobs and not self._wakeup.is_woken(claim.rooms):
             self.swept += len(claimed.jobs)
         # Also those that are no longer this node's: the store has started them, and their limits are charged.
         self._history_writer.note_started(claimed.jobs)
         jobs = claimed.jobs
         if claim.node != self._membership.id or not self._lease.holds:
             jobs = await self._still_owned(jobs)
-        self._recovery.claim_answered()
+        self._recovery.claim_answered(asked_at)
         self._start(jobs)
         self._claim_again(claim, claimed, asked_at)
         self._notices.take(claimed)
@@ -154,13 +185,32 @@ class ClaimLoop:
             self._fetcher.note_taken(claimed.jobs)
             self._fetcher.request(claimed.starved, self._slots.free)
         if claimed.more:
-            self._wakeup.wake()
+            self._wakeup.wake(claim.rooms)
         elif not self._fetcher.has_limits:
             # How much is fetched from other stores depends on the slots that are free then.
             self._slots.note_claimed(claim.rooms, claimed.jobs)
-        # Counted from before the claim: a little early costs an empty claim, a little late would lose budget.
+        counts = Counter([job.queue for job in claimed.jobs])
+        for queue, room in claim.rooms.items():
+            if counts[queue] < room.slots:
+                self._backlogged.discard(queue)
+            else:
+                self._backlogged.add(queue)
+            if claimed.next_in is None:
+                self._due.pop(queue, None)
+            else:
+                # Counted from before the claim: a little early costs an empty claim, a little late would lose budget.
+                self._due[queue] = asked_at + claimed.next_in
+        self._set_timer()
+
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if claimed.next_in is not None:
-            self._timer = self._clock.call_at(asked_at + claimed.next_in, self._wakeup.wake)
+        self._timer = self._clock.call_at(min(self._due.values()), self._wake_due) if self._due else None
+
+    def _wake_due(self) -> None:
+        now = self._clock.monotonic()
+        due = [queue for queue, at in self._due.items() if at <= now]
+        for queue in due:
+            del self._due[queue]
+        self._wakeup.wake(due)
+        self._set_timer()

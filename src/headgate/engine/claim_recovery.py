@@ -28,7 +28,7 @@ class LostClaims:
     def among(
         self, owned: Mapping[str, int], known: Container[str], *, claiming_since: int | None, now: int
     ) -> list[tuple[str, int]]:
-        """Return the lost jobs with their fences; `claiming_since` is when the pending claim was sent, or None."""
+        """Return the lost jobs with their fences; `claiming_since` is when the first pending claim was sent."""
         unknown = {(id, fence) for id, fence in owned.items() if id not in known}
         is_pending = claiming_since is not None and claiming_since <= self._checked_at
         lost = set() if is_pending else unknown & self._unknown
@@ -63,7 +63,8 @@ class ClaimRecovery:
         self._stopping = stopping
         self._clock = services.clock
         self._lost_claims = LostClaims()
-        self._claiming_since: int | None = None
+        # When the pending claims were sent, the first one first.
+        self._sent_at: list[int] = []
         self._checks_left = 0
 
     # --------------------------------------------------------------------------------------------- claims
@@ -71,19 +72,19 @@ class ClaimRecovery:
     @property
     def is_claiming(self) -> bool:
         """Whether a claim is pending, or its jobs have not been started yet."""
-        return self._claiming_since is not None
+        return bool(self._sent_at)
 
     def claim_sent(self, at: int) -> None:
         """Note that a claim was sent at `at` (monotonic); every free slot is reserved for it."""
-        self._claiming_since = at
+        self._sent_at.append(at)
 
-    def claim_answered(self) -> None:
-        """Note that the claim has returned and its jobs start next."""
-        self._claiming_since = None
+    def claim_answered(self, at: int) -> None:
+        """Note that the claim that was sent at `at` has returned and its jobs start next."""
+        self._sent_at.remove(at)
 
-    def claim_failed(self) -> None:
+    def claim_failed(self, at: int) -> None:
         """Note that the claim failed; it may have succeeded in the store and its reply may be lost."""
-        self._claiming_since = None
+        self._sent_at.remove(at)
         # A job is lost if two checks do not find it here.
         self._checks_left = 2
 
@@ -100,7 +101,8 @@ class ClaimRecovery:
         """Start or return the lost jobs among those that `node` owns; `owned` maps them to their fences."""
         known = self._attempts.jobs | self._recorder.pending
         now = self._clock.monotonic()
-        for job_id, fence in self._lost_claims.among(owned, known, claiming_since=self._claiming_since, now=now):
+        since = min(self._sent_at, default=None)
+        for job_id, fence in self._lost_claims.among(owned, known, claiming_since=since, now=now):
             await self._recover_job(node, job_id, fence)
 
     async def _recover_job(self, node: str, job_id: str, fence: int) -> None:

@@ -128,7 +128,7 @@ class Node:
         self.hooks = NodeHooks(
             self._hooks_to_call(services.registry), clock=services.clock, bus=services.bus, pool=pool
         )
-        self._wakeup = ClaimWakeup()
+        self._wakeup = ClaimWakeup(settings.queues)
         self._membership = Membership(
             services,
             name=settings.name or process_name(),
@@ -307,7 +307,7 @@ class Node:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        unwatch = self._storage.watch(self._wakeup.wake, endings=False)
+        unwatch = self._storage.watch_queues(self._wakeup.wake)
         guard_tasks(loop)
         if self._settings.log_lines:
             self._capture.start()

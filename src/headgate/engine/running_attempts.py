@@ -222,8 +222,8 @@ class RunningAttempts:
         if attempt.linger is not None:
             attempt.cancel_linger_timer()
             self._lingering.discard(attempt)
-        if self._slots.release(attempt.job.queue):
-            self._wakeup.wake()
+        if waiting := self._slots.release(attempt.job.queue):
+            self._wakeup.wake(waiting)
         if not self._running:
             self._idle.set()
 

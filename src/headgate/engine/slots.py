@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from headgate.jobs.job import ClaimedJob
 from headgate.storage.records import Room
@@ -48,10 +48,12 @@ class Slots:
         """Take a slot for a job of the queue."""
         self._busy[queue] += 1
 
-    def release(self, queue: str) -> bool:
-        """Release the slot of a job of the queue; return whether another job may wait for it."""
+    def release(self, queue: str) -> Collection[str]:
+        """Release the slot of a job of the queue; return the queues in which a job may wait for it."""
         self._busy[queue] -= 1
-        return queue in self._short_of_slots or (self._most is not None and bool(self._short_of_slots))
+        if self._most is not None:
+            return self._short_of_slots
+        return (queue,) if queue in self._short_of_slots else ()
 
     def most_in(self, queue: str) -> int:
         """Return how many jobs of a queue can run at once, at least 1."""
@@ -73,23 +75,29 @@ class Slots:
         return free if self._shared is None else min(free, self._shared)
 
     @property
+    def are_shared(self) -> bool:
+        """Whether the queues share their slots, because all together are bounded."""
+        return self._most is not None
+
+    @property
     def _shared(self) -> int | None:
         """The free slots that all queues share; None if they are not bounded together."""
         return None if self._most is None else max(0, self._most - sum(self._busy.values()))
 
-    def rooms(self) -> dict[str, Room]:
-        """Return what the next claim may ask for; queues without a free slot are left out, in a quiet node all.
+    def rooms(self, queues: Iterable[str] | None = None) -> dict[str, Room]:
+        """Return what the next claim may ask for in these queues (default: all).
 
-        All queues count as short of slots until `note_claimed` shows otherwise, because a claim does not ask for slots
-        that are released during it.
+        Queues without a free slot are left out, in a quiet node all. They count as short of slots until `note_claimed`
+        shows otherwise, because a claim does not ask for slots that are released during it.
         """
         rooms: dict[str, Room] = {}
         if self._is_quiet:
             return rooms
-        self._short_of_slots.update(self.capacity)
+        asked = self.capacity.keys() if queues is None else queues
+        self._short_of_slots.update(asked)
         shared = self._shared
-        for queue, capacity in self.capacity.items():
-            free = capacity - self._busy[queue]
+        for queue in asked:
+            free = self.capacity[queue] - self._busy[queue]
             if shared is not None:
                 free = min(free, shared)
             if free > 0:

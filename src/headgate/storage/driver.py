@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack
 
 from headgate.arguments import unstorable
 from headgate.clock import Clock
@@ -131,16 +131,16 @@ class WriteOptions(TypedDict, total=False):
 
 
 class Wake(Protocol):
-    """Wakes this process after a change; `only_endings`: jobs have become final and nothing else has changed."""
+    """Wakes this process after a change; `only_endings`: jobs have become final and nothing else has changed.
 
-    def __call__(self, *, only_endings: bool = False) -> None: ...
+    Else jobs of these `queues` may have become claimable (None: of any).
+    """
+
+    def __call__(self, *, only_endings: bool = False, queues: Collection[str] | None = None) -> None: ...
 
 
-class Watcher(NamedTuple):
-    """A callback for changes. `endings` is whether it is also called when jobs have only become final."""
-
-    wake: Callable[[], None]
-    endings: bool
+WakeQueues = Callable[[Collection[str] | None], None]
+"""Called with the queues of which jobs may have become claimable; None: any."""
 
 
 class Driver(ABC):
@@ -166,7 +166,8 @@ class Driver(ABC):
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._watchers: list[Watcher] = []
+        self._watchers: list[Callable[[], None]] = []
+        self._queue_watchers: list[WakeQueues] = []
 
     @property
     def place(self) -> object | None:
@@ -183,16 +184,22 @@ class Driver(ABC):
         """The port on which this process receives wake-ups, if other processes need it."""
         return None
 
-    def watch(self, wake: Callable[[], None], *, endings: bool) -> Callable[[], None]:
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
         """As `Store.watch`."""
-        watcher = Watcher(wake, endings)
-        self._watchers.append(watcher)
-        return lambda: self._watchers.remove(watcher)
+        self._watchers.append(wake)
+        return lambda: self._watchers.remove(wake)
 
-    def _wake(self, *, only_endings: bool = False) -> None:
-        for wake, endings in list(self._watchers):
-            if endings or not only_endings:
-                wake()
+    def watch_queues(self, wake: WakeQueues) -> Callable[[], None]:
+        """As `Store.watch_queues`."""
+        self._queue_watchers.append(wake)
+        return lambda: self._queue_watchers.remove(wake)
+
+    def _wake(self, *, only_endings: bool = False, queues: Collection[str] | None = None) -> None:
+        for wake in list(self._watchers):
+            wake()
+        if not only_endings:
+            for wake_queues in list(self._queue_watchers):
+                wake_queues(queues)
 
     @abstractmethod
     async def open(self, *, migrate: bool) -> None:

@@ -44,7 +44,7 @@ class Claim(msgspec.Struct, frozen=True):
     """A request of a node for jobs: its room per queue, and the rules, tasks and gates that it has.
 
     `slots` bounds how many jobs start in all queues together. Without `gates` it gets jobs that carry no gate, by their
-    tasks.
+    tasks. A claim of queues that `has_backlog` may be made at the same time as one of the others.
     """
 
     node: str
@@ -53,6 +53,7 @@ class Claim(msgspec.Struct, frozen=True):
     tasks: frozenset[str]
     gates: Gates | None = None
     slots: int | None = None
+    has_backlog: bool = False
 
     def known(self, newest: Mapping[str, str]) -> KnownGates:
         """Return the gates of jobs that this node may start, where `newest` are the newest gates by subject."""

@@ -28,7 +28,7 @@ from headgate.jobs.job import Draw, JobRecord, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
-from headgate.storage.driver import Driver, ReadKind, Transaction, WriteOptions
+from headgate.storage.driver import Driver, ReadKind, Transaction, WakeQueues, WriteOptions
 from headgate.storage.facts import IndexFacts, StoreFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
@@ -167,13 +167,16 @@ class Store:
         async with self.driver.scratch() as make:
             yield lambda: Store(make())
 
-    def watch(self, wake: Callable[[], None], *, endings: bool = True) -> Callable[[], None]:
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` on the loop when jobs may have become claimable or final, in this or another process.
 
-        Without `endings` it is not called for jobs that became final if no job became claimable by that. It may be
-        called without a change, and once for many changes. Returns the function that ends the watch.
+        It may be called without a change, and once for many changes. Returns the function that ends the watch.
         """
-        return self.driver.watch(wake, endings=endings)
+        return self.driver.watch(wake)
+
+    def watch_queues(self, wake: WakeQueues) -> Callable[[], None]:
+        """As `watch`, for jobs that may have become claimable: `wake` gets their queues, or None if it may be any."""
+        return self.driver.watch_queues(wake)
 
     def now(self) -> int:
         """Return the store's wall time in microseconds: all stored instants are compared with it.

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ParamSpec
 
 from msgspec.structs import replace
 
 from headgate.clock import Clock
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
+from headgate.storage.driver import WakeQueues
 from headgate.storage.procedures.finish import complete
 from headgate.storage.sqlite.memory import MemoryStorage
+
+P = ParamSpec("P")
 
 
 class SharedMemory(MemoryStorage):
@@ -29,17 +33,25 @@ class SharedMemory(MemoryStorage):
         """Complete the job at once: a test does not use the connections of the code that it tests."""
         return await self.driver.write(lambda tx: complete(tx, job_id, fence))
 
-    def watch(self, wake: Callable[[], None], *, endings: bool = True) -> Callable[[], None]:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return super().watch(wake, endings=endings)
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        return super().watch(_in_this_loop(wake))
 
-        def wake_there() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(wake)
+    def watch_queues(self, wake: WakeQueues) -> Callable[[], None]:
+        return super().watch_queues(_in_this_loop(wake))
 
-        return super().watch(wake_there, endings=endings)
+
+def _in_this_loop(wake: Callable[P, None]) -> Callable[P, None]:
+    """Return a function that calls `wake` on the running event loop, from any thread; `wake` itself if none runs."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return wake
+
+    def wake_there(*arguments: P.args, **named: P.kwargs) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(partial(wake, *arguments, **named))
+
+    return wake_there
 
 
 def _ungated(job: NewJob) -> NewJob:

@@ -587,7 +587,7 @@ class JobsConformance(Conformance):
     ) -> None:
         woken: list[str] = []
         store_user.storage.watch(lambda: woken.append("endings"))
-        store_user.storage.watch(lambda: woken.append("claims"), endings=False)
+        store_user.storage.watch_queues(lambda queues: woken.append("claims"))
         await store_user.add()
         job = await store_user.take_one()
         woken.clear()

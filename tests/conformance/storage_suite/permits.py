@@ -176,7 +176,7 @@ class PermitsConformance(Conformance):
         await store_user.add(2, draws=MUTEX)
         job = await store_user.take_one()
         woken: list[bool] = []
-        unwatch = store_user.storage.watch(lambda: woken.append(True), endings=False)
+        unwatch = store_user.storage.watch_queues(lambda queues: woken.append(True))
         await store_user.succeed(job)
         assert woken
         unwatch()

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,7 @@ class WatchedFile:
             raise StorageUnavailable("not now")
         return self.version
 
-    def wake(self, *, only_endings: bool = False) -> None:
+    def wake(self, *, only_endings: bool = False, queues: Collection[str] | None = None) -> None:
         self.only_endings = only_endings
         self.woken.set()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +21,11 @@ class Notified(WakeUps):
         super().__init__(database, None, clock, self._woken)
         self.sent: list[str] = []
         self.received: list[bool] = []
+        self.queues: list[Collection[str] | None] = []
 
-    def _woken(self, *, only_endings: bool = False) -> None:
+    def _woken(self, *, only_endings: bool = False, queues: Collection[str] | None = None) -> None:
         self.received.append(only_endings)
+        self.queues.append(queues)
 
     async def _notify(self, payload: str) -> None:
         self.sent.append(payload)
@@ -84,3 +86,34 @@ async def test_notifications_of_other_processes_wake_this_one_and_its_own_do_not
     for payload in (own, f"{own} endings", "1-abc endings", "1-abc", ""):
         wake_ups.receive(payload)
     assert wake_ups.received == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "received"),
+    [
+        ([{"mail"}, {"video", "mail"}], ["mail", "video"]),
+        ([{"mail"}, None], None),
+        ([None, {"mail"}], None),
+        ([{"x" * 5_000}], None),
+        ([{'a "quoted" one', "ü\n"}], ['a "quoted" one', "ü\n"]),
+    ],
+)
+async def test_a_notification_names_the_queues_of_all_changes_if_they_are_known(
+    wake_ups: Notified, clock: ManualClock, changes: list[set[str] | None], received: list[str] | None
+) -> None:
+    for queues in changes:
+        wake_ups.notify(queues=queues)
+    await settle()
+    wake_ups.notify(queues={"next"})
+    clock.advance(SEND_EVERY)
+    await settle()
+    other = Notified(clock)
+    for payload in wake_ups.sent:
+        other.receive(payload)
+    assert other.queues == [received, ["next"]]
+
+
+async def test_a_notification_that_is_not_understood_wakes_every_queue(wake_ups: Notified) -> None:
+    for payload in ("", "another", "another [1]", "another {", "another []x"):
+        wake_ups.receive(payload)
+    assert wake_ups.queues == [None] * 5

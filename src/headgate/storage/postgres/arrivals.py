@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from headgate.clock import FARTHEST
 from headgate.storage.admission import RowId
 from headgate.storage.driver import Transaction
 from headgate.storage.postgres.low_watermarks import LowWatermarks
@@ -20,6 +21,9 @@ MERGED_AT_ONCE = 10_000
 
 MERGED_OF_A_LANE = 50
 """How many arrivals of each of their lanes it takes besides: a lane with many is written once."""
+
+RECENT = 1_000
+"""Among how many of the last arrivals those of some queues are looked for, while many are left."""
 
 
 class _Merged(msgspec.Struct):
@@ -67,11 +71,13 @@ async def merge(
     *,
     oldest: int = MERGED_AT_ONCE,
     newest: int = 0,
+    queues: Sequence[str] | None = None,
 ) -> tuple[int, bool]:
     """Count arrivals in their lanes. Lanes that have become empty no longer wait for anything.
 
     `after` is the last place in line that was taken. At most so many of the `oldest` and of the `newest` arrivals are
-    merged. Returns the last place that is taken now, and whether there may be more.
+    merged; with `queues`, the newest ones are only those of these queues among the last `RECENT`. Returns the last
+    place that is taken now, and whether there may be more.
     """
     rows = await tx.fetch(
         _MERGED,
@@ -82,6 +88,8 @@ async def merge(
         floor=low_watermarks.arrivals,
         oldest=oldest,
         newest=newest,
+        queues=queues,
+        among=FARTHEST if queues is None else RECENT,
         of_lane=MERGED_OF_A_LANE,
         proven=proven,
     )

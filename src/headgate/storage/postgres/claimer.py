@@ -88,6 +88,12 @@ FIRST_PORTION = 200
 
 LEAST_PORTION = 100
 
+LEFT_FOR = SECOND // 10
+"""How long after a claim of the queues with a backlog the claimer of the others leaves many arrivals to it.
+
+After that time it looks again for lanes of its queues that were merged meanwhile.
+"""
+
 NEWEST_SHARE = 5
 """Where many arrivals are left, a portion has so many times fewer of the newest ones beside the oldest."""
 
@@ -137,13 +143,21 @@ def _with_room_left(claim: Claim, claimed: Claimed) -> Claim:
 
 
 class Claimer:
-    """Makes the claims of one process."""
+    """Makes claims of one process, one at a time.
 
-    def __init__(self, database: Database, time: StoreTime, clock: Clock, live: CachedRules) -> None:
+    `beside` is the claimer of the queues with a backlog, if this one is that of the others. While that one merges many
+    arrivals, this one merges only the newest of its own queues: their jobs do not wait for a long merge.
+    """
+
+    def __init__(
+        self, database: Database, time: StoreTime, clock: Clock, live: CachedRules, beside: Claimer | None = None
+    ) -> None:
         self._database = database
         self._time = time
         self._clock = clock
         self._live = live
+        self._beside = beside
+        self._claimed_at = 0
         self._expects_arrivals = True
         self._merged_at = 0
         self._portion = FIRST_PORTION
@@ -171,6 +185,7 @@ class Claimer:
         """Take jobs that may start now."""
         if not claim.rooms:
             return Claimed(jobs=(), next_in=None)
+        self._claimed_at = self._clock.monotonic()
         # Jobs that ended without running are reported, even if the rest of the claim has to start again.
         dropped: list[Dropped] = []
         first = await self._claim_from_last_snapshot(claim, dropped)
@@ -199,18 +214,18 @@ class Claimer:
         self.low_watermarks.begin()
         self._locked.begin()
         tx = PostgresTransaction(session, self._time.now(), self._time.limit_now(), self._time, self._clock)
-        merges = self._is_merge_due() or self._has_more_arrivals
+        merges = self._is_merge_due() or self._has_more_arrivals or self._leaves_arrivals
         if merges:
-            await self._merge(tx)
+            await self._merge(tx, claim)
         row = await self._read_snapshot(tx, claim)
         if row.has_notes:
             async with tx.atomic():
                 await give_back_noted(tx)
         # Those that were left before do not stand between this claim and the lanes that are there.
-        has_come = row.has_arrivals and not (merges and self._has_more_arrivals)
+        has_come = row.has_arrivals and not (merges and (self._has_more_arrivals or self._leaves_arrivals))
         if has_come:
             # Other processes added jobs, and their wake-up has not arrived yet.
-            await self._merge(tx)
+            await self._merge(tx, claim)
         if row.has_notes or has_come:
             row = await self._read_snapshot(tx, claim)
         snapshot = self._snapshot_of(row, claim)
@@ -238,10 +253,20 @@ class Claimer:
         if not row.has_expired and _is_full(claim, claimed) and snapshot.leaves_work(one.visited, _slots(claim)):
             self._last_snapshot = _ReusableSnapshot(claim.node, snapshot, _slots(claim), self._clock.monotonic())
         # Other claims are about to merge arrivals, or jobs may be below a low watermark.
-        again_in = SOON if row.has_arrivals else self.low_watermarks.sweeps_in
+        again_in = self.low_watermarks.sweeps_in
+        if row.has_arrivals:
+            again_in = LEFT_FOR if self._leaves_arrivals else SOON
         if again_in is not None:
             claimed = replace(claimed, next_in=again_in if claimed.next_in is None else min(claimed.next_in, again_in))
         return replace(claimed, more=True) if self._has_more_arrivals else claimed
+
+    @property
+    def _leaves_arrivals(self) -> bool:
+        """Whether many arrivals are left, and the claimer of the queues with a backlog merges them."""
+        other = self._beside
+        if other is None or not other._has_more_arrivals:
+            return False
+        return self._clock.monotonic() - other._claimed_at < LEFT_FOR
 
     def _is_merge_due(self) -> bool:
         return self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY
@@ -297,16 +322,19 @@ class Claimer:
         """Count arrivals in their lanes: all of them, or a portion if there are many."""
         await self._merge(PostgresTransaction(session, self._time.now(), self._time.limit_now()))
 
-    async def _merge(self, tx: PostgresTransaction) -> None:
+    async def _merge(self, tx: PostgresTransaction, claim: Claim | None = None) -> None:
         self._expects_arrivals = False
         self._merged_at = began = self._clock.monotonic()
         self._check_connections()
-        newest = self._portion // NEWEST_SHARE if self._has_more_arrivals else 0
+        oldest, newest = self._portion, self._portion // NEWEST_SHARE if self._has_more_arrivals else 0
+        queues: list[str] | None = None
+        if claim is not None and self._leaves_arrivals:
+            oldest, newest, queues = 0, LEAST_PORTION, list(claim.rooms)
         place, self._has_more_arrivals = await merge(
-            tx, self._last_place, self.low_watermarks, self._proven, oldest=self._portion, newest=newest
+            tx, self._last_place, self.low_watermarks, self._proven, oldest=oldest, newest=newest, queues=queues
         )
         self._last_place = max(self._last_place, place)
-        if self._has_more_arrivals:
+        if self._has_more_arrivals and oldest:
             # Twice as many at most: the time that a merge takes varies.
             fitting = self._portion * self._merge_time // max(1, self._clock.monotonic() - began)
             self._portion = max(LEAST_PORTION, min(fitting, 2 * self._portion, MERGED_AT_ONCE))
@@ -358,7 +386,7 @@ class Claimer:
             now=None if own is None else own.now,
             limit_now=None if own is None else own.limit_now,
             arrival_floor=self.low_watermarks.arrivals,
-            merged_at_once=MERGED_AT_ONCE,
+            merged_at_once=0 if self._leaves_arrivals else MERGED_AT_ONCE,
             due_floors=[self.low_watermarks.due(queue) for queue in claim.rooms],
             opened_floor=self.low_watermarks.opened,
         )

@@ -116,7 +116,9 @@ class PostgresDriver(Driver):
         self._is_watched = is_watched
         self._connections = connections
         self._time: StoreTime = OwnTime(clock) if own_time else ServerTime(clock)
-        self._claimer = Claimer(self._database, self._time, clock, self.live)
+        # A node may send two claims at the same time. What one has read says nothing about the queues of the other.
+        backlog = Claimer(self._database, self._time, clock, self.live)
+        self._claimers = [Claimer(self._database, self._time, clock, self.live, backlog), backlog]
         self._additions: Batcher[tuple[Sequence[NewJob], Sequence[NewBatch]]] = Batcher(self._add)
         self._reads: Mapping[ReadKind, Callable[[Work[Any]], Awaitable[Any]]] = {
             "engine": self._database.repeat,
@@ -140,7 +142,7 @@ class PostgresDriver(Driver):
 
     @property
     def arrival_floor(self) -> int:
-        return self._claimer.arrival_floor
+        return max(claimer.arrival_floor for claimer in self._claimers)
 
     @property
     def place(self) -> object:
@@ -232,11 +234,11 @@ class PostgresDriver(Driver):
         await self._additions.drain()
         await self._database.close()
 
-    def _changed(self, *, only_endings: bool = False) -> None:
-        """Wake this process and the others: jobs may have become claimable, or final."""
-        self._wake(only_endings=only_endings)
+    def _changed(self, *, only_endings: bool = False, queues: Collection[str] | None = None) -> None:
+        """Wake this process and the others: jobs may have become claimable (in these queues; None: any), or final."""
+        self._wake(only_endings=only_endings, queues=queues)
         if self._wake_ups is not None:
-            self._wake_ups.notify(only_endings=only_endings)
+            self._wake_ups.notify(only_endings=only_endings, queues=queues)
 
     def now(self) -> int:
         return self._time.now()
@@ -289,13 +291,17 @@ class PostgresDriver(Driver):
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
         self._require_usable()
         others: Mapping[str, str] = {}
+        queues: Collection[str] | None = {job.queue for job in jobs}
         if may_have_duplicates(jobs):
             others = await self._add_unique(jobs, batches)
+            # A replaced job may have closed a bucket for jobs of other queues.
+            queues = None
         else:
             await self._additions.write((jobs, batches))
         if any(job.draws for job in jobs):
-            self._claimer.expect_arrivals()
-        self._changed()
+            for claimer in self._claimers:
+                claimer.expect_arrivals()
+        self._changed(queues=queues)
         return others
 
     async def _add_unique(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
@@ -386,7 +392,7 @@ class PostgresDriver(Driver):
     async def claim(self, claim: Claim) -> Claimed:
         self._require_usable()
         self._end_silent_clients()
-        claimed = await self._claimer.claim(claim)
+        claimed = await self._claimers[claim.has_backlog].claim(claim)
         if claimed.dropped:
             # Callers may be waiting for the results of the dropped jobs.
             self._changed()
@@ -470,7 +476,7 @@ class PostgresDriver(Driver):
 
     async def _merge(self) -> None:
         """Merge arrivals, so that empty lanes no longer wait and their buckets have no timer."""
-        await self._database.run(self._claimer.merge)
+        await self._database.run(self._claimers[False].merge)
 
     def _end_silent_clients(self) -> None:
         """Start to end silent clients that hold buckets; a process that only enqueues does not."""

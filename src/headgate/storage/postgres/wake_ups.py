@@ -12,9 +12,11 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import Any
+
+import msgspec
 
 from headgate.clock import Clock, sleep, wait_for_event
 from headgate.errors import StorageUnavailable
@@ -38,8 +40,13 @@ BLIND_POLL = 0.1
 WATCHDOG = 5.0
 RECONNECT = 1.0
 
-_ENDINGS = " endings"
-"""Appended to the origin if jobs have become final and nothing else has changed."""
+_ENDINGS = "endings"
+"""In the place of queues if jobs have become final and nothing else has changed."""
+
+LONGEST_PAYLOAD = 4_000
+"""Bytes. A notification that would be longer does not name its queues; the server allows 8,000."""
+
+_decode_queues = msgspec.json.Decoder(list[str]).decode
 
 
 class WakeUps:
@@ -64,6 +71,8 @@ class WakeUps:
         self._origin = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._has_changes = asyncio.Event()
         self._has_only_endings = True
+        # The queues of which jobs may have become claimable; None: any.
+        self._queues: set[str] | None = set()
         self._changes = 0
         self._is_listening = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,9 +96,11 @@ class WakeUps:
                 task.cancel()
             _, tasks = await asyncio.wait(tasks, timeout=1.0)
 
-    def notify(self, *, only_endings: bool = False) -> None:
-        """Notify other processes of a change, or that jobs have become final and nothing else has changed."""
+    def notify(self, *, only_endings: bool = False, queues: Collection[str] | None = None) -> None:
+        """Notify other processes of a change in these queues, or that jobs have become final and no other changed."""
         self._has_only_endings = self._has_only_endings and only_endings
+        if not only_endings:
+            self._queues = None if queues is None or self._queues is None else self._queues.union(queues)
         self._changes += 1
         self._has_changes.set()
 
@@ -97,8 +108,7 @@ class WakeUps:
         while True:
             await self._has_changes.wait()
             self._has_changes.clear()
-            payload = self._origin + (_ENDINGS if self._has_only_endings else "")
-            self._has_only_endings = True
+            payload = self._take_payload()
             pause = SEND_EVERY_BUSY if self._changes > MANY else SEND_EVERY
             self._changes = 0
             try:
@@ -109,6 +119,15 @@ class WakeUps:
                 # Without this task, other processes would not be notified any more, so it outlives any error.
                 logger.warning("notifying failed, and others find out by polling: %r", error)
             await sleep(self._clock, pause)
+
+    def _take_payload(self) -> str:
+        """Return the payload for the changes since the last one: the origin, and the queues if they are known."""
+        queues, self._queues = self._queues, set()
+        only_endings, self._has_only_endings = self._has_only_endings, True
+        if only_endings:
+            return f"{self._origin} {_ENDINGS}"
+        named = "" if queues is None else f" {msgspec.json.encode(sorted(queues)).decode()}"
+        return self._origin + (named if len(named.encode()) <= LONGEST_PAYLOAD else "")
 
     async def _notify(self, payload: str) -> None:
         await self._database.run(lambda session: session.fetch("notify", channel=self.channel, payload=payload))
@@ -158,6 +177,14 @@ class WakeUps:
                 connection.terminate()
 
     def _receive(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
-        origin, ending, _ = str(payload).partition(_ENDINGS)
-        if origin != self._origin:
-            self._wake(only_endings=bool(ending))
+        origin, _, named = str(payload).partition(" ")
+        if origin == self._origin:
+            return
+        if named == _ENDINGS:
+            self._wake(only_endings=True)
+            return
+        queues: list[str] | None = None
+        with contextlib.suppress(msgspec.DecodeError):
+            # Without names, or not from this library: of any queue.
+            queues = _decode_queues(named)
+        self._wake(queues=queues)

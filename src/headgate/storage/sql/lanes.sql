@@ -212,7 +212,7 @@ waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
 -- Arrivals of all queues are merged, the oldest first. Otherwise those of a queue that is paused, or that no node serves,
 -- would pile up, and each read of arrivals would pass them. They are read from :floor on; below it there are none. Where
 -- many are left, the :newest are merged, too: a job of another queue does not wait until all before it are merged. With
--- each of them go :of_lane more of its lane. To write a lane costs four times as much as to delete an arrival, and in a
+-- :queues, these are only those of some queues, :among so many of the newest. With each of them go :of_lane more of its lane. To write a lane costs four times as much as to delete an arrival, and in a
 -- backlog in which many keys take turns, each merge would write as many lanes as it merges jobs.
 -- low_watermarks.py uses `last`, `first_left`, `merger` and `oldest_writer`.
 -- Lanes are locked in the order of their ids. This statement sees the lanes as of its start, and updates the newest
@@ -230,7 +230,12 @@ chosen AS MATERIALIZED (
     ) AS oldest
     UNION ALL
     SELECT * FROM (
-        SELECT ctid, lane FROM headgate.arrival WHERE id >= :floor ORDER BY id DESC LIMIT :newest FOR UPDATE SKIP LOCKED
+        SELECT ctid, lane FROM headgate.arrival
+        WHERE id >= greatest(:floor, (SELECT max(id) FROM headgate.arrival) - :among)
+            AND (:queues::text[] IS NULL OR queue = ANY(:queues))
+        ORDER BY id DESC
+        LIMIT :newest
+        FOR UPDATE SKIP LOCKED
     ) AS newest
 ),
 merged AS (
