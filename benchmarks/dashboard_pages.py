@@ -306,20 +306,23 @@ def report(jobs: int, loads: Sequence[Load], found: dict[str, dict[str, tuple[fl
     """Return the page of the docs."""
     return f"""# How fast the dashboard is
 
-Written by `python -m benchmarks.dashboard_pages --page`, on a store of {jobs:,} waiting jobs on
-{jobs // JOBS_PER_KEY:,} keys and about as many finished jobs.
+This page shows how long the dashboard's pages and lists take on a store of {jobs:,} waiting jobs on
+{jobs // JOBS_PER_KEY:,} keys and about as many finished jobs. To measure them on your machine, run
+`make dashboard-speed`: it calls `python -m benchmarks.dashboard_pages --page`, which writes this page.
 
 ## Pages
 
-Requests, bytes and time until a page shows its data. Cold: nothing is cached, each request takes {LATENCY} ms, and
-{THROUGHPUT // 1000} KB arrive per second. Warm: the files are cached, and the connection is local. Store: SQLite.
-Before modules were joined, compressed and sent without delay, a page took 62 to 76 requests, each at least 44 ms.
+Each row has the requests, the bytes and the time until a page shows its data, on SQLite. *Cold*: nothing is cached,
+each request takes {LATENCY} ms, and {THROUGHPUT // 1000} KB arrive per second. *Warm*: the files are cached,
+and the connection is local. Before modules were joined, compressed and sent without delay, a page took 62 to 76
+requests, each at least 44 ms.
 
 {pages_table(loads)}
 
 ## Lists and filters
 
-Milliseconds for an answer of the API over HTTP, of {ASKS} in a row: the median, and the longest.
+Each row is how many milliseconds the API takes to answer over HTTP: the median and the longest of {ASKS} requests in a
+row.
 
 {lists_table(found)}
 """
