@@ -732,7 +732,7 @@ async def test_two_claims_that_add_the_same_buckets_start_no_more_than_these_gra
     for _ in range(5):
         for key in "abc":
             await stores.left.add_one(draws=[("r", key)])
-    other = stores.after("add_for_claim", lambda: stores.right.take_ids(20))
+    other = stores.after("lock_for_claim", lambda: stores.right.take_ids(20))
     started = [*await stores.left.take_ids(20), *await other]
     assert len({*started}) == len(started) == 9
     assert await stores.left.take_ids(20) == await stores.right.take_ids(20) == []

@@ -180,7 +180,7 @@ async def test_a_claim_reads_no_keys_but_its_own(tmp_path: Path) -> None:
             started += len(await store_user.claim())
         ran = [each for each in store_user.ran() if each.statement != "merge"]
         await storage.close()
-    assert {"add_for_claim", "lock_lanes", "heads", "write_claim"} <= statements(ran)
+    assert {"lock_for_claim", "lock_lanes", "heads", "write_claim"} <= statements(ran)
     for each in ran:
         assert each.discarded <= 100, f"{each.statement} reads {each.discarded} rows in vain\n{each.text}"
 

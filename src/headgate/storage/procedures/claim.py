@@ -59,7 +59,6 @@ SOON = SECOND // 50
 
 STATEMENTS = (
     "lock_for_claim",
-    "add_for_claim",
     "lock_claiming_node",
     "rivals",
     "lock_lanes",
@@ -353,13 +352,14 @@ class ClaimTransaction:
             rows = [*self._snapshot.opened, *await lock_buckets(tx, draws - known)]
         else:
             node = self._claim.node
-            names = {(id := bucket_id(draw)): BucketName(id, draw.limit, draw.key) for draw in draws}
-            rows = await tx.lock(BUCKETS, "lock_for_claim", ids=sorted(names), node=node) if names else []
-            if missing := names.keys() - {row.id for row in rows}:
-                # Those of new keys.
-                wanted = [names[id] for id in missing]
-                rows += await tx.lock(BUCKETS, "add_for_claim", wanted=wanted, node=node, limit_now=tx.limit_now)
-            is_locked = bool(rows or await tx.lock(_NODES, "lock_claiming_node", node=node))
+            if wanted := sorted(BucketName(bucket_id(draw), draw.limit, draw.key) for draw in draws):
+                ids = [name.id for name in wanted]
+                rows = await tx.lock(
+                    BUCKETS, "lock_for_claim", ids=ids, wanted=wanted, node=node, limit_now=tx.limit_now
+                )
+                is_locked = bool(rows)
+            else:
+                rows, is_locked = [], bool(await tx.lock(_NODES, "lock_claiming_node", node=node))
             if len(rows) < len(draws) or not is_locked:
                 raise _BucketsNeeded(set())
             if tx.stepped:

@@ -405,37 +405,43 @@ live_node AS MATERIALIZED (
 )
 
 -- name: lock_for_claim [postgres]
--- Lock the claiming node and these buckets, in the order of their ids, and return the time at which each was locked.
-WITH @live_node
-SELECT
-    bucket.id, limit_name AS "limit", key, state, opens_at, closed_until, @server_clock AS locked_at,
-    (SELECT ahead FROM headgate.limit_time) AS ahead
-FROM live_node
-CROSS JOIN LATERAL (
-    SELECT * FROM @locked_buckets AS each
-) AS bucket
-
--- name: add_for_claim [postgres]
--- Add those of these buckets that still have no row, in the order of their ids, and return them with the time of that.
+-- Lock the claiming node and these buckets, in the order of their ids; then add, in the same order, those that have no
+-- row. Returns them with the time of that, without those that another transaction has added meanwhile.
 WITH @live_node,
+locked AS MATERIALIZED (
+    SELECT bucket.id, limit_name, key, state, opens_at, closed_until, @server_clock AS locked_at
+    FROM live_node
+    CROSS JOIN LATERAL (
+        SELECT * FROM @locked_buckets AS each
+    ) AS bucket
+),
+missing AS MATERIALIZED (
+    SELECT wanted.id, limit_name, key
+    FROM live_node
+    CROSS JOIN {rows:wanted(id text, limit_name text, key text)}
+    WHERE (wanted.id IN (SELECT id FROM locked)) IS NOT TRUE
+),
 new AS (
     INSERT INTO headgate.known_bucket (id)
-    SELECT wanted.id FROM live_node CROSS JOIN {rows:wanted(id text, limit_name text, key text)}
-    ORDER BY wanted.id
+    SELECT id FROM missing ORDER BY id
     ON CONFLICT (id) DO NOTHING
     RETURNING id
 ),
 added AS (
     INSERT INTO headgate.bucket (id, version, limit_name, key, idle_at)
     SELECT id, @server_clock >> 20, limit_name, key, :limit_now::bigint
-    FROM {rows:wanted(id text, limit_name text, key text)}
-    WHERE id IN (SELECT id FROM new)
+    FROM missing
+    WHERE (id IN (SELECT id FROM new)) IS TRUE
     RETURNING id, limit_name, key, state, opens_at, closed_until
 )
 SELECT
-    id, limit_name AS "limit", key, state, opens_at, closed_until, @server_clock AS locked_at,
+    id, limit_name AS "limit", key, state, opens_at, closed_until, locked_at,
     (SELECT ahead FROM headgate.limit_time) AS ahead
-FROM added
+FROM (
+    SELECT id, limit_name, key, state, opens_at, closed_until, locked_at FROM locked
+    UNION ALL
+    SELECT id, limit_name, key, state, opens_at, closed_until, @server_clock FROM added
+) AS bucket
 
 -- name: lock_claiming_node [postgres]
 -- Lock the claiming node alone, for lanes of fair queues that draw on no bucket.
