@@ -100,7 +100,7 @@ async def merge(
     if done.seems_empty:
         async with tx.atomic():
             await _empty(tx, done.seems_empty)
-    return after if done.since is None else done.since, done.merged >= oldest
+    return after if done.since is None else done.since, done.merged >= oldest > 0
 
 
 async def _empty(tx: Transaction, lanes: Sequence[str]) -> None:

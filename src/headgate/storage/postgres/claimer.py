@@ -334,7 +334,7 @@ class Claimer:
             tx, self._last_place, self.low_watermarks, self._proven, oldest=oldest, newest=newest, queues=queues
         )
         self._last_place = max(self._last_place, place)
-        if self._has_more_arrivals and oldest:
+        if self._has_more_arrivals:
             # Twice as many at most: the time that a merge takes varies.
             fitting = self._portion * self._merge_time // max(1, self._clock.monotonic() - began)
             self._portion = max(LEAST_PORTION, min(fitting, 2 * self._portion, MERGED_AT_ONCE))
