@@ -198,8 +198,11 @@ class Driver(ABC):
         for wake in list(self._watchers):
             wake()
         if not only_endings:
-            for wake_queues in list(self._queue_watchers):
-                wake_queues(queues)
+            self._wake_queues(queues)
+
+    def _wake_queues(self, queues: Collection[str] | None) -> None:
+        for wake in list(self._queue_watchers):
+            wake(queues)
 
     @abstractmethod
     async def open(self, *, migrate: bool) -> None:

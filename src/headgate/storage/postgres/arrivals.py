@@ -6,7 +6,8 @@ user keeps open locks no lane.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,10 +27,22 @@ RECENT = 1_000
 """Among how many of the last arrivals those of some queues are looked for, while many are left."""
 
 
+class Merge(NamedTuple):
+    """What a merge has done: the last place in line that is taken now, and the queues of the lanes.
+
+    `has_more`: there may be more arrivals.
+    """
+
+    place: int
+    queues: Collection[str] = ()
+    has_more: bool = False
+
+
 class _Merged(msgspec.Struct):
     """What a merge has done: the lanes that seem empty now, the last place in line that it assigned, and arrivals."""
 
     seems_empty: list[RowId]
+    queues: list[str]
     since: int | None
     merged: int
     last: int
@@ -72,12 +85,11 @@ async def merge(
     oldest: int = MERGED_AT_ONCE,
     newest: int = 0,
     queues: Sequence[str] | None = None,
-) -> tuple[int, bool]:
+) -> Merge:
     """Count arrivals in their lanes. Lanes that have become empty no longer wait for anything.
 
     `after` is the last place in line that was taken. At most so many of the `oldest` and of the `newest` arrivals are
-    merged; with `queues`, the newest ones are only those of these queues among the last `RECENT`. Returns the last
-    place that is taken now, and whether there may be more.
+    merged; with `queues`, the newest ones are only those of these queues among the last `RECENT`.
     """
     rows = await tx.fetch(
         _MERGED,
@@ -94,13 +106,13 @@ async def merge(
         proven=proven,
     )
     if not rows:
-        return after, False
+        return Merge(after)
     (done,) = rows
     low_watermarks.record_merge(done.last, done.first_left, merger=done.merger, oldest_writer=done.oldest_writer)
     if done.seems_empty:
         async with tx.atomic():
             await _empty(tx, done.seems_empty)
-    return after if done.since is None else done.since, done.merged >= oldest > 0
+    return Merge(after if done.since is None else done.since, done.queues, done.merged >= oldest > 0)
 
 
 async def _empty(tx: Transaction, lanes: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from headgate.limits.fair import PREFIX
 from headgate.storage.admission import RowId
 from headgate.storage.claim_rows import LaneHead
 from headgate.storage.claiming import EXPIRED_A_VISIT, LOCKED_FOR
+from headgate.storage.driver import WakeQueues
 from headgate.storage.postgres.arrivals import MERGED_AT_ONCE, ProvenFront, merge
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.limit_time import correct_limit_time
@@ -91,7 +92,7 @@ LEAST_PORTION = 100
 LEFT_FOR = SECOND // 10
 """How long after a claim of the queues with a backlog the claimer of the others leaves many arrivals to it.
 
-After that time it looks again for lanes of its queues that were merged meanwhile.
+After that time it looks again for lanes of its queues that another process has merged meanwhile.
 """
 
 NEWEST_SHARE = 5
@@ -143,19 +144,26 @@ def _with_room_left(claim: Claim, claimed: Claimed) -> Claim:
 
 
 class Claimer:
-    """Makes claims of one process, one at a time.
+    """Makes claims of one process, one at a time. It calls `wake` for other queues whose arrivals it has merged.
 
     `beside` is the claimer of the queues with a backlog, if this one is that of the others. While that one merges many
     arrivals, this one merges only the newest of its own queues: their jobs do not wait for a long merge.
     """
 
     def __init__(
-        self, database: Database, time: StoreTime, clock: Clock, live: CachedRules, beside: Claimer | None = None
+        self,
+        database: Database,
+        time: StoreTime,
+        clock: Clock,
+        live: CachedRules,
+        wake: WakeQueues,
+        beside: Claimer | None = None,
     ) -> None:
         self._database = database
         self._time = time
         self._clock = clock
         self._live = live
+        self._wake = wake
         self._beside = beside
         self._claimed_at = 0
         self._expects_arrivals = True
@@ -330,10 +338,13 @@ class Claimer:
         queues: list[str] | None = None
         if claim is not None and self._leaves_arrivals:
             oldest, newest, queues = 0, LEAST_PORTION, list(claim.rooms)
-        place, self._has_more_arrivals = await merge(
+        merged = await merge(
             tx, self._last_place, self.low_watermarks, self._proven, oldest=oldest, newest=newest, queues=queues
         )
-        self._last_place = max(self._last_place, place)
+        self._has_more_arrivals = merged.has_more
+        self._last_place = max(self._last_place, merged.place)
+        if claim is not None and (others := set(merged.queues) - claim.rooms.keys()):
+            self._wake(others)
         if self._has_more_arrivals:
             # Twice as many at most: the time that a merge takes varies.
             fitting = self._portion * self._merge_time // max(1, self._clock.monotonic() - began)

@@ -117,8 +117,9 @@ class PostgresDriver(Driver):
         self._connections = connections
         self._time: StoreTime = OwnTime(clock) if own_time else ServerTime(clock)
         # A node may send two claims at the same time. What one has read says nothing about the queues of the other.
-        backlog = Claimer(self._database, self._time, clock, self.live)
-        self._claimers = [Claimer(self._database, self._time, clock, self.live, backlog), backlog]
+        backlog = Claimer(self._database, self._time, clock, self.live, self._wake_queues)
+        others = Claimer(self._database, self._time, clock, self.live, self._wake_queues, backlog)
+        self._claimers = [others, backlog]
         self._additions: Batcher[tuple[Sequence[NewJob], Sequence[NewBatch]]] = Batcher(self._add)
         self._reads: Mapping[ReadKind, Callable[[Work[Any]], Awaitable[Any]]] = {
             "engine": self._database.repeat,

@@ -208,7 +208,7 @@ waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
 
 -- name: merge [postgres]
 -- Count arrived jobs in their lanes. These lanes become due, or sleep until their earliest delayed job is due. Returns
--- the lanes that have become empty, or seem empty.
+-- the lanes that have become empty, or seem empty, and the queues of all of them.
 -- Arrivals of all queues are merged, the oldest first. Otherwise those of a queue that is paused, or that no node serves,
 -- would pile up, and each read of arrivals would pass them. They are read from :floor on; below it there are none. Where
 -- many are left, the :newest are merged, too: a job of another queue does not wait until all before it are merged. With
@@ -431,6 +431,7 @@ left_over AS (
 )
 SELECT
     coalesce(json_agg(id) FILTER (WHERE @seems_empty), '[]') AS seems_empty,
+    (SELECT coalesce(json_agg(DISTINCT queue), '[]') FROM summed) AS queues,
     max(since) FILTER (WHERE turn IS NULL) AS since,
     (SELECT count(*) FROM merged) AS merged, (SELECT max(id) FROM merged) AS last,
     (SELECT min(id) FROM headgate.arrival WHERE id >= :floor AND id NOT IN (SELECT id FROM merged)) AS first_left,
