@@ -24,7 +24,7 @@ LIMITS: dict[str, Limit] = {
 
 async def main(options: dict[str, Any]) -> None:
     if "migrations" in options:
-        migrations = read_migrations(Path(options["migrations"]))
+        migrations = read_migrations(Path(options["migrations"]), "postgres")
         schema.load_migrations = lambda _package: migrations  # type: ignore[attr-defined, assignment]
     # How soon a job of another release is noticed.
     backlog_migrator.NOTE_EVERY = backlog_migrator.SWEEP_EVERY = 0.5

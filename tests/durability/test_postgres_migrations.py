@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest_asyncio
 
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable, StorageUnusable
-from headgate.storage.migrations import load_migrations, read_migrations
+from headgate.storage.migrations import MIGRATIONS, load_migrations, read_migrations
 from headgate.storage.postgres import schema as schema_module
 from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import ask, session_at
@@ -51,15 +52,16 @@ class Release:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self._monkeypatch = monkeypatch
-        for migration in load_migrations("headgate.storage.postgres"):
-            self.add(f"{migration.number:04}_{migration.name}", migration.script)
+        shutil.copytree(MIGRATIONS, folder)
 
     def add(self, name: str, script: str) -> None:
         (self.folder / f"{name}.sql").write_text(script)
 
     def install(self) -> None:
         """From now on this process is that release."""
-        self._monkeypatch.setattr(schema_module, "load_migrations", lambda _package: read_migrations(self.folder))
+        self._monkeypatch.setattr(
+            schema_module, "load_migrations", lambda _package: read_migrations(self.folder, "postgres")
+        )
 
     def uninstall(self) -> None:
         self._monkeypatch.undo()
@@ -67,9 +69,7 @@ class Release:
 
 @pytest.fixture
 def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Release:
-    folder = tmp_path / "migrations"
-    folder.mkdir()
-    return Release(folder, monkeypatch)
+    return Release(tmp_path / "migrations", monkeypatch)
 
 
 # ---------------------------------------------------------------------------------------------- coming first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from headgate import JobState
-from headgate.storage.migrations import load_migrations
+from headgate.storage.migrations import MIGRATIONS
 from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.processes import Child, Children
 from tests.durability.release import program
@@ -35,11 +36,8 @@ BREAKING = (
 def folder_with(tmp_path: Path, name: str, *more: str) -> str:
     """The migrations of this release, and those of a later one."""
     folder = tmp_path / name
-    folder.mkdir()
-    known = load_migrations("headgate.storage.postgres")
-    for migration in known:
-        (folder / f"{migration.number:04}_{migration.name}.sql").write_text(migration.script)
-    for number, script in enumerate(more, len(known) + 1):
+    shutil.copytree(MIGRATIONS, folder)
+    for number, script in enumerate(more, len(list(MIGRATIONS.iterdir())) + 1):
         (folder / f"{number:04}_later.sql").write_text(script)
     return str(folder)
 

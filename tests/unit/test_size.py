@@ -27,7 +27,7 @@ BUDGETS = {
     "limits": 9_600,
     "observe": 2_400,
     "schedules": 1_900,
-    "storage": 23_400,
+    "storage": 23_050,
     "tasks": 5_000,
     "testing": 1_800,
 }

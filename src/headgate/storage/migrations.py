@@ -1,17 +1,39 @@
-"""Migrations: numbered scripts that are applied once each and never edited after a release."""
+"""Migrations: numbered scripts in `storage/sql/migrations` that are applied once each and never edited after a release.
+
+A script is written once, for both databases, with the words of PostgreSQL. SQLite accepts the types: it stores a
+`bigint` or a `boolean` as an integer. Where the two differ:
+
+- A line that ends with `-- [postgres]` or `-- [sqlite]` is for that database alone.
+- A line `-- [postgres]` or `-- [sqlite]` begins a section for that database alone, up to the next empty line. A script
+  with nothing but sections for one database changes nothing in the other.
+- SQLite ignores `COLLATE "C"` and `WITH (…)` after the columns of a table.
+- PostgreSQL ignores `WITHOUT ROWID`, and what checks the type of a value, because SQLite does not check it by itself:
+  `CHECK` with `json_valid(…)`, with `typeof(…)` or with `IN (0, 1)`.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from headgate.errors import StorageUnusable
 
+MIGRATIONS = Path(__file__).with_name("sql") / "migrations"
+
+_IGNORED = {
+    "postgres": re.compile(r" WITHOUT ROWID| CHECK \((?:[^()]*(?:json_valid|typeof)\(\w+\)[^()]*|\w+ IN \(0, 1\))\)"),
+    "sqlite": re.compile(r"""\bheadgate\.| COLLATE "C"|(?<=\)) WITH \([^()]*\)"""),
+}
+
 
 class Migration(NamedTuple):
-    """One script, `NNNN_name.sql`. If older releases cannot work after it, its first line begins with `-- breaking`."""
+    """One script, `NNNN_name.sql`. If older releases cannot work after it, its first line begins with `-- breaking`.
+
+    `script` is what it says to one database; `checksum` is that of the file.
+    """
 
     number: int
     name: str
@@ -27,19 +49,27 @@ class Migration(NamedTuple):
 
 
 def load_migrations(package: str) -> Sequence[Migration]:
-    """Return the scripts in the folder `migrations` of a package of this program, in order."""
-    return read_migrations(Path(__file__).parents[2].joinpath(*package.split("."), "migrations"))
+    """Return the scripts for the database of a package, such as `headgate.storage.sqlite`, in order."""
+    return read_migrations(MIGRATIONS, package.rpartition(".")[2])
 
 
-def read_migrations(folder: Path) -> Sequence[Migration]:
-    """Return the scripts in a folder, in order."""
+def read_migrations(folder: Path, database: str) -> Sequence[Migration]:
+    """Return the scripts in a folder for one database, `postgres` or `sqlite`, in order."""
     found: list[Migration] = []
     for entry in folder.iterdir():
         if entry.name.endswith(".sql"):
-            script = entry.read_text(encoding="utf-8")
+            text = entry.read_text(encoding="utf-8")
             number, _, name = entry.name.removesuffix(".sql").partition("_")
-            found.append(Migration(int(number), name, script, hashlib.sha256(script.encode()).hexdigest()))
+            checksum = hashlib.sha256(text.encode()).hexdigest()
+            found.append(Migration(int(number), name, _script_for(database, text), checksum))
     return sorted(found)
+
+
+def _script_for(database: str, text: str) -> str:
+    (other,) = _IGNORED.keys() - {database}
+    text = re.sub(rf"^(?:-- \[{other}\]\n(?:.+\n?)*|.+ -- \[{other}\](?:\n|\Z))", "", text, flags=re.MULTILINE)
+    text = re.sub(rf"^-- \[{database}\]\n| -- \[{database}\]$", "", text, flags=re.MULTILINE)
+    return _IGNORED[database].sub("", text)
 
 
 def require_none(missing: Sequence[Migration], known: Sequence[Migration], *, absent: str, where: str) -> None:

@@ -40,6 +40,7 @@ JOB = {
     "draws": "[]",
     "payload": "{}",
 }
+BLOCKED = {"state": "blocked", "waiting": False, "blocked": True, "follows": 7, "origin": "{}"}
 NODE = {
     "id": "node-1",
     "name": "a",
@@ -152,6 +153,7 @@ async def test_the_rows_of_these_tests_are_sound(postgres_url: str, schema: str)
     async with tables_of(postgres_url, schema) as tables:
         for table, row in ROWS.items():
             await tables.insert(table, **row)
+        await tables.insert("job", **{**JOB, **BLOCKED, "id": 2})
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,14 @@ async def test_the_rows_of_these_tests_are_sound(postgres_url: str, schema: str)
         ("job", {"state": "skipped", "waiting": False}),
         ("job", {"state": "succeeded", "finished_at": 5}),
         ("job", {"finished_at": 5}),
+        ("job", {"schedule": "nightly"}),
+        ("job", {**BLOCKED, "blocked": False}),
+        ("job", {**BLOCKED, "waiting": True}),
+        ("job", {**BLOCKED, "follows": None}),
+        ("job", {**BLOCKED, "origin": None}),
+        ("job", {**BLOCKED, "node": "node-1"}),
+        ("job", {**BLOCKED, "held": 1}),
+        ("job", {**BLOCKED, "finished_at": 5}),
         ("limit_setting", {"scope": "tenant"}),
         ("jobs_history", {"step": 0}),
         ("limit_history", {"step": 0}),

@@ -40,6 +40,7 @@ JOB = {
     "enqueued_at": 1,
     "payload": "{}",
 }
+BLOCKED = {"state": "blocked", "waiting": 0, "blocked": 1, "follows": 7, "origin": "{}"}
 NODE = {
     "id": "node-1",
     "name": "a",
@@ -103,6 +104,7 @@ ROWS: dict[str, dict[str, object]] = {
 def test_the_rows_of_these_tests_are_sound(schema: sqlite3.Connection) -> None:
     for table, row in ROWS.items():
         insert(schema, table, **row)
+    insert(schema, "job", **{**JOB, **BLOCKED, "id": 2})
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,9 @@ def test_the_rows_of_these_tests_are_sound(schema: sqlite3.Connection) -> None:
     [
         ("lane", {"draws": "not json"}),
         ("lane", {"behind": "bucket-1", "since": None, "wakes_at": 5}),
+        ("job", {"priority": -1}),
+        ("job", {"priority": 10}),
+        ("job", {"schedule": "nightly"}),
         ("job", {"state": "lost", "waiting": 0}),
         ("job", {"annotations": "not json"}),
         ("job", {"waiting": 0}),
@@ -125,10 +130,13 @@ def test_the_rows_of_these_tests_are_sound(schema: sqlite3.Connection) -> None:
         ("job", {"state": "succeeded", "finished_at": 5}),
         ("job", {"state": "failed", "finished_at": 5}),
         ("job", {"state": "cancelled", "finished_at": 5}),
-        ("job", {"state": "blocked", "waiting": 0}),
-        ("job", {"state": "blocked", "follows": 7}),
-        ("job", {"state": "blocked", "waiting": 0, "follows": 7, "held": 1}),
-        ("job", {"state": "blocked", "waiting": 0, "follows": 7, "finished_at": 5}),
+        ("job", {**BLOCKED, "blocked": 0}),
+        ("job", {**BLOCKED, "waiting": 1}),
+        ("job", {**BLOCKED, "follows": None}),
+        ("job", {**BLOCKED, "origin": None}),
+        ("job", {**BLOCKED, "node": "node-1"}),
+        ("job", {**BLOCKED, "held": 1}),
+        ("job", {**BLOCKED, "finished_at": 5}),
         ("job", {"finished_at": 5}),
         ("job", {"state": "running", "waiting": 0, "node": "node-1", "finished_at": 5}),
         ("job", {"run_at": 8.64e19}),
@@ -139,6 +147,8 @@ def test_the_rows_of_these_tests_are_sound(schema: sqlite3.Connection) -> None:
         ("job", {"options": "{timeout"}),
         ("job", {"enqueued_at": 1.5}),
         ("job", {"expires_at": 8.64e19}),
+        ("node", {"gone": "lost"}),
+        ("node", {"is_quiet": 2}),
         ("limit_time", {"id": 2}),
         ("jobs_history", {"step": 0}),
         ("jobs_history", {"waits": "[1"}),
