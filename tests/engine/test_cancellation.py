@@ -12,8 +12,10 @@ import pytest
 
 from headgate import Headgate, JobCancelled, JobFailed, JobState, RateLimited, RetryPolicy, Snooze, current_job
 from headgate.clock import SECOND, SystemClock
+from headgate.engine.executor import CancelledBy
 from headgate.errors import PayloadError
 from headgate.jobs.event import AttemptLingers
+from headgate.jobs.job import ClaimedJob
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, node_of
@@ -44,10 +46,14 @@ async def inner_group() -> None:
         group.create_task(fails())
 
 
-async def cancels_itself() -> None:
+def cancel_this_task() -> None:
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
+
+
+async def cancels_itself() -> None:
+    cancel_this_task()
     await asyncio.sleep(5)
 
 
@@ -71,6 +77,76 @@ def test_a_cancellation_by_a_library_of_the_handler_is_an_ordinary_failure(failu
             assert first.outcome == "failed"
             assert first.error is not None
             assert failure.__name__ in (first.error.traceback or ""), "it is told where it came from"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("error", [None, ConnectionError()])
+def test_an_attempt_that_cancels_itself_and_ends_in_its_first_step_has_failed(error: Exception | None) -> None:
+    """Nothing awaits after the cancellation, so it reaches only the asyncio task of the attempt."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retry=RetryPolicy(delays=[1]))
+        async def call() -> str:
+            if current_job().attempt == 1:
+                cancel_this_task()
+                if error is not None:
+                    raise error
+            return "done"
+
+        async with app:
+            job = await call.enqueue()
+            assert await job.result() == "done"
+            (first,) = (await app.admin.job(job.id)).attempts
+            assert first.outcome == "failed"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    "cause", [CancelledBy.USER, CancelledBy.TIMEOUT, CancelledBy.SHUTDOWN, CancelledBy.LEASE, None]
+)
+def test_an_attempt_that_is_cancelled_before_its_first_step_ends_by_its_cause_and_frees_its_slot(
+    cause: CancelledBy | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then no line of its coroutine runs. Without a cause, other code in the process has cancelled its task."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, concurrency=1)
+        runs: list[int] = []
+
+        @app.task(retry=RetryPolicy(delays=[1]), timeout=60)
+        async def work() -> str:
+            runs.append(current_job().attempt)
+            return "done"
+
+        async with app:
+            attempts = node_of(app).attempts
+            start = attempts.start
+
+            def start_and_cancel(job: ClaimedJob) -> None:
+                monkeypatch.setattr(attempts, "start", start)
+                before = asyncio.all_tasks()
+                start(job)
+                (task,) = asyncio.all_tasks() - before
+                if cause is None:
+                    task.cancel()
+                else:
+                    attempts.cancel(job.id, cause)
+
+            monkeypatch.setattr(attempts, "start", start_and_cancel)
+            job = await work.enqueue()
+            if cause is CancelledBy.USER:
+                with pytest.raises(JobCancelled):
+                    await job.result()
+                assert not runs
+            else:
+                assert await job.result() == "done"
+                assert runs == [2 if cause in (CancelledBy.TIMEOUT, None) else 1], "a returned attempt is not spent"
+            assert node_of(app).statistics()["busy"] == {"default": 0}
+            assert len(attempts) == 0
 
     run_virtual(main)
 
