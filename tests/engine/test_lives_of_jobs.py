@@ -606,6 +606,25 @@ def test_an_error_in_a_task_of_a_handler_ends_at_most_its_job(raised: type[BaseE
     run_virtual(main)
 
 
+def test_a_task_factory_that_was_set_over_that_of_a_node_works_after_the_node_has_ended() -> None:
+    """The fault: it called the factory of the node, which raised KeyError, so the program could start no more tasks."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, loop = Headgate("memory://", clock=clock), asyncio.get_running_loop()
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            # Then the node runs.
+            await (await work.enqueue()).result()
+            inner: Any = loop.get_task_factory()
+            loop.set_task_factory(lambda *arguments, **options: inner(*arguments, **options))
+        assert await asyncio.create_task(asyncio.sleep(0, "started")) == "started"
+
+    run_virtual(main)
+
+
 def test_no_error_of_a_handler_ends_the_node() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -12,8 +13,8 @@ from headgate.tasks.context import is_in_job
 
 T = TypeVar("T")
 
-_installed: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, Any]] = WeakKeyDictionary()
-# How many nodes run on a loop, and the task factory that it had before the first of them.
+_installed: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, Any, Any]] = WeakKeyDictionary()
+# How many nodes run on a loop, its task factory while they do, and the one that it had before.
 
 
 def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
@@ -21,25 +22,25 @@ def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
     asyncio raises these two out of the running loop. Each call needs one call of `unguard_tasks`.
     """
-    count, before = _installed.get(loop, (0, loop.get_task_factory()))
-    _installed[loop] = count + 1, before
+    count, factory, before = _installed.get(loop, (0, None, loop.get_task_factory()))
     if not count:
-        loop.set_task_factory(_factory)
+        factory = partial(_create_task, before)
+        loop.set_task_factory(factory)
+    _installed[loop] = count + 1, factory, before
 
 
 def unguard_tasks(loop: asyncio.AbstractEventLoop) -> None:
     """Undo one `guard_tasks`; the last call restores the task factory of the loop, unless it was replaced since."""
-    count, before = _installed.pop(loop)
+    count, factory, before = _installed.pop(loop)
     if count > 1:
-        _installed[loop] = count - 1, before
-    elif loop.get_task_factory() is _factory:
+        _installed[loop] = count - 1, factory, before
+    elif loop.get_task_factory() is factory:
         loop.set_task_factory(before)
 
 
-def _factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+def _create_task(before: Any, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
     if is_in_job() and asyncio.iscoroutine(coroutine):
         coroutine = _Guarded(coroutine)
-    before = _installed[loop][1]
     return asyncio.Task(coroutine, loop=loop, **options) if before is None else before(loop, coroutine, **options)
 
 
