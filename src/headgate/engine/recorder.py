@@ -95,7 +95,7 @@ class Recorder:
                     locked = await self._reporter.flush({job.id for job, *_ in self._writing})
                     self._keep_locked([each for each in self._writing if each[0].id in locked])
                 if self._writing:
-                    written = await self._finish([ending for _, ending, *_ in self._writing])
+                    written = await self._finish([each[1] for each in self._writing])
                     self._keep_locked(
                         [each for each, was_written in zip(self._writing, written, strict=True) if was_written is None]
                     )
@@ -188,34 +188,32 @@ class Recorder:
     def _publish(self, written: Sequence[bool]) -> None:
         self._history_writer.note_ended(self._writing if all(written) else list(compress(self._writing, written)))
         # Checked once: events without a listener are not created.
-        wanted = self._bus.has_listener(JobFinished) or self._bus.has_listener(JobFailure)
+        wanted = [kind for kind in (JobFinished, JobFailure) if self._bus.has_listener(kind)]
         for (job, ending, _, then, ran), was_written in zip(self._writing, written, strict=True):
-            if was_written:
-                if wanted or not isinstance(ending, Finished):
-                    self._publish_ending(job, ending, ran)
-                if then is not None:
-                    then()
-            else:
+            if not was_written:
                 self._bus.publish(EndingRefused(at=self._clock.now(), job_id=job.id, task=job.task))
-
-    def _publish_ending(self, job: ClaimedJob, ending: Ending, ran: float | None) -> None:
-        match ending:
-            case Finished():
-                kind = JobFailure if ending.state is JobState.FAILED else JobFinished
-                if self._bus.has_listener(kind):
-                    self._bus.publish(
-                        kind(
-                            at=self._clock.now(),
-                            job_id=job.id,
-                            task=job.task,
-                            queue=job.queue,
-                            attempt=job.attempt,
-                            state=ending.state,
-                            error=ending.error,
-                            ran=ran,
-                            waited=max(0, job.started_at - job.run_at) / SECOND,
-                        )
+                continue
+            if isinstance(ending, Returned):
+                self._publish_returned(job, ending, ran)
+            elif (kind := JobFailure if ending.state is JobState.FAILED else JobFinished) in wanted:
+                self._bus.publish(
+                    kind(
+                        at=self._clock.now(),
+                        job_id=job.id,
+                        task=job.task,
+                        queue=job.queue,
+                        attempt=job.attempt,
+                        state=ending.state,
+                        error=ending.error,
+                        ran=ran,
+                        waited=max(0, job.started_at - job.run_at) / SECOND,
                     )
+                )
+            if then is not None:
+                then()
+
+    def _publish_returned(self, job: ClaimedJob, ending: Returned, ran: float | None) -> None:
+        match ending:
             case Returned(spent=True, run_at=int(run_at)):
                 self._bus.publish(
                     JobRetried(
