@@ -74,11 +74,6 @@ class Finished(msgspec.Struct, frozen=True, gc=False, array_like=True):
     error: JobError | None = None
     charge: Charge | None = None
 
-    @property
-    def charged_at(self) -> int | None:
-        """When its start counts (limit time), if that differs from its claim."""
-        return None if self.charge is None else self.charge.at
-
 
 class Returned(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The job waits again in its lane.

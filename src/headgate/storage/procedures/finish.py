@@ -153,18 +153,20 @@ async def finish_plain(
     plain = [ending for ending in endings if _is_plain(ending)]
     if not plain:
         return ()
+    # As tuples, which are sent as they are.
+    rows = [(each.id, each.fence, each.result, None if each.charge is None else each.charge.at) for each in plain]
     if not tx.has_one_writer:
         # By this statement, not by a second one: a job that ends may be pruned before that.
         statement = "finish_free" if passes_locked else "finish_plain"
-        written = set(await tx.value(statement, ended=plain, node=node, now=tx.now) or ())
+        written = set(await tx.value(statement, ended=rows, node=node, now=tx.now) or ())
         are_all = len(written) == len(plain)
-        return {(ending.id, ending.fence) for ending in plain if are_all or job_number(ending.id) in written}
+        return [(each.id, each.fence) for each in plain if are_all or job_number(each.id) in written]
     # Only the number of rows is returned: each returned row is a step of its own, and their ids are seldom needed.
-    count = await tx.execute("finish_plain", ended=plain, node=node, now=tx.now)
+    count = await tx.execute("finish_plain", ended=rows, node=node, now=tx.now)
     if not count:
         return ()
     if count == len(plain):
-        return {(ending.id, ending.fence) for ending in plain}
+        return [(each.id, each.fence) for each in plain]
     return await _written_before(tx, node, plain)
 
 
