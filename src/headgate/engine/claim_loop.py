@@ -157,23 +157,24 @@ class ClaimLoop:
         return jobs if owned is None else [job for job in jobs if owned.get(job.id) == job.fence]
 
     def _start(self, jobs: Sequence[ClaimedJob]) -> None:
+        runnable = self._registry.runnable(self._labels).names
         for job in jobs:
             if self._stopping.is_set():
                 # The node was stopped during the claim.
                 self._outcomes.hand_back(job)
-            elif (changed := self._changed_by_hand(job)) is not None:
+            elif (changed := self._changed_by_hand(job, runnable)) is not None:
                 note_unreadable("job", job.id, changed)
                 self._outcomes.hand_back(job, delay=CHANGED_PAUSE)
             else:
                 self._attempts.start(job)
 
-    def _changed_by_hand(self, job: ClaimedJob) -> str | None:
+    def _changed_by_hand(self, job: ClaimedJob, runnable: frozenset[str]) -> str | None:
         """Return what is wrong with a job that this claim did not ask for; None if nothing.
 
         A claim takes jobs by their gates, and a gate is of one task in one queue. So a job with this node's gate and
         another task or queue was changed in the database. It waits like the jobs of an unknown task.
         """
-        if job.task not in self._registry.runnable(self._labels).names:
+        if job.task not in runnable:
             return f"task: it is {job.task!r}, which this node does not run, but its gate is that of another task"
         if job.queue not in self._slots.capacity:
             return f"queue: it is {job.queue!r}, which is not served here, but its gate is that of another queue"

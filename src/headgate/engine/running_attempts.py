@@ -183,16 +183,16 @@ class RunningAttempts:
 
     def _attempt_ended(self, attempt: RunningAttempt, done: asyncio.Task[Outcome]) -> None:
         thread = attempt.thread
-        goes_on = thread is not None and not thread.done()
-        if thread is not None and goes_on:
+        if thread is None or thread.done():
+            self._forget(attempt)
+            self._release_slot(attempt)
+        else:
             thread.add_done_callback(lambda ended: self._thread_ended(attempt, ended))
             if self._may_hold_permits(attempt) and attempt.cause is not CancelledBy.DISOWNED and not self._is_leaving:
                 # The ending releases its permits, and the work that they guard still runs.
                 self._waiting_for_thread[attempt] = done
                 return
-        self._forget(attempt)
-        if not goes_on:
-            self._release_slot(attempt)
+            self._forget(attempt)
         self._conclude(attempt, done)
 
     def _thread_ended(self, attempt: RunningAttempt, ended: asyncio.Future[Any]) -> None:
