@@ -62,25 +62,22 @@ if TYPE_CHECKING:
     from headgate.limits.key import header
     from headgate.limits.rate_limit import RateLimit
     from headgate.limits.sliding_window import SlidingWindow
-    from headgate.limits.standalone.decision import Decision
-    from headgate.limits.standalone.limit_rate import limit_rate
+    from headgate.limits.standalone.budget import Decision
     from headgate.limits.standalone.limiter import Limiter
-    from headgate.limits.standalone.rate_gate import RateGate
+    from headgate.limits.standalone.rate_gate import RateGate, limit_rate
     from headgate.limits.strict_rate import StrictRate
     from headgate.schedules.calendar import Calendar
     from headgate.schedules.cron import Cron
     from headgate.schedules.every import Every
     from headgate.tasks.aes_gcm import AesGcm
-    from headgate.tasks.attempt_context import AttemptContext
     from headgate.tasks.codec import Codec
-    from headgate.tasks.context import JobContext, current_job, current_jobs
-    from headgate.tasks.job_draft import JobDraft
+    from headgate.tasks.compression import Zlib, Zstd
+    from headgate.tasks.context import AttemptContext, JobContext, current_job, current_jobs
+    from headgate.tasks.hooks import JobDraft
     from headgate.tasks.payload_folder import PayloadFolder
     from headgate.tasks.resource import INJECTED
     from headgate.tasks.signals import Cancel, Fail, RateLimited, Retry, Snooze
     from headgate.tasks.status import BatchStatus, JobStatus, ScheduleStatus
-    from headgate.tasks.zlib import Zlib
-    from headgate.tasks.zstd import Zstd
     from headgate.version import __version__
 
 __all__ = [
@@ -237,8 +234,8 @@ _PLACES = {
     "header": "headgate.limits.key",
     "RateLimit": "headgate.limits.rate_limit",
     "SlidingWindow": "headgate.limits.sliding_window",
-    "Decision": "headgate.limits.standalone.decision",
-    "limit_rate": "headgate.limits.standalone.limit_rate",
+    "Decision": "headgate.limits.standalone.budget",
+    "limit_rate": "headgate.limits.standalone.rate_gate",
     "Limiter": "headgate.limits.standalone.limiter",
     "RateGate": "headgate.limits.standalone.rate_gate",
     "StrictRate": "headgate.limits.strict_rate",
@@ -246,12 +243,12 @@ _PLACES = {
     "Cron": "headgate.schedules.cron",
     "Every": "headgate.schedules.every",
     "AesGcm": "headgate.tasks.aes_gcm",
-    "AttemptContext": "headgate.tasks.attempt_context",
+    "AttemptContext": "headgate.tasks.context",
     "Codec": "headgate.tasks.codec",
     "JobContext": "headgate.tasks.context",
     "current_job": "headgate.tasks.context",
     "current_jobs": "headgate.tasks.context",
-    "JobDraft": "headgate.tasks.job_draft",
+    "JobDraft": "headgate.tasks.hooks",
     "PayloadFolder": "headgate.tasks.payload_folder",
     "INJECTED": "headgate.tasks.resource",
     "Cancel": "headgate.tasks.signals",
@@ -262,8 +259,8 @@ _PLACES = {
     "BatchStatus": "headgate.tasks.status",
     "JobStatus": "headgate.tasks.status",
     "ScheduleStatus": "headgate.tasks.status",
-    "Zlib": "headgate.tasks.zlib",
-    "Zstd": "headgate.tasks.zstd",
+    "Zlib": "headgate.tasks.compression",
+    "Zstd": "headgate.tasks.compression",
     "__version__": "headgate.version",
 }
 """The module of each name: the same as the imports above, which only type checkers follow."""

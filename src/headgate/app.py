@@ -25,8 +25,7 @@ from headgate.client.declaration import (
 from headgate.client.flow import BatchPlan, ChainPlan, require_plan
 from headgate.client.handler import Handler, mark_declared
 from headgate.client.handles import Batch, Job, Schedule
-from headgate.client.opening import Opening, require_no_loop
-from headgate.client.portal import Leave
+from headgate.client.portal import Leave, Opening, require_no_loop
 from headgate.client.sync_app import SyncApp
 from headgate.client.task import Task
 from headgate.clock import Clock, Duration, SystemClock
@@ -46,24 +45,22 @@ from headgate.jobs.labels import parse_labels
 from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.limit import Limit, OnLimit, WaitTerms, changed, wait_terms
-from headgate.limits.standalone.current_buckets import CurrentBuckets
-from headgate.limits.standalone.decision import Decision
+from headgate.limits.standalone.app_limiter import CurrentBuckets, ReportingLimiter
+from headgate.limits.standalone.budget import Decision
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
-from headgate.limits.standalone.reporting_limiter import ReportingLimiter
 from headgate.observe.instrument import Instrument, Observed
 from headgate.schedules.trigger import Trigger
 from headgate.settings import load_settings, require_store_url, storage_url
-from headgate.storage.address import StoreAddress
-from headgate.storage.choice import address_of, choose_storage
+from headgate.storage.choice import StoreAddress, address_of, choose_storage
 from headgate.storage.store import Store
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.suggestion import did_you_mean
 from headgate.tasks.alert import AlertFunction, declared_alert, require_known_tasks
 from headgate.tasks.call import Call
-from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.chunk import Chunk, chunk_of
 from headgate.tasks.codec import Codec, Codecs
+from headgate.tasks.executor_kind import IN_CHILD
 from headgate.tasks.hooks import AroundAttempt, AroundEnqueue, Moment
 from headgate.tasks.modules import import_modules, require_module_names, require_one_app
 from headgate.tasks.options import HandlerOptions, TaskOptions

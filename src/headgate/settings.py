@@ -12,7 +12,8 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
-from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes, parse_count, parse_seconds
+from headgate.arguments import MEBIBYTE, MOST_SLOTS, duration_in, parse_bytes, parse_count, parse_seconds
+from headgate.clock import SECOND
 from headgate.errors import DeclarationError
 from headgate.escaping import one_line
 from headgate.jobs.audit import AuditLevel, audit_level
@@ -20,14 +21,14 @@ from headgate.jobs.identity import require_process_name
 from headgate.jobs.labels import labels_in, parse_labels
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention, parse_retention, retention_of
 from headgate.jobs.retry import DEFAULT_RETRY, RetryPolicy, require_policy
-from headgate.jobs.written import parse_switch
-from headgate.jobs.written_retry import parse_retry
 from headgate.limits.limit import OnLimit, wait_terms
 from headgate.urls import displayed_url
 
 MAX_LOG_LINES = 100_000
 
 MAX_RELEASE = 100
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 _OTHER_VARIABLES = frozenset(
     {"HEADGATE_URL", "HEADGATE_APP", "HEADGATE_DASHBOARD_USERS", "HEADGATE_DEMONSTRATION", "HEADGATE_WORKER_NUMBER"}
@@ -257,3 +258,37 @@ def _require_release(release: object) -> None:
             f"release={release!r:.80} is not a release: write 1 to {MAX_RELEASE} printable characters, such as the "
             "commit or the version of your program"
         )
+
+
+def parse_switch(text: str, name: str) -> bool:
+    """Return True for on and False for off. Raises DeclarationError with the `name` of the variable."""
+    try:
+        return _SWITCH[text.strip().lower()]
+    except KeyError:
+        raise DeclarationError(f"{name}={text!r} must be one of {', '.join(_SWITCH)}") from None
+
+
+def parse_retry(text: str, name: str = "HEADGATE_RETRY") -> RetryPolicy:
+    """Parse `5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or `delays=1s+1m+1h`.
+
+    Filters and functions have no text form; use code for them. Raises DeclarationError with the `name` of the variable.
+    """
+    options: dict[str, Any] = {}
+    is_number = "=" not in text
+    for part in [text] if is_number else text.split(","):
+        word, _, value = (piece.strip() for piece in (f"retries={part}" if is_number else part).partition("="))
+        match word:
+            case "retries" if value.isdecimal():
+                options[word] = int(value)
+            case "base" | "cap" | "delay" if (length := duration_in(value)) is not None:
+                options[word] = length / SECOND
+            case "delays" if None not in (delays := [duration_in(each) for each in value.split("+")]):
+                options[word] = [length / SECOND for length in delays if length is not None]
+            case "jitter":
+                options[word] = parse_switch(value, f"{name}: jitter")
+            case _:
+                raise DeclarationError(
+                    f"{name}={text!r}: {part.strip()!r} cannot be read; write 5, retries=5,base=2s,cap=10m,jitter=off, "
+                    "retries=5,delay=30s, or delays=1s+1m+1h (s, m, h, d, w)"
+                )
+    return RetryPolicy(**options)

@@ -26,7 +26,7 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.claim import SOON
 from headgate.storage.records import Claim, Room
-from headgate.storage.row_ids import bucket_id
+from headgate.storage.stored_rows import bucket_id
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, recover
 from tests.conformance.storage_suite.ties import add_batch, follow

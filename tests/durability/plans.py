@@ -13,9 +13,9 @@ import asyncpg
 from headgate.clock import SECOND
 from headgate.jobs.identity import job_text
 from headgate.jobs.job import Draw
-from headgate.storage.json_text import as_json
 from headgate.storage.postgres.dialect import shapes_of, statements_of
-from headgate.storage.row_ids import bucket_id, lane_id
+from headgate.storage.statements import as_json
+from headgate.storage.stored_rows import bucket_id, lane_id
 
 HOUR = 3600 * SECOND
 

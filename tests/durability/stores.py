@@ -14,7 +14,7 @@ from headgate.jobs.identity import job_text
 from headgate.jobs.job import Draw, NewJob
 from headgate.limits.limit import AnyRule
 from headgate.storage.records import Claim, Room
-from headgate.storage.sqlite.checkpointer import Checkpointer
+from headgate.storage.sqlite.connection import Checkpointer
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.internals import writer_of
 

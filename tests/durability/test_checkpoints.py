@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from headgate import Headgate, current_job
 from headgate.clock import SystemClock
-from headgate.storage.sqlite import checkpointer
-from headgate.storage.sqlite.checkpointer import Checkpointer
+from headgate.storage.sqlite import connection as sqlite_file
+from headgate.storage.sqlite.connection import Checkpointer
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.stores import checkpointer_of, look_at_the_log, new_job, on_writer
 from tests.until import result_within, until
@@ -26,7 +26,7 @@ FRAME = 4096 + 24
 @pytest_asyncio.fixture
 async def storages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[SqliteStorage]]:
     """Two users of one file, whose log is due for a checkpoint after a few frames."""
-    monkeypatch.setattr(checkpointer, "CHECKPOINT_EVERY", EVERY)
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_EVERY", EVERY)
     async with contextlib.AsyncExitStack() as opened:
         storages = [SqliteStorage(tmp_path / "jobs.db", SystemClock(), synchronous="OFF") for _ in range(2)]
         for storage in storages:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headgate import Headgate, JobFailed
-from headgate.storage.process import is_running, process_started
+from headgate.storage.procedures.nodes import is_running, process_started
 from tests.durability.processes import Child, Children
 from tests.postgres_server import PostgresServer
 from tests.until import result_within

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate.engine.call_groups import group_calls
+from headgate.engine.enqueuer import group_calls
 from headgate.jobs.identity import job_number
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of

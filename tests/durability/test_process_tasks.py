@@ -14,7 +14,7 @@ import pytest
 
 from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, ProcessDied, RetryPolicy, StrictRate
 from headgate.jobs.report import too_many
-from headgate.tasks.attempt_context import AttemptContext
+from headgate.tasks.context import AttemptContext
 from tests.durability import process_bodies as bodies
 from tests.durability import slow_bodies
 from tests.durability.processes import Children

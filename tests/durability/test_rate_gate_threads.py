@@ -15,9 +15,8 @@ from headgate.clock import SECOND, SystemClock
 from headgate.errors import GateClosed
 from headgate.limits.concurrency import Mutex
 from headgate.limits.rate_limit import RateLimit
-from headgate.limits.standalone.limit_rate import limit_rate
 from headgate.limits.standalone.limiter import Limiter
-from headgate.limits.standalone.rate_gate import RateGate
+from headgate.limits.standalone.rate_gate import RateGate, limit_rate
 from headgate.limits.strict_rate import StrictRate
 from tests.durability.thread_time import ThreadTime
 from tests.durability.threads import InThread, side_by_side

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headgate import FixedWindow, Headgate, Mutex, current_job
-from headgate.engine.peer_recovery import PeerRecovery
+from headgate.engine.node_watch import PeerRecovery
 from headgate.jobs.event import ClockSkewed, EndingRefused, Event, NodeDeclaredDead, NodeLost, StorageFailed
 from headgate.storage.records import Peer
 from tests.internals import node_of

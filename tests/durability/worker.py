@@ -25,16 +25,16 @@ from headgate.engine.node_watch import NodeWatch
 from headgate.jobs.event import Event
 from headgate.jobs.lifecycle import Ending
 from headgate.storage import driver
+from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.claim import claim_alone
 from headgate.storage.procedures.finish import AllFinished, finish_all
-from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite import driver as sqlite_driver
 from headgate.storage.sqlite import peer_notifier
-from headgate.storage.sqlite.checkpointer import Checkpointer
+from headgate.storage.sqlite.connection import Checkpointer
 from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.peer_notifier import PeerNotifier
-from headgate.storage.sqlite.reader import Reader
+from headgate.storage.sqlite.threads import Reader
 from headgate.storage.store import Store
 from tests.internals import app_on
 

@@ -44,8 +44,7 @@ from headgate.admin import JobQuery
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.engine.backlog_migrator import LOADED_AT_ONCE
 from headgate.engine.bus import EventBus
-from headgate.engine.folder_sweeper import FolderSweeper
-from headgate.engine.large_payloads import AT_ONCE, MARKER, MAX_FAILURES_IN_A_ROW, LargePayloads
+from headgate.engine.large_payloads import AT_ONCE, MARKER, MAX_FAILURES_IN_A_ROW, FolderSweeper, LargePayloads
 from headgate.jobs.encoded import codecs_of, is_in_folder
 from headgate.jobs.event import Event, JobNotMigrated, StorageFailed
 from headgate.storage.sqlite.memory import MemoryStorage

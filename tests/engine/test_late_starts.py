@@ -21,7 +21,7 @@ from headgate import (
     current_job,
 )
 from headgate.clock import SECOND
-from headgate.engine.late_start import MOVES, TOLERATED
+from headgate.engine.charge import MOVES, TOLERATED
 from headgate.errors import StorageUnavailable
 from headgate.limits.limit import AnyRule, Limit
 from headgate.storage.records import Claim, Claimed, StartMove

@@ -9,7 +9,7 @@ import pytest
 from headgate import Headgate, RateLimit, RetryPolicy, Zlib, batch, chain, result_of
 from headgate.errors import DeclarationError, JobFailed, PayloadError
 from headgate.jobs.state import JobState
-from headgate.tasks.job_draft import JobDraft
+from headgate.tasks.hooks import JobDraft
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
 from tests.internals import client_of

@@ -11,8 +11,7 @@ import pytest
 from headgate import DeclarationError, Every, Headgate, JobFailed, JobState, RetryPolicy, batch, chain, current_job
 from headgate.admin import JobQuery
 from headgate.storage.sqlite.memory import MemoryStorage
-from headgate.tasks.attempt_context import AttemptContext
-from headgate.tasks.context import JobContext, current_jobs
+from headgate.tasks.context import AttemptContext, JobContext, current_jobs
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
 

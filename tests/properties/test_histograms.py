@@ -8,7 +8,7 @@ from math import ceil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.jobs.histogram import BOUNDS, BUCKETS, added, percentile, trimmed
+from headgate.jobs.history import BOUNDS, BUCKETS, added, percentile, trimmed
 from tests.seeds import examples
 
 thorough = settings(max_examples=examples(50, 200))

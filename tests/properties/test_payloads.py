@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from headgate import PayloadError
 from headgate.tasks.payload import PayloadType
-from headgate.tasks.round_trip import first_difference
+from headgate.tasks.values import first_difference
 from tests.seeds import examples
 
 

@@ -16,18 +16,23 @@ from hypothesis import strategies as st
 from headgate.clock import SECOND, microseconds
 from headgate.errors import CostExceedsLimit
 from headgate.jobs.job import ClaimedJob, JobError, JobState
-from headgate.jobs.lifecycle import FOLLOWS, UNREADABLE_TRIES, Ending, Finished, Returned, decide
-from headgate.jobs.outcome import (
+from headgate.jobs.lifecycle import (
+    FOLLOWS,
+    UNREADABLE_TRIES,
     CalleeRateLimited,
     Cancelled,
+    Ending,
     Failed,
     FailedFinally,
+    Finished,
     Interrupted,
     Outcome,
     RetryRequested,
+    Returned,
     Snoozed,
     Succeeded,
     Unreadable,
+    decide,
 )
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.rate import Rate, parse_rate

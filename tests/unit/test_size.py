@@ -16,23 +16,23 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 2_520,  # the modules beside the packages
+    "": 2_560,  # the modules beside the packages
     "admin": 5_400,
     "cli": 8_020,
-    "client": 2_850,
+    "client": 2_800,
     "contrib": 3_100,
-    "engine": 10_500,
+    "engine": 10_400,
     "http": 18_700,
-    "jobs": 3_800,
-    "limits": 9_600,
+    "jobs": 3_600,
+    "limits": 9_550,
     "observe": 2_400,
-    "schedules": 1_900,
-    "storage": 23_050,
-    "tasks": 5_000,
+    "schedules": 1_850,
+    "storage": 23_000,
+    "tasks": 4_970,
     "testing": 1_800,
 }
 
-JOB_RECORDS = 50
+JOB_RECORDS = 49
 """Record types whose name contains Job: each further one says what another has said."""
 
 

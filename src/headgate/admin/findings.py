@@ -13,7 +13,7 @@ from headgate.admin.alerts import AlertStatus
 from headgate.admin.checkup import Checkup
 from headgate.admin.nodes import NodeStatus
 from headgate.clock import SECOND, to_datetime
-from headgate.engine.skew import MAX_SKEW
+from headgate.engine.lease_keeper import MAX_SKEW
 from headgate.plural import counted
 from headgate.storage.facts import (
     NETWORK_FILESYSTEMS,

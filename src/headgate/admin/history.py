@@ -12,8 +12,7 @@ from operator import attrgetter
 from headgate.arguments import parse_duration
 from headgate.clock import SECOND, Duration, to_datetime
 from headgate.errors import DeclarationError
-from headgate.jobs.histogram import percentile
-from headgate.jobs.history import ALL, KEPT_FOR, LIMIT_STEPS, JobsStep, step_at
+from headgate.jobs.history import ALL, KEPT_FOR, LIMIT_STEPS, JobsStep, percentile, step_at
 from headgate.jobs.job import Draw
 from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule

@@ -21,9 +21,7 @@ from headgate.client.handles import Batch, Chain, Job, Schedule
 from headgate.client.portal import Portal, WaitingThread
 from headgate.clock import SECOND, Clock, to_datetime
 from headgate.engine.app_lifecycle import AppLifecycle
-from headgate.engine.batch_watch import wait_for_batch
 from headgate.engine.bus import EventBus
-from headgate.engine.call_groups import CallGroup, group_calls
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.enqueue_hooks import (
     call_around_enqueue,
@@ -32,15 +30,14 @@ from headgate.engine.enqueue_hooks import (
     drafts_of_flow,
     drafts_of_groups,
 )
-from headgate.engine.enqueuer import Enqueuer
+from headgate.engine.enqueuer import CallGroup, Enqueuer, group_calls
+from headgate.engine.guards import in_thread
 from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.limiter_counts import LimiterCounts
 from headgate.engine.node import Node
 from headgate.engine.remote_limits import RemoteLimits
-from headgate.engine.result import result_of
-from headgate.engine.result_watch import ResultWatch
-from headgate.engine.threads import in_thread
+from headgate.engine.results import ResultWatch, result_of, wait_for_batch
 from headgate.errors import DeclarationError, JobNotFound, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused, QueueUnserved
@@ -48,12 +45,12 @@ from headgate.jobs.identity import IdSource, with_new_ids
 from headgate.jobs.job import JobRecord, JobState
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.observe.log import log_event, logged_kinds, unserved_text
-from headgate.storage.address import StoreAddress
+from headgate.storage.choice import StoreAddress
 from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.store import Store
 from headgate.tasks.call import Call, FlowBatch, FlowCall
-from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.definition import TaskDefinition
+from headgate.tasks.executor_kind import IN_CHILD
 from headgate.tasks.modules import require_not_imported
 from headgate.tasks.payload_folder import PayloadFolder
 from headgate.tasks.registry import Registry

@@ -16,7 +16,7 @@ from headgate.jobs.retry import require_policy
 from headgate.jobs.tags import parse_tags
 from headgate.tasks.callbacks import Callbacks
 from headgate.tasks.chunk import Chunk, function_of_one
-from headgate.tasks.executor_kind import Executor, executor_of, require_no_generator
+from headgate.tasks.executor_kind import Executor, executor_of, require_importable, require_no_generator
 from headgate.tasks.gate import bind_limits
 from headgate.tasks.name import require_name
 from headgate.tasks.options import (
@@ -29,7 +29,6 @@ from headgate.tasks.options import (
     require_switch,
 )
 from headgate.tasks.payload import PayloadType
-from headgate.tasks.process_body import require_importable
 from headgate.tasks.queue import DEFAULT_QUEUE
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import needs_of

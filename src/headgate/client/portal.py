@@ -1,4 +1,4 @@
-"""The portal to an app's event loop: code that cannot await runs coroutines through it."""
+"""The portal to an app's event loop: code that cannot await runs coroutines through it, and opens the app with it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakMethod
 
 from headgate.errors import HeadgateError, NotOpen
 
 P = ParamSpec("P")
+A = TypeVar("A")
 T = TypeVar("T")
 
 CLOSE_AT_EXIT_TIMEOUT = 5.0
@@ -282,3 +284,45 @@ def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
+
+
+class Opening(Generic[A]):
+    """Keeps an app open for a block: `async with app.open():`, or `with app.open():` in a thread without an event loop.
+
+    The value of the block is the app. With `with`, the app is open on an event loop of its own in the background.
+    """
+
+    def __init__(self, app: A, portal: Portal, enter: Callable[[], AbstractAsyncContextManager[A]]) -> None:
+        self._app = app
+        self._portal = portal
+        self._enter = enter
+        self._entered: list[AbstractAsyncContextManager[A]] = []
+        self._leave: list[Leave] = []
+
+    async def __aenter__(self) -> A:
+        context = self._enter()
+        await context.__aenter__()
+        self._entered.append(context)
+        return self._app
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._entered.pop().__aexit__(kind, error, traceback)
+
+    def __enter__(self) -> A:
+        require_no_loop("async with app.open():")
+        self._leave.append(self._portal.enter(self._enter()))
+        return self._app
+
+    def __exit__(self, *details: object) -> None:
+        self._leave.pop()()
+
+
+def require_no_loop(instead: str) -> None:
+    """Raise TypeError in a thread that runs an event loop, which a block that cannot await would stop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise TypeError(f"an event loop runs in this thread, and `with` would block it: write `{instead}`")

@@ -17,7 +17,7 @@ from functools import partial
 
 from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
 from headgate.engine.error_text import summarize_error
-from headgate.engine.threads import in_thread
+from headgate.engine.guards import in_thread
 from headgate.errors import HeadgateError
 from headgate.jobs.alert import AlertMessage
 from headgate.tasks.alert import DeclaredAlert

@@ -13,9 +13,9 @@ from typing import Any
 
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.engine.bus import EventBus
-from headgate.engine.cause import cause_of
 from headgate.engine.error_text import summarize_error
-from headgate.engine.threads import in_thread
+from headgate.engine.guards import in_thread
+from headgate.engine.results import cause_of
 from headgate.errors import JobFailed, StorageUnavailable
 from headgate.jobs.event import CallbackFailed, StorageFailed
 from headgate.jobs.job import JobState

@@ -1,13 +1,41 @@
-"""The charge of a running attempt, and its changes: a late start, a settled cost, a refund."""
+"""The charge of an attempt, and its changes: a late start, a settled cost, a refund.
+
+A limit counts a start at the instant of its charge, and its margin allows for a short delay until the call. When a slow
+disk, a late reply or a busy event loop makes the delay longer, the next start has to be measured from the actual start.
+
+The invariant: a handler is called only while the charge that the store of the jobs holds is at most this short delay
+old. So whatever happens to the process a moment later, no charge is earlier than its rule allows, and a job that is
+taken back from a dead node keeps its charge. An older charge is moved first, and the call waits for that commit. A
+limit in another store has its charge moved after the call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from enum import Enum
 
+from headgate.clock import SECOND
+from headgate.engine.bus import publish_storage_failure
+from headgate.engine.fetcher import Fetcher
+from headgate.engine.recorder import Recorder
+from headgate.engine.services import Services
+from headgate.errors import StorageUnavailable
 from headgate.jobs.job import ClaimedJob, Draw
 from headgate.jobs.lifecycle import Charge
 from headgate.limits.limit import AnyRule
+from headgate.storage.batcher import Batcher
 from headgate.storage.records import Amendment, StartMove
+
+TOLERATED = SECOND // 4
+"""How late a start may be (µs) under a limit without a margin. More than the delay under normal load, because each late
+start costs one more write."""
+
+MOVES = 5
+"""How often the charge of a start is moved before the job is returned, if the store is slower each time."""
+
+MOVE_AGAIN = 0.1
+"""Seconds until a charge is moved again that the store could not move."""
 
 
 class AttemptCharge:
@@ -128,3 +156,156 @@ def takes_permit(draw: Draw, rules: Mapping[str, AnyRule]) -> bool:
     """Return whether a start takes a permit of this limit; False for an unknown limit."""
     rule = rules.get(draw.limit)
     return rule is not None and rule.holds_permits
+
+
+_Move = tuple[Sequence[AttemptCharge], int]
+# Charges to move, and how far ahead of the commit (µs).
+
+
+class ChargeRouter:
+    """Amends local charges through the recorder, and those of `remote_limits` through the fetcher.
+
+    Charges of late starts are moved at once, in groups: those that wait during one commit share the next.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        recorder: Recorder,
+        fetcher: Fetcher,
+        remote_limits: Collection[str],
+    ) -> None:
+        self._storage = services.storage
+        self._registry = services.registry
+        self._recorder = recorder
+        self._fetcher = fetcher
+        self._history_writer = services.history_writer
+        self._remote_limits = remote_limits
+        self._clock = services.clock
+        self._bus = services.bus
+        self._moves: Batcher[_Move] = Batcher(self._commit_moves)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Bound once: a bound method for each job would be work for the garbage collector.
+        self._report = self._amend_from_any_thread
+
+    def charge_of(self, job: ClaimedJob) -> AttemptCharge | None:
+        """Return the charge of an attempt that starts now; None if the job draws on no limit."""
+        if not job.draws:
+            return None
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        charge = AttemptCharge(job, self._report, self._remote_limits)
+        if self._remote_limits and charge.unlimited:
+            self._history_writer.note_unlimited(charge.unlimited)
+        return charge
+
+    async def move(self, charges: Sequence[AttemptCharge], ahead: int = 0) -> None:
+        """Move the charges to one instant, `ahead` microseconds after the commit, and return after the commit.
+
+        Those that the store did not move have not changed; if it failed, they may have, and are uncertain.
+        """
+        await self._moves.write((charges, ahead))
+
+    async def _commit_moves(self, moves: Sequence[_Move]) -> Sequence[None]:
+        local = [
+            (charge, start)
+            for charges, ahead in moves
+            for charge in charges
+            if (start := charge.start_move(self._registry.rules, ahead)) is not None
+        ]
+        were_uncertain = [charge.is_uncertain for charge, _ in local]
+        for charge, _ in local:
+            charge.is_uncertain = True
+        moved: Mapping[tuple[str, int], int] = {}
+        if local:
+            try:
+                starts = [start for _, start in local]
+                moved = await self._storage.move_starts(self._recorder.node, starts, self._registry.rules)
+            except Exception as error:
+                if len(moves) > 1 and not isinstance(error, StorageUnavailable):
+                    # The store cannot hold one of them, so each is moved alone.
+                    for move in moves:
+                        await self._commit_moves([move])
+                else:
+                    publish_storage_failure(self._bus, self._clock, "moving the charges of late starts", error)
+                return [None] * len(moves)
+        for (charge, _), was_uncertain in zip(local, were_uncertain, strict=True):
+            charge.is_uncertain = was_uncertain
+        now = self._storage.limit_now()
+        unmoved = {charge.attempt for charge, _ in local if charge.attempt not in moved}
+        for charges, _ in moves:
+            for charge in charges:
+                if charge.attempt not in unmoved:
+                    for amendment in charge.move(moved.get(charge.attempt, now)):
+                        self._note(amendment)
+        return [None] * len(moves)
+
+    def refund(self, job: ClaimedJob) -> Charge | None:
+        """Give back the charge of a claimed job that does not start; return the final charge."""
+        charge = AttemptCharge(job, self._amend, self._remote_limits)
+        charge.refund()
+        return charge.final
+
+    def penalize(self, job: ClaimedJob, closed_for: int) -> None:
+        """Close the remote buckets of the job for `closed_for` microseconds."""
+        for draw in job.draws:
+            if draw.limit in self._remote_limits:
+                self._fetcher.penalize(draw, closed_for)
+
+    def _amend_from_any_thread(self, amendment: Amendment) -> None:
+        # Handlers in threads settle their costs, too.
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._amend, amendment)
+
+    def _amend(self, amendment: Amendment) -> None:
+        if not self._is_remote(amendment):
+            self._recorder.amend(amendment)
+        self._note(amendment)
+
+    def _note(self, amendment: Amendment) -> None:
+        """Count an amendment in the history, and send it to the remote store that made the charge."""
+        is_remote = self._is_remote(amendment)
+        self._history_writer.note_amended(amendment, is_local=not is_remote)
+        if is_remote:
+            self._fetcher.amend(amendment)
+
+    def _is_remote(self, amendment: Amendment) -> bool:
+        return amendment.draw.limit in self._remote_limits
+
+
+class StartDecision(Enum):
+    """How a claimed job may start."""
+
+    ON_TIME = "on time"
+    LATE = "late"
+    TOO_LATE = "too late"
+
+
+def decide_start(job: ClaimedJob, rules: Mapping[str, AnyRule], now: int, moved_to: int | None = None) -> StartDecision:
+    """Return whether `job` may start at limit time `now`, and whether its charge has to be moved first.
+
+    On time: within half of each limit's margin, or a quarter of a second without a margin. Late: the job may start once
+    it is stored that its charge was moved. Too late, as after a freeze of the process: the delay exceeds half of the
+    time until the charge makes room, so the job is returned and no attempt is spent. `moved_to` is the limit time to
+    which the charge was moved already.
+    """
+    start = StartDecision.ON_TIME
+    for index, draw in enumerate(job.draws):
+        rule = rules.get(draw.limit)
+        # Permits have no period: the time at which they were taken does not matter.
+        if rule is None or not rule.period:
+            continue
+        charged_at = _charged_at(job, index) if moved_to is None else moved_to
+        lateness = now - charged_at
+        if lateness <= (rule.margin // 2 if rule.margin else TOLERATED):
+            continue
+        if 2 * lateness > rule.counts_until(charged_at) - charged_at:
+            return StartDecision.TOO_LATE
+        start = StartDecision.LATE
+    return start
+
+
+def _charged_at(job: ClaimedJob, index: int) -> int:
+    """Return when a draw was charged, as limit time."""
+    remote = None if job.remote_charges is None else job.remote_charges[index]
+    return job.charged_at if remote is None else remote.at - remote.ahead

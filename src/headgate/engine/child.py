@@ -47,13 +47,12 @@ from headgate.errors import PayloadError
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.job import ClaimedJob, JobError, truncated_error
 from headgate.jobs.report import kept_level, kept_line, kept_message, kept_name
-from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.context import JobContext, JobLogCapture, enter
 from headgate.tasks.definition import TaskDefinition
+from headgate.tasks.executor_kind import IN_CHILD, find_function
 from headgate.tasks.hooks import Moment
 from headgate.tasks.modules import declaring_only
 from headgate.tasks.payload import PayloadType
-from headgate.tasks.process_body import find_function
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that the node handles; they are sent to whole groups of processes."""

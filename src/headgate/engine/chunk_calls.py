@@ -10,9 +10,9 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 from headgate.clock import SECOND, Clock, Timer
+from headgate.engine.charge import StartDecision
 from headgate.engine.error_text import describe_error
-from headgate.engine.late_start import StartDecision
-from headgate.engine.threads import in_thread
+from headgate.engine.guards import in_thread
 from headgate.errors import PayloadError
 from headgate.jobs.job import JobError
 from headgate.tasks.chunk import Chunk

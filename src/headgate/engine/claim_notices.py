@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
+from headgate.clock import SECOND
 from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.services import Services
-from headgate.engine.throttle_log import ThrottleLog
 from headgate.jobs.event import JobThrottled, LimitsClosed, LimitThrottled
 from headgate.storage.records import Claimed, Throttled
+
+WINDOW = 30 * SECOND
+MAX_BUCKETS = 10_000
 
 
 class ClaimNotices:
@@ -56,3 +61,99 @@ class ClaimNotices:
         """Publish the summaries of throttling that are not due yet."""
         for event in self._throttles.close(self._clock.now()):
             self._bus.publish(event)
+
+
+class ThrottleLog:
+    """Turns the closed buckets of each claim into few events, for each bucket and for each limit.
+
+    What was met is published at the end of its window, or by `close`. Instants `at` are wall time, `now` is monotonic.
+    """
+
+    def __init__(self) -> None:
+        # Oldest window first.
+        self._buckets: OrderedDict[tuple[str, str], _BucketWindow] = OrderedDict()
+        self._limits: dict[str, _LimitWindow] = {}
+
+    def by_bucket(self, throttled: Iterable[Throttled], at: int, now: int) -> list[JobThrottled]:
+        """Return the events of buckets to publish."""
+        events: list[JobThrottled] = []
+        for met in throttled:
+            bucket = (met.draw.limit, met.draw.key)
+            window = self._buckets.get(bucket)
+            if window is not None and now - window.began_at < WINDOW:
+                window.count += 1
+                window.latest = met
+                continue
+            events.append(_of_bucket(met, at, 1 if window is None else window.count + 1))
+            self._buckets[bucket] = _BucketWindow(now, met)
+            self._buckets.move_to_end(bucket)
+        while len(self._buckets) > MAX_BUCKETS:
+            _, oldest = self._buckets.popitem(last=False)
+            if oldest.count:
+                events.append(_of_bucket(oldest.latest, at, oldest.count))
+        return events
+
+    def by_limit(self, throttled: Iterable[Throttled], at: int, now: int) -> list[LimitThrottled]:
+        """Return the events of limits to publish, also of limits that were met before."""
+        for met in throttled:
+            window = self._limits.setdefault(met.draw.limit, _LimitWindow())
+            window.count += 1
+            if len(window.by_key) < MAX_BUCKETS or met.draw.key in window.by_key:
+                window.by_key[met.draw.key] = met
+        events: list[LimitThrottled] = []
+        for limit, window in self._limits.items():
+            if window.count and (window.ends_at is None or now >= window.ends_at):
+                events.append(_of_limit(limit, window, at))
+                self._limits[limit] = _LimitWindow(now + WINDOW)
+        return events
+
+    def close(self, at: int) -> list[JobThrottled | LimitThrottled]:
+        """Return the events of what was met and not published yet, and forget it."""
+        buckets = [_of_bucket(window.latest, at, window.count) for window in self._buckets.values() if window.count]
+        limits = [_of_limit(limit, window, at) for limit, window in self._limits.items() if window.count]
+        self._buckets.clear()
+        self._limits.clear()
+        return [*buckets, *limits]
+
+
+@dataclass(slots=True)
+class _BucketWindow:
+    """What was met of one bucket since its last event."""
+
+    began_at: int
+    latest: Throttled
+    count: int = 0
+
+
+@dataclass(slots=True)
+class _LimitWindow:
+    """What was met of one limit since its last event: how often, and each key as it was met last."""
+
+    ends_at: int | None = None
+    count: int = 0
+    by_key: dict[str, Throttled] = field(default_factory=dict)
+
+
+def _of_bucket(met: Throttled, at: int, count: int) -> JobThrottled:
+    return JobThrottled(
+        at=at,
+        limit=met.draw.limit,
+        key=met.draw.key,
+        job_id=met.job_id,
+        opens_at=met.opens_at,
+        waiting=met.waiting,
+        count=count,
+    )
+
+
+def _of_limit(limit: str, window: _LimitWindow, at: int) -> LimitThrottled:
+    fullest = max(window.by_key.values(), key=lambda met: met.waiting)
+    return LimitThrottled(
+        at=at,
+        limit=limit,
+        keys=len(window.by_key),
+        waiting=sum(met.waiting for met in window.by_key.values()),
+        count=window.count,
+        key=fullest.draw.key,
+        opens_at=fullest.opens_at,
+    )

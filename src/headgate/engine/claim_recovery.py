@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container, Mapping
 
+from headgate.engine.leases import OwnLease
 from headgate.engine.outcome_recorder import OutcomeRecorder
-from headgate.engine.own_lease import OwnLease
 from headgate.engine.recorder import Recorder
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.services import Services

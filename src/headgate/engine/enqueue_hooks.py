@@ -7,13 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from headgate.engine.around import call_around
-from headgate.engine.call_groups import CallGroup
+from headgate.engine.enqueuer import CallGroup
 from headgate.errors import HeadgateError
 from headgate.tasks.call import Call, FlowCall
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.hooks import AroundEnqueue
-from headgate.tasks.job_draft import JobDraft
+from headgate.tasks.hooks import AroundEnqueue, JobDraft, call_around
 from headgate.tasks.options import require_headers
 
 StoreDrafts = Callable[[], Awaitable[Sequence[str]]]

@@ -16,24 +16,22 @@ from msgspec.structs import replace
 from headgate.arguments import LONGEST
 from headgate.clock import FARTHEST, SECOND, Clock, Timer
 from headgate.engine import child_messages
-from headgate.engine.around import call_around
 from headgate.engine.callback_runner import CallbackRunner
-from headgate.engine.cause import CANCELLED_BY_HANDLER
-from headgate.engine.charge import AttemptCharge
+from headgate.engine.charge import AttemptCharge, StartDecision
 from headgate.engine.children import ChildCall, Children
 from headgate.engine.chunk_calls import CallError, ChunkCalls, MismatchedResults
 from headgate.engine.error_text import describe_error
+from headgate.engine.guards import in_thread
 from headgate.engine.large_payloads import LargePayloads
-from headgate.engine.late_start import StartDecision
 from headgate.engine.remote_error import rebuild_error
 from headgate.engine.resource_pool import ResourcePool, ResourceStack
+from headgate.engine.results import CANCELLED_BY_HANDLER
 from headgate.engine.store_completion import StoreCompletion, TransactionRefused
 from headgate.engine.store_results import StoreResults
-from headgate.engine.threads import in_thread
 from headgate.errors import FolderUnavailable, PayloadError, ResultUnavailable, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.job import ClaimedJob, JobError, truncated_error
-from headgate.jobs.outcome import (
+from headgate.jobs.lifecycle import (
     CalleeRateLimited,
     Cancelled,
     Failed,
@@ -46,12 +44,11 @@ from headgate.jobs.outcome import (
     Unreadable,
 )
 from headgate.jobs.retry import RetryPolicy
-from headgate.tasks.attempt_context import AttemptContext, read_arguments
 from headgate.tasks.callbacks import CallbackKind
-from headgate.tasks.context import JobContext, enter, note_annotations, set_cancelled
+from headgate.tasks.context import AttemptContext, JobContext, enter, note_annotations, read_arguments, set_cancelled
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.executor_kind import Executor
-from headgate.tasks.hooks import AroundAttempt
+from headgate.tasks.hooks import AroundAttempt, call_around
 from headgate.tasks.job_log import Reports
 from headgate.tasks.registry import Registry
 from headgate.tasks.signals import Cancel, Fail, RateLimited, Retry, Snooze

@@ -1,17 +1,32 @@
-"""The fetcher: gets starts for remote limits, from each store independently."""
+"""The fetcher: gets starts for remote limits, from each store independently, and returns unused ones."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
 
-from headgate.engine.guarded_store import GuardedStore
-from headgate.engine.remote_limits import RemoteLimit
+from msgspec.structs import replace
+
+from headgate.clock import FARTHEST, SECOND, sleep, wait_for_event
+from headgate.engine.bus import publish_storage_failure
+from headgate.engine.remote_limits import GuardedStore, RemoteLimit
 from headgate.engine.services import Services
-from headgate.engine.store_fetcher import StoreFetcher
+from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, StorageUnavailable
+from headgate.jobs.event import LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered, StorageFailed
 from headgate.jobs.job import ClaimedJob, Draw
-from headgate.limits.limit import Limit
-from headgate.storage.records import Amendment, Starved
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.limit import AnyRule, Limit
+from headgate.storage.admission import BucketVisit
+from headgate.storage.fetched import ASK_AGAIN, FetchedBalance, FetchedStarts
+from headgate.storage.records import Amendment, Deposit, Starved
+from headgate.storage.stored_buckets import StoredBuckets
+
+FIRST_PAUSE = SECOND // 2
+MAX_PAUSE = 30 * SECOND
+
+WITHDRAW_AFTER = 0.1
+"""Seconds until unused starts are given back: with free slots a claim follows the deposit at once."""
 
 
 class Fetcher:
@@ -69,3 +84,300 @@ class Fetcher:
         async with asyncio.TaskGroup() as fetchers:
             for fetcher in self._fetchers:
                 fetchers.create_task(fetcher.run(), name="headgate-fetcher")
+
+
+class Breaker:
+    """Closed while calls succeed; open for 0.5 s to 30 s after a failure. Instants are monotonic microseconds."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._until = 0
+
+    def is_open(self, now: int) -> bool:
+        """Return whether calls are blocked at `now`."""
+        return now < self._until
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failures > 0
+
+    def fail(self, now: int) -> int:
+        """Open the breaker after a failed call; return until when."""
+        self._until = now + min(MAX_PAUSE, FIRST_PAUSE << min(self._failures, 10))
+        self._failures += 1
+        return self._until
+
+    def succeed(self) -> None:
+        """Close the breaker after a successful call."""
+        self._failures = 0
+        self._until = 0
+
+
+class StoreFetcher:
+    """Requests as many starts as can be used now, and deposits them in the job store for the next claim."""
+
+    def __init__(self, services: Services, store: GuardedStore, limits: Mapping[str, Limit]) -> None:
+        self._storage = services.storage
+        self._store = store
+        self._limits = limits
+        self._clock = services.clock
+        self._bus = services.bus
+        self._ids = services.ids
+        self._starved: dict[Draw, tuple[Starved, int]] = {}
+        self._shares = StoredBuckets(services.storage)
+        self._breaker = Breaker()
+        self._failed_at: dict[str, int] = {}
+        self._advised: set[str] = set()
+        self._published: set[tuple[str, str]] = set()
+        self._taken: Counter[Draw] = Counter()
+        self._amendments: list[Amendment] = []
+        self._penalties: dict[Draw, int] = {}
+        self._wakeup = asyncio.Event()
+        self._is_empty = asyncio.Event()
+
+    @property
+    def limits_away(self) -> set[str]:
+        """The limits for which the store did not answer the last call, if that was within half a minute."""
+        since = self._clock.monotonic() - MAX_PAUSE
+        return {limit for limit, failed_at in self._failed_at.items() if failed_at >= since}
+
+    def request(self, starved: Starved, room: int) -> None:
+        """Fetch starts for a bucket that a claim found empty; `room` jobs could start now."""
+        self._starved[starved.draw] = (starved, max(1, min(starved.waiting, room)))
+        self._wakeup.set()
+
+    def note_taken(self, draw: Draw, cost: int) -> None:
+        """Note that a job claimed here took `cost`, which need not be withdrawn."""
+        self._taken[draw] += cost
+
+    def amend(self, amendment: Amendment) -> None:
+        """Send an amended charge to the store."""
+        self._amendments.append(amendment)
+        self._wakeup.set()
+
+    def penalize(self, draw: Draw, closed_for: int) -> None:
+        """Close the bucket for every program that draws on it, for `closed_for` microseconds."""
+        until = self._clock.monotonic() + closed_for
+        self._penalties[draw] = max(until, self._penalties.get(draw, 0))
+        self._wakeup.set()
+
+    async def flush(self, seconds: float) -> None:
+        """Wait at most `seconds` until all amendments are sent; drop the pending requests for starts."""
+        self._starved.clear()
+        self._is_empty.clear()
+        self._wakeup.set()
+        await wait_for_event(self._clock, self._is_empty, seconds)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as withdrawals:
+            while True:
+                await self._wakeup.wait()
+                self._wakeup.clear()
+                starved, self._starved = self._starved, {}
+                penalties, self._penalties = self._penalties, {}
+                amendments, self._amendments = self._amendments, []
+                for draw, until in penalties.items():
+                    # Before the refund of the refused start, which would let another job start.
+                    await self._penalize(draw, until)
+                for amendment in amendments:
+                    # One after another: a charge may be moved first and settled then.
+                    await self._amend(amendment)
+                if starved:
+                    for draw in starved:
+                        del self._taken[draw]
+                    deposits = await asyncio.gather(*(self._fetch(each, room) for each, room in starved.values()))
+                    if await self._deposit(deposits):
+                        charged = [deposit for deposit in deposits if deposit.balance.charged_at]
+                        withdrawals.create_task(self._withdraw_later(charged, [starved[d.draw][0] for d in charged]))
+                if not self._wakeup.is_set():
+                    self._is_empty.set()
+
+    # ---------------------------------------------------------------------------------------------- fetching
+
+    async def _fetch(self, starved: Starved, room: int) -> Deposit:
+        draw, rule, limit = starved.draw, starved.rule.real, starved.draw.limit
+        breaker = self._breaker
+        now = self._storage.limit_now()
+        try:
+            if breaker.is_open(self._clock.monotonic()):
+                raise StorageUnavailable("skipped because the previous call failed")
+            id = self._ids.unique(self._clock.now())
+            taken = await self._store.take(_bucket(draw, rule), starved.cost, count=room, id=id)
+        except CostExceedsLimit:
+            # The claim fails the job by the same rule.
+            return Deposit(draw, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
+        except DeclarationError as error:
+            # The store is available but cannot hold this rule, so `on_store_error` does not apply: the jobs wait.
+            self._publish_once(limit, str(error))
+            return Deposit(draw, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
+        except HeadgateError as error:
+            return Deposit(draw, await self._without(starved, room, now, error))
+        if self._store.advice is not None:
+            self._advise(limit, self._store.advice)
+        if breaker.has_failed:
+            self._bus.publish(LimitStoreRecovered(at=self._clock.now(), limit=limit))
+            self._failed_at.clear()
+        breaker.succeed()
+        left = taken.granted * starved.cost
+        # Counted from before the call: a little early costs another call, a little late would lose budget.
+        opens_in = min(taken.opens_at - taken.now, FARTHEST)
+        if not taken.granted and opens_in <= 0:
+            opens_in = ASK_AGAIN
+            self._advise(
+                limit, "it refuses a start although it reports the bucket as open; it is asked again after 1 s"
+            )
+        return Deposit(
+            draw, FetchedBalance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), starved.cost)
+        )
+
+    def _publish_once(self, limit: str, error: str) -> None:
+        if (limit, error) not in self._published:
+            self._published.add((limit, error))
+            self._bus.publish(LimitStoreFailed(at=self._clock.now(), limit=limit, error=error, jobs_run=False))
+
+    def _advise(self, limit: str, advice: str) -> None:
+        """Publish an advice about the store, once."""
+        if advice not in self._advised:
+            self._advised.add(advice)
+            self._bus.publish(LimitStoreMisconfigured(at=self._clock.now(), limit=limit, advice=advice))
+
+    async def _without(self, starved: Starved, room: int, now: int, error: HeadgateError) -> FetchedBalance:
+        """Return the balance to use while the store is unavailable, by the limit's `on_store_error`."""
+        monotonic = self._clock.monotonic()
+        limit = self._limits[starved.draw.limit]
+        rule = starved.rule.real.describe()
+        if not self._breaker.is_open(monotonic):
+            self._bus.publish(
+                LimitStoreFailed(
+                    at=self._clock.now(),
+                    limit=starved.draw.limit,
+                    error=str(error),
+                    jobs_run=limit.on_store_error == "run",
+                    sharers=limit.sharers,
+                )
+            )
+            self._breaker.fail(monotonic)
+        self._failed_at[starved.draw.limit] = monotonic
+        if limit.on_store_error == "run":
+            return FetchedBalance(room * starved.cost, now, 0, now, rule)
+        granted, opens_at = 0, now + ASK_AGAIN
+        if limit.sharers is not None:
+            granted, opens_at = await self._take_share(starved, room, limit.sharers, opens_at)
+        # What is not taken within a second is lost: it cannot be given back, and later would be too late.
+        fetched_at = now - max(0, starved.rule.real.period // 2 - ASK_AGAIN)
+        return FetchedBalance(granted * starved.cost, fetched_at, 0, opens_at, rule)
+
+    async def _take_share(self, starved: Starved, room: int, sharers: int, ask_again_at: int) -> tuple[int, int]:
+        """Take starts from the share of the limit, a bucket beside the jobs, which all nodes use.
+
+        Return how many there are, and when there may be more.
+        """
+        draw = starved.draw
+        try:
+            share = Bucket(share_name(draw.limit), draw.key, starved.rule.real.divided(sharers))
+            taken = await self._shares.take(share, starved.cost, count=room)
+        except (CostExceedsLimit, DeclarationError) as error:
+            # Of a rule that was set at run time, or of a computed cost. They wait for the store.
+            self._publish_once(draw.limit, str(error))
+            return 0, ask_again_at
+        except StorageUnavailable as error:
+            # What it took, if it did, is lost: too little may be granted, never too much.
+            publish_storage_failure(self._bus, self._clock, "taking from the share of a limit", error)
+            return 0, ask_again_at
+        # The store is asked again each second, too.
+        return taken.granted, min(taken.opens_at, ask_again_at) if not taken.granted else taken.now
+
+    async def _deposit(self, deposits: Sequence[Deposit]) -> bool:
+        try:
+            await self._storage.deposit(deposits)
+        except StorageUnavailable as error:
+            # It may be stored or not. The charge stays: too little may be granted, never too much.
+            self._bus.publish(StorageFailed(at=self._clock.now(), doing="depositing starts", error=str(error)))
+            await sleep(self._clock, ASK_AGAIN / SECOND)
+            return False
+        return True
+
+    # ----------------------------------------------------------------------------------------- giving back
+
+    async def _withdraw_later(self, deposits: Sequence[Deposit], starved: Sequence[Starved]) -> None:
+        await sleep(self._clock, WITHDRAW_AFTER)
+        unused = [
+            (deposit, each)
+            for deposit, each in zip(deposits, starved, strict=True)
+            if self._taken[deposit.draw] < deposit.balance.left
+        ]
+        if not unused:
+            return
+        try:
+            left = await self._storage.withdraw([deposit for deposit, _ in unused])
+        except StorageUnavailable as error:
+            self._bus.publish(StorageFailed(at=self._clock.now(), doing="withdrawing starts", error=str(error)))
+            return
+        for (deposit, each), cost in zip(unused, left, strict=True):
+            if cost:
+                at = deposit.balance.charged_at
+                await self._amend(Amendment(deposit.draw, at, cost, at, 0), each.rule.real)
+
+    async def _amend(self, amendment: Amendment, rule: AnyRule | None = None) -> None:
+        draw = amendment.draw
+        amend = self._store.amend(
+            _bucket(draw, rule or self._limits[draw.limit].rule),
+            amendment.charged_at,
+            amendment.cost,
+            amendment.started_at,
+            amendment.actual,
+        )
+        # A failed refund loses budget; every failure is published.
+        is_sent = await self._send(amend, "amending a start in a limit store")
+        if amendment.is_refused and self._limits[draw.limit].rule.adapts:
+            refuse = self._store.refuse(_bucket(draw, rule or self._limits[draw.limit].rule), amendment.charged_at)
+            await self._send(refuse, "noting a refusal in a limit store")
+        if is_sent and amendment.actual < amendment.cost:
+            await self._ask_sooner(draw)
+
+    async def _penalize(self, draw: Draw, until: int) -> None:
+        closed_for = until - self._clock.monotonic()
+        if closed_for > 0:
+            penalize = self._store.penalize(_bucket(draw, self._limits[draw.limit].rule), closed_for)
+            await self._send(penalize, "closing a bucket in a limit store")
+
+    async def _send(self, call: Coroutine[None, None, None], doing: str) -> bool:
+        """Await a call to the store; return whether it succeeded."""
+        breaker = self._breaker
+        try:
+            # Without the breaker each call would wait for its own timeout, and the jobs of all other keys with it.
+            if breaker.is_open(self._clock.monotonic()):
+                call.close()
+                raise StorageUnavailable("skipped because the previous call failed")
+            await call
+        except HeadgateError as error:
+            if isinstance(error, StorageUnavailable) and not breaker.is_open(self._clock.monotonic()):
+                breaker.fail(self._clock.monotonic())
+            self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=str(error)))
+            return False
+        return True
+
+    async def _ask_sooner(self, draw: Draw) -> None:
+        """Open the balance at once: after a refund the last answer of the remote store is out of date."""
+
+        def reopen(visit: BucketVisit) -> None:
+            balance = visit.view.state
+            if balance is not None and balance.opens_at > visit.now:
+                visit.view.set_state(replace(balance, opens_at=visit.now))
+                visit.reopens = True
+
+        try:
+            await self._storage.visit(draw, {draw.limit: FetchedStarts(self._limits[draw.limit].rule)}, reopen)
+        except StorageUnavailable as error:
+            self._bus.publish(
+                StorageFailed(at=self._clock.now(), doing="reopening a bucket after a refund", error=str(error))
+            )
+
+
+def share_name(limit: str) -> str:
+    """Return the name under which the share of a limit is counted while its store is away."""
+    return f"{limit} (share)"
+
+
+def _bucket(draw: Draw, rule: AnyRule) -> Bucket:
+    return Bucket(draw.limit, draw.key, rule)

@@ -7,8 +7,7 @@ from heapq import nlargest
 from operator import add
 
 from headgate.clock import SECOND
-from headgate.jobs.histogram import BUCKETS, trimmed
-from headgate.jobs.history import ALL, KEPT_FOR, LIMIT_STEPS, SHORTEST, JobsStep, LimitStep, step_at
+from headgate.jobs.history import ALL, BUCKETS, KEPT_FOR, LIMIT_STEPS, SHORTEST, JobsStep, LimitStep, step_at, trimmed
 from headgate.jobs.job import JobState
 
 MAX_KEYS = 1000

@@ -21,8 +21,7 @@ from headgate.engine.error_text import summarize_error
 from headgate.engine.history_step import HistoryStep, JobCounts, NamedKeys, rows_of_jobs, rows_of_limits
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageFailed
-from headgate.jobs.histogram import BOUNDS
-from headgate.jobs.history import SHORTEST, Flush, JobsStep, LimitStep, step_at
+from headgate.jobs.history import BOUNDS, SHORTEST, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished

@@ -12,14 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import blake2b
+from random import Random
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from headgate.clock import Clock, to_datetime, wait_for_event
-from headgate.engine.threads import in_thread
-from headgate.errors import FolderUnavailable, PayloadError
+from headgate.clock import Clock, sleep, to_datetime, wait_for_event
+from headgate.engine.bus import EventBus
+from headgate.engine.guards import in_thread
+from headgate.errors import FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import FOLDER, codecs_of, is_encoded, is_in_folder, read_encoded, write_encoded
+from headgate.jobs.event import StorageFailed
 from headgate.jobs.job import NewJob
 from headgate.jobs.uniqueness import replaces
 from headgate.storage.store import Store
@@ -48,6 +51,10 @@ KEPT_WITHOUT_JOB = timedelta(days=2)
 
 SWEPT_AT_ONCE = 500
 """How many objects are looked up in one statement."""
+
+SWEEP_EVERY = 6 * 3600.0
+"""Seconds between two sweeps of a node; each takes 0.5 to 1.5 of it, so that nodes do not sweep at the same time."""
+
 
 _NAME = re.compile(r"[0-9a-f-]{32,36}/[0-9]{4}-[0-9]{2}-[0-9]{2}/(?:[0-9a-v]{13}|[0-9a-f-]{36})\.[0-9a-f]{16}")
 
@@ -338,3 +345,22 @@ async def call_all(calls: Sequence[Callable[[], Awaitable[T]]], *, at_once: int 
         if error is not None:
             raise error
     return [answers[index] for index in range(len(calls))]
+
+
+class FolderSweeper:
+    """Sweeps the folder a few times a day. Every node runs one; they do not conflict."""
+
+    def __init__(self, large_payloads: LargePayloads, *, clock: Clock, bus: EventBus, random: Random) -> None:
+        self._large_payloads = large_payloads
+        self._clock = clock
+        self._bus = bus
+        self._random = random
+
+    async def run(self) -> None:
+        while True:
+            await sleep(self._clock, SWEEP_EVERY * (0.5 + self._random.random()))
+            try:
+                await self._large_payloads.sweep()
+            except StorageUnavailable as error:
+                failed = StorageFailed(at=self._clock.now(), doing="sweeping the large payloads", error=str(error))
+                self._bus.publish(failed)

@@ -10,14 +10,12 @@ from headgate.clock import SECOND, Timer, sleep, sleep_until
 from headgate.engine.bus import publish_storage_failure
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.claim_wakeup import ClaimWakeup
+from headgate.engine.leases import OwnLease, PeerLeases
 from headgate.engine.membership import Membership
-from headgate.engine.own_lease import OwnLease
-from headgate.engine.peer_leases import PeerLeases
 from headgate.engine.recorder import Recorder
 from headgate.engine.reporter import Reporter
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.services import Services
-from headgate.engine.skew import SkewWatch
 from headgate.errors import StorageLost, StorageUnavailable
 from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDeclaredDead
 
@@ -32,6 +30,9 @@ LATELY = 3
 
 MAX_LINGERING = 100
 """How many lingering jobs a heartbeat reports."""
+
+MAX_SKEW = 5 * SECOND
+"""How far the clocks may differ (microseconds) without a warning."""
 
 
 class LeaseKeeper:
@@ -190,3 +191,16 @@ class LeaseKeeper:
         self._bus.publish(LeaseNotRenewed(at=self._clock.now(), node=node, seconds=seconds, cancelled=cancelled))
         # The claim loop sends heartbeats until one succeeds.
         self._wakeup.wake()
+
+
+class SkewWatch:
+    """Reports a difference of the two clocks once, and again only after they have agreed in between."""
+
+    def __init__(self) -> None:
+        self._is_skewed = False
+
+    def observe(self, own: int, stores: int) -> float | None:
+        """Return the seconds that the node's clock is ahead of the store's, if it newly exceeds 5 s; else None."""
+        was_skewed = self._is_skewed
+        self._is_skewed = abs(own - stores) > MAX_SKEW
+        return (own - stores) / SECOND if self._is_skewed and not was_skewed else None

@@ -16,7 +16,7 @@ from headgate.engine.alert_sender import AlertSender
 from headgate.engine.alerter import Alerter
 from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import publish_storage_failure
-from headgate.engine.charge_router import ChargeRouter
+from headgate.engine.charge import ChargeRouter
 from headgate.engine.children import UNBOUNDED, ChildBounds
 from headgate.engine.claim_loop import ClaimLoop
 from headgate.engine.claim_notices import ClaimNotices
@@ -26,19 +26,15 @@ from headgate.engine.drain import Drain, DrainWatch
 from headgate.engine.error_text import describe_error
 from headgate.engine.executor import CancelledBy, RunningAttempt
 from headgate.engine.fetcher import Fetcher
-from headgate.engine.folder_sweeper import FolderSweeper
-from headgate.engine.handler_tasks import guard_tasks, unguard_tasks
+from headgate.engine.guards import guard_tasks, unguard_tasks
 from headgate.engine.housekeeper import Housekeeper
-from headgate.engine.large_payloads import LargePayloads
+from headgate.engine.large_payloads import FolderSweeper, LargePayloads
 from headgate.engine.lease_keeper import LeaseKeeper
+from headgate.engine.leases import OwnLease, PeerLeases
 from headgate.engine.membership import Membership
-from headgate.engine.node_control import NodeControl
 from headgate.engine.node_hooks import NodeHooks
-from headgate.engine.node_watch import NodeWatch
+from headgate.engine.node_watch import NodeControl, NodeWatch, PeerRecovery
 from headgate.engine.outcome_recorder import OutcomeRecorder
-from headgate.engine.own_lease import OwnLease
-from headgate.engine.peer_leases import PeerLeases
-from headgate.engine.peer_recovery import PeerRecovery
 from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
 from headgate.engine.remote_limits import RemoteLimit

@@ -1,6 +1,8 @@
-"""The node watch: the checks that a node makes every second."""
+"""The node watch: the checks that a node makes every second, and what it does about dead nodes and changed settings."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 from headgate.clock import SECOND, sleep
 from headgate.engine.bus import publish_storage_failure
@@ -9,16 +11,16 @@ from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.executor import CancelledBy
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.lease_keeper import LeaseKeeper
+from headgate.engine.leases import PeerLeases
 from headgate.engine.membership import Membership
-from headgate.engine.node_control import NodeControl
-from headgate.engine.peer_recovery import PeerRecovery
 from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.services import Services
 from headgate.engine.slots import Slots
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import LoopBlocked, NodeMeasured
+from headgate.jobs.event import LoopBlocked, NodeChanged, NodeLost, NodeMeasured
+from headgate.storage.records import NodeSetting, Peer
 
 SWEEP_EVERY = 30
 """Seconds between two claims without a cause."""
@@ -119,3 +121,69 @@ class NodeWatch:
             )
         if late > 1.0:
             self._bus.publish(LoopBlocked(at=self._clock.now(), seconds=late))
+
+
+class PeerRecovery:
+    """Checks the leases of all other nodes. Every node does, so no leader is needed."""
+
+    def __init__(self, services: Services, membership: Membership, peers: PeerLeases) -> None:
+        self._storage = services.storage
+        self._membership = membership
+        self._peers = peers
+        self._callback_runner = services.callback_runner
+        self._clock = services.clock
+        self._bus = services.bus
+
+    async def recover_dead(self, nodes: Sequence[Peer]) -> None:
+        """Recover the jobs of the dead among these nodes. Raises StorageUnavailable."""
+        for dead in self._peers.dead(nodes, self._membership.id, self._clock.monotonic()):
+            recovered = await self._storage.recover(dead.id, dead.beat)
+            if recovered is not None:
+                self._callback_runner.submit_on_error(recovered.poisonous)
+                self._bus.publish(
+                    NodeLost(
+                        at=self._clock.now(),
+                        node=dead.id,
+                        returned=len(recovered.returned),
+                        poisonous=len(recovered.poisonous),
+                        completed=len(recovered.completed),
+                    )
+                )
+
+
+class NodeControl:
+    """Changes the slots of a node, lets it claim nothing for a while, or calls `stop`."""
+
+    def __init__(
+        self,
+        services: Services,
+        membership: Membership,
+        slots: Slots,
+        wakeup: ClaimWakeup,
+        *,
+        stop: Callable[[], None],
+    ) -> None:
+        self._membership = membership
+        self._slots = slots
+        self._wakeup = wakeup
+        self._stop = stop
+        self._clock = services.clock
+        self._bus = services.bus
+
+    def apply(self, setting: NodeSetting) -> None:
+        """Apply what the store says that this node is set to do; no effect if it does that already."""
+        before, self._membership.setting = self._membership.setting, setting
+        if setting.is_stopping:
+            self._stop()
+        elif setting != before:
+            self._slots.change(setting.queues, setting.slots, is_quiet=setting.is_quiet)
+            self._bus.publish(
+                NodeChanged(
+                    at=self._clock.now(),
+                    node=self._membership.id,
+                    queues=setting.queues,
+                    slots=setting.most,
+                    is_quiet=setting.is_quiet,
+                )
+            )
+            self._wakeup.wake()

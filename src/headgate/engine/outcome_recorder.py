@@ -7,8 +7,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
-from headgate.engine.charge import takes_permit
-from headgate.engine.charge_router import ChargeRouter
+from headgate.engine.charge import ChargeRouter, takes_permit
 from headgate.engine.error_text import summarize_error
 from headgate.engine.executor import RunningAttempt
 from headgate.engine.recorder import Recorder, Then
@@ -16,8 +15,17 @@ from headgate.engine.services import Services
 from headgate.errors import USER_CODE_ERRORS
 from headgate.jobs.event import RetryPolicyFailed
 from headgate.jobs.job import ClaimedJob, JobState
-from headgate.jobs.lifecycle import Ending, Finished, Returned, decide, succeeded
-from headgate.jobs.outcome import CalleeRateLimited, Interrupted, Outcome, Succeeded
+from headgate.jobs.lifecycle import (
+    CalleeRateLimited,
+    Ending,
+    Finished,
+    Interrupted,
+    Outcome,
+    Returned,
+    Succeeded,
+    decide,
+    succeeded,
+)
 from headgate.jobs.retry import RetryPolicy
 from headgate.tasks.callbacks import CallbackKind
 

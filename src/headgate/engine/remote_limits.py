@@ -1,16 +1,27 @@
-"""Remote limits: the limits of an app that are kept in another store than its jobs."""
+"""Remote limits: the limits of an app that are kept in another store than its jobs.
+
+A guard around each of these stores lets no error or delay of it stop a node.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, cast
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
-from headgate.clock import Clock
-from headgate.engine.guarded_store import GuardedStore
-from headgate.limits.bucket_store import BucketStore, check_rule
-from headgate.limits.limit import Limit
+from headgate.clock import SECOND, Clock
+from headgate.engine.error_text import summarize_error
+from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.limits.bucket_store import Bucket, BucketStore, ChecksRules, NotesRefusals, Taken, check_rule
+from headgate.limits.limit import AnyRule, Limit
+from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.standalone.limiter import open_store
 from headgate.storage.store import Store
+
+T = TypeVar("T")
+
+ANSWER_TIMEOUT = 10
+"""Seconds that a store has for an answer; then the call is cancelled and fails with StorageUnavailable."""
 
 
 class RemoteLimit(NamedTuple):
@@ -75,3 +86,134 @@ class RemoteLimits:
         """Close the stores that were opened for URLs."""
         for store in self._stores.values():
             await store.close()
+
+
+class GuardedStore:
+    """A BucketStore that calls another one, which it opens first.
+
+    Any error of that store that is not a HeadgateError becomes StorageUnavailable, as do an invalid answer and no
+    answer within 10 s. A call that does not end when it is cancelled is abandoned.
+    """
+
+    def __init__(self, store: BucketStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._calls: set[asyncio.Future[Any]] = set()
+
+    @property
+    def advice(self) -> str | None:
+        """The advice of the store about its own settings, if any."""
+        try:
+            advice = getattr(self._store, "advice", None)
+        except Exception:
+            return None
+        return advice if isinstance(advice, str) else None
+
+    def check_rule(self, rule: AnyRule) -> None:
+        """Raise DeclarationError for a rule that the store cannot hold, if the store checks rules."""
+        if isinstance(self._store, ChecksRules):
+            self._store.check_rule(rule)
+
+    async def open(self) -> None:
+        await self._call("open", _nothing)
+
+    async def close(self) -> None:
+        """Do nothing: the owner of the store closes it."""
+
+    async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+        taken = await self._call("take", lambda: self._store.take(bucket, cost, count=count, id=id))
+        return self._checked("take", taken, count)
+
+    async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
+        return self._checked(
+            "reserve", await self._call("reserve", lambda: self._store.reserve(bucket, cost, id=id)), 1
+        )
+
+    async def cancel(self, bucket: Bucket, *, id: str) -> bool:
+        return bool(await self._call("cancel", lambda: self._store.cancel(bucket, id=id)))
+
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+        await self._call("amend", lambda: self._store.amend(bucket, charged_at, cost, started_at, actual))
+
+    async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+        await self._call("penalize", lambda: self._store.penalize(bucket, closed_for))
+
+    async def refuse(self, bucket: Bucket, charged_at: int | None = None) -> None:
+        store = self._store
+        if isinstance(store, NotesRefusals):
+            await self._call("refuse", lambda: store.refuse(bucket, charged_at))
+
+    async def snapshot(self, bucket: Bucket) -> Snapshot:
+        snapshot = await self._call("snapshot", lambda: self._store.snapshot(bucket))
+        if isinstance(snapshot, Snapshot):
+            return snapshot
+        raise StorageUnavailable(f"{self._named('snapshot')} returned {_shown(snapshot)} instead of a Snapshot")
+
+    async def reset(self, bucket: Bucket) -> None:
+        await self._call("reset", lambda: self._store.reset(bucket))
+
+    # --------------------------------------------------------------------------------------------------- calls
+
+    async def _call(self, verb: str, call: Callable[[], Awaitable[T]]) -> T:
+        # In its own task: so a cancellation of the store differs from one of the caller, and the call can be abandoned.
+        calling = asyncio.create_task(self._open_and(verb, call))
+        self._calls.add(calling)
+        calling.add_done_callback(self._calls.discard)
+        is_over = asyncio.Event()
+        calling.add_done_callback(lambda _: is_over.set())
+        timer = self._clock.call_at(self._clock.monotonic() + ANSWER_TIMEOUT * SECOND, is_over.set)
+        try:
+            await is_over.wait()
+            if not calling.done():
+                raise StorageUnavailable(f"{calling.get_name()} did not answer within {ANSWER_TIMEOUT} s")
+            if calling.cancelled():
+                raise StorageUnavailable(f"{calling.get_name()} cancelled itself")
+            return calling.result()
+        finally:
+            timer.cancel()
+            if not calling.done():
+                calling.add_done_callback(_read_error)
+                calling.cancel()
+
+    async def _open_and(self, verb: str, call: Callable[[], Awaitable[T]]) -> T:
+        calling = asyncio.current_task()
+        assert calling is not None
+        try:
+            calling.set_name(self._named("open"))
+            await self._store.open()
+            calling.set_name(self._named(verb))
+            return await call()
+        except (HeadgateError, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            # SystemExit as well: raised out of a task it would end the program.
+            raise StorageUnavailable(f"{calling.get_name()} raised {summarize_error(error)}") from error
+
+    def _checked(self, verb: str, taken: object, count: int) -> Taken:
+        if isinstance(taken, Taken):
+            fields = (taken.granted, taken.opens_at, taken.now, taken.available, taken.full_at)
+            if all(type(field) is int and 0 <= field <= NEVER for field in fields) and taken.granted <= count:
+                return taken
+        raise StorageUnavailable(
+            f"{self._named(verb)} returned {_shown(taken)} instead of a Taken of at most {count} starts"
+        )
+
+    def _named(self, verb: str) -> str:
+        return f"{type(self._store).__name__}.{verb}"
+
+
+async def _nothing() -> None:
+    """Do nothing; the store is opened before each call."""
+
+
+def _shown(answer: object) -> str:
+    try:
+        return repr(answer)[:200]
+    except Exception:
+        return f"a {type(answer).__name__}"
+
+
+def _read_error(calling: asyncio.Future[Any]) -> None:
+    """Read the error of an abandoned call; otherwise asyncio would log it as never retrieved."""
+    if not calling.cancelled():
+        calling.exception()

@@ -9,16 +9,22 @@ from functools import partial
 from typing import Any
 
 from headgate.clock import SECOND, sleep, wait_for_event
-from headgate.engine.charge import AttemptCharge, takes_permit
-from headgate.engine.charge_router import ChargeRouter
+from headgate.engine.charge import (
+    MOVE_AGAIN,
+    MOVES,
+    AttemptCharge,
+    ChargeRouter,
+    StartDecision,
+    decide_start,
+    takes_permit,
+)
 from headgate.engine.children import ChildBounds, Children
 from headgate.engine.chunk_calls import ChunkCalls
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.executor import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
 from headgate.engine.large_payloads import LargePayloads
-from headgate.engine.late_start import MOVE_AGAIN, MOVES, StartDecision, decide_start
+from headgate.engine.leases import OwnLease
 from headgate.engine.outcome_recorder import OutcomeRecorder
-from headgate.engine.own_lease import OwnLease
 from headgate.engine.reporter import Reporter
 from headgate.engine.resource_pool import ResourcePool
 from headgate.engine.services import Services
@@ -27,7 +33,7 @@ from headgate.engine.store_completion import StoreCompletion
 from headgate.engine.store_results import StoreResults
 from headgate.jobs.event import AttemptLingers, JobStarted
 from headgate.jobs.job import ClaimedJob
-from headgate.jobs.outcome import Outcome
+from headgate.jobs.lifecycle import Outcome
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.hooks import HookScope
 from headgate.tasks.tracing import Tracing

@@ -1,4 +1,4 @@
-"""The lifecycle of a job: the one place that turns the outcome of an attempt into the ending of its job.
+"""The lifecycle of a job: the outcomes of an attempt, and what becomes of its job.
 
                     claim                    Succeeded                    succeeded
     waiting ───────────────────▶ running ───────────────────────────────▶ failed
@@ -7,31 +7,24 @@
          retry, snooze, return, recovery
 
 A job that waits may also be failed (rejected, expired), cancelled, or skipped with what it follows.
-An ending is written only if the job still runs with the same node and fence, so a late one has no effect.
+`decide` is the one place that turns the outcome of an attempt into the ending of its job; the executor never writes. An
+ending is written only if the job still runs with the same node and fence, so a late one has no effect.
+
+A waiting job whose time or priority is changed stays in its lane, with its attempts, its unique key and its permits;
+the lane keeps its place. A claim that begins after the change does not start the job before its new time; a claim that
+read it before does not start it.
 """
 
 from __future__ import annotations
 
 from random import Random
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 import msgspec
 
 from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
 from headgate.jobs.job import ClaimedJob, JobError, JobState
-from headgate.jobs.outcome import (
-    CalleeRateLimited,
-    Cancelled,
-    Failed,
-    FailedFinally,
-    Interrupted,
-    Outcome,
-    RetryRequested,
-    Snoozed,
-    Succeeded,
-    Unreadable,
-)
 from headgate.jobs.retry import RetryPolicy
 
 FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
@@ -52,6 +45,72 @@ POISONOUS_AFTER = 3
 
 UNREADABLE_TRIES = 5
 UNREADABLE_DELAY = 30 * SECOND
+
+
+class Succeeded(msgspec.Struct, frozen=True, gc=False):
+    """The handler returned; `result` is its value as JSON, or None if it is not kept."""
+
+    result: str | None
+
+
+class Failed(msgspec.Struct, frozen=True, gc=False):
+    """The handler raised or timed out; its retry policy decides whether the job is tried again."""
+
+    error: JobError
+
+
+class FailedFinally(msgspec.Struct, frozen=True, gc=False):
+    """The attempt failed, and another one would not help."""
+
+    error: JobError
+
+
+class RetryRequested(msgspec.Struct, frozen=True, gc=False):
+    """The handler requested a retry after `delay` microseconds; None: after that of the retry policy."""
+
+    error: JobError
+    delay: int | None
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """The stored payload does not fit the task's signature; the handler was not called."""
+
+    error: JobError
+
+
+class Snoozed(msgspec.Struct, frozen=True):
+    """The handler requested to run again after `delay` microseconds."""
+
+    delay: int
+
+
+class CalleeRateLimited(msgspec.Struct, frozen=True):
+    """The callee reported that its own limit is reached; nothing may start on these buckets for `retry_after` µs."""
+
+    retry_after: int
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """A user cancelled the job while it ran, or its handler did; `error` is the reason of the handler."""
+
+    error: JobError | None = None
+
+
+class Interrupted(msgspec.Struct, frozen=True):
+    """The node is shutting down, or never started the job; the job is returned unchanged."""
+
+
+Outcome = (
+    Succeeded
+    | Failed
+    | FailedFinally
+    | RetryRequested
+    | Unreadable
+    | Snoozed
+    | CalleeRateLimited
+    | Cancelled
+    | Interrupted
+)
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -114,6 +173,12 @@ def require_scheduled(job_id: str, state: JobState, *, is_ahead: bool, follows: 
         )
 
 
+def require_waiting(job_id: str, state: JobState) -> None:
+    """Raise IllegalTransition unless the job waits; only then its time and priority can be changed."""
+    if state is not JobState.WAITING:
+        raise IllegalTransition(f"job {job_id} is {state}; only the time or priority of a waiting job can be changed")
+
+
 def decide(
     job: ClaimedJob,
     outcome: Outcome,
@@ -172,3 +237,22 @@ def succeeded(job: ClaimedJob, outcome: Succeeded) -> Finished:
 def is_poisonous(lost: int) -> bool:
     """Return whether a job that lost this many running attempts to dead nodes is failed instead of run again."""
     return lost >= POISONOUS_AFTER
+
+
+class NewTime(NamedTuple):
+    """The new time of a job, whether it has to wait for it, and whether the time has changed."""
+
+    run_at: int
+    delayed: bool
+    has_changed: bool
+
+
+def new_time(run_at: int, requested: int | None, now: int, *, delayed: bool) -> NewTime:
+    """Return the new time of a job that was ready at `run_at`; `requested` is the new time, or None for no change.
+
+    A time in the past means at once; a job that is ready already keeps its place.
+    """
+    is_ahead = delayed and run_at > now
+    if requested is None or (requested <= now and not is_ahead):
+        return NewTime(run_at, delayed, has_changed=False)
+    return NewTime(max(requested, now), requested > now, has_changed=True)

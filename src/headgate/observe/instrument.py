@@ -1,9 +1,12 @@
-"""Instruments: what takes metrics or traces of an app. `app.instrument(…)` attaches one."""
+"""Instruments: what takes metrics or traces of an app, and the labels of metrics. `app.instrument(…)` attaches one.
+
+Labels are names of tasks, queues and limits, limited so that there are never many.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +15,9 @@ from headgate.jobs.event import Event
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 from headgate.tasks.tracing import Tracing
+
+OTHER = "(other)"
+"""Replaces every name in the store that this program does not declare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +45,31 @@ class Instrument(Protocol):
     def attach(self, observed: Observed) -> None:
         """Called once, before the app is opened."""
         ...
+
+
+class Labels:
+    """The names that this program declares; any other is `(other)`. Keys of limits are never labels."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    @property
+    def queues(self) -> Collection[str]:
+        """The declared queues."""
+        return self._registry.queues.keys()
+
+    @property
+    def limits(self) -> Collection[str]:
+        """The declared limits."""
+        return self._registry.limits.keys()
+
+    def task(self, name: str) -> str:
+        """Return the task that runs jobs stored under this name; an alias counts as its current task."""
+        task = self._registry.find(name)
+        return OTHER if task is None else task.name
+
+    def queue(self, name: str) -> str:
+        return name if name in self._registry.queues else OTHER
+
+    def limit(self, name: str) -> str:
+        return name if name in self._registry.limits else OTHER

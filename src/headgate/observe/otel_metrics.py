@@ -7,8 +7,7 @@ from typing import Any
 from opentelemetry import metrics
 
 from headgate.jobs.event import JobEnqueued, JobFailure, JobFinished, JobRetried, JobReturned, JobStarted, StorageUsed
-from headgate.observe.instrument import Observed
-from headgate.observe.labels import Labels
+from headgate.observe.instrument import Labels, Observed
 
 BOUNDARIES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Seconds, as the conventions advise."""

@@ -12,8 +12,7 @@ from heapq import nlargest
 from headgate.clock import SECOND, microseconds, to_datetime, wait_for_event
 from headgate.errors import HeadgateError
 from headgate.observe import metric
-from headgate.observe.instrument import Observed
-from headgate.observe.labels import Labels
+from headgate.observe.instrument import Labels, Observed
 from headgate.storage.background_counts import BackgroundCounts, CountReading
 from headgate.storage.records import BucketRecord, NodeRecord, QueueCounts, QueueRecord, WaitingCount
 from headgate.storage.store import Store

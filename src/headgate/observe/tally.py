@@ -30,8 +30,7 @@ from headgate.jobs.event import (
     StorageUsed,
 )
 from headgate.observe import metric
-from headgate.observe.instrument import Observed
-from headgate.observe.labels import Labels
+from headgate.observe.instrument import Labels, Observed
 from headgate.schedules.schedule import Skipped
 from headgate.storage.endings import REJECTED
 

@@ -20,7 +20,7 @@ from headgate.clock import SECOND
 from headgate.errors import DeclarationError
 from headgate.jobs.event import CallbackFailed
 from headgate.jobs.job import ClaimedJob, JobError, NewJob
-from headgate.jobs.outcome import (
+from headgate.jobs.lifecycle import (
     CalleeRateLimited,
     Cancelled,
     Failed,
@@ -32,8 +32,7 @@ from headgate.jobs.outcome import (
     Succeeded,
     Unreadable,
 )
-from headgate.observe.instrument import Observed
-from headgate.observe.labels import Labels
+from headgate.observe.instrument import Labels, Observed
 from headgate.tasks.context import JobContext, current_job
 
 try:

@@ -15,8 +15,7 @@ from msgspec.structs import force_setattr, replace
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.schedules.times_of_day import ListedTimes
-from headgate.schedules.wall_clock import WallClock
-from headgate.schedules.zone import zone_of
+from headgate.schedules.wall_clock import WallClock, zone_of
 
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _FULL_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")

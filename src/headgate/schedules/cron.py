@@ -14,8 +14,7 @@ from msgspec.structs import force_setattr
 
 from headgate.errors import DeclarationError
 from headgate.schedules.times_of_day import TimeFields
-from headgate.schedules.wall_clock import WallClock
-from headgate.schedules.zone import zone_of
+from headgate.schedules.wall_clock import WallClock, zone_of
 
 _FORMS = (
     'write "minute hour day month weekday", or six fields with the second first; each is *, a value, a range 1-5, a '

@@ -18,8 +18,8 @@ from headgate.schedules.calendar import Calendar, weekdays_named
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 from headgate.schedules.trigger import Trigger
+from headgate.schedules.wall_clock import zone_of
 from headgate.schedules.windows import DAYS_FORMS, Windows, excluder_of, times_between, weekdays_of, written_days
-from headgate.schedules.zone import zone_of
 
 MOST_TRIED = 5000
 """How many occurrences are tried to find one inside of the windows."""

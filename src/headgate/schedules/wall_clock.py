@@ -1,4 +1,4 @@
-"""Conversion of local times to instants, across changes of the clock.
+"""Time zones, and the conversion of their local times to instants, across changes of the clock.
 
 A local time that the clock skips maps to the first instant after the gap; one that it shows twice maps to the first of
 the two. So a daily job runs once on each day, whatever the zone does. An hourly job differs: it runs whenever the clock
@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import MAXYEAR, UTC, date, datetime, timedelta
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from headgate.clock import SECOND
+from headgate.errors import DeclarationError
 from headgate.schedules.times_of_day import DAY, TimesOfDay
+from headgate.suggestion import did_you_mean
 
 MONTHS_OF_A_CYCLE = 400 * 12
 """After 400 years the calendar repeats, weekdays included: a day that has not come by then never comes."""
@@ -211,3 +213,17 @@ def offset_at(zone: ZoneInfo, second: int) -> int:
 def _seconds(offset: timedelta | None) -> int:
     assert offset is not None, "a zone has an offset at every time"
     return round(offset.total_seconds())
+
+
+def zone_of(name: str, where: str) -> ZoneInfo:
+    """Return the zone of that name. Raises DeclarationError for an unknown zone."""
+    if not isinstance(name, str):
+        raise DeclarationError(f"{where}: tz={name!r} must be the name of a zone, such as 'Europe/Rome' or 'UTC'")
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        # An OSError is a folder of zones ("Europe") or a name too long for a file.
+        hint = did_you_mean(name, available_timezones())
+        raise DeclarationError(
+            f"{where}: there is no time zone {name!r}{hint} Use a name such as 'Europe/Rome' or 'UTC'"
+        ) from None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from headgate.clock import Clock
 from headgate.errors import DeclarationError
-from headgate.storage.address import StoreAddress, address_of_file
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
@@ -87,3 +88,20 @@ def address_of(url: str | None, storage: Store) -> StoreAddress:
     if storage.driver.file is not None:
         return address_of_file(storage.driver.file)
     return StoreAddress(type(storage).__name__ if url is None else displayed_url(url))
+
+
+def address_of_file(path: Path) -> StoreAddress:
+    """Return the address of a file: its absolute path."""
+    return StoreAddress(str(path), path)
+
+
+class StoreAddress(NamedTuple):
+    """The address of a store as it is shown, and the file of the store if it is in one."""
+
+    shown: str
+    file: Path | None = None
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the file does not exist yet, so that opening the store would create it."""
+        return self.file is not None and not self.file.exists()

@@ -44,7 +44,7 @@ from headgate.storage.claim_rows import (
 from headgate.storage.endings import DroppedRow, late_ending, rejection_error
 from headgate.storage.permits import PermitRelease
 from headgate.storage.records import Claim, Claimed, Dropped, Starved, Throttled
-from headgate.storage.row_ids import bucket_id
+from headgate.storage.stored_rows import bucket_id
 
 EXPIRED_A_VISIT = 100
 """How many expired jobs of one lane a claim ends; it leaves the others in the lane for the next claim."""

@@ -23,7 +23,7 @@ from headgate.storage.migrations import Migration
 from headgate.storage.stored_rows import RowDecoder
 
 if TYPE_CHECKING:
-    from headgate.storage.procedures.settings import CachedRules
+    from headgate.storage.live_rules import CachedRules
     from headgate.storage.records import Claim, Claimed
 
 R = TypeVar("R")

@@ -15,11 +15,14 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.errors import DeclarationError
+from headgate.jobs.gating import LIMIT_SUBJECT
 from headgate.jobs.job import Draw
 from headgate.limits.kinds import load_rule
 from headgate.limits.limit import AnyRule
+from headgate.storage.driver import Transaction
 from headgate.storage.fetched import real_rule, set_in_place_of
-from headgate.storage.stored_rows import note_unreadable
+from headgate.storage.records import DECLARATION_LIVES
+from headgate.storage.stored_rows import RowDecoder, note_unreadable
 
 V = TypeVar("V")
 
@@ -207,3 +210,42 @@ def _longest_first(patterns: Mapping[str, V]) -> dict[str, V]:
 
 def _first_match(patterns: Mapping[str, str], key: str) -> str | None:
     return next((tier for pattern, tier in patterns.items() if fnmatchcase(key, pattern)), None)
+
+
+class _Gate(msgspec.Struct):
+    task: str
+    signature: str
+
+
+_SETTINGS = RowDecoder(LimitSetting, "setting of limit", scope="member")
+_GATES = RowDecoder(_Gate, "gate")
+
+
+class CachedRules:
+    """The rules in force and the newest gates as this process last read them."""
+
+    def __init__(self) -> None:
+        self.rules: LiveRules = LiveRules()
+        self.gates: Mapping[str, str] = {}
+        """The newest gate of each subject."""
+        self._revision = 0
+
+    def forget(self) -> None:
+        """Read them again before the next use: they may be from a transaction that was rolled back."""
+        self._revision = -1
+
+    async def refresh(self, tx: Transaction, revision: int | None = None) -> bool:
+        """Read them again unless they have this revision (None: the stored one). Returns whether they were read."""
+        if revision is None:
+            revision = await tx.value("revision")
+        if revision == self._revision:
+            return False
+        self.rules = LiveRules(await read_settings(tx))
+        self.gates = {gate.task: gate.signature for gate in await tx.fetch(_GATES, "gates")}
+        self._revision = revision
+        return True
+
+
+async def read_settings(tx: Transaction) -> list[LimitSetting]:
+    """Return the settings of limits that were made at run time, and the newest declaration of each limit."""
+    return await tx.fetch(_SETTINGS, "settings", subject=LIMIT_SUBJECT, since=tx.now - DECLARATION_LIVES)

@@ -40,7 +40,6 @@ import msgspec
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.identity import job_number
 from headgate.jobs.job import AttemptRecord, JobRecord
-from headgate.storage.json_text import as_json, optional_json
 
 _HEADER = re.compile(
     r"^-- (?P<kind>name|part): (?P<name>\w+)(?:\((?P<arguments>[\w, ]+)\))?(?: \[(?P<database>\w+)\])?$"
@@ -52,6 +51,8 @@ _MACRO = re.compile(
 _ROWS = re.compile(r"(?P<parameter>\w+)\((?P<columns>[^)]*)\)")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 _ID_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)::job_id\b")
+
+_encode = msgspec.json.Encoder().encode
 
 SQL = Path(__file__).with_name("sql")
 
@@ -311,3 +312,31 @@ def _columns(text: str) -> list[Column]:
 def _column(text: str, group: int) -> Column:
     name, _, type = text.strip().partition(" ")
     return Column(name, "bigint" if type == "job_id" else type or None, group, is_id=type == "job_id")
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON text."""
+    return _encode(value).decode()
+
+
+def optional_json(value: Any) -> str | None:
+    """Return a value as JSON text; None stays None."""
+    return None if value is None else _encode(value).decode()
+
+
+def limit_needle(limit: str) -> str:
+    """Return text that is in the stored draws on a limit and in no others: quotes inside names are escaped."""
+    return f"[{as_json(limit)},"
+
+
+def tag_needle(tag: str) -> str:
+    """Return text that is in stored options with this tag, once their brackets are commas, and in no others."""
+    return f"{as_json(tag)},"
+
+
+def member_needle(name: str, value: str | float | bool) -> str:
+    """Return text that is in a stored JSON object with this member, once its first brace is a comma, and in no others.
+
+    Inside of texts, a quote never follows a comma: it is escaped. After a number, something has to end it.
+    """
+    return f",{as_json(name)}:{as_json(value)}"

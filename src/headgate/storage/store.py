@@ -31,7 +31,7 @@ from headgate.limits.rule import NEVER
 from headgate.storage.driver import Driver, ReadKind, Transaction, WakeQueues, WriteOptions
 from headgate.storage.facts import IndexFacts, StoreFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
-from headgate.storage.live_rules import EditSetting, LimitSetting
+from headgate.storage.live_rules import EditSetting, LimitSetting, read_settings
 from headgate.storage.migrations import Migration
 from headgate.storage.procedures import alerts as alert_rows
 from headgate.storage.procedures import (
@@ -52,7 +52,6 @@ from headgate.storage.procedures import schedules as schedule_rows
 from headgate.storage.procedures import upkeep as upkeep_rows
 from headgate.storage.procedures import waiting as waiting_jobs
 from headgate.storage.procedures.following import without_held
-from headgate.storage.procedures.settings import read_settings
 from headgate.storage.records import (
     GATE_LIVES,
     Amendment,

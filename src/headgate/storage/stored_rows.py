@@ -1,11 +1,17 @@
-"""Decoding of stored rows. A row that cannot be read is decoded in part and names the fault; other rows are unaffected.
+"""Stored rows: how they are decoded, and the ids of lanes and buckets.
 
 A row may be damaged, edited by hand, or written by a newer release. A field that cannot be read is replaced by a blank
-value, the row names that field, and each process logs it once.
+value, the row names that field, and each process logs it once; other rows are unaffected.
+
+The ids of lanes and buckets are hashes of their names. So a job can be added to a lane without reading the lane, and
+buckets can be locked in the order of their ids before any of them exists. An id is 128 bits, so that nobody can
+construct two keys with the same id. It is text of 22 characters, which both databases sort as Python does.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -48,6 +54,8 @@ MOST_LOGGED = 10_000
 _BLANKS: tuple[Any, ...] = (None, [], {}, "", 0, False)
 
 _decode_row = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+_encode = msgspec.json.Encoder().encode
 
 _logged: set[tuple[str, str, str]] = set()
 
@@ -300,3 +308,20 @@ def _blank(kind: Any) -> Any:
         except msgspec.ValidationError:
             continue
     return None
+
+
+@lru_cache(100_000)
+def bucket_id(draw: Draw) -> str:
+    """Return the id of a bucket."""
+    return _hash("bucket", draw.limit, draw.key)
+
+
+@lru_cache(100_000)
+def lane_id(queue: str, draws: Sequence[Draw], variant: str) -> str:
+    """Return the id of a lane."""
+    return _hash("lane", queue, variant, *(part for draw in draws for part in (draw.limit, draw.key)))
+
+
+def _hash(*parts: str) -> str:
+    digest = hashlib.blake2b(_encode(parts), digest_size=16).digest()
+    return base64.urlsafe_b64encode(digest)[:22].decode()

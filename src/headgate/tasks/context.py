@@ -1,4 +1,4 @@
-"""The running job, as its handler sees it."""
+"""The running job, as its handler and the functions around the attempt see it."""
 
 from __future__ import annotations
 
@@ -371,3 +371,43 @@ class JobLogCapture:
         level, name = kept_level(record.levelno), str(record.name)
         if lowest is not None and level >= lowest and name.partition(".")[0] != "headgate":
             self._reports.log(context._job, level, name, format_record(record)[0])
+
+
+class AttemptContext(JobContext):
+    """The running job, for functions of `@app.around_attempt`: that of the handler, with the arguments.
+
+    `arguments` (by name, as they are stored, without defaults) and `headers` may be changed until `run()` is called.
+    The changes are for this attempt: a retry begins with what is stored.
+    """
+
+    __slots__ = ("_are_arguments_read", "_arguments", "_headers")
+
+    def __init__(
+        self,
+        job: ClaimedJob,
+        limits: Sequence[str],
+        charge: CostSettler | None,
+        reports: Reports | None,
+        completion: Completion | None,
+        arguments: Mapping[str, Any],
+    ) -> None:
+        super().__init__(job, limits, charge, reports, completion)
+        self._arguments = dict(arguments)
+        self._are_arguments_read = False
+        self._headers = dict(job.headers or {})
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the handler by name."""
+        self._are_arguments_read = True
+        return self._arguments
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the job."""
+        return self._headers
+
+
+def read_arguments(context: AttemptContext) -> dict[str, Any] | None:
+    """Return the arguments if a function has read, and so may have changed them; else None."""
+    return context._arguments if context._are_arguments_read else None

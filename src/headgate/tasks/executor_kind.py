@@ -1,13 +1,22 @@
-"""Where the function of a task runs."""
+"""Where the function of a task runs: on the event loop, in a thread, or in a child process.
+
+A child process must find the function by import.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import Any
 
 from headgate.errors import DeclarationError
+
+IN_CHILD: ContextVar[bool] = ContextVar("headgate_in_child", default=False)
+"""Whether this is the main thread of a process that runs process tasks, or was started from it."""
 
 
 class Executor(StrEnum):
@@ -32,3 +41,35 @@ def require_no_generator(function: Callable[..., Any], where: str) -> None:
             f"{where} is a generator, of which a call runs nothing; write return in place of yield, such as "
             "`return list(rows)`, or enqueue a job for each item: await task.enqueue_many([(item,) for item in items])"
         )
+
+
+def require_importable(function: Callable[..., Any], where: str) -> None:
+    """Raise DeclarationError unless a new process can find it by its module and name."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise DeclarationError(
+            f"{where}: process=True is for a plain def that computes; an async def waits, so leave it out"
+        )
+    if not inspect.isfunction(function):
+        raise DeclarationError(f"{where}: a child process needs a plain function, not {function!r}")
+    name = function.__qualname__
+    if not all(part.isidentifier() for part in name.split(".")):
+        # `<locals>` or `<lambda>`
+        raise DeclarationError(
+            f"{where}: a child process has to find {name!r} by import, and it cannot be found in a function or lambda; "
+            "define it at the top of its module"
+        )
+    module = sys.modules.get(function.__module__)
+    if function.__module__ == "__main__" and (
+        getattr(module, "__spec__", None) is None and getattr(module, "__file__", None) is None
+    ):
+        raise DeclarationError(
+            f"{where}: a child process has to find {name!r} by import, and what was typed in has no file; put it in one"
+        )
+
+
+def find_function(module: str, name: str) -> Any:
+    """Return the task or function of that name. Raises ImportError or AttributeError if there is none."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -6,14 +6,39 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from headgate.errors import DeclarationError
-from headgate.tasks.attempt_context import AttemptContext
+from headgate.errors import DeclarationError, HeadgateError
 from headgate.tasks.callbacks import call_error
-from headgate.tasks.interactive import is_interactive
-from headgate.tasks.job_draft import JobDraft
-from headgate.tasks.process_body import require_importable
+from headgate.tasks.context import AttemptContext
+from headgate.tasks.executor_kind import require_importable
+from headgate.tasks.modules import is_interactive
+
+
+class JobDraft:
+    """A job that is about to be stored, for functions of `@app.around_enqueue`.
+
+    `arguments` (by name, as they were passed, without defaults) and `headers` may be changed until `enqueue()` is
+    called, which checks them. `id` is None until it has stored the job; under a `unique_key` it may be the id of the
+    job that was there before.
+    """
+
+    __slots__ = ("arguments", "headers", "id", "queue", "task")
+
+    def __init__(self, task: str, queue: str, arguments: dict[str, Any], headers: dict[str, str]) -> None:
+        self.task: str = task
+        self.queue: str = queue
+        self.arguments: dict[str, Any] = arguments
+        self.headers: dict[str, str] = headers
+        self.id: str | None = None
+
+    def __repr__(self) -> str:
+        return f"JobDraft({self.task!r}, queue={self.queue!r}, id={self.id!r})"
+
+
+S = TypeVar("S")
+R = TypeVar("R")
 
 AroundEnqueue = Callable[[Sequence[JobDraft], Callable[[], Awaitable[None]]], Awaitable[None]]
 """`async def function(jobs, enqueue)`: calls `await enqueue()` once, which stores the jobs."""
@@ -23,6 +48,8 @@ AroundAttempt = Callable[[AttemptContext, Callable[[], Awaitable[Any]]], Awaitab
 
 LifecycleFunction = Callable[[], object]
 """`async def function()`, or a plain function, which is called in a thread."""
+
+Around = Callable[[S, Callable[[], Awaitable[R]]], Awaitable[R]]
 
 
 class HookScope(StrEnum):
@@ -127,3 +154,30 @@ def _position(function: Callable[..., Any], others: Sequence[Callable[..., Any] 
         if hook_name(other) == hook_name(function) and is_interactive(other) and is_interactive(function):
             return position
     return len(others)
+
+
+async def call_around(functions: Sequence[Around[S, R]], subject: S, work: Callable[[], Awaitable[R]]) -> R:
+    """Call each function with the subject and the rest, down to `work`; return what the outermost returns.
+
+    A function that calls the rest twice gets HeadgateError.
+    """
+    rest = work
+    for function in reversed(functions):
+        rest = partial(_call, function, subject, rest)
+    return await rest()
+
+
+# Plain functions: tracebacks of jobs show only the frames of the user's functions.
+
+
+def _call(function: Around[S, R], subject: S, rest: Callable[[], Awaitable[R]]) -> Awaitable[R]:
+    is_called = False
+
+    def rest_once() -> Awaitable[R]:
+        nonlocal is_called
+        if is_called:
+            raise HeadgateError(f"{hook_name(function)!r} called its second argument twice; it may be called once")
+        is_called = True
+        return rest()
+
+    return function(subject, rest_once)

@@ -1,16 +1,20 @@
-"""The modules that declare the tasks of an app: imported when a worker starts, after the module of the app."""
+"""The modules that declare the tasks of an app: imported when a worker starts, after the module of the app.
+
+In an interactive session (notebooks, IPython, the prompt of Python) a cell that declares a task is run again.
+"""
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import linecache
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from headgate.errors import DeclarationError
 
@@ -136,3 +140,10 @@ def _running_script() -> tuple[ModuleType, str | None]:
 
 def _attributes_of(app: object, module: ModuleType) -> set[str]:
     return {name for name, value in vars(module).items() if value is app}
+
+
+def is_interactive(function: Callable[..., Any]) -> bool:
+    """Return whether a function was defined in an interactive session, and not in a file."""
+    if getattr(function, "__module__", None) != "__main__":
+        return False
+    return hasattr(builtins, "__IPYTHON__") or not hasattr(sys.modules["__main__"], "__file__")

@@ -17,8 +17,17 @@ from headgate.tasks.annotations import annotations_of
 from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.leading import results_in
 from headgate.tasks.options import EnqueueOptions, Upgrade
-from headgate.tasks.round_trip import MAX_DEPTH, equal, first_difference, is_too_deep, shown, unwritable_part
-from headgate.tasks.values import decoder, to_json, to_sorted_json
+from headgate.tasks.values import (
+    MAX_DEPTH,
+    decoder,
+    equal,
+    first_difference,
+    is_too_deep,
+    shown,
+    to_json,
+    to_sorted_json,
+    unwritable_part,
+)
 
 MAX_PAYLOAD = 256 * 1024
 """The maximum of JSON bytes for one job's arguments, or for its result."""

@@ -20,11 +20,10 @@ from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.gate import BoundLimit, Gate
 from headgate.tasks.hooks import Hooks
-from headgate.tasks.interactive import is_interactive
+from headgate.tasks.modules import is_interactive
 from headgate.tasks.name import require_name
 from headgate.tasks.options import EnqueueOptions
-from headgate.tasks.queue import DEFAULT_QUEUE, Queue
-from headgate.tasks.queue_limits import RESERVED, QueueLimits
+from headgate.tasks.queue import DEFAULT_QUEUE, RESERVED, Queue, QueueLimits
 from headgate.tasks.resource import Resource
 from headgate.tasks.schedule import DeclaredSchedule
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from headgate.jobs.job import ClaimedJob, NewJob
-from headgate.jobs.outcome import Outcome
+from headgate.jobs.lifecycle import Outcome
 from headgate.tasks.context import JobContext
 
 RecordOutcome = Callable[[Outcome], None]

@@ -19,18 +19,17 @@ from headgate.clock import Clock, Duration
 from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.backlog import Admitted, Backlogs
 from headgate.engine.bus import EventBus
-from headgate.engine.call_groups import CallGroup
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.drain import Drain
-from headgate.engine.enqueuer import resolved_ids
+from headgate.engine.enqueuer import CallGroup, resolved_ids
 from headgate.engine.remote_limits import RemoteLimits
-from headgate.engine.result import result_of
+from headgate.engine.results import result_of
 from headgate.engine.services import Services
 from headgate.errors import HeadgateError, JobNotFound
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.limit import Limit
 from headgate.observe.log import log_event, logged_kinds
-from headgate.storage.address import StoreAddress
+from headgate.storage.choice import StoreAddress
 from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
 from headgate.tasks.call import Call, FlowBatch, FlowCall

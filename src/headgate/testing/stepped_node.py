@@ -17,7 +17,7 @@ from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.node import Node, NodeSettings
 from headgate.engine.services import Services
 from headgate.jobs.job import ClaimedJob, JobState
-from headgate.jobs.outcome import Outcome
+from headgate.jobs.lifecycle import Outcome
 from headgate.storage.records import Claimed, Room
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.chunk import Chunk

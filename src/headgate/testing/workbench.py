@@ -13,8 +13,8 @@ from headgate.arguments import parse_instant, parse_seconds, read_duration
 from headgate.client.handles import Job
 from headgate.client.task import Task
 from headgate.clock import SECOND, Duration, to_datetime
-from headgate.engine.call_groups import CallGroup
-from headgate.engine.result import result_of
+from headgate.engine.enqueuer import CallGroup
+from headgate.engine.results import result_of
 from headgate.errors import JobFailed
 from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.tags import parse_tags

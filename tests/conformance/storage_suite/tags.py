@@ -15,7 +15,7 @@ from headgate.jobs.job import ClaimedJob, JobOptions, JobState
 from headgate.jobs.report import AttemptReport
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.records import JobFilter
-from headgate.storage.sqlite.procedure_transaction import SqliteTransaction
+from headgate.storage.sqlite.transactions import SqliteTransaction
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.listing import found
 from tests.conformance.storage_suite.own_ids import own

@@ -28,7 +28,7 @@ from headgate.contrib.httpx import (
     refused_for,
 )
 from headgate.limits.bucket_store import Bucket
-from headgate.limits.standalone.current_buckets import CurrentBuckets
+from headgate.limits.standalone.app_limiter import CurrentBuckets
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

@@ -18,7 +18,7 @@ from headgate import Concurrency, DeclarationError, Limiter, RateLimit, StorageU
 from headgate.contrib.aiohttp import LimitedRequests
 from headgate.contrib.requests import LimitedAdapter
 from headgate.limits.bucket_store import Bucket
-from headgate.limits.standalone.current_buckets import CurrentBuckets
+from headgate.limits.standalone.app_limiter import CurrentBuckets
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from tests.until import patient
 

@@ -40,7 +40,7 @@ from headgate.contrib.httpx import closed_for
 from headgate.contrib.wsgi import WsgiLimitMiddleware, remote_address
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.limit import Limit
-from headgate.limits.standalone.current_buckets import CurrentBuckets
+from headgate.limits.standalone.app_limiter import CurrentBuckets
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.testing.manual_clock import ManualClock
 

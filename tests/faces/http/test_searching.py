@@ -18,13 +18,13 @@ from click.testing import CliRunner
 
 import headgate.storage.postgres.database as postgres_database
 import headgate.storage.sqlite.driver as sqlite_driver
-import headgate.storage.sqlite.reader as sqlite_reader
+import headgate.storage.sqlite.threads as sqlite_reader
 from headgate import Headgate, SearchTooLong, TooManySearches
 from headgate.cli.main import main
 from headgate.clock import sleep
 from headgate.http import dashboard
 from headgate.storage.searching import TURN_TIMEOUT, Searches
-from headgate.storage.sqlite.reader import Reader
+from headgate.storage.sqlite.threads import Reader
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.http.stage import EVERYBODY, client, make_app, problem
 from tests.until import until

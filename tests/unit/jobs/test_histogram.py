@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from headgate.clock import SECOND
-from headgate.jobs.histogram import BOUNDS, BUCKETS, added, percentile, trimmed
+from headgate.jobs.history import BOUNDS, BUCKETS, added, percentile, trimmed
 
 
 def of(durations: Sequence[int]) -> tuple[int, ...]:

@@ -15,24 +15,22 @@ from headgate.jobs.lifecycle import (
     POISONOUS_AFTER,
     UNREADABLE_DELAY,
     UNREADABLE_TRIES,
-    Ending,
-    Finished,
-    Returned,
-    decide,
-    is_poisonous,
-    require_retriable,
-)
-from headgate.jobs.outcome import (
     CalleeRateLimited,
     Cancelled,
+    Ending,
     Failed,
     FailedFinally,
+    Finished,
     Interrupted,
     Outcome,
     RetryRequested,
+    Returned,
     Snoozed,
     Succeeded,
     Unreadable,
+    decide,
+    is_poisonous,
+    require_retriable,
 )
 from headgate.jobs.retry import RetryPolicy
 

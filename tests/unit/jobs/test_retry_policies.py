@@ -23,8 +23,7 @@ from redis.retry import Retry
 from headgate import DeclarationError, Headgate, RetryPolicy
 from headgate.clock import SECOND
 from headgate.jobs.job import ClaimedJob, JobError, RetryTerms
-from headgate.jobs.lifecycle import Finished, Returned, decide
-from headgate.jobs.outcome import Failed
+from headgate.jobs.lifecycle import Failed, Finished, Returned, decide
 
 
 def test_a_constant_delay_is_the_same_each_time() -> None:

@@ -24,7 +24,7 @@ from headgate import (
     StrictRate,
     batch,
 )
-from headgate.engine.call_groups import group_calls
+from headgate.engine.enqueuer import group_calls
 from headgate.errors import UnknownQueue
 from headgate.jobs.event import Event, LimitSkipped
 from headgate.jobs.job import Draw, NewJob

@@ -21,7 +21,7 @@ import pytest
 
 from headgate import DeclarationError, PayloadError
 from headgate.tasks.payload import PayloadType
-from headgate.tasks.round_trip import shown
+from headgate.tasks.values import shown
 
 
 class Colour(Enum):

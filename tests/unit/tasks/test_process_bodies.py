@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headgate import DeclarationError, Headgate
-from headgate.tasks.process_body import find_function
+from headgate.tasks.executor_kind import find_function
 from tests.internals import registry_of
 from tests.until import patient
 

@@ -14,10 +14,9 @@ from redis.exceptions import NoScriptError, RedisError
 
 from headgate.clock import Clock, SystemClock, microseconds, sleep
 from headgate.errors import StorageUnavailable
-from headgate.limits.redis.blocking_lines import PAUSE_AFTER_FAILURE
+from headgate.limits.redis.blocking_lines import PAUSE_AFTER_FAILURE, PollSchedule
 from headgate.limits.redis.message_lines import BucketLine, MessageLines, RunScript, Steps
 from headgate.limits.redis.pipeline import unavailable
-from headgate.limits.redis.poll_schedule import PollSchedule
 from headgate.limits.redis.redis_buckets import read_url
 
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,10 +16,17 @@ from headgate.clock import SystemClock, microseconds
 from headgate.errors import StorageUnavailable
 from headgate.limits.redis.message_lines import BucketLine, MessageLines, RunScript, Steps
 from headgate.limits.redis.pipeline import unavailable
-from headgate.limits.redis.poll_schedule import PollSchedule
 from headgate.limits.redis.redis_buckets import read_url
 
 T = TypeVar("T")
+
+logger = logging.getLogger("headgate.gates")
+
+POLL_INTERVAL = 0.1
+"""Seconds between polls, which find lines that another program has started."""
+
+RETRY_INTERVAL = 1.0
+"""Seconds until the next poll when Redis or the broker could not be reached."""
 
 PAUSE_AFTER_FAILURE = 0.5
 """Seconds without requests to a Redis that has not answered."""
@@ -100,3 +108,23 @@ class BlockingLines:
             except Exception as error:
                 # The broker's client can raise any exception.
                 wait = schedule.after_failure(error)
+
+
+class PollSchedule:
+    """Returns the seconds until the next poll of the lines."""
+
+    def __init__(self) -> None:
+        self._is_failing = False
+
+    def after(self, next_in: float | None) -> float:
+        """Return the seconds to wait, when a waiting message can go in `next_in` seconds (None: none waits)."""
+        self._is_failing = False
+        return POLL_INTERVAL if next_in is None else min(next_in, POLL_INTERVAL)
+
+    def after_failure(self, error: Exception) -> float:
+        """Return the seconds to wait after a failure, and log the first one. Unsent messages return to their place."""
+        if not self._is_failing:
+            unreachable = isinstance(error, StorageUnavailable)
+            logger.warning("the gate cannot release: %s", error, exc_info=None if unreachable else error)
+        self._is_failing = True
+        return RETRY_INTERVAL

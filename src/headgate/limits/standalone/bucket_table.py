@@ -12,7 +12,7 @@ from headgate.clock import SECOND, Clock
 from headgate.limits.bucket_store import Taken, snapshot_of
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
-from headgate.limits.standalone.decision import FROM_STORE, Decision, full_again_at
+from headgate.limits.standalone.budget import FROM_STORE, Decision, full_again_at
 from headgate.limits.standalone.waiting_lines import WaitingLines
 
 V = TypeVar("V")

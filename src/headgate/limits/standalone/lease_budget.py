@@ -12,9 +12,7 @@ from headgate.clock import SECOND, Clock, Duration
 from headgate.errors import GateClosed, HeadgateError, LeaseLost
 from headgate.limits.bucket_store import BucketStore, Taken
 from headgate.limits.leases import Leases
-from headgate.limits.standalone.budget import Budget
-from headgate.limits.standalone.decision import FROM_STORE, Decision
-from headgate.limits.standalone.held_start import HeldStart, SyncHeldStart
+from headgate.limits.standalone.budget import FROM_STORE, Budget, Decision, HeldStart, SyncHeldStart
 from headgate.limits.standalone.lease_session import Lease, LeaseSession
 from headgate.limits.standalone.shared_budget import SharedBudget
 from headgate.shielding import shield_until_done

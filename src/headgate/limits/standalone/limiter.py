@@ -15,11 +15,8 @@ from headgate.errors import DeclarationError
 from headgate.limits.bucket_store import BucketStore, check_rule
 from headgate.limits.limit import Limit
 from headgate.limits.rule import Snapshot
-from headgate.limits.standalone.budget import Budget
-from headgate.limits.standalone.decision import Decision
-from headgate.limits.standalone.held_start import HeldStart, SyncHeldStart
-from headgate.limits.standalone.local_budget import LocalBudget
-from headgate.limits.standalone.local_permits import LocalPermits
+from headgate.limits.standalone.budget import Budget, Decision, HeldStart, SyncHeldStart
+from headgate.limits.standalone.local_budget import LocalBudget, LocalPermits
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.standalone.refusal_log import RefusalLog
 from headgate.limits.standalone.shared_budget import SharedBudget

@@ -1,4 +1,4 @@
-"""RateGate: never more than N passes in any window, for calls anywhere in a program."""
+"""RateGate: never more than N passes in any window, for calls anywhere in a program, and for the items of a loop."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import functools
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from headgate.arguments import parse_wait
 from headgate.clock import SECOND, Clock, Duration, SystemClock
@@ -16,6 +16,7 @@ from headgate.limits.rate import parse_rate
 from headgate.limits.standalone.refusal_log import RefusalLog
 from headgate.limits.standalone.waiting_lines import WaitingLines
 
+T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -155,3 +156,44 @@ class RateGate:
     def _can_pass_before(self, until: int | None) -> bool:
         # A pass is never given back, so a gate that opens too late does so for every caller.
         return until is None or self._opens_at() <= until
+
+
+@overload
+def limit_rate(
+    iterable: AsyncIterable[T], rate: str | int, per: Duration | None = None, *, clock: Clock | None = None
+) -> AsyncGenerator[T, None]: ...
+
+
+@overload
+def limit_rate(
+    iterable: Iterable[T], rate: str | int, per: Duration | None = None, *, clock: Clock | None = None
+) -> Generator[T, None, None]: ...
+
+
+def limit_rate(
+    iterable: Iterable[T] | AsyncIterable[T],
+    rate: str | int,
+    per: Duration | None = None,
+    *,
+    clock: Clock | None = None,
+) -> Generator[T, None, None] | AsyncGenerator[T, None]:
+    """Return the same items, at most N in any window: `limit_rate(urls, 5, per=1)` or `limit_rate(urls, "5/s")`.
+
+    It paces its consumer, so it does not slow down a consumer that pulls ahead of its work (`executor.map`,
+    `asyncio.gather`): put a RateGate inside the call instead. It waits in the thread for a plain iterable, in the task
+    for an async one. It takes one item ahead from the source. Raises DeclarationError for an invalid rate.
+    """
+    gate = RateGate(rate, per=per, clock=clock)
+    return _paced_async(iterable, gate) if isinstance(iterable, AsyncIterable) else _paced(iterable, gate)
+
+
+def _paced(iterable: Iterable[T], gate: RateGate) -> Generator[T, None, None]:
+    for item in iterable:
+        gate.wait()
+        yield item
+
+
+async def _paced_async(iterable: AsyncIterable[T], gate: RateGate) -> AsyncGenerator[T, None]:
+    async for item in iterable:
+        await gate.wait_async()
+        yield item

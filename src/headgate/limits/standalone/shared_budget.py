@@ -12,7 +12,7 @@ from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import BucketStore, Taken
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
-from headgate.limits.standalone.decision import Decision
+from headgate.limits.standalone.budget import Decision
 from headgate.limits.standalone.home_loop import HomeLoop
 from headgate.limits.standalone.shared_session import SharedSession
 

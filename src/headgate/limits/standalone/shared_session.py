@@ -13,7 +13,7 @@ from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Tak
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.bucket_table import check_cost
-from headgate.limits.standalone.decision import FROM_STORE, Decision
+from headgate.limits.standalone.budget import FROM_STORE, Decision
 from headgate.limits.standalone.shared_line import SharedLine
 
 logger = logging.getLogger("headgate.limiter")

@@ -16,6 +16,7 @@ from headgate.storage.admission import RowId
 from headgate.storage.claim_rows import LaneHead
 from headgate.storage.claiming import EXPIRED_A_VISIT, LOCKED_FOR
 from headgate.storage.driver import WakeQueues
+from headgate.storage.live_rules import CachedRules
 from headgate.storage.postgres.arrivals import MERGED_AT_ONCE, ProvenFront, merge
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.limit_time import correct_limit_time
@@ -33,7 +34,6 @@ from headgate.storage.procedures.claim_snapshot import (
 )
 from headgate.storage.procedures.following import without_held
 from headgate.storage.procedures.replacement_notes import give_back_noted
-from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.records import Claim, Claimed, Dropped
 
 

@@ -9,8 +9,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from headgate.errors import DeclarationError
-from headgate.storage.json_text import as_json
-from headgate.storage.statements import Column, Table, Template, compile_statements, numbers_in
+from headgate.storage.statements import Column, Table, Template, as_json, compile_statements, numbers_in
 from headgate.storage.stored_rows import UNREADABLE_DRAWS
 
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")

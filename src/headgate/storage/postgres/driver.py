@@ -26,6 +26,7 @@ from headgate.storage.batcher import Batcher
 from headgate.storage.driver import Driver, Procedure, ReadKind, WriteOptions, has_woken, refusing_unstorable
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import Contradiction, IndexFacts, PostgresFacts, StoreFacts, TableFacts
+from headgate.storage.live_rules import CachedRules
 from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import (
@@ -53,7 +54,6 @@ from headgate.storage.procedures.add import add_jobs, add_new_jobs, follows_stor
 from headgate.storage.procedures.finish import STATEMENTS as FINISH_STATEMENTS
 from headgate.storage.procedures.finish import AttemptId, complete, finish, finish_plain
 from headgate.storage.procedures.following import FollowersHeld, without_held
-from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.procedures.unique import add_unique
 from headgate.storage.records import Claim, Claimed
 

@@ -1,4 +1,4 @@
-"""Adding jobs: they are inserted with their arrivals, without locking rows that other transactions need.
+"""Adding jobs: they are inserted with their arrivals and tags, without locking rows that other transactions need.
 
 Where several clients write, one statement inserts the jobs and notes their arrivals. So jobs without leaders, batches
 and tags are stored without a transaction around it, and a repeat after a lost reply, which finds them stored, notes
@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import gt, itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import astuple
 
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import IdTaken, JobId, job_number
-from headgate.jobs.job import Draw, JobState, NewJob, Origin
+from headgate.jobs.job import Draw, JobOptions, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
 from headgate.storage.following import NO_PLACEMENTS, FollowerPlacement, Placements, leaders_of, rejected
 from headgate.storage.procedures.following import grow_batches, placements_of, store_ties
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals
-from headgate.storage.procedures.tags import add_tags, has_tags
 from headgate.storage.records import FINAL_STATES
 from headgate.storage.statements import columns_of
 from headgate.storage.stored_rows import RowDecoder
@@ -219,3 +218,33 @@ def _arrivals(rows: Iterable[_NewRow], lanes: Mapping[str, Lane]) -> list[Arriva
         elif count[2] is None or row[_RUN_AT] < count[2]:
             count[2] = row[_RUN_AT]
     return [Arrival(lanes[lane], *count) for lane, count in counts.items()]
+
+
+class Tagged(Protocol):
+    """A job, as far as its tags are concerned."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def options(self) -> JobOptions | None: ...
+
+
+def has_tags(jobs: Iterable[Tagged]) -> bool:
+    """Whether any of these jobs has tags."""
+    return any(job.options is not None and job.options.tags for job in jobs)
+
+
+async def add_tags(tx: Transaction, jobs: Sequence[Tagged]) -> None:
+    """Store the tags of jobs that have just been stored."""
+    if has_tags(jobs):
+        await tx.execute("add_tags", tagged=_tag_rows(jobs))
+
+
+async def remove_tags(tx: Transaction, jobs: Sequence[Tagged]) -> None:
+    """Remove the tags of jobs that are deleted, or that get other tags."""
+    if has_tags(jobs):
+        await tx.execute("remove_tags", tagged=_tag_rows(jobs))
+
+
+def _tag_rows(jobs: Iterable[Tagged]) -> list[tuple[Any, ...]]:
+    return [(tag, job.id) for job in jobs if job.options is not None for tag in job.options.tags]

@@ -14,8 +14,7 @@ from headgate.limits.rule import NEVER
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView, TurnView
 from headgate.storage.driver import Transaction
 from headgate.storage.live_rules import LiveRules
-from headgate.storage.row_ids import bucket_id
-from headgate.storage.stored_rows import RowDecoder, load_state
+from headgate.storage.stored_rows import RowDecoder, bucket_id, load_state
 
 
 class BucketRow(msgspec.Struct):

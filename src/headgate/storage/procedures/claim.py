@@ -37,6 +37,7 @@ from headgate.storage.claiming import ClaimPlan, LaneVisit, sort_heads
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow
 from headgate.storage.following import EndedJob
+from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.buckets import BUCKETS, BucketName, BucketViews, Charged, ensure_rows, lock_buckets
 from headgate.storage.procedures.claim_snapshot import (
     LANES,
@@ -48,11 +49,9 @@ from headgate.storage.procedures.claim_snapshot import (
 from headgate.storage.procedures.following import FollowersHeld, resolve_followers
 from headgate.storage.procedures.limits import BucketTimer
 from headgate.storage.procedures.permits import return_permits
-from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.procedures.waiting import TIED, EndedWaitingJob
 from headgate.storage.records import Claim, Claimed, Dropped
-from headgate.storage.row_ids import bucket_id
-from headgate.storage.stored_rows import RowDecoder
+from headgate.storage.stored_rows import RowDecoder, bucket_id
 
 SOON = SECOND // 50
 """After how long to claim again if another node has locked lanes or is merging arrivals."""

@@ -15,8 +15,7 @@ from headgate.storage.claim_rows import LaneRow
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import BUCKETS, BucketRow
 from headgate.storage.records import Claim
-from headgate.storage.row_ids import lane_id
-from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder, note_unreadable
+from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder, lane_id, note_unreadable
 
 LANES = RowDecoder(LaneRow, "lane", draws=UNREADABLE_DRAWS)
 

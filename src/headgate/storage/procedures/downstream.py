@@ -14,6 +14,7 @@ from headgate.storage.driver import Transaction
 from headgate.storage.following import EndedJob, depths
 from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import add_audit_record
+from headgate.storage.procedures.waiting import TIED
 from headgate.storage.records import DownstreamJob
 from headgate.storage.stored_rows import RowDecoder
 
@@ -39,16 +40,9 @@ class _Pending(msgspec.Struct):
     pending: int
 
 
-class _Blocked(msgspec.Struct):
-    id: JobId
-    is_followed: bool
-    batch: JobId | None
-
-
 _JOBS = RowDecoder(_Found, "job", state=JobState.WAITING)
 _MEMBERS = RowDecoder(_Member, "member of batch")
 _PENDING = RowDecoder(_Pending, "batch")
-_BLOCKED = RowDecoder(_Blocked, "job")
 
 
 async def downstream_of(tx: Transaction, batch_id: str) -> Sequence[DownstreamJob]:
@@ -89,7 +83,7 @@ async def downstream_of(tx: Transaction, batch_id: str) -> Sequence[DownstreamJo
 
 async def cancel_blocked(tx: Transaction, job_ids: Sequence[str], audit_records: Sequence[AuditRecord]) -> list[str]:
     """As `Store.cancel_blocked`."""
-    found = await tx.fetch(_BLOCKED, "lock_blocked", ids=list(job_ids))
+    found = await tx.fetch(TIED, "lock_blocked", ids=list(job_ids))
     ids = {job.id for job in found}
     for record in audit_records:
         if record.subject in ids:

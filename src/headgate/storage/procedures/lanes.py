@@ -18,7 +18,7 @@ from headgate.jobs.terms import GateTerms
 from headgate.limits.fair import PREFIX
 from headgate.limits.key import BETWEEN_LEVELS
 from headgate.storage.driver import Transaction
-from headgate.storage.row_ids import lane_id
+from headgate.storage.stored_rows import lane_id
 
 
 class Lane(msgspec.Struct, frozen=True, gc=False):

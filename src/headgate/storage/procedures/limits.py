@@ -15,15 +15,14 @@ from headgate.storage.admission import BucketVisit
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import limit_in_use
 from headgate.storage.fetched import FetchedBalance, dump_balance, load_balance
-from headgate.storage.json_text import limit_needle
-from headgate.storage.live_rules import EditSetting, LimitSetting, edited
+from headgate.storage.live_rules import CachedRules, EditSetting, LimitSetting, edited, read_settings
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import close_buckets, lock_buckets, lock_or_insert, lock_views
 from headgate.storage.procedures.finish import AttemptId, lock_attempts, still_running
-from headgate.storage.procedures.settings import CachedRules, read_settings
 from headgate.storage.procedures.waiting import release_idle
 from headgate.storage.records import Amendment, Deposit, StartMove
-from headgate.storage.row_ids import bucket_id
+from headgate.storage.statements import limit_needle
+from headgate.storage.stored_rows import bucket_id
 
 
 class BucketTimer(NamedTuple):

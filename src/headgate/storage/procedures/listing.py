@@ -22,7 +22,6 @@ from headgate.limits.key import levels_of
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import demand_of
 from headgate.storage.driver import Transaction
-from headgate.storage.json_text import as_json, limit_needle, member_needle, tag_needle
 from headgate.storage.procedures.buckets import BucketName
 from headgate.storage.procedures.lanes import Lane, lane_of
 from headgate.storage.records import (
@@ -47,8 +46,8 @@ from headgate.storage.records import (
     WaitingByLimit,
     WaitingCount,
 )
-from headgate.storage.row_ids import bucket_id
-from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
+from headgate.storage.statements import as_json, limit_needle, member_needle, tag_needle
+from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder, bucket_id
 
 AT_ONCE = 5_000
 """How many jobs are read at most for a page or a bounded count: in order, or by an index if it finds few."""

@@ -18,15 +18,15 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.errors import IdInUse, LeaderNotFound, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.draw_set import DrawSet, difference
+from headgate.jobs.draw_set import DrawSet, difference, draws_where, union
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import Draw, JobOptions, NewJob
-from headgate.jobs.replacing import WaitingJob, replacement
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import GateTerms, kept_permits
 from headgate.jobs.uniqueness import (
     FollowRunning,
     KeepExisting,
@@ -47,14 +47,13 @@ from headgate.jobs.uniqueness import (
     was_stored,
 )
 from headgate.storage.driver import Transaction
-from headgate.storage.json_text import as_json, optional_json
 from headgate.storage.permits import PermitRelease
-from headgate.storage.procedures.add import add_jobs, require_own, stored_jobs
+from headgate.storage.procedures.add import add_jobs, add_tags, remove_tags, require_own, stored_jobs
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.history import note_enqueued
-from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of
+from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of, lane_of
 from headgate.storage.procedures.replacement_notes import ReplacementNote, give_back, keep_notes, note_of
-from headgate.storage.procedures.tags import add_tags, remove_tags
+from headgate.storage.statements import as_json, optional_json
 from headgate.storage.stored_rows import RowDecoder
 
 TRIES = 100
@@ -91,6 +90,25 @@ class UniqueJob(msgspec.Struct):
     run_at: int
     attempt: int
     options: JobOptions | None
+
+    @property
+    def lane(self) -> Lane:
+        """The lane of the job if it is waiting."""
+        return lane_of(self.queue, self.draws, self.terms, union(self.held, self.passed))
+
+
+class _Replacement(NamedTuple):
+    """The job after the replacement, the permits that it still holds, and the ones that it gives back (`gone`).
+
+    Its attempts are reset. With `draws_alike` the starts of its earlier attempts still belong to the limits that it
+    draws on; otherwise they are dropped.
+    """
+
+    new: NewJob
+    held: DrawSet
+    gone: DrawSet
+    lane: Lane
+    draws_alike: bool
 
 
 class KeptKey(NamedTuple):
@@ -302,11 +320,8 @@ class _Addition:
         if not locked or locked[0].state not in ("waiting", "blocked"):
             return False
         now = locked[0]
-        waited = WaitingJob(
-            now.id, now.queue, now.draws, now.terms, now.held, now.passed, now.has_costs, now.delayed, now.run_at
-        )
-        after = replacement(waited, postponed(new, now.options, is_tried=now.attempt > 0))
-        before, lane, job = Lane(*waited.lane), Lane(*after.lane), after.new
+        after = _replacement(now, postponed(new, now.options, is_tried=now.attempt > 0))
+        before, lane, job = now.lane, after.lane, after.new
         rank = await self._tx.value(
             "replace_job",
             id=now.id,
@@ -346,6 +361,18 @@ class _Addition:
             arrival = arrival_of(lane, job.run_at, rank, delayed=job.delayed)
             await add_arrivals(self._tx, [Arrival(before, -1), arrival])
         return True
+
+
+def _replacement(old: UniqueJob, new: NewJob) -> _Replacement:
+    """Return the new job with the id of the old one, and its place if both are in one lane and not delayed."""
+    keeps = kept_permits(old.id, old.draws, old.terms, old.held, new.draws, new.terms)
+    held = draws_where(draw in keeps for draw in new.draws)
+    gone = difference(old.held, draws_where(draw in keeps for draw in old.draws))
+    lane = lane_of(new.queue, new.draws, new.terms, held)
+    stays = lane == old.lane
+    run_at = old.run_at if stays and not old.delayed and not new.delayed else new.run_at
+    draws_alike = old.draws == new.draws and not old.has_costs and new.costs is None
+    return _Replacement(replace(new, id=old.id, run_at=run_at), held, gone, lane, draws_alike)
 
 
 def _by_key(rows: Iterable[UniqueJob]) -> defaultdict[Key, list[UniqueJob]]:

@@ -24,8 +24,9 @@ from headgate.storage import permits
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import prunable_at_once
 from headgate.storage.facts import Contradiction
-from headgate.storage.live_rules import LiveRules
+from headgate.storage.live_rules import LiveRules, read_settings
 from headgate.storage.permits import Holder, PermitBucket, PermitRelease
+from headgate.storage.procedures.add import remove_tags
 from headgate.storage.procedures.alerts import evict_alerts
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import BUCKETS, BucketRow, lock_buckets
@@ -34,11 +35,8 @@ from headgate.storage.procedures.nodes import missing_nodes
 from headgate.storage.procedures.permits import return_permits
 from headgate.storage.procedures.replacement_notes import holders_in, read_notes
 from headgate.storage.procedures.schedules import evict_schedule_notes
-from headgate.storage.procedures.settings import read_settings
-from headgate.storage.procedures.tags import remove_tags
 from headgate.storage.records import FINAL_STATES, Deletion
-from headgate.storage.row_ids import bucket_id, lane_id
-from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
+from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder, bucket_id, lane_id
 
 
 class _Prunable(msgspec.Struct, array_like=True):

@@ -16,15 +16,13 @@ from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, difference, draws_
 from headgate.jobs.gating import GateChange
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import Draw, JobState
-from headgate.jobs.lifecycle import require_retriable, require_scheduled
-from headgate.jobs.rescheduling import new_time, require_waiting
+from headgate.jobs.lifecycle import new_time, require_retriable, require_scheduled, require_waiting
 from headgate.jobs.terms import GateTerms, kept_permits
 from headgate.jobs.uniqueness import key_taken
 from headgate.limits.concurrency import load_permits
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow, late_ending
 from headgate.storage.following import EndedJob
-from headgate.storage.json_text import as_json, optional_json
 from headgate.storage.permits import PermitRelease, draws_of_batch
 from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import add_audit_record
@@ -33,6 +31,7 @@ from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arriv
 from headgate.storage.procedures.permits import release_unused_batches, return_permits
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.records import Dropped
+from headgate.storage.statements import as_json, optional_json
 from headgate.storage.stored_rows import RowDecoder
 
 

@@ -12,8 +12,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from headgate.storage.json_text import as_json
-from headgate.storage.statements import Column, Table, Template, compile_statements, numbers_in
+from headgate.storage.statements import Column, Table, Template, as_json, compile_statements, numbers_in
 from headgate.storage.stored_rows import UNREADABLE_DRAWS, Field, RowDecoder
 
 BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)

@@ -37,24 +37,30 @@ from headgate.storage.driver import (
 )
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import IndexFacts, StoreFacts
+from headgate.storage.live_rules import CachedRules
 from headgate.storage.migrations import Migration
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.claim import claim_alone
 from headgate.storage.procedures.finish import AllFinished, complete, finish_all
-from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.procedures.unique import add_unique, enlist
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.storage.sqlite import connection as sqlite_file
-from headgate.storage.sqlite.call_thread import CallThread
-from headgate.storage.sqlite.checkpointer import Checkpointer
+from headgate.storage.sqlite.connection import Checkpointer
 from headgate.storage.sqlite.dialect import STATEMENTS
 from headgate.storage.sqlite.enlisted import run_in
 from headgate.storage.sqlite.facts import check_file, read_facts
 from headgate.storage.sqlite.peer_notifier import PeerNotifier
-from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
-from headgate.storage.sqlite.reader import Reader
-from headgate.storage.sqlite.write import Write, WriteRolledBack, change_of, run_all, run_each
+from headgate.storage.sqlite.threads import CallThread, Reader
+from headgate.storage.sqlite.transactions import (
+    Places,
+    SqliteTransaction,
+    Write,
+    WriteRolledBack,
+    change_of,
+    run_all,
+    run_each,
+)
 
 R = TypeVar("R")
 

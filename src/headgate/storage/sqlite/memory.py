@@ -19,8 +19,8 @@ from headgate.storage.migrations import Migration
 from headgate.storage.sqlite.connection import connect, migrate
 from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.facts import check_file
-from headgate.storage.sqlite.reader import Reader
-from headgate.storage.sqlite.write import Write, change_of
+from headgate.storage.sqlite.threads import Reader
+from headgate.storage.sqlite.transactions import Write, change_of
 from headgate.storage.store import Store
 
 R = TypeVar("R")

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.errors import DeclarationError
-from headgate.limits.standalone.limit_rate import limit_rate
+from headgate.limits.standalone.rate_gate import limit_rate
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

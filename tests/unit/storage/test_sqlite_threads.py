@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.storage.sqlite.call_thread import CallThread
+from headgate.storage.sqlite.threads import CallThread
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.until import patient
 

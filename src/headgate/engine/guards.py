@@ -1,9 +1,10 @@
-"""Guards tasks that handlers start: their errors may fail the job and never end the program."""
+"""Guards the threads and tasks of handlers: what is raised there may fail the job, and never ends the program."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Executor as Pool
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -15,6 +16,19 @@ T = TypeVar("T")
 
 _installed: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, Any, Any]] = WeakKeyDictionary()
 # How many nodes run on a loop, its task factory while they do, and the one that it had before.
+
+
+def in_thread(pool: Pool | None, call: Callable[[], T]) -> asyncio.Future[T]:
+    """Run `call` in a thread of `pool` (None: of the event loop) and return its future."""
+    return asyncio.get_running_loop().run_in_executor(pool, _guarded, call)
+
+
+def _guarded(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except StopIteration as error:
+        # A future cannot hold it: the waiter would wait for ever. Coroutines convert it in the same way.
+        raise RuntimeError("the function raised StopIteration") from error
 
 
 def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:

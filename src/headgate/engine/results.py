@@ -1,0 +1,210 @@
+"""Results: waits for the end of jobs and batches, and returns what a job returned or raises its error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from headgate.clock import SECOND, Clock, sleep, to_datetime, wait_for_event
+from headgate.errors import (
+    AttemptFailed,
+    BatchNotFound,
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    JobSkipped,
+    LeaderNotSucceeded,
+    LimitRejected,
+    NotOpen,
+    StorageUnavailable,
+)
+from headgate.jobs.batch import BatchRecord
+from headgate.jobs.job import JobError, JobRecord, JobState
+from headgate.storage.endings import EXPIRED_ERROR, REJECTED
+from headgate.storage.following import LEADER_NOT_SUCCEEDED, skipped_because
+from headgate.storage.store import Store
+from headgate.tasks.codec import NO_CODECS, Codecs
+from headgate.tasks.definition import TaskDefinition
+from headgate.tasks.signals import Cancel
+
+POLL_INTERVAL = SECOND
+"""Microseconds between two reads if no change is notified."""
+
+
+CANCELLED_BY_HANDLER = "headgate.Cancel"
+"""The error type of a job that its handler has cancelled, also by a subclass of `Cancel`."""
+
+
+class ResultWatch:
+    """Serves all waiters for results with one read of the store at a time."""
+
+    def __init__(self, storage: Store, clock: Clock) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._waiting: dict[str, asyncio.Future[JobRecord]] = {}
+        self._waiters: Counter[str] = Counter()
+        self._changed = asyncio.Event()
+        self._unwatch = storage.watch(self._changed.set)
+        self._polling: asyncio.Task[None] | None = None
+
+    async def wait(self, job_id: str, timeout: float | None) -> JobRecord:
+        record = await self._storage.job(job_id)
+        if record is None:
+            raise JobNotFound(job_id)
+        if record.state.is_final:
+            return record
+        loop = asyncio.get_running_loop()
+        future = self._waiting.get(job_id)
+        if future is None:
+            future = self._waiting[job_id] = loop.create_future()
+        # It may have become final since the read above.
+        self._changed.set()
+        if self._polling is None:
+            self._polling = loop.create_task(self._poll(), name="headgate-results")
+        self._waiters[job_id] += 1
+        timer = None
+        own = asyncio.shield(future)
+        if timeout is not None:
+            when = self._clock.monotonic() + round(timeout * SECOND)
+            timer = self._clock.call_at(when, partial(_time_out, own, job_id, timeout))
+        try:
+            return await own
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._waiters[job_id] -= 1
+            if not self._waiters[job_id]:
+                # No waiter is left, so the job is no longer polled.
+                del self._waiters[job_id]
+                self._waiting.pop(job_id, None)
+
+    async def _poll(self) -> None:
+        while self._waiting:
+            timer = self._clock.call_at(self._clock.monotonic() + POLL_INTERVAL, self._changed.set)
+            try:
+                await self._changed.wait()
+            finally:
+                timer.cancel()
+            self._changed.clear()
+            try:
+                records = await self._storage.final(list(self._waiting))
+            except StorageUnavailable:
+                # The waiters continue to wait.
+                await sleep(self._clock, 1.0)
+                self._changed.set()
+                continue
+            for record in records:
+                future = self._waiting.pop(record.id, None)
+                if future is not None and not future.done():
+                    future.set_result(record)
+            # The more jobs are awaited, the longer changes gather for one read.
+            await sleep(self._clock, min(0.01, 0.00002 * len(self._waiting)))
+        self._polling = None
+
+    async def close(self) -> None:
+        self._unwatch()
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.wait([self._polling])
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(NotOpen())
+                future.exception()
+
+
+def _time_out(future: asyncio.Future[Any], job_id: str, timeout: float) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError(f"job {job_id} was not final within {timeout:g} s; it continues to run"))
+
+
+async def wait_for_batch(
+    storage: Store, clock: Clock, batch_id: str, timeout: float | None, is_open: Callable[[], bool]
+) -> BatchRecord:
+    """Return the batch when all its jobs are final. Raises TimeoutError, BatchNotFound; NotOpen if the app closes."""
+    changed = asyncio.Event()
+    unwatch = storage.watch(changed.set)
+    until = None if timeout is None else clock.monotonic() + round(timeout * SECOND)
+    try:
+        while True:
+            changed.clear()
+            record = await _read_batch(storage, batch_id)
+            if record is not None and not record.pending:
+                return record
+            left = POLL_INTERVAL / SECOND
+            if until is not None:
+                left = min(left, (until - clock.monotonic()) / SECOND)
+                if left <= 0:
+                    raise TimeoutError(f"batch {batch_id} was not final within {timeout:g} s; it continues to run")
+            await wait_for_event(clock, changed, left)
+            if not is_open():
+                raise NotOpen
+    finally:
+        unwatch()
+
+
+async def _read_batch(storage: Store, batch_id: str) -> BatchRecord | None:
+    """Return the batch, or None while the store is unavailable. Raises BatchNotFound."""
+    try:
+        record = await storage.batch(batch_id)
+    except StorageUnavailable:
+        # The caller continues to wait.
+        return None
+    if record is None:
+        raise BatchNotFound(batch_id)
+    return record
+
+
+def result_of(record: JobRecord, task: TaskDefinition | None, codecs: Codecs = NO_CODECS) -> Any:
+    """Return the result of the handler, of its annotated type if the task is known.
+
+    Raises JobFailed, JobCancelled, JobSkipped, and PayloadError if it cannot be decoded.
+    """
+    match record.state:
+        case JobState.CANCELLED:
+            # A job that was cancelled between two attempts has the error of the first; that is not the reason.
+            reason = None if record.error is None else cause_of(record.error)
+            raise JobCancelled(record.id, None if reason is None else str(reason)) from reason
+        case JobState.SKIPPED:
+            raise JobSkipped(record.id, skipped_because(record.origin))
+        case JobState.FAILED:
+            error = record.error
+            assert error is not None
+            cause = cause_of(error) or AttemptFailed(error.traceback or f"{error.type}: {error.message}")
+            raise JobFailed(record.id, error.type, error.message, error.traceback) from cause
+        case _:
+            if record.result is None:
+                # It is not kept.
+                return None
+            if task is None:
+                return msgspec.json.decode(codecs.decode(record.result, f"the result of job {record.id}"))
+            return task.payload.decode_result(record.result)
+
+
+def cause_of(error: JobError) -> Exception | None:
+    """Return the exception of a job that was not run, or cancelled by its handler; None for the error of an attempt."""
+    if error == EXPIRED_ERROR:
+        return JobExpired(error.message)
+    if error.type == LEADER_NOT_SUCCEEDED:
+        return LeaderNotSucceeded(error.message)
+    if error.type == CANCELLED_BY_HANDLER:
+        return Cancel(error.message)
+    if error.type != REJECTED or error.data is None:
+        return None
+    opens_at = error.data.get("opens_at")
+    return LimitRejected(
+        error.message,
+        limit=_text(error.data.get("limit")),
+        key=_text(error.data.get("key")),
+        opens_at=to_datetime(opens_at) if isinstance(opens_at, int) else None,
+        option=_text(error.data.get("option")),
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
