@@ -1,6 +1,7 @@
 """OpenTelemetry: `app.instrument(OpenTelemetry())` traces jobs from the program that enqueues to the worker.
 
-Names follow the conventions for messaging. Payloads and keys of limits are never in a span.
+It also feeds metrics, from the same events as those for Prometheus. Names follow the conventions for messaging.
+Payloads and keys of limits are never in a span.
 """
 
 from __future__ import annotations
@@ -12,13 +13,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.errors import DeclarationError
-from headgate.jobs.event import CallbackFailed
+from headgate.jobs.event import (
+    CallbackFailed,
+    JobEnqueued,
+    JobFailure,
+    JobFinished,
+    JobRetried,
+    JobReturned,
+    JobStarted,
+    StorageUsed,
+)
 from headgate.jobs.job import ClaimedJob, JobError, NewJob
 from headgate.jobs.lifecycle import (
     CalleeRateLimited,
@@ -36,7 +46,7 @@ from headgate.observe.instrument import Labels, Observed
 from headgate.tasks.context import JobContext, current_job
 
 try:
-    from opentelemetry import context, propagate, trace
+    from opentelemetry import context, metrics, propagate, trace
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.util.types import AttributeValue
 except ModuleNotFoundError as error:
@@ -47,7 +57,14 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from None
 
-from headgate.observe.otel_metrics import OtelMetrics
+BOUNDARIES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+"""Seconds, as the conventions advise."""
+
+OPERATIONS = {"add": ("send", "send"), "claim": ("receive", "receive"), "finish": ("settle", "settle")}
+"""The verbs of the store, as names and types of operations."""
+
+Attributes = dict[str, str]
+
 
 SYSTEM = "headgate"
 SCOPE = "headgate"
@@ -331,3 +348,68 @@ def _set_error(span: trace.Span, error: JobError) -> None:
 def _type_name(error: BaseException) -> str:
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+class OtelMetrics:
+    """Counts sent and consumed jobs, and measures attempts and store operations."""
+
+    def __init__(self, observed: Observed, provider: metrics.MeterProvider | None) -> None:
+        meter = metrics.get_meter("headgate", observed.version, provider)
+        self._labels = Labels(observed.registry)
+        self._known: dict[tuple[str, str, str], Attributes] = {}
+        self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Jobs that were enqueued.")
+        self._consumed = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Jobs that were claimed and started."
+        )
+        self._processed = meter.create_histogram(
+            "messaging.process.duration", "s", "How long attempts ran.",
+            explicit_bucket_boundaries_advisory=BOUNDARIES,
+        )  # fmt: skip
+        self._operated = meter.create_histogram(
+            "messaging.client.operation.duration", "s", "How long the store took, for one or many jobs at once.",
+            explicit_bucket_boundaries_advisory=BOUNDARIES,
+        )  # fmt: skip
+        observed.tap(
+            {
+                JobEnqueued: self._count_sent,
+                JobStarted: self._count_consumed,
+                JobFinished: self._measure,
+                JobFailure: self._measure,
+                JobRetried: self._measure,
+                JobReturned: self._measure,
+                StorageUsed: self._measure_store,
+            }
+        )
+
+    def _count_sent(self, event: JobEnqueued) -> None:
+        self._sent.add(1, self._attributes("send", event))
+
+    def _count_consumed(self, event: JobStarted) -> None:
+        self._consumed.add(1, self._attributes("receive", event))
+
+    def _measure(self, event: JobFinished | JobRetried | JobReturned) -> None:
+        if event.ran is not None:
+            attributes = self._attributes("process", event)
+            error = None if isinstance(event, JobReturned) else event.error
+            if error is not None:
+                attributes = {**attributes, "error.type": error.type}
+            self._processed.record(event.ran, attributes)
+
+    def _measure_store(self, event: StorageUsed) -> None:
+        name, kind = OPERATIONS.get(event.verb, (event.verb, event.verb))
+        self._operated.record(
+            event.seconds,
+            {"messaging.system": "headgate", "messaging.operation.name": name, "messaging.operation.type": kind},
+        )
+
+    def _attributes(self, operation: str, event: Any) -> Attributes:
+        queue, task = self._labels.queue(event.queue), self._labels.task(event.task)
+        found = self._known.get((operation, queue, task))
+        if found is None:
+            found = self._known[operation, queue, task] = {
+                "messaging.system": "headgate",
+                "messaging.operation.name": operation,
+                "messaging.destination.name": queue,
+                "headgate.task.name": task,
+            }
+        return found

@@ -277,7 +277,9 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
     `lanes` are in the order of their turns; `shares` is how many gated jobs each queue may start.
     """
     left = dict(shares)
-    _admit_by_turn([lane for lane in lanes if lane.step], left, now)
+    in_turn = [lane for lane in lanes if lane.step]
+    if in_turn:
+        _admit_by_turn(in_turn, left, now)
     turns = deque(lane for lane in lanes if lane.demands and not lane.step)
     while turns:
         lane = turns.popleft()

@@ -42,7 +42,7 @@ from headgate.storage.claim_rows import (
     WrittenTurn,
 )
 from headgate.storage.endings import DroppedRow, late_ending, rejection_error
-from headgate.storage.permits import PermitRelease
+from headgate.storage.procedures.buckets import PermitRelease
 from headgate.storage.records import Claim, Claimed, Dropped, Starved, Throttled
 from headgate.storage.stored_rows import bucket_id
 

@@ -19,10 +19,9 @@ from headgate.storage.driver import WakeQueues
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.postgres.arrivals import MERGED_AT_ONCE, ProvenFront, merge
 from headgate.storage.postgres.database import Database, Session
-from headgate.storage.postgres.limit_time import correct_limit_time
 from headgate.storage.postgres.low_watermarks import LowWatermarks
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
-from headgate.storage.postgres.server_time import StoreTime
+from headgate.storage.postgres.server_time import StoreTime, correct_limit_time
 from headgate.storage.procedures import waiting
 from headgate.storage.procedures.claim import SOON, TRIES, ClaimConflict, ClaimTransaction, SkippedJobs, combined
 from headgate.storage.procedures.claim_snapshot import (

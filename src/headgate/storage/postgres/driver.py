@@ -43,11 +43,10 @@ from headgate.storage.postgres.database import (
 from headgate.storage.postgres.dialect import checked_schema
 from headgate.storage.postgres.enlisted import add_enlisted, require_same_place, session_of
 from headgate.storage.postgres.held_transaction import held_transaction
-from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.schema import DEFAULT_SCHEMA, create, drop, require_migrated
 from headgate.storage.postgres.schema import migrate as make_current
-from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
+from headgate.storage.postgres.server_time import FOLLOW_EVERY, OwnTime, ServerTime, StoreTime, follow_clock
 from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.wake_ups import WakeUps
 from headgate.storage.procedures.add import add_jobs, add_new_jobs, follows_stored, needs_transaction

@@ -1,4 +1,4 @@
-"""The server's time as this process has last read it, and whether the server's clock has stepped.
+"""The server's time as this process has last read it; steps of the server's clock are removed from limit time.
 
 Wall time is the server's own, because instants that one machine stores are compared by others. Limit time is the
 server's clock and an offset that all nodes share. A node that sees limit time step against its own monotonic clock
@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from headgate.clock import SECOND, Clock
+from headgate.storage.postgres.database import Session
 
 AHEAD = 2000
 """By how much limit time may run ahead before it is corrected (microseconds).
@@ -23,6 +24,10 @@ AHEAD = 2000
 The margin of a strict rate is 20 ms by default, and a late start may use half of it. In a minute, this, `DRIFT` and a
 reply within 2 ms use the other half.
 """
+
+FOLLOW_EVERY = 5.0
+"""Seconds between two readings of the server's clock by a process that runs no other statements."""
+
 
 BEHIND = SECOND
 """By how much limit time may fall behind before it is corrected (microseconds)."""
@@ -167,3 +172,25 @@ class _Offset:
             self.least, self.most = least, most
         elif not is_ahead:
             self.least, self.most = max(self.least, least), min(self.most, most)
+
+
+async def follow_clock(session: Session, time: StoreTime, clock: Clock) -> None:
+    """Read the server's clock."""
+    sent_at = clock.monotonic()
+    row = await session.row("clock")
+    stepped = time.observe(sent_at, row["now"], row["ahead"])
+    if stepped:
+        await correct_limit_time(session, time, row["ahead"], stepped)
+
+
+async def correct_limit_time(session: Session, time: StoreTime, ahead: int, stepped: int) -> None:
+    """Remove the step of the server's clock from limit time, unless another node has.
+
+    If that would set limit time back behind a value that others have read, this process was wrong: its own clock has
+    stood still, as on a machine that is moved. Then it uses the stored limit time.
+    """
+    if await session.execute("shift_limit_time", seen=ahead, shift=-stepped):
+        return
+    row = await session.row("clock")
+    if row["ahead"] == ahead:
+        time.reset()

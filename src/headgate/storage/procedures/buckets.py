@@ -1,14 +1,27 @@
-"""Buckets for admission: they are locked, viewed under the rules in force, and charged."""
+"""Buckets: they are locked, viewed under the rules in force, and charged; and jobs release their permits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, Self
 
 import msgspec
 
+from headgate.jobs.draw_set import DrawSet, chosen
+from headgate.jobs.identity import JobId
 from headgate.jobs.job import Draw
-from headgate.limits.concurrency import UNREADABLE
+from headgate.jobs.terms import GateTerms
+from headgate.limits.concurrency import (
+    OF_BATCH,
+    UNREADABLE,
+    HeldPermits,
+    Semaphore,
+    batches_of,
+    dump_permits,
+    load_permits,
+    without_unused,
+)
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView, TurnView
@@ -199,3 +212,126 @@ async def close_buckets(tx: Transaction, draws: Iterable[Draw], until: int) -> N
     rows = await lock_or_insert(tx, draws)
     if rows:
         await tx.execute("close_buckets", ids=[row.id for row in rows], until=until)
+
+
+class PermitRelease(NamedTuple):
+    """The permits that a job releases, and those that it keeps."""
+
+    job_id: str
+    draws: tuple[Draw, ...]
+    terms: GateTerms
+    given: DrawSet
+    kept: DrawSet
+
+
+class Holder(msgspec.Struct, array_like=True):
+    """A job that holds permits."""
+
+    id: JobId
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+    held: DrawSet
+
+
+def leaving_holders(jobs: Iterable[PermitRelease]) -> dict[Draw, list[str]]:
+    """Return the holders that leave each bucket."""
+    leaving: dict[Draw, list[str]] = {}
+    for job in jobs:
+        # A row that contradicts itself may name more permits than draws.
+        for draw, holding in chosen(zip(job.draws, job.terms.holds, strict=False), job.given):
+            if holding is not None:
+                leaving.setdefault(draw, []).append(holding.holder(job.job_id))
+    return leaving
+
+
+def permits_left(state: str | None, leaving: Iterable[str]) -> HeldPermits:
+    """Return the permits of a bucket after these holders have left."""
+    permits = load_permits(state)
+    for holder in leaving:
+        permits = Semaphore.give(permits, holder)
+    return permits
+
+
+def draws_of_batch(draws: Sequence[Draw], terms: GateTerms | None) -> list[Draw]:
+    """Return the buckets of which the job's batch holds permits."""
+    return [] if terms is None else chosen(draws, terms.of_batch)
+
+
+def holding_batches(states: Iterable[str | None]) -> set[str]:
+    """Return the batches that hold permits of buckets in these states."""
+    return {batch for state in states for batch in batches_of(load_permits(state))}
+
+
+class PermitBucket(NamedTuple):
+    """A bucket that grants permits: its stored state, and when it opens for the lanes behind it."""
+
+    state: str | None
+    opens_at: int | None
+
+
+def permit_contradictions(
+    holders: Iterable[Holder], buckets: Mapping[Draw, PermitBucket], pending: Container[str], rules: LiveRules
+) -> Iterator[str]:
+    """Yield a sentence for each contradiction between buckets, jobs and `pending` batches about who holds permits."""
+    expected: dict[Draw, Counter[str]] = {}
+    for job in holders:
+        holds = () if job.terms is None else job.terms.holds
+        for draw, holding in chosen(zip(job.draws, holds, strict=False), job.held):
+            if holding is not None:
+                expected.setdefault(draw, Counter())[holding.holder(job.id)] += 1
+    for draw, bucket in buckets.items():
+        permits = load_permits(bucket.state)
+        # A batch keeps its permit while none of its jobs uses it.
+        by_bucket = {holder: hold.uses for holder, hold in permits.holders.items() if hold.uses}
+        by_jobs = dict(expected.pop(draw, {}))
+        for batch in batches_of(permits):
+            if batch not in pending:
+                yield f"bucket {draw.limit}:{draw.key} is held by batch {batch}, which is final"
+        if by_bucket != by_jobs:
+            yield f"bucket {draw.limit}:{draw.key} is held by {by_bucket}, and jobs hold {by_jobs}"
+        if permits.held != sum(hold.cost for hold in permits.holders.values()):
+            yield f"bucket {draw.limit}:{draw.key} counts {permits.held} held, but its holders have another sum"
+        if bucket.opens_at == NEVER and not permits.holders and not rules.is_paused(draw):
+            yield f"bucket {draw.limit}:{draw.key} opens when a permit is returned, but has no holder"
+    for draw, by_jobs in expected.items():
+        yield f"jobs hold {dict(by_jobs)} of bucket {draw.limit}:{draw.key}, which has no record of it"
+
+
+async def return_permits(tx: Transaction, jobs: Iterable[PermitRelease]) -> Set[Draw]:
+    """Take permits from their holders. Returns their buckets; the next claim visits the lanes behind them."""
+    given = list(jobs)
+    if not given:
+        return set()
+    leaving = leaving_holders(given)
+    await tx.execute("keep_permits", given=given)
+    await remove_holders(tx, leaving)
+    return leaving.keys()
+
+
+async def remove_holders(tx: Transaction, leaving: Mapping[Draw, Sequence[str]]) -> None:
+    """Take one use of a permit from each of these holders of these buckets."""
+    rows = await lock_buckets(tx, leaving)
+    await _write(tx, [(row, permits_left(row.state, leaving[row.draw])) for row in rows])
+
+
+async def release_batch_permits(tx: Transaction, batch: str, draws: Iterable[Draw]) -> None:
+    """Take the permits of a batch that is final."""
+    holder = OF_BATCH + batch
+    held = [(row, load_permits(row.state)) for row in await lock_buckets(tx, draws)]
+    await _write(tx, [(row, Semaphore.release(permits, holder)) for row, permits in held if holder in permits.holders])
+
+
+async def release_unused_batches(tx: Transaction, draw: Draw) -> int:
+    """Take permits from batches of which no job is running. Returns how many permits others hold."""
+    (row,) = await lock_buckets(tx, [draw])
+    held = load_permits(row.state)
+    left = without_unused(held)
+    if left != held:
+        await _write(tx, [(row, left)])
+    return left.held
+
+
+async def _write(tx: Transaction, left: Sequence[tuple[BucketRow, HeldPermits]]) -> None:
+    if left:
+        rows = [(row.id, dump_permits(held), NEVER if held.holders else tx.limit_now) for row, held in left]
+        await tx.execute("write_permits", wanted=rows, limit_now=tx.limit_now)

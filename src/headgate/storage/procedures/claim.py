@@ -38,7 +38,15 @@ from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow
 from headgate.storage.following import EndedJob
 from headgate.storage.live_rules import CachedRules
-from headgate.storage.procedures.buckets import BUCKETS, BucketName, BucketViews, Charged, ensure_rows, lock_buckets
+from headgate.storage.procedures.buckets import (
+    BUCKETS,
+    BucketName,
+    BucketViews,
+    Charged,
+    ensure_rows,
+    lock_buckets,
+    return_permits,
+)
 from headgate.storage.procedures.claim_snapshot import (
     LANES,
     SINGLE_WRITER_SNAPSHOT,
@@ -48,7 +56,6 @@ from headgate.storage.procedures.claim_snapshot import (
 )
 from headgate.storage.procedures.following import FollowersHeld, resolve_followers
 from headgate.storage.procedures.limits import BucketTimer
-from headgate.storage.procedures.permits import return_permits
 from headgate.storage.procedures.waiting import TIED, EndedWaitingJob
 from headgate.storage.records import Claim, Claimed, Dropped
 from headgate.storage.stored_rows import RowDecoder, bucket_id

@@ -19,11 +19,16 @@ from headgate.jobs.uniqueness import superseded_error
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import EndedHere
 from headgate.storage.following import EndedJob
-from headgate.storage.permits import PermitRelease, draws_of_batch, leaving_holders
-from headgate.storage.procedures.buckets import close_buckets, lock_buckets
+from headgate.storage.procedures.buckets import (
+    PermitRelease,
+    close_buckets,
+    draws_of_batch,
+    leaving_holders,
+    lock_buckets,
+    remove_holders,
+)
 from headgate.storage.procedures.following import resolve_followers
 from headgate.storage.procedures.lanes import Lane, add_arrivals, arrival_of, lane_of
-from headgate.storage.procedures.permits import remove_holders
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.stored_rows import RowDecoder
 

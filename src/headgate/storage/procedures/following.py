@@ -39,10 +39,9 @@ from headgate.storage.following import (
     placements,
     unrun_state,
 )
-from headgate.storage.permits import draws_of_batch
+from headgate.storage.procedures.buckets import draws_of_batch, release_batch_permits
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Lane, add_arrivals, arrival_of, lane_of
-from headgate.storage.procedures.permits import release_batch_permits
 from headgate.storage.records import FINAL_STATES
 from headgate.storage.stored_rows import RowDecoder
 

@@ -13,10 +13,8 @@ import msgspec
 
 from headgate.jobs.job import Draw
 from headgate.storage.driver import Transaction
-from headgate.storage.permits import PermitRelease, leaving_holders
-from headgate.storage.procedures.buckets import lock_buckets
+from headgate.storage.procedures.buckets import PermitRelease, leaving_holders, lock_buckets, remove_holders
 from headgate.storage.procedures.lanes import reopen_behind
-from headgate.storage.procedures.permits import remove_holders
 from headgate.storage.stored_rows import RowDecoder
 
 TAKEN_AT_ONCE = 1000

@@ -47,9 +47,9 @@ from headgate.jobs.uniqueness import (
     was_stored,
 )
 from headgate.storage.driver import Transaction
-from headgate.storage.permits import PermitRelease
 from headgate.storage.procedures.add import add_jobs, add_tags, remove_tags, require_own, stored_jobs
 from headgate.storage.procedures.audit import add_audit_record
+from headgate.storage.procedures.buckets import PermitRelease
 from headgate.storage.procedures.history import note_enqueued
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of, lane_of
 from headgate.storage.procedures.replacement_notes import ReplacementNote, give_back, keep_notes, note_of

@@ -20,19 +20,27 @@ from headgate.limits.concurrency import UNKNOWN_PERMITS, Semaphore, dump_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.plural import counted
-from headgate.storage import permits
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import prunable_at_once
 from headgate.storage.facts import Contradiction
 from headgate.storage.live_rules import LiveRules, read_settings
-from headgate.storage.permits import Holder, PermitBucket, PermitRelease
 from headgate.storage.procedures.add import remove_tags
 from headgate.storage.procedures.alerts import evict_alerts
 from headgate.storage.procedures.audit import add_audit_record
-from headgate.storage.procedures.buckets import BUCKETS, BucketRow, lock_buckets
+from headgate.storage.procedures.buckets import (
+    BUCKETS,
+    BucketRow,
+    Holder,
+    PermitBucket,
+    PermitRelease,
+    holding_batches,
+    lock_buckets,
+    permit_contradictions,
+    permits_left,
+    return_permits,
+)
 from headgate.storage.procedures.lanes import Lane, lane_of
 from headgate.storage.procedures.nodes import missing_nodes
-from headgate.storage.procedures.permits import return_permits
 from headgate.storage.procedures.replacement_notes import holders_in, read_notes
 from headgate.storage.procedures.schedules import evict_schedule_notes
 from headgate.storage.records import FINAL_STATES, Deletion
@@ -257,14 +265,14 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule] = MappingProxyT
     buckets: dict[Draw, PermitBucket] = {}
     for row in rows:
         if row.draw in leaving:
-            left = permits.permits_left(row.state, leaving[row.draw])
+            left = permits_left(row.state, leaving[row.draw])
             buckets[row.draw] = PermitBucket(dump_permits(left), None)
         elif row.id not in unfit and _kind_of(row.state) == Semaphore.kind:
             buckets[row.draw] = PermitBucket(row.state, row.opens_at)
-    holding = permits.holding_batches(bucket.state for bucket in buckets.values())
+    holding = holding_batches(bucket.state for bucket in buckets.values())
     pending = set(await tx.ids("pending_batches", ids=sorted(holding)))
     return [
-        *map(Contradiction, [*found, *permits.contradictions(holders, buckets, pending, rules)]),
+        *map(Contradiction, [*found, *permit_contradictions(holders, buckets, pending, rules)]),
         *[
             Contradiction(
                 f"{counted(node.jobs, 'job')} (as {node.job}) {'runs' if node.jobs == 1 else 'run'} on node {node.id}, "

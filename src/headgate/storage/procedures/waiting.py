@@ -23,12 +23,16 @@ from headgate.limits.concurrency import load_permits
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow, late_ending
 from headgate.storage.following import EndedJob
-from headgate.storage.permits import PermitRelease, draws_of_batch
 from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import add_audit_record
-from headgate.storage.procedures.buckets import lock_buckets
+from headgate.storage.procedures.buckets import (
+    PermitRelease,
+    draws_of_batch,
+    lock_buckets,
+    release_unused_batches,
+    return_permits,
+)
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of, lane_of, leave, reopen_behind
-from headgate.storage.procedures.permits import release_unused_batches, return_permits
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.records import Dropped
 from headgate.storage.statements import as_json, optional_json

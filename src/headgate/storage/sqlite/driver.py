@@ -48,7 +48,6 @@ from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.connection import Checkpointer
 from headgate.storage.sqlite.dialect import STATEMENTS
-from headgate.storage.sqlite.enlisted import run_in
 from headgate.storage.sqlite.facts import check_file, read_facts
 from headgate.storage.sqlite.peer_notifier import PeerNotifier
 from headgate.storage.sqlite.threads import CallThread, Reader
@@ -60,6 +59,7 @@ from headgate.storage.sqlite.transactions import (
     change_of,
     run_all,
     run_each,
+    run_in,
 )
 
 R = TypeVar("R")

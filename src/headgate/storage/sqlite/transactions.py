@@ -1,6 +1,7 @@
-"""The write transaction of a SQLite file: as procedures use it, and the writes that share it.
+"""The write transactions of a SQLite file: as procedures use them, the writes that share one, and that of a caller.
 
-The writes run as one, or with a savepoint each, so that one can be rolled back alone.
+The writes run as one, or with a savepoint each, so that one can be rolled back alone. A caller may have a transaction
+open on the file of the jobs, and then jobs are added inside it.
 """
 
 from __future__ import annotations
@@ -8,17 +9,21 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
 
+from headgate.errors import UnfitConnection
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import is_own_unknown, job_text, remember_own
 from headgate.jobs.job import NewJob
 from headgate.storage.driver import Procedure, Wakes, has_woken, run_to_end
+from headgate.storage.enlisting import Enlisted
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.sqlite.dialect import STATEMENTS, as_one_value
 from headgate.storage.stored_rows import RowDecoder
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _OWN_IDS = STATEMENTS["own_ids"]
 
@@ -245,3 +250,62 @@ def _require_transaction(connection: sqlite3.Connection, error: Exception) -> No
         # An error in a statement or its values belongs to the write that runs it.
         if code not in (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE):
             raise error
+
+
+async def run_in(caller: Enlisted, path: Path, work: Callable[[sqlite3.Connection], T]) -> T:
+    """Run `work` in the caller's transaction, in the thread of its connection."""
+    match caller.driver:
+        case "sqlite3":
+            return _run(caller.connection, path, work)
+        case "aiosqlite":
+            # aiosqlite has no public way to run another function in the connection's thread.
+            connection = caller.connection
+            result: T = await connection._execute(_run, connection._conn, path, work)
+            return result
+        case _:
+            raise UnfitConnection(
+                f"this is a connection of {caller.driver}, but the jobs of this app are in {path}; nothing was stored"
+            )
+
+
+def _run(connection: sqlite3.Connection, path: Path, work: Callable[[sqlite3.Connection], T]) -> T:
+    _require_same_file(connection, path)
+    _require_open_transaction(connection)
+    plain = _PlainConnection(connection)
+    # From its next commit on, this connection does not checkpoint by itself; see `Checkpointer`.
+    plain.execute("PRAGMA wal_autocheckpoint = 0")
+    return work(cast(sqlite3.Connection, plain))
+
+
+class _PlainConnection:
+    """The connection with rows as tuples, whatever the caller's row factory is."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, values: Any = ()) -> sqlite3.Cursor:
+        cursor = self._connection.cursor(sqlite3.Cursor)
+        cursor.row_factory = None
+        return cursor.execute(sql, values)
+
+
+def _require_same_file(connection: sqlite3.Connection, path: Path) -> None:
+    files = {name: file for _, name, file in _PlainConnection(connection).execute("PRAGMA database_list").fetchall()}
+    main = files["main"]
+    if not main or not Path(main).exists() or not Path(main).samefile(path):
+        raise UnfitConnection(
+            f"this connection is open on {main or 'a database in memory'}, and the jobs of this app are in {path}; "
+            "nothing was stored: one transaction covers one file, so keep your tables in the file of the jobs"
+        )
+
+
+def _require_open_transaction(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        return
+    legacy = getattr(connection, "autocommit", -1) == -1
+    if not legacy or connection.isolation_level is None:
+        raise UnfitConnection(
+            'this connection has no open transaction; nothing was stored: begin one first, as by execute("BEGIN")'
+        )
+    # sqlite3 would itself begin a transaction before the first change, which commit() or rollback() ends.
+    connection.execute(f"BEGIN {connection.isolation_level}")
