@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 import asyncpg
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from headgate.clock import SECOND, SystemClock
 from headgate.errors import LimitInUse
 from headgate.jobs.gating import GateChange
-from headgate.jobs.job import Draw, JobOptions, JobState, RetentionTerms
+from headgate.jobs.job import Draw, JobOptions, JobState, NewJob, RetentionTerms
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.postgres import arrivals, low_watermarks
 from headgate.storage.postgres.database import Session
@@ -724,6 +725,31 @@ async def test_a_claim_that_was_started_again_returns_the_expired_jobs(stores: T
     assert claimed.more or claimed.jobs
 
 
+async def test_a_job_that_was_locked_and_then_replaced_is_not_forgotten_in_its_new_lane(stores: TwoStores) -> None:
+    """The fault: for a second, the claims of a process that had found it locked overlooked it in every lane.
+
+    The one that took the job before it let its lane sleep for good.
+    """
+    stores.set_rules(r=PLENTY)
+    user = stores.left
+
+    def under_one_key(key: str, **options: Any) -> NewJob:
+        return replace(user.new(draws=[("r", key)], **options), unique_key="one", on_conflict="replace")
+
+    first = under_one_key("before")
+    await user.storage.add([first])
+    async with stores.holding("SELECT id FROM job FOR UPDATE"):
+        assert await user.take_ids() == []
+    await user.add_one(draws=[("r", "after")], delay=0.2)
+    assert [*(await user.storage.add([under_one_key("after", delay=0.5)])).values()] == [first.id]
+    stores.clock.advance(0.25)
+    claimed = await user.claim()
+    assert len(claimed.jobs) == 1
+    assert claimed.next_in is not None
+    stores.clock.advance(0.25)
+    assert await user.take_ids() == [first.id]
+
+
 # ------------------------------------------------------------------------------------------- claims at the same time
 
 
@@ -746,7 +772,7 @@ async def test_a_claim_of_a_backlog_does_not_hide_the_lanes_of_other_queues(stor
     for number in range(30):
         await stores.left.add_one(queue="busy", draws=[("r", str(number))])
     for _ in range(5):
-        stores.clock.advance(SECOND)
+        stores.clock.advance(1.0)
         busy, quiet = await asyncio.gather(claim(stores.left, "busy", 4), claim(stores.left, "quiet", 1))
         assert len(busy) == 4
         assert quiet == waiting
@@ -773,7 +799,7 @@ async def test_a_claim_beside_that_of_a_backlog_merges_the_newest_arrivals_of_it
     user.storage.watch_queues(lambda queues: woken.extend(queues or ()))
     while "quiet" not in woken:
         assert await claim(user, "quiet", 2) == []
-        stores.clock.advance(SECOND // 20)
+        stores.clock.advance(0.05)
         assert len(await claim(user, "busy", 1)) == 1
     assert await claim(user, "quiet", 2) == [old]
 

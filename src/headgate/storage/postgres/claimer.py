@@ -37,36 +37,35 @@ from headgate.storage.records import Claim, Claimed, Dropped
 
 
 class LockedJobs:
-    """Locked jobs that claims of this process skip for a second. A replaced job has a new fence: not skipped."""
+    """Locked jobs that claims of this process skip for a second, each in the lane in which it was found locked.
+
+    A job that was replaced has a new fence, and one that was moved is in another lane: they are not skipped.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._until: dict[tuple[str, int], tuple[RowId, int]] = {}
+        self._until: dict[tuple[RowId, str, int], int] = {}
 
     def begin(self) -> None:
         """Begin a claim. It tries jobs again that were found locked more than a second ago."""
         if self._until:
             now = self._clock.monotonic()
-            self._until = {job: found for job, found in self._until.items() if found[1] > now}
+            self._until = {job: until for job, until in self._until.items() if until > now}
 
     def note_locked(self, heads: Iterable[LaneHead]) -> None:
         """Note that other transactions have locked these jobs."""
         until = self._clock.monotonic() + LOCKED_FOR
-        self._until |= {(head.id, head.fence): (head.lane, until) for head in heads}
-
-    @property
-    def ids(self) -> list[str]:
-        return [id for id, _ in self._until]
+        self._until |= {(head.lane, head.id, head.fence): until for head in heads}
 
     @property
     def names(self) -> list[str]:
-        """Their names in statements that leave them out: id and fence."""
-        return [f"{job_number(id)}:{fence}" for id, fence in self._until]
+        """Their names in statements that leave them out: lane, id and fence."""
+        return [f"{lane}:{job_number(id)}:{fence}" for lane, id, fence in self._until]
 
     @property
     def lanes(self) -> set[RowId]:
         """The lanes that have such jobs."""
-        return {lane for lane, _ in self._until.values()}
+        return {lane for lane, _, _ in self._until}
 
 
 SNAPSHOT_LIFETIME = SECOND // 50
@@ -103,7 +102,7 @@ class _SkippedHere(SkippedJobs):
 
     def __init__(self, locked: LockedJobs) -> None:
         self._locked = locked
-        self.lanes_with_locked, self.locked_ids, self.locked_names = locked.lanes, locked.ids, locked.names
+        self.lanes_with_locked, self.locked_names = locked.lanes, locked.names
 
     def note_locked(self, heads: Sequence[LaneHead]) -> None:
         self._locked.note_locked(heads)

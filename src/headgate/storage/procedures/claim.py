@@ -99,7 +99,6 @@ class SkippedJobs:
     lanes_with_locked: Collection[RowId] = frozenset()
     """The lanes that have locked jobs."""
 
-    locked_ids: Sequence[str] = ()
     locked_names: Sequence[str] = ()
     """Their names in statements that leave them out."""
 
@@ -582,9 +581,10 @@ class ClaimTransaction:
         left: dict[RowId, _Remaining] = {}
         if unsure:
             gone = [head.id for visit in visits for head in visit.heads[: visit.taken]]
-            gone += [*(row.id for row in dropped), *self._skipped.locked_ids]
+            gone += [row.id for row in dropped]
             wanted = [_UnsureLane(visit.row.id, visit.front) for visit in unsure]
-            rows = await self._tx.fetch(_REMAINING, "left_in_lanes", wanted=wanted, gone=gone)
+            locked = self._skipped.locked_names
+            rows = await self._tx.fetch(_REMAINING, "left_in_lanes", wanted=wanted, gone=gone, locked=locked)
             left = {row.lane: row for row in rows}
         moves: list[LaneMove] = []
         for visit in visits:

@@ -510,9 +510,12 @@ job.id, job.lane, job.task, job.queue, CAST(job.payload AS text) AS payload, job
 job.lost, job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed,
 job.give_up_at, job.annotations, CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
 
--- part: not_locked
--- Whether a job is not one that this process has found locked, by id and fence.
-(cardinality(:locked::text[]) = 0 OR id || ':' || fence <> ALL(:locked))
+-- part: not_locked [postgres]
+-- Whether a job is not one that this process has found locked, by lane, id and fence.
+(cardinality(:locked::text[]) = 0 OR job.lane || ':' || id || ':' || fence <> ALL(:locked))
+
+-- part: not_locked [sqlite]
+true
 
 -- name: heads [postgres]
 -- The first jobs of each lane that requested no start time, from its floor on.
@@ -681,13 +684,14 @@ taken AS (
 SELECT * FROM taken
 
 -- name: left_in_lanes
--- The jobs left in these lanes without those in :gone: whether one requested no start time, and when the next delayed job
--- is due.
+-- The jobs left in these lanes without those in :gone and the locked ones: whether one requested no start time, and when the
+-- next delayed job is due.
 SELECT
     wanted.lane,
     EXISTS (
         SELECT 1 FROM headgate.job
         WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND rank >= wanted.front AND NOT id {any:gone job_id}
+            AND @not_locked
     ) AS has_ready,
     (
         SELECT min(run_at)
@@ -695,7 +699,7 @@ SELECT
             SELECT (
                 SELECT run_at FROM headgate.job
                 WHERE job.lane = wanted.lane AND waiting AND delayed AND job.priority = level.priority
-                    AND NOT id {any:gone job_id}
+                    AND NOT id {any:gone job_id} AND @not_locked
                 ORDER BY run_at
                 LIMIT 1
             ) AS run_at
