@@ -84,14 +84,18 @@ class ClaimLoop:
     async def run(self) -> None:
         """Claim until the node stops and all claims are answered."""
         self._wakeup.wake()
-        async with asyncio.TaskGroup() as pending:
-            while not self._stopping.is_set():
-                await self._wakeup.wait()
-                if not (self._lease.holds or self._stopping.is_set()):
-                    # Other nodes might take back what it claims now before it starts.
-                    await self._lease.renew_until_held()
-                if not self._stopping.is_set():
-                    self._send_claims(pending)
+        try:
+            async with asyncio.TaskGroup() as pending:
+                while not self._stopping.is_set():
+                    await self._wakeup.wait()
+                    if not (self._lease.holds or self._stopping.is_set()):
+                        # Other nodes might take back what it claims now before it starts.
+                        await self._lease.renew_until_held()
+                    if not self._stopping.is_set():
+                        self._send_claims(pending)
+        except BaseExceptionGroup as group:
+            # The error itself, as of any other part of the node.
+            raise group.exceptions[0] from None
 
     def _send_claims(self, pending: asyncio.TaskGroup) -> None:
         """Send the claims that a wake-up asks for, unless the last one for the same queues is still pending."""
