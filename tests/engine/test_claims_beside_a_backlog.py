@@ -12,7 +12,7 @@ from headgate.jobs.job import JobState
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import app_on
+from tests.internals import app_on, new_node
 
 CLAIM = 1.0
 """How long a claim takes that asks for jobs of the queue `bulk` (seconds)."""
@@ -84,6 +84,24 @@ def test_a_job_of_a_quiet_queue_does_not_wait_for_the_claim_of_a_backlog(shared:
                 # One claim divides the slots that they share.
                 assert storage.most_claims == 1
                 assert most["all"] <= shared
+
+    run_virtual(main)
+
+
+def test_an_error_of_a_claim_ends_the_node_and_is_raised_as_it_is() -> None:
+    """The fault: the group of the claims was in the group of the node's parts."""
+
+    class BrokenStorage(MemoryStorage):
+        async def claim(self, claim: Claim) -> Claimed:
+            raise ZeroDivisionError("a bug")
+
+    async def main(clock: VirtualClock) -> None:
+        app = app_on(BrokenStorage(clock), clock=clock)
+        async with app.open():
+            with pytest.raises(ExceptionGroup) as crashed:
+                await new_node(app).run()
+        (error,) = crashed.value.exceptions
+        assert isinstance(error, ZeroDivisionError)
 
     run_virtual(main)
 

@@ -94,6 +94,8 @@ class ClaimLoop:
                     if not self._stopping.is_set():
                         self._send_claims(pending)
         except BaseExceptionGroup as group:
+            if len(group.exceptions) > 1:
+                raise
             # The error itself, as of any other part of the node.
             raise group.exceptions[0] from None
 

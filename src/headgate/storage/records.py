@@ -44,7 +44,8 @@ class Claim(msgspec.Struct, frozen=True):
     """A request of a node for jobs: its room per queue, and the rules, tasks and gates that it has.
 
     `slots` bounds how many jobs start in all queues together. Without `gates` it gets jobs that carry no gate, by their
-    tasks. A claim of queues that `has_backlog` may be made at the same time as one of the others.
+    tasks. It `has_backlog` if the last claim of its queues filled their slots; then the node may claim its other queues
+    at the same time.
     """
 
     node: str
