@@ -61,7 +61,7 @@ class _LoggingStore(Store):
 
 
 class LoggedApp:
-    """An app with a task that has no limits and one that draws on a budget per key, which is never used up."""
+    """An app with a task that has no limits and one that uses a budget per key, which is never used up."""
 
     def __init__(self, url: str, log: str = "") -> None:
         driver = storage_at(url).driver

@@ -21,7 +21,7 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.gating import Gates
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import Draw, JobError, JobState, NewJob, Origin
+from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.records import Claim, NodeSetting, Room
 from headgate.storage.sqlite.storage import SqliteStorage
@@ -116,8 +116,8 @@ class Seeds:
         return self._clock.now()
 
     def gated(self, key: str, **other: Any) -> NewJob:
-        draws = (Draw(LIMIT, key),)
-        return self._job(self.probed.gated.name, draws=draws, gate=self._gate, payload=_payload(key), **other)
+        buckets = (BucketRef(LIMIT, key),)
+        return self._job(self.probed.gated.name, buckets=buckets, gate=self._gate, payload=_payload(key), **other)
 
     def ungated(self, **other: Any) -> NewJob:
         return self._job(self.probed.ungated.name, gate=self._ungated_gate, **other)

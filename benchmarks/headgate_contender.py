@@ -55,7 +55,7 @@ class HeadgateContender:
         await self._noop.enqueue_many([(number,) for number in numbers])
 
     async def enqueue_keyed(self, numbers: Sequence[int], keys: int) -> None:
-        """Each draws on one of so many budgets that are never used up."""
+        """Each uses one of so many budgets that are never used up."""
         await self._keyed.enqueue_many([(number, number % keys) for number in numbers])
 
     async def enqueue_for(self, jobs: Sequence[tuple[int, str]]) -> None:

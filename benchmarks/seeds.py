@@ -8,7 +8,7 @@ from itertools import islice
 from headgate.clock import SystemClock
 from headgate.jobs.gating import Gates
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import Draw, JobState, NewJob
+from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.key import BETWEEN_LEVELS
 from headgate.limits.limit import AnyRule
@@ -32,7 +32,7 @@ async def add_seeds(
     tenants: int = 0,
     number: int = 0,
 ) -> None:
-    """Store jobs that wait, evenly spread over so many keys of the limit; without a limit they draw on none.
+    """Store jobs that wait, evenly spread over so many keys of the limit; without a limit they use none.
 
     With `tenants`, the keys are those of users, evenly spread over so many. `number` is an argument of the jobs.
     """
@@ -56,7 +56,7 @@ def _seeds(
     clock, ids = SystemClock(), IdSource()
     for number in range(jobs):
         key = f"{prefix}-{number % keys}"
-        drawn = f"{number % tenants}{BETWEEN_LEVELS}{key}" if tenants else key
+        used = f"{number % tenants}{BETWEEN_LEVELS}{key}" if tenants else key
         now = clock.now()
         yield NewJob(
             id=ids.next(now),
@@ -67,6 +67,6 @@ def _seeds(
             delayed=False,
             run_at=now,
             enqueued_at=now,
-            draws=(Draw(limit, drawn),) if limit else (),
+            buckets=(BucketRef(limit, used),) if limit else (),
             gate=gate,
         )

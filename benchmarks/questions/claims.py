@@ -78,7 +78,7 @@ QUESTION = Question(
         Goal(
             scenario=_name("PostgreSQL", 400, 1),
             metric="rate",
-            text="at least 25,000 jobs/s that draw on a budget, claimed and finished on PostgreSQL",
+            text="at least 25,000 jobs/s that use a budget, claimed and finished on PostgreSQL",
             at_least=25_000,
         ),
     ),

@@ -169,7 +169,7 @@ _CONDITIONS = {
     "enqueue": "one awaited `enqueue` after another",
     "bulk": "`enqueue_many` of 500, one after the other",
     "claim": f"claims of {SLOTS} jobs without limits, without an engine",
-    "claim, gated": f"claims of {SLOTS} jobs, each of which draws on one of 1,000 budgets",
+    "claim, gated": f"claims of {SLOTS} jobs, each of which uses one of 1,000 budgets",
     "finish": f"the ends of {SLOTS} jobs without limits at a time",
     "finish, gated": f"the ends of {SLOTS} jobs at a time, each of which drew on one of 1,000 budgets",
     "all but enqueue": f"an embedded worker with {SLOTS} slots claims, runs and finishes jobs without limits",

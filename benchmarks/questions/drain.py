@@ -159,7 +159,7 @@ def _scenarios() -> Iterator[Scenario]:
         yield Scenario(
             name=f"Headgate, {keys:,} budgets, {slots} slots, {_workers(processes)}",
             run=_RUN,
-            conditions=f"each job draws on one of {keys:,} keys of a RateLimit that is never used up",
+            conditions=f"each job uses one of {keys:,} keys of a RateLimit that is never used up",
             params={
                 "name": "headgate",
                 "jobs": max(20_000, keys),
@@ -209,7 +209,7 @@ QUESTION = Question(
                 scenario=f"Headgate, {keys} budgets, 100 slots, 1 worker",
                 over="Headgate, 1 worker",
                 metric="rate",
-                text=f"at least 0.7 × the jobs/s without limits, if each draws on one of {keys} budgets",
+                text=f"at least 0.7 × the jobs/s without limits, if each uses one of {keys} budgets",
                 at_least=0.7,
             )
             for keys in ("100", "1,000", "100,000")
@@ -243,7 +243,7 @@ def _file_scenarios() -> Iterator[Scenario]:
         ("Headgate, 2 workers", "the same with 2 worker processes", {"slots": 100, "processes": 2}),
         (
             "Headgate, 100 budgets",
-            "100 slots; each job draws on one of 100 keys of a RateLimit that is never used up",
+            "100 slots; each job uses one of 100 keys of a RateLimit that is never used up",
             {"slots": 100, "keys": 100},
         ),
         ("Headgate, 1,000 budgets", "the same with 1,000 keys", {"slots": 100, "keys": 1_000}),
@@ -291,7 +291,7 @@ ON_SQLITE = Question(
                 scenario=f"Headgate, {keys} budgets",
                 over="Headgate",
                 metric="rate",
-                text=f"at least 0.7 × that, if each draws on one of {keys} budgets",
+                text=f"at least 0.7 × that, if each uses one of {keys} budgets",
                 at_least=0.7,
             )
             for keys in ("100", "1,000", "100,000")

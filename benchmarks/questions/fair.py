@@ -179,7 +179,7 @@ async def _starts(storage: Store, queue: str, count: int) -> list[str]:
     keys: list[str] = []
     while len(keys) < count:
         jobs = (await storage.claim(_claim(queue, 2))).jobs
-        keys += [job.draws[-1].key for job in jobs]
+        keys += [job.buckets[-1].key for job in jobs]
         await _finish(storage, jobs)
     return keys[:count]
 

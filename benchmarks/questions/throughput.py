@@ -17,7 +17,7 @@ BULK = 500
 def headgate(
     folder: Path, *, jobs: int, slots: int, keys: int = 0, memory: bool = False, untuned: bool = False
 ) -> dict[str, float]:
-    """One process enqueues and runs; with `keys`, each job draws on one of so many budgets that are never used up."""
+    """One process enqueues and runs; with `keys`, each job uses one of so many budgets that are never used up."""
     if not untuned:
         tune_process()
     url = "memory://" if memory else f"sqlite:///{new_file(folder)}"
@@ -85,7 +85,7 @@ QUESTION = Question(
         Scenario(
             name="Headgate, 1,000 budgets",
             run=_HEADGATE,
-            conditions="100 slots; each job draws on one of 1,000 keys of a RateLimit that is never used up",
+            conditions="100 slots; each job uses one of 1,000 keys of a RateLimit that is never used up",
             params={"jobs": 20_000, "slots": 100, "keys": 1_000},
             quick={"jobs": 10_000},
             against=_PEERS,
@@ -139,7 +139,7 @@ QUESTION = Question(
         Scenario(
             name="Headgate in memory, 1,000 budgets",
             run=_HEADGATE,
-            conditions="100 slots; each job draws on one of 1,000 keys of a RateLimit that is never used up",
+            conditions="100 slots; each job uses one of 1,000 keys of a RateLimit that is never used up",
             params={"jobs": 40_000, "slots": 100, "keys": 1_000, "memory": True},
             quick={"jobs": 20_000},
             against=_PEERS,

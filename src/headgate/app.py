@@ -475,7 +475,7 @@ class Headgate(RefusesForeignWords):
         self._registry.add_shared(name, limit)
 
     def limiter(self, name: str) -> Limiter:
-        """Return a limiter for plain code that draws on the same buckets as the jobs of this limit.
+        """Return a limiter for plain code that uses the same buckets as the jobs of this limit.
 
         `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open. What it grants and refuses is
         published as `LimiterGranted` and `LimiterRefused`, and the requests that a middleware passes without it while

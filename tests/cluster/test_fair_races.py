@@ -10,7 +10,7 @@ import pytest
 
 from headgate.clock import SystemClock
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import Draw, JobState, NewJob
+from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.fair import FairOrder
 from headgate.limits.key import BETWEEN_LEVELS, levels_of
@@ -47,7 +47,7 @@ class FairRace:
             delayed=delay > 0,
             run_at=now + delay,
             enqueued_at=now,
-            draws=(Draw(ORDER, f"{tenant}{BETWEEN_LEVELS}{member}"),),
+            buckets=(BucketRef(ORDER, f"{tenant}{BETWEEN_LEVELS}{member}"),),
         )
 
     async def work(self, store: PostgresStorage, node: str, most: int | None = None) -> None:
@@ -55,7 +55,7 @@ class FairRace:
         claim = Claim(node, {"default": Room(5)}, RULES, frozenset({"work"}))
         while not self.is_over and (most is None or len(self.started) < most):
             jobs = (await store.claim(claim)).jobs
-            self.started += [levels_of(job.draws[0].key)[0] for job in jobs]
+            self.started += [levels_of(job.buckets[0].key)[0] for job in jobs]
             assert self.ended.isdisjoint(job.id for job in jobs)
             self.ended |= {job.id for job in jobs}
             await store.finish(node, [Finished(job.id, job.fence, JobState.SUCCEEDED) for job in jobs])

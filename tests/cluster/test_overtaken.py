@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, SystemClock
 from headgate.errors import LimitInUse
 from headgate.jobs.gating import GateChange
-from headgate.jobs.job import Draw, JobOptions, JobState, NewJob, RetentionTerms
+from headgate.jobs.job import BucketRef, JobOptions, JobState, NewJob, RetentionTerms
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.postgres import arrivals, low_watermarks
 from headgate.storage.postgres.database import Session
@@ -163,35 +163,35 @@ def take_one(visit: Any) -> bool:
 # ------------------------------------------------------------------------------------- jobs that go elsewhere meanwhile
 
 
-async def gate_changes(store_user: StoreUser, job: str, *draws: Draw) -> list[GateChange]:
-    """Return the change of a job, as it was read now, to these draws."""
+async def gate_changes(store_user: StoreUser, job: str, *buckets: BucketRef) -> list[GateChange]:
+    """Return the change of a job, as it was read now, to these buckets."""
     (found,) = [gated for gated in await store_user.storage.gated_jobs(frozenset({"work"})) if gated.id == job]
-    return [GateChange(job, found.draws, draws, None, found.terms)]
+    return [GateChange(job, found.buckets, buckets, None, found.terms)]
 
 
-async def test_a_job_whose_draw_changes_during_its_claim_starts_with_the_new_permit(stores: TwoStores) -> None:
+async def test_a_job_whose_bucket_changes_during_its_claim_starts_with_the_new_permit(stores: TwoStores) -> None:
     stores.set_rules(mutex=at_once())
-    job = await stores.left.add_one(draws=[("mutex", "a")])
-    moved = await gate_changes(stores.right, job, Draw("mutex", "b"))
+    job = await stores.left.add_one(buckets=[("mutex", "a")])
+    moved = await gate_changes(stores.right, job, BucketRef("mutex", "b"))
     moving = stores.after("heads", lambda: stores.right.storage.change_gates(moved))
     claimed = await stores.left.claim()
     assert await moving == 1
     (started,) = [*claimed.jobs, *await stores.left.take()]
-    assert started.draws == (await stores.left.record(job)).draws == (Draw("mutex", "b"),)
+    assert started.buckets == (await stores.left.record(job)).buckets == (BucketRef("mutex", "b"),)
     assert await stores.left.permits("mutex", "a") == {}
     assert await stores.left.permits("mutex", "b") == {job: 1}
     assert list(await stores.left.storage.check()) == []
     await stores.left.succeed(started)
-    other = await stores.left.add_one(draws=[("mutex", "a")])
+    other = await stores.left.add_one(buckets=[("mutex", "a")])
     assert await stores.left.take_ids() == [other]
 
 
 async def test_a_late_job_whose_permit_is_reset_while_a_claim_drops_it_is_counted_once(stores: TwoStores) -> None:
     stores.set_rules(r=PLENTY, slots=at_once())
-    job = await stores.left.add_one(draws=[("r", "a"), ("slots", "s")], hold="until_final", expires_in=5)
+    job = await stores.left.add_one(buckets=[("r", "a"), ("slots", "s")], hold="until_final", expires_in=5)
     await stores.left.retry_later(await stores.left.take_one(), 1)
     stores.clock.advance(10)
-    resetting = stores.after("heads_ready", lambda: stores.right.storage.reset(Draw("slots", "s")))
+    resetting = stores.after("heads_ready", lambda: stores.right.storage.reset(BucketRef("slots", "s")))
     claimed = await stores.left.claim()
     assert await resetting == 0
     assert list(await stores.left.storage.check()) == []
@@ -203,14 +203,14 @@ async def test_a_late_job_whose_permit_is_reset_while_a_claim_drops_it_is_counte
 
 async def test_a_permit_reset_while_its_job_is_claimed_is_held_by_one_job(stores: TwoStores) -> None:
     stores.set_rules(mutex=at_once(), r=PLENTY)
-    draws = [("r", "x"), ("mutex", "a")]
-    first = await stores.left.add_one(draws=draws, hold="until_final")
+    buckets = [("r", "x"), ("mutex", "a")]
+    first = await stores.left.add_one(buckets=buckets, hold="until_final")
     await stores.left.retry_later(await stores.left.take_one(), 1)
     stores.clock.advance(2)
-    resetting = stores.after("heads_ready", lambda: stores.right.storage.reset(Draw("mutex", "a")))
+    resetting = stores.after("heads_ready", lambda: stores.right.storage.reset(BucketRef("mutex", "a")))
     claimed = await stores.left.claim()
     await resetting
-    second = await stores.left.add_one(draws=draws, hold="until_final")
+    second = await stores.left.add_one(buckets=buckets, hold="until_final")
     started = [*claimed.jobs, *await stores.left.take(), *await stores.right.take()]
     assert len(started) == 1
     states = await stores.left.states([first, second])
@@ -220,10 +220,10 @@ async def test_a_permit_reset_while_its_job_is_claimed_is_held_by_one_job(stores
 
 async def test_a_late_job_is_not_moved_to_another_lane_while_it_expires(stores: TwoStores) -> None:
     stores.set_rules(r=PLENTY)
-    job = await stores.left.add_one(draws=[("r", "a")], expires_in=1)
-    await stores.left.add_one(draws=[("r", "a")])
-    await stores.left.add_one(draws=[("r", "b")])
-    moved = await gate_changes(stores.right, job, Draw("r", "b"))
+    job = await stores.left.add_one(buckets=[("r", "a")], expires_in=1)
+    await stores.left.add_one(buckets=[("r", "a")])
+    await stores.left.add_one(buckets=[("r", "b")])
+    moved = await gate_changes(stores.right, job, BucketRef("r", "b"))
     stores.clock.advance(2)
     moving = stores.after("expired", lambda: stores.right.storage.change_gates(moved))
     dropped = list(await stores.left.storage.expire())
@@ -348,63 +348,63 @@ async def wait_behind_two(stores: TwoStores) -> None:
     """A job waits behind each of two buckets, x and y, and x opens first."""
     stores.set_rules(r=rate(1, per=10, burst=1))
     for key in "xy":
-        await stores.left.add(2, draws=[("r", key)])
+        await stores.left.add(2, buckets=[("r", key)])
         assert len(await stores.left.take()) == 1
         stores.clock.advance(0.5)
 
 
 async def test_a_penalized_bucket_on_the_page_leaves_room_for_one_that_is_open(stores: TwoStores) -> None:
     await wait_behind_two(stores)
-    await stores.left.storage.penalize(Draw("r", "x"), stores.left.storage.limit_now() + 600 * SECOND)
+    await stores.left.storage.penalize(BucketRef("r", "x"), stores.left.storage.limit_now() + 600 * SECOND)
     stores.clock.advance(30)
     job = await stores.left.take_one()
-    assert job.draws == (Draw("r", "y"),)
+    assert job.buckets == (BucketRef("r", "y"),)
 
 
 async def test_a_bucket_that_plain_code_has_emptied_leaves_room_for_one_that_is_open(stores: TwoStores) -> None:
     await wait_behind_two(stores)
     stores.clock.advance(30)
-    assert await stores.left.storage.visit(Draw("r", "x"), stores.left.rules, take_one)
+    assert await stores.left.storage.visit(BucketRef("r", "x"), stores.left.rules, take_one)
     job = await stores.left.take_one()
-    assert job.draws == (Draw("r", "y"),)
+    assert job.buckets == (BucketRef("r", "y"),)
 
 
 async def test_a_bucket_closed_for_a_costly_job_that_is_cancelled_meanwhile_opens_for_cheaper_ones(
     stores: TwoStores,
 ) -> None:
     stores.set_rules(r=rate(10, per=3600, burst=10))
-    await stores.left.add(5, draws=[("r", "a")], costs=(1,))
+    await stores.left.add(5, buckets=[("r", "a")], costs=(1,))
     assert len(await stores.left.take()) == 5
-    costly = await stores.left.add_one(draws=[("r", "a")], costs=(10,))
-    cheap = await stores.left.add_one(draws=[("r", "a")], costs=(1,))
+    costly = await stores.left.add_one(buckets=[("r", "a")], costs=(10,))
+    cheap = await stores.left.add_one(buckets=[("r", "a")], costs=(1,))
     cancelling = stores.after("heads", lambda: stores.right.storage.cancel(costly))
     claimed = await stores.left.claim()
     assert await cancelling is JobState.WAITING
     assert [job.id for job in (*claimed.jobs, *await stores.left.take())] == [cheap]
 
 
-async def test_a_bucket_that_is_evicted_while_plain_code_draws_on_it_is_created_again(stores: TwoStores) -> None:
+async def test_a_bucket_that_is_evicted_while_plain_code_uses_it_is_created_again(stores: TwoStores) -> None:
     stores.set_rules(r=rate(1))
-    draw, rules = Draw("r", "x"), stores.left.rules
+    ref, rules = BucketRef("r", "x"), stores.left.rules
 
     async def come_and_go() -> asyncio.Task[int]:
-        assert await stores.right.storage.visit(draw, rules, take_one)
+        assert await stores.right.storage.visit(ref, rules, take_one)
         stores.clock.advance(3600)
         return stores.after("missing_buckets", stores.right.storage.evict)
 
     coming = stores.after("buckets_for_update", come_and_go)
-    assert await stores.left.storage.visit(draw, rules, take_one)
+    assert await stores.left.storage.visit(ref, rules, take_one)
     assert await (await coming) == 1
-    assert not await stores.left.storage.visit(draw, rules, take_one)
+    assert not await stores.left.storage.visit(ref, rules, take_one)
 
 
 async def test_a_limit_removed_while_jobs_are_added_for_it_leaves_no_job_stuck(stores: TwoStores) -> None:
     stores.set_rules(r=rate(1, per=10, burst=1))
-    await stores.left.add_one(draws=[("r", "a")])
+    await stores.left.add_one(buckets=[("r", "a")])
     await stores.left.succeed(await stores.left.take_one())
 
     async def come() -> list[str]:
-        await stores.right.add(2, draws=[("r", "a")])
+        await stores.right.add(2, buckets=[("r", "a")])
         return await stores.right.take_ids()
 
     coming = stores.after("permits_of_limit", come)
@@ -417,7 +417,7 @@ async def test_a_limit_removed_while_jobs_are_added_for_it_leaves_no_job_stuck(s
 
 async def test_a_limit_is_not_removed_during_a_claim_of_its_jobs(stores: TwoStores) -> None:
     stores.set_rules(r=rate(1, per=10, burst=1))
-    await stores.left.add(2, draws=[("r", "a")])
+    await stores.left.add(2, buckets=[("r", "a")])
     forgetting = stores.after("heads", lambda: stores.right.storage.forget("r"))
     assert len(await stores.left.take()) == 1
     with pytest.raises(LimitInUse):
@@ -432,13 +432,13 @@ async def test_a_limit_is_not_removed_during_a_claim_of_its_jobs(stores: TwoStor
 async def test_lanes_of_another_release_delay_no_limited_job_while_more_are_added(stores: TwoStores) -> None:
     stores.set_rules(r=PLENTY)
     for key in "pqrs":
-        await stores.left.add_one(draws=[("r", key)], task="of another release")
-    await stores.left.add(2, draws=[("r", "z")])
+        await stores.left.add_one(buckets=[("r", key)], task="of another release")
+    await stores.left.add(2, buckets=[("r", "z")])
     await stores.left.add(40)
     started = 0
     for _ in range(4):
         claimed = await stores.left.claim(2)
-        started += sum(1 for job in claimed.jobs if job.draws)
+        started += sum(1 for job in claimed.jobs if job.buckets)
         stores.clock.advance(0.2)
     assert started == 2
 
@@ -446,11 +446,11 @@ async def test_lanes_of_another_release_delay_no_limited_job_while_more_are_adde
 async def test_a_claim_that_reads_twice_returns_the_late_jobs_of_both_reads(stores: TwoStores) -> None:
     stores.set_rules(r=PLENTY)
     for key in "pq":
-        await stores.left.add_one(draws=[("r", key)], task="of another release")
+        await stores.left.add_one(buckets=[("r", key)], task="of another release")
     stores.clock.advance(0.1)
-    late = await stores.left.add_one(draws=[("r", "e")], expires_in=1)
+    late = await stores.left.add_one(buckets=[("r", "e")], expires_in=1)
     stores.clock.advance(2)
-    job = await stores.left.add_one(draws=[("r", "z")])
+    job = await stores.left.add_one(buckets=[("r", "z")])
     claimed = await stores.left.claim(3)
     assert [each.id for each in claimed.dropped] == [late]
     assert [each.id for each in claimed.jobs] == [job]
@@ -458,13 +458,13 @@ async def test_a_claim_that_reads_twice_returns_the_late_jobs_of_both_reads(stor
 
 async def test_a_claim_that_reads_twice_returns_when_the_bucket_closed_first_opens(stores: TwoStores) -> None:
     stores.set_rules(r=rate(1, per=10, burst=1), free=PLENTY)
-    await stores.left.add_one(draws=[("r", "z")])
+    await stores.left.add_one(buckets=[("r", "z")])
     await stores.left.take_one()
-    await stores.left.add_one(draws=[("free", "p")], task="of another release")
+    await stores.left.add_one(buckets=[("free", "p")], task="of another release")
     stores.clock.advance(0.1)
-    await stores.left.add_one(draws=[("r", "z")])
+    await stores.left.add_one(buckets=[("r", "z")])
     stores.clock.advance(0.1)
-    job = await stores.left.add_one(draws=[("free", "q")])
+    job = await stores.left.add_one(buckets=[("free", "q")])
     claimed = await stores.left.claim(2)
     assert [each.id for each in claimed.jobs] == [job]
     assert len(claimed.throttled) == 1
@@ -477,9 +477,9 @@ async def test_jobs_without_limits_get_half_of_the_slots_delayed_or_not(stores: 
     await stores.left.add(20, delay=delay)
     stores.clock.advance(5)
     for key in range(10):
-        await stores.left.add(2, draws=[("r", str(key))])
+        await stores.left.add(2, buckets=[("r", str(key))])
     claimed = await stores.left.claim(16)
-    assert sorted(bool(job.draws) for job in claimed.jobs) == [False] * 8 + [True] * 8
+    assert sorted(bool(job.buckets) for job in claimed.jobs) == [False] * 8 + [True] * 8
 
 
 # -------------------------------------------------------------------------------------- arrivals, and who merges them
@@ -490,13 +490,13 @@ async def test_more_arrivals_than_one_merge_takes_are_all_merged(
 ) -> None:
     monkeypatch.setattr(arrivals, "MERGED_AT_ONCE", 3)
     stores.set_rules(r=rate(1, per=3600, burst=1))
-    added = [await stores.right.add_one(draws=[("r", str(key))]) for key in range(14)]
+    added = [await stores.right.add_one(buckets=[("r", str(key))]) for key in range(14)]
     assert sorted(await stores.left.take_ids()) == sorted(added)
 
 
 async def test_arrivals_locked_by_a_dead_node_are_polled_soon_and_not_in_a_busy_loop(stores: TwoStores) -> None:
     stores.set_rules(r=rate(10))
-    job = await stores.left.add_one(draws=[("r", "a")])
+    job = await stores.left.add_one(buckets=[("r", "a")])
     async with stores.holding("SELECT FROM arrival FOR UPDATE"):
         claimed = await stores.left.claim()
     assert claimed.jobs == []
@@ -508,7 +508,7 @@ async def test_arrivals_locked_by_a_dead_node_are_polled_soon_and_not_in_a_busy_
 
 async def test_a_due_lane_that_is_locked_is_read_again_soon(stores: TwoStores) -> None:
     stores.set_rules(r=PLENTY)
-    job = await stores.left.add_one(draws=[("r", "z")])
+    job = await stores.left.add_one(buckets=[("r", "z")])
     # A claim for another queue merges it.
     assert (await stores.left.claim(queues=["other"])).jobs == []
     async with stores.holding("UPDATE lane SET waiting = waiting"):
@@ -526,7 +526,7 @@ async def test_a_job_committed_long_after_it_was_added_is_found_by_the_next_clai
     # As if every snapshot were: floors are used from the first one on.
     monkeypatch.setattr(low_watermarks, "SLOW", -1)
     stores.set_rules(r=PLENTY)
-    job = stores.left.new(draws=[("r", "z")])
+    job = stores.left.new(buckets=[("r", "z")])
     session = Session(stores.connection, statements_of(stores.schema), is_pooled=False)
     async with stores.connection.transaction():
         await add_jobs(PostgresTransaction(session, 0, stores.left.storage.limit_now()), [job])
@@ -541,7 +541,7 @@ async def test_a_lane_committed_below_the_low_watermark_is_found_by_the_next_swe
 ) -> None:
     monkeypatch.setattr(low_watermarks, "SLOW", -1)
     stores.set_rules(r=PLENTY)
-    job = await stores.left.add_one(draws=[("r", "z")])
+    job = await stores.left.add_one(buckets=[("r", "z")])
     assert (await stores.left.claim(queues=["other"])).jobs == []
     since = await stores.connection.fetchval("SELECT since FROM lane")
     # As if a claim that put it in line were not committed yet.
@@ -559,10 +559,12 @@ async def test_a_lane_committed_below_the_low_watermark_is_found_by_the_next_swe
 
 async def test_a_merge_leaves_the_arrivals_of_a_lane_that_another_merge_inserts_concurrently(stores: TwoStores) -> None:
     stores.set_rules(r=PLENTY)
-    job = await stores.left.add_one(draws=[("r", "z")])
+    job = await stores.left.add_one(buckets=[("r", "z")])
     async with stores.connection.transaction():
         await stores.connection.execute("INSERT INTO known_lane (id) SELECT lane FROM arrival")
-        await stores.connection.execute("INSERT INTO lane (id, queue, draws) SELECT lane, queue, draws FROM arrival")
+        await stores.connection.execute(
+            "INSERT INTO lane (id, queue, buckets) SELECT lane, queue, buckets FROM arrival"
+        )
         merging = asyncio.create_task(stores.left.claim(queues=["other"]))
         await until(stores.is_waited_for)
     await merging
@@ -574,26 +576,26 @@ async def test_concurrent_merges_insert_each_lane_once(stores: TwoStores) -> Non
     stores.set_rules(r=PLENTY)
     jobs: list[str] = []
     for number in range(20):
-        jobs += [await store_user.add_one(draws=[("r", str(number))]) for store_user in (stores.left, stores.right)]
+        jobs += [await store_user.add_one(buckets=[("r", str(number))]) for store_user in (stores.left, stores.right)]
         await asyncio.gather(*(store_user.claim(queues=["other"]) for store_user in (stores.left, stores.right)))
     assert list(await stores.left.storage.check()) == []
     found = [await stores.left.take_ids(100), await stores.right.take_ids(100)]
     assert sorted(chain(*found)) == sorted(jobs)
 
 
-@pytest.mark.parametrize("draws", [[], [("r", "z")]], ids=["plain", "gated"])
+@pytest.mark.parametrize("buckets", [[], [("r", "z")]], ids=["plain", "gated"])
 async def test_a_job_committed_below_the_front_of_its_lane_is_found_once_its_arrival_is_merged(
-    stores: TwoStores, monkeypatch: pytest.MonkeyPatch, draws: list[tuple[str, str]]
+    stores: TwoStores, monkeypatch: pytest.MonkeyPatch, buckets: list[tuple[str, str]]
 ) -> None:
     monkeypatch.setattr(low_watermarks, "SLOW", -1)
     stores.set_rules(r=PLENTY)
-    job = stores.left.new(draws=draws)
+    job = stores.left.new(buckets=buckets)
     session = Session(stores.connection, statements_of(stores.schema), is_pooled=False)
     async with stores.connection.transaction():
         await add_jobs(PostgresTransaction(session, 0, stores.left.storage.limit_now()), [job])
         for _ in range(2):
             stores.clock.advance(0.5)
-            newer = await stores.right.add_one(draws=draws)
+            newer = await stores.right.add_one(buckets=buckets)
             assert await stores.left.take_ids() == [newer]
     stores.clock.advance(1)
     assert await stores.left.take_ids() == [job.id]
@@ -610,7 +612,7 @@ async def test_older_jobs_behind_locked_ones_of_a_higher_priority_are_not_skippe
 async def merge_some(stores: TwoStores) -> None:
     """Others come and are merged, more often than it takes to prove a floor."""
     for _ in range(4):
-        await stores.right.add_one(draws=[("r", "y")])
+        await stores.right.add_one(buckets=[("r", "y")])
         assert len(await stores.left.take()) == 1
 
 
@@ -621,7 +623,7 @@ def low_watermark_of_arrivals(stores: TwoStores) -> int:
 
 async def test_an_arrival_committed_after_later_ones_were_merged_is_merged_by_the_next_claim(stores: TwoStores) -> None:
     stores.set_rules(r=PLENTY)
-    job = stores.left.new(draws=[("r", "z")])
+    job = stores.left.new(buckets=[("r", "z")])
     session = Session(stores.connection, statements_of(stores.schema), is_pooled=False)
     async with stores.connection.transaction():
         await add_jobs(PostgresTransaction(session, 0, stores.left.storage.limit_now()), [job])
@@ -637,7 +639,7 @@ async def test_an_arrival_locked_while_later_ones_were_merged_is_merged_by_the_n
     stores: TwoStores,
 ) -> None:
     stores.set_rules(r=PLENTY)
-    job = await stores.right.add_one(draws=[("r", "z")])
+    job = await stores.right.add_one(buckets=[("r", "z")])
     async with stores.holding("SELECT FROM arrival FOR UPDATE"):
         await merge_some(stores)
     assert await stores.left.take_ids() == [job]
@@ -658,13 +660,15 @@ async def test_the_low_watermark_of_arrivals_rises_while_a_transaction_only_read
 
 async def test_a_claim_that_drops_a_late_job_and_a_claim_of_the_same_limits_do_not_deadlock(stores: TwoStores) -> None:
     stores.set_rules(slots=at_once(2), r=PLENTY)
-    # The permit that the late job holds comes first in the order of locks, and its lane draws only on the second.
-    key = next(key for key in map(str, range(100)) if bucket_id(Draw("slots", key)) < bucket_id(Draw("r", key)))
-    draws = [("r", key), ("slots", key)]
-    await stores.left.add_one(draws=draws, hold="until_final", expires_in=3)
+    # The permit that the late job holds comes first in the order of locks, and its lane uses only the second.
+    key = next(
+        key for key in map(str, range(100)) if bucket_id(BucketRef("slots", key)) < bucket_id(BucketRef("r", key))
+    )
+    buckets = [("r", key), ("slots", key)]
+    await stores.left.add_one(buckets=buckets, hold="until_final", expires_in=3)
     await stores.left.retry_later(await stores.left.take_one(), 1)
     stores.clock.advance(5)
-    job = await stores.right.add_one(draws=draws, queue="other")
+    job = await stores.right.add_one(buckets=buckets, queue="other")
     claiming = stores.after("lock_lanes", lambda: stores.right.take(queues=["other"]))
     claimed = await stores.left.claim()
     assert len(claimed.dropped) == 1
@@ -673,12 +677,12 @@ async def test_a_claim_that_drops_a_late_job_and_a_claim_of_the_same_limits_do_n
 
 async def test_late_jobs_that_a_bucket_was_closed_for_end_beside_a_claim_without_a_deadlock(stores: TwoStores) -> None:
     stores.set_rules(r=rate(10, per=3600, burst=10), q=PLENTY)
-    await stores.left.add_one(draws=[("r", "x")], costs=(10,))
+    await stores.left.add_one(buckets=[("r", "x")], costs=(10,))
     await stores.left.take_one()
-    await stores.left.add_one(draws=[("r", "x")], costs=(2,), expires_in=1)
+    await stores.left.add_one(buckets=[("r", "x")], costs=(2,), expires_in=1)
     assert await stores.left.take() == []
-    await stores.left.add_one(draws=[("q", "y")], costs=(1,), expires_in=1, queue="one")
-    await stores.left.add_one(draws=[("r", "x")], costs=(1,), queue="one")
+    await stores.left.add_one(buckets=[("q", "y")], costs=(1,), expires_in=1, queue="one")
+    await stores.left.add_one(buckets=[("r", "x")], costs=(1,), queue="one")
     stores.clock.advance(2)
     expiring = stores.after("lock_lanes", lambda: stores.right.storage.expire())
     claimed = await stores.left.claim(queues=["one"])
@@ -690,10 +694,10 @@ async def test_pruning_a_job_that_holds_a_permit_and_resetting_its_bucket_do_not
     stores: TwoStores, statement: str
 ) -> None:
     stores.set_rules(slots=at_once(2))
-    await stores.left.add_one(draws=[("slots", "x")], hold="until_success")
+    await stores.left.add_one(buckets=[("slots", "x")], hold="until_success")
     await stores.left.fail(await stores.left.take_one())
     stores.clock.advance(100)
-    resetting = stores.after(statement, lambda: stores.right.storage.reset(Draw("slots", "x")))
+    resetting = stores.after(statement, lambda: stores.right.storage.reset(BucketRef("slots", "x")))
     await stores.left.storage.prune(stores.left.storage.now())
     assert await resetting == 0
     assert await stores.left.permits("slots", "x") == {}
@@ -701,7 +705,7 @@ async def test_pruning_a_job_that_holds_a_permit_and_resetting_its_bucket_do_not
 
 async def test_a_node_that_is_declared_dead_during_its_claim_leaves_no_job_without_an_owner(stores: TwoStores) -> None:
     stores.set_rules(api=PLENTY)
-    (id,) = await stores.left.add(draws=[("api", "acme")])
+    (id,) = await stores.left.add(buckets=[("api", "acme")])
     (beat,) = [node.beat for node in await stores.right.storage.nodes() if node.id == stores.left.node]
     burial = stores.after("heads", lambda: stores.right.storage.recover(stores.left.node, beat))
     await stores.left.claim()
@@ -715,7 +719,7 @@ async def test_a_node_that_is_declared_dead_during_its_claim_leaves_no_job_witho
 async def test_a_claim_that_was_started_again_returns_the_expired_jobs(stores: TwoStores) -> None:
     stores.set_rules(api=PLENTY)
     (late,) = await stores.left.add(expires_in=5)
-    (gone, next) = await stores.left.add(2, draws=[("api", "acme")])
+    (gone, next) = await stores.left.add(2, buckets=[("api", "acme")])
     stores.clock.advance(5)
     cancelling = stores.after("heads", lambda: stores.right.storage.cancel(gone))
     claimed = await stores.left.claim()
@@ -734,13 +738,13 @@ async def test_a_job_that_was_locked_and_then_replaced_is_not_forgotten_in_its_n
     user = stores.left
 
     def under_one_key(key: str, **options: Any) -> NewJob:
-        return replace(user.new(draws=[("r", key)], **options), unique_key="one", on_conflict="replace")
+        return replace(user.new(buckets=[("r", key)], **options), unique_key="one", on_conflict="replace")
 
     first = under_one_key("before")
     await user.storage.add([first])
     async with stores.holding("SELECT id FROM job FOR UPDATE"):
         assert await user.take_ids() == []
-    await user.add_one(draws=[("r", "after")], delay=0.2)
+    await user.add_one(buckets=[("r", "after")], delay=0.2)
     assert [*(await user.storage.add([under_one_key("after", delay=0.5)])).values()] == [first.id]
     stores.clock.advance(0.25)
     claimed = await user.claim()
@@ -757,7 +761,7 @@ async def test_two_claims_that_add_the_same_buckets_start_no_more_than_these_gra
     stores.set_rules(r=rate(1, burst=3))
     for _ in range(5):
         for key in "abc":
-            await stores.left.add_one(draws=[("r", key)])
+            await stores.left.add_one(buckets=[("r", key)])
     other = stores.after("lock_for_claim", lambda: stores.right.take_ids(20))
     started = [*await stores.left.take_ids(20), *await other]
     assert len({*started}) == len(started) == 9
@@ -768,15 +772,15 @@ async def test_two_claims_that_add_the_same_buckets_start_no_more_than_these_gra
 async def test_a_claim_of_a_backlog_does_not_hide_the_lanes_of_other_queues(stores: TwoStores) -> None:
     """The reader of one claim knows nothing about the queues of another one: each begins where it has read."""
     stores.set_rules(r=PLENTY)
-    waiting = [await stores.left.add_one(queue="quiet", draws=[("r", "quiet")])]
+    waiting = [await stores.left.add_one(queue="quiet", buckets=[("r", "quiet")])]
     for number in range(30):
-        await stores.left.add_one(queue="busy", draws=[("r", str(number))])
+        await stores.left.add_one(queue="busy", buckets=[("r", str(number))])
     for _ in range(5):
         stores.clock.advance(1.0)
         busy, quiet = await asyncio.gather(claim(stores.left, "busy", 4), claim(stores.left, "quiet", 1))
         assert len(busy) == 4
         assert quiet == waiting
-        waiting = [await stores.right.add_one(queue="quiet", draws=[("r", "quiet")])]
+        waiting = [await stores.right.add_one(queue="quiet", buckets=[("r", "quiet")])]
     assert await claim(stores.left, "quiet", 1) == waiting
 
 
@@ -786,12 +790,12 @@ async def test_a_claim_beside_that_of_a_backlog_merges_the_newest_arrivals_of_it
     monkeypatch.setattr(arrivals, "RECENT", 50)
     stores.set_rules(r=PLENTY)
     user = stores.left
-    await user.storage.add([user.new(queue="busy", draws=[("r", str(number))]) for number in range(400)])
-    old = await user.add_one(queue="quiet", draws=[("r", "old")])
-    await user.storage.add([user.new(queue="busy", draws=[("r", str(number))]) for number in range(400, 900)])
+    await user.storage.add([user.new(queue="busy", buckets=[("r", str(number))]) for number in range(400)])
+    old = await user.add_one(queue="quiet", buckets=[("r", "old")])
+    await user.storage.add([user.new(queue="busy", buckets=[("r", str(number))]) for number in range(400, 900)])
     # The claim of the backlog merges a portion of the arrivals, and more are left.
     assert len(await claim(user, "busy", 1)) == 1
-    new = await user.add_one(queue="quiet", draws=[("r", "new")])
+    new = await user.add_one(queue="quiet", buckets=[("r", "new")])
     assert await claim(user, "quiet", 2) == [new]
     assert await stores.connection.fetchval("SELECT count(*) FROM arrival") > 500
     # What is older is merged by the claims of the backlog.

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, SystemClock
 from headgate.errors import LimitInUse
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import ClaimedJob, Draw, JobState, NewJob
+from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency
@@ -53,8 +53,8 @@ class RaceRun:
         self.ids = IdSource()
         self.stores = [PostgresStorage(url, self.clock, schema=schema) for _ in range(3)]
         self.added: set[str] = set()
-        self.starts: dict[Draw, list[int]] = defaultdict(list)
-        self.inside: dict[Draw, set[str]] = defaultdict(set)
+        self.starts: dict[BucketRef, list[int]] = defaultdict(list)
+        self.inside: dict[BucketRef, set[str]] = defaultdict(set)
         self.finished: dict[str, int] = defaultdict(int)
         self.is_over = False
         self.dead: set[str] = set()
@@ -64,15 +64,15 @@ class RaceRun:
         key = random.choice(KEYS)
         choices = [
             (),
-            (Draw("strict", key),),
-            (Draw("rate", key), Draw("shared", "")),
-            (Draw("mutex", key),),
-            (Draw("slots", ""), Draw("strict", key)),
-            (Draw("mutex", key), Draw("slots", "")),
+            (BucketRef("strict", key),),
+            (BucketRef("rate", key), BucketRef("shared", "")),
+            (BucketRef("mutex", key),),
+            (BucketRef("slots", ""), BucketRef("strict", key)),
+            (BucketRef("mutex", key), BucketRef("slots", "")),
         ]
-        draws = random.choice(choices)
+        buckets = random.choice(choices)
         until = random.choice(["running", "until_final"])
-        holds = tuple(PermitTerms(until) if draw.limit in PERMITS else None for draw in draws)  # type: ignore[arg-type]
+        holds = tuple(PermitTerms(until) if ref.limit in PERMITS else None for ref in buckets)  # type: ignore[arg-type]
         terms = GateTerms(holds=holds) if any(holds) else None
         now = self.clock.now()
         delayed = random.random() < 0.1
@@ -86,14 +86,14 @@ class RaceRun:
             run_at=now + (random.randrange(300_000) if delayed else 0),
             enqueued_at=now,
             expires_at=now + SECOND // 2 if random.random() < 0.02 else None,
-            draws=draws,
+            buckets=buckets,
             terms=terms,
             variant="" if terms is None else terms.variant(),
         )
 
     def unique(self, job: NewJob) -> NewJob:
         """The same under one of a few keys, with a cost now and then."""
-        costs = (2, *(1 for _ in job.draws[1:])) if job.draws and self.random.random() < 0.3 else None
+        costs = (2, *(1 for _ in job.buckets[1:])) if job.buckets and self.random.random() < 0.3 else None
         return replace(job, unique_key=self.random.choice("abcdef"), on_conflict="replace", costs=costs)
 
     async def produce(self, store: PostgresStorage) -> None:
@@ -156,18 +156,18 @@ class RaceRun:
 
     def note_starts(self, jobs: Sequence[ClaimedJob]) -> None:
         for job in jobs:
-            for draw in job.draws:
-                if draw.limit in PERMITS:
-                    most = RULES[draw.limit].count
-                    self.inside[draw].add(job.id)
-                    assert len(self.inside[draw]) <= most, f"{len(self.inside[draw])} hold {draw}"
+            for ref in job.buckets:
+                if ref.limit in PERMITS:
+                    most = RULES[ref.limit].count
+                    self.inside[ref].add(job.id)
+                    assert len(self.inside[ref]) <= most, f"{len(self.inside[ref])} hold {ref}"
                 else:
-                    self.starts[draw].append(job.charged_at)
+                    self.starts[ref].append(job.charged_at)
 
     def release_permits_of(self, jobs: Sequence[ClaimedJob]) -> None:
         for job in jobs:
-            for draw in job.draws:
-                self.inside[draw].discard(job.id)
+            for ref in job.buckets:
+                self.inside[ref].discard(job.id)
 
     async def end(self, store: PostgresStorage, node: str, jobs: Sequence[ClaimedJob]) -> None:
         endings: list[Ending] = []
@@ -180,9 +180,9 @@ class RaceRun:
             else:
                 run_at = store.now() + 20_000 if roll < 0.95 else None
                 endings.append(Returned(job.id, job.fence, "failed", spent=roll < 0.95, run_at=run_at))
-            for draw in job.draws:
+            for ref in job.buckets:
                 # A permit held until the job is final counts here as returned when the job is claimed again.
-                self.inside[draw].discard(job.id)
+                self.inside[ref].discard(job.id)
         while endings:
             received = list(zip(endings, await store.finish(node, endings), strict=True))
             for ending, written in received:
@@ -211,8 +211,8 @@ class RaceRun:
             elif roll < 0.6:
                 await store.evict()
             elif roll < 0.7:
-                draw = Draw("rate", random.choice(KEYS))
-                await store.amend([Amendment(draw, store.limit_now(), 1, store.limit_now(), 2)], RULES)
+                ref = BucketRef("rate", random.choice(KEYS))
+                await store.amend([Amendment(ref, store.limit_now(), 1, store.limit_now(), 2)], RULES)
             elif roll < 0.75:
                 await store.pause_queue("left")
                 await asyncio.sleep(0.02)
@@ -256,9 +256,9 @@ async def test_the_counts_are_right_after_all_races(postgres_url: str, postgres_
         room = Room(100)
         claimed = await first.claim(Claim("last", {"left": room, "right": room}, RULES, frozenset({"work"})))
         for job in claimed.jobs:
-            for draw in job.draws:
-                if draw.limit not in PERMITS:
-                    race_run.starts[draw].append(job.charged_at)
+            for ref in job.buckets:
+                if ref.limit not in PERMITS:
+                    race_run.starts[ref].append(job.charged_at)
         endings = [Finished(job.id, job.fence, JobState.SUCCEEDED) for job in claimed.jobs]
         for ending, written in zip(endings, await first.finish("last", endings), strict=True):
             race_run.finished[ending.id] += bool(written)
@@ -271,8 +271,8 @@ async def test_the_counts_are_right_after_all_races(postgres_url: str, postgres_
     assert left == [], [await first.queue_position(record.id) for record in left if record is not None]
     assert list(await first.check()) == []
     assert max(race_run.finished.values()) == 1
-    for draw, starts in race_run.starts.items():
-        rule = RULES[draw.limit]
-        assert most_in_a_window(starts, rule.period) <= rule.bound(rule.period), draw
+    for ref, starts in race_run.starts.items():
+        rule = RULES[ref.limit]
+        assert most_in_a_window(starts, rule.period) <= rule.bound(rule.period), ref
     for store in race_run.stores:
         await store.close()

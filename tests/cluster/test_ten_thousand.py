@@ -8,7 +8,7 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import Draw, JobState, NewJob
+from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.postgres.storage import PostgresStorage
@@ -38,7 +38,7 @@ async def test_the_job_that_is_due_first_starts_first(postgres_url: str, postgre
             delayed=True,
             run_at=run_at,
             enqueued_at=clock.now(),
-            draws=(Draw("api", f"tenant-{number}"),),
+            buckets=(BucketRef("api", f"tenant-{number}"),),
         )
         for number, run_at in enumerate(due)
     ]

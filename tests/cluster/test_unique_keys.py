@@ -78,9 +78,9 @@ async def test_a_job_that_is_replaced_while_it_is_claimed_starts_with_the_last_a
 ) -> None:
     """A claim of gated jobs has read the arguments before it takes the job: it must not give out the old ones."""
     stores.set_rules(r=at_once(100))
-    draws = [("r", "a")] if gated else []
-    first = await stored(stores.left, unique(stores.left, draws=draws, payload="1"))
-    new = unique(stores.right, draws=draws, on_conflict="replace", payload="2")
+    buckets = [("r", "a")] if gated else []
+    first = await stored(stores.left, unique(stores.left, buckets=buckets, payload="1"))
+    new = unique(stores.right, buckets=buckets, on_conflict="replace", payload="2")
     replacing = stores.after("heads" if gated else "claim_snapshot", lambda: stored(stores.right, new))
     started = [*(await stores.left.claim()).jobs, *await stores.left.take()]
     assert await replacing == first
@@ -172,9 +172,9 @@ async def test_concurrent_additions_in_any_order_do_not_deadlock(stores: TwoStor
     keys = [f"k{number}" for number in range(10)]
 
     async def add(store_user: StoreUser, ordered: list[str], number: int) -> None:
-        draws = [("r", str(number % 3))]
+        buckets = [("r", str(number % 3))]
         await store_user.storage.add(
-            [unique(store_user, key, on_conflict=policy, draws=draws, payload=str(number)) for key in ordered]
+            [unique(store_user, key, on_conflict=policy, buckets=buckets, payload=str(number)) for key in ordered]
         )
 
     for number in range(5):

@@ -116,7 +116,7 @@ async def test_a_bucket_that_waits_for_a_permit_without_a_holder_is_found(store:
     await hold(store_user, 1)
     (job,) = await store_user.take()
     await store_user.retry_later(job, 60)
-    await store_user.add(draws=MUTEX)
+    await store_user.add(buckets=MUTEX)
     assert await store_user.take() == []
     assert list(await store_user.storage.check()) == []
     await store.overwrite(NOBODY)
@@ -126,7 +126,7 @@ async def test_a_bucket_that_waits_for_a_permit_without_a_holder_is_found(store:
 
 async def test_a_paused_bucket_without_holders_is_not_a_contradiction(store: Damaged) -> None:
     store_user = store.store_user
-    await store_user.add(2, draws=MUTEX)
+    await store_user.add(2, buckets=MUTEX)
     job = await store_user.take_one()
     pause = await store_user.pause("mutex")
     await store_user.succeed(job)
@@ -142,7 +142,7 @@ async def test_a_job_of_a_node_that_does_not_exist_is_found_and_upkeep_lets_it_w
     store_user = store.store_user
     storage = store_user.storage
     await storage.join("node-b", "b")
-    await store_user.add(draws=MUTEX)
+    await store_user.add(buckets=MUTEX)
     job = await store_user.take_one()
     assert await storage.add_missing_nodes() == 0
     await store.run(f"DELETE FROM headgate.node WHERE id = '{store_user.node}'")
@@ -191,7 +191,7 @@ async def a_job_behind_a_limit(store: Damaged, **options: Any) -> str:
     """Add a job that waits for the limit "rate:a"; its lane and its bucket are stored."""
     store_user = store.store_user
     store_user.rules["rate"] = strict(1)
-    ids = await store_user.add(2, draws=[("rate", "a")], **options)
+    ids = await store_user.add(2, buckets=[("rate", "a")], **options)
     (started,) = await store_user.take()
     await store_user.succeed(started)
     assert await store_user.storage.check(store_user.rules) == []
@@ -202,10 +202,10 @@ async def a_job_behind_a_limit(store: Damaged, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ("""draws = '[["rate","b"]]'""", "rate:b"),
+        ("""buckets = '[["rate","b"]]'""", "rate:b"),
         ("queue = 'other'", "queue 'other'"),
-        ("""terms = '{"patience":0}'""", "draws rate:a [true,[]]"),
-        ("passed = 1", "draws none"),
+        ("""terms = '{"patience":0}'""", "buckets rate:a [true,[]]"),
+        ("passed = 1", "buckets none"),
     ],
 )
 async def test_a_job_that_waits_in_another_lane_than_its_own_is_found(store: Damaged, change: str, part: str) -> None:
@@ -214,14 +214,14 @@ async def test_a_job_that_waits_in_another_lane_than_its_own_is_found(store: Dam
     found = await store.found()
     assert f"1 job (as {job}) of lane" in found.seen
     assert part in found.seen
-    assert "with queue 'default' and draws rate:a" in found.seen
+    assert "with queue 'default' and buckets rate:a" in found.seen
 
 
 async def test_a_lane_in_another_queue_is_found(store: Damaged) -> None:
     await a_job_behind_a_limit(store)
     await store.run("UPDATE headgate.lane SET queue = 'other' WHERE waiting = 1")
     found = await store.found()
-    assert "is stored with queue 'other' and draws rate:a, which is another lane" in found.seen
+    assert "is stored with queue 'other' and buckets rate:a, which is another lane" in found.seen
 
 
 async def test_a_tag_by_which_its_job_is_not_found_any_more_is_found(store: Damaged) -> None:

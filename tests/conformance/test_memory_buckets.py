@@ -38,26 +38,26 @@ class TestMemoryBuckets(BucketStoreConformance):
 
 
 async def test_an_answer_is_stored_for_one_period(store: MemoryBuckets, clock: ManualClock) -> None:
-    drawn = Bucket("rate", "acme", StrictRate("2/m", margin=0).rule)
-    await store.take(drawn, id="a")
+    used = Bucket("rate", "acme", StrictRate("2/m", margin=0).rule)
+    await store.take(used, id="a")
     clock.advance(59.999999)
-    assert (await store.take(drawn, id="a")).now == store.ahead + 1000 * SECOND
+    assert (await store.take(used, id="a")).now == store.ahead + 1000 * SECOND
     clock.advance(0.000001)
-    await store.take(drawn, id="a")
-    assert (await store.snapshot(drawn)).used == 1
+    await store.take(used, id="a")
+    assert (await store.snapshot(used)).used == 1
 
 
 async def test_limit_time_begins_at_wall_time_and_ignores_its_steps(clock: ManualClock) -> None:
     clock.advance(5)
     store = MemoryBuckets(clock)
-    drawn = Bucket("rate", "acme", RateLimit("9/m").rule)
+    used = Bucket("rate", "acme", RateLimit("9/m").rule)
     start = clock.now()
-    assert (await store.take(drawn)).now == start
+    assert (await store.take(used)).now == start
     clock.step_wall(-3600)
     clock.advance(1)
-    assert (await store.take(drawn)).now == start + SECOND
+    assert (await store.take(used)).now == start + SECOND
     clock.step_wall(7200)
-    assert (await store.take(drawn)).now == start + SECOND
+    assert (await store.take(used)).now == start + SECOND
 
 
 async def test_many_new_keys_never_evict_an_exhausted_one(store: MemoryBuckets, clock: ManualClock) -> None:
@@ -107,34 +107,34 @@ async def test_no_single_call_evicts_many(store: MemoryBuckets, clock: ManualClo
 async def test_a_bucket_that_starts_empty_is_not_new_again_when_it_is_full(
     store: MemoryBuckets, clock: ManualClock
 ) -> None:
-    drawn = Bucket("rate", "acme", RateLimit("10/s", start_empty=True).rule)
-    taken = await store.take(drawn)
+    used = Bucket("rate", "acme", RateLimit("10/s", start_empty=True).rule)
+    taken = await store.take(used)
     clock.advance(3600)
     for number in range(1000):
-        await store.take(Bucket("rate", f"other-{number}", drawn.rule))
-    assert (await store.take(drawn, 10)).granted == 1
+        await store.take(Bucket("rate", f"other-{number}", used.rule))
+    assert (await store.take(used, 10)).granted == 1
     assert taken.full_at == taken.now + SECOND
 
 
 async def test_a_bucket_left_empty_by_a_refund_is_evicted(store: MemoryBuckets, clock: ManualClock) -> None:
     rule = StrictRate("1/m").rule
-    drawn = Bucket("strict", "acme", rule)
-    taken = await store.take(drawn)
-    await store.amend(drawn, taken.now, 1, taken.now, 0)
+    used = Bucket("strict", "acme", rule)
+    taken = await store.take(used)
+    await store.amend(used, taken.now, 1, taken.now, 0)
     clock.advance(200)
     for number in range(200):
         await store.take(Bucket("strict", str(number), rule))
-    assert (await store.take(drawn)).granted == 1
+    assert (await store.take(used)).granted == 1
 
 
 async def test_a_cost_settled_after_the_bucket_was_evicted_still_counts(
     store: MemoryBuckets, clock: ManualClock
 ) -> None:
     rule = RateLimit("60/m").rule
-    drawn = Bucket("tokens", "acme", rule)
-    taken = await store.take(drawn)
+    used = Bucket("tokens", "acme", rule)
+    taken = await store.take(used)
     clock.advance(5)
     for number in range(1000):
         await store.take(Bucket("tokens", str(number), rule))
-    await store.amend(drawn, taken.now, 1, taken.now, 60)
-    assert (await store.snapshot(drawn)).available == 5
+    await store.amend(used, taken.now, 1, taken.now, 60)
+    assert (await store.snapshot(used)).available == 5

@@ -58,8 +58,8 @@ class TestPostgresStorage(StorageConformance):
         for _ in range(10):
             clock.advance(0.3)
             # Its line was empty. The second job waits for the budget, and the third one for its time.
-            await store_user.add(2, draws=[("calls", "a"), *others])
-            await store_user.add(draws=[("calls", "later"), *others], delay=0.2)
+            await store_user.add(2, buckets=[("calls", "a"), *others])
+            await store_user.add(buckets=[("calls", "later"), *others], delay=0.2)
             taken += len(jobs := await store_user.take(5))
             await store_user.succeed(*jobs)
             clock.advance(0.3)
@@ -84,7 +84,7 @@ class TestPostgresStorage(StorageConformance):
             await storage.open()
             user = StoreUser(storage, clock)
             user.rules = {"calls": rate(10, burst=10)}
-            await user.add(3, draws=[("calls", "a")])
+            await user.add(3, buckets=[("calls", "a")])
             await user.succeed(*await user.take(3))
             await storage.close()
 
@@ -99,8 +99,8 @@ class TestPostgresStorage(StorageConformance):
         """The fault: each claim first merged 10,000 arrivals, which took seconds, for the 100 jobs that it started."""
         keys = 2000
         store_user.rules = {"calls": rate(10_000, burst=10_000)}
-        await store_user.storage.add([store_user.new(draws=[("calls", f"{number}")]) for number in range(keys)])
-        lone = await store_user.add_one(draws=[("calls", "lone")], queue="other")
+        await store_user.storage.add([store_user.new(buckets=[("calls", f"{number}")]) for number in range(keys)])
+        lone = await store_user.add_one(buckets=[("calls", "lone")], queue="other")
         connection = await asyncpg.connect(postgres_url)
         try:
             unmerged = f'SELECT count(*) FROM "{postgres_schema}".arrival'
@@ -125,7 +125,7 @@ class TestPostgresStorage(StorageConformance):
         keys, each = 600, 5
         store_user.rules = {"calls": rate(10_000, burst=10_000)}
         for _ in range(each):
-            await store_user.storage.add([store_user.new(draws=[("calls", f"{key}")]) for key in range(keys)])
+            await store_user.storage.add([store_user.new(buckets=[("calls", f"{key}")]) for key in range(keys)])
         connection = await asyncpg.connect(postgres_url)
         try:
             await connection.execute(
@@ -140,7 +140,7 @@ class TestPostgresStorage(StorageConformance):
             started = [*(await store_user.claim(10)).jobs]
             assert len(started) == 10
             assert await connection.fetchval("SELECT count(*) FROM arrival") == (keys - claimer.FIRST_PORTION) * each
-            visited = len({job.draws for job in started})
+            visited = len({job.buckets for job in started})
             assert await connection.fetchval("SELECT count(*) FROM written") == claimer.FIRST_PORTION + visited
             while jobs := await store_user.take(1000):
                 started += jobs

@@ -71,7 +71,7 @@ class TestPostgresStorageOnLentPool(OnLentPool):
         FollowingConformance.test_a_leader_with_more_followers_than_one_commit_releases_has_all_of_them_released
     )
     test_a_repeated_addition = FollowingConformance.test_an_addition_may_be_repeated
-    test_a_refused_removal = FollowingConformance.test_a_limit_that_a_blocked_job_draws_on_is_in_use
+    test_a_refused_removal = FollowingConformance.test_a_limit_that_a_blocked_job_uses_is_in_use
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""The buckets of job storages, as plain code draws on them."""
+"""The buckets of job storages, as plain code uses them."""
 
 from __future__ import annotations
 

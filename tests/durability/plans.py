@@ -12,7 +12,7 @@ import asyncpg
 
 from headgate.clock import SECOND
 from headgate.jobs.identity import job_text
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.storage.postgres.dialect import shapes_of, statements_of
 from headgate.storage.statements import as_json
 from headgate.storage.stored_rows import bucket_id, lane_id
@@ -125,13 +125,13 @@ class Backlog:
 
     async def fill(self, url: str, oldest: int, now: int) -> None:
         """Add them from that instant on, and let the server know what it has; `now` is limit time."""
-        draws = [(Draw("api", str(number)),) for number in range(self.LANES)]
-        lanes = [lane_id("mail", drawn, "") for drawn in draws]
+        buckets = [(BucketRef("api", str(number)),) for number in range(self.LANES)]
+        lanes = [lane_id("mail", used, "") for used in buckets]
         connection = await asyncpg.connect(url)
         try:
             await connection.execute("SET synchronous_commit = off")
-            await connection.execute(_BUCKETS, [bucket_id(drawn) for (drawn,) in draws], now + HOUR)
-            texts = [as_json(drawn) for drawn in draws]
+            await connection.execute(_BUCKETS, [bucket_id(used) for (used,) in buckets], now + HOUR)
+            texts = [as_json(used) for used in buckets]
             await connection.execute(_JOBS, self._rows, oldest, lane_id("mail", (), ""), lanes, texts, self.LANES)
             await connection.execute(_LANES, now - SECOND)
             await connection.execute(_KNOWN_LANES)
@@ -150,7 +150,7 @@ SELECT id, 'api', (place - 1)::text, $2, $2 FROM unnest($1::text[]) WITH ORDINAL
 
 _JOBS = f"""
 INSERT INTO headgate.job (
-    id, lane, draws, waiting, delayed, priority, attempt, run_at, rank, enqueued_at, started_at, finished_at,
+    id, lane, buckets, waiting, delayed, priority, attempt, run_at, rank, enqueued_at, started_at, finished_at,
     charged_at, state, failed_as, failed_at, task, queue, node, payload, gate, options
 )
 SELECT
@@ -174,11 +174,11 @@ FROM (
 """
 
 _LANES = """
-INSERT INTO headgate.lane (id, queue, draws, waiting, since, behind)
-SELECT job.lane, 'mail', job.draws, count(*), CASE WHEN job.draws <> '[]' THEN $1::bigint END, bucket.id
-FROM headgate.job LEFT JOIN headgate.bucket ON job.draws <> '[]' AND bucket.key = job.draws::json -> 0 ->> 1
+INSERT INTO headgate.lane (id, queue, buckets, waiting, since, behind)
+SELECT job.lane, 'mail', job.buckets, count(*), CASE WHEN job.buckets <> '[]' THEN $1::bigint END, bucket.id
+FROM headgate.job LEFT JOIN headgate.bucket ON job.buckets <> '[]' AND bucket.key = job.buckets::json -> 0 ->> 1
 WHERE waiting
-GROUP BY job.lane, job.draws, bucket.id
+GROUP BY job.lane, job.buckets, bucket.id
 """
 
 _TAGS = """

@@ -11,7 +11,7 @@ from typing import Any
 
 from headgate.clock import Clock, SystemClock
 from headgate.jobs.identity import job_text
-from headgate.jobs.job import Draw, NewJob
+from headgate.jobs.job import BucketRef, NewJob
 from headgate.limits.limit import AnyRule
 from headgate.storage.records import Claim, Room
 from headgate.storage.sqlite.connection import Checkpointer
@@ -24,9 +24,9 @@ _numbers = itertools.count(1)
 
 
 def new_job(
-    *draws: tuple[str, str], now: int, task: str = "work", queue: str = "default", payload: str = "{}", **values: Any
+    *buckets: tuple[str, str], now: int, task: str = "work", queue: str = "default", payload: str = "{}", **values: Any
 ) -> NewJob:
-    """A job that is ready at once; draws are pairs of limit and key."""
+    """A job that is ready at once; buckets are pairs of limit and key."""
     return NewJob(
         **{
             "id": job_text(next(_numbers)),
@@ -37,7 +37,7 @@ def new_job(
             "delayed": False,
             "run_at": now,
             "enqueued_at": now,
-            "draws": tuple(Draw(limit, key) for limit, key in draws),
+            "buckets": tuple(BucketRef(limit, key) for limit, key in buckets),
             **values,
         }
     )

@@ -19,7 +19,7 @@ from headgate.errors import IllegalTransition, JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.gating import GateChange
-from headgate.jobs.job import ClaimedJob, Draw, JobState, NewJob, Origin
+from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.storage import PostgresStorage
@@ -136,12 +136,12 @@ def failed(*jobs: ClaimedJob) -> Iterator[Ending]:
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
 async def test_a_claim_skips_a_job_that_is_being_replaced(stores: StoresAndUsers, ends: str) -> None:
     stores.rule(api=PLENTY)
-    job = await stores.add(draws=[("api", "a")], payload='"old"')
-    async with stores.user.holding(stores.unique(draws=[("api", "a")], payload='"new"'), ends=ends):
+    job = await stores.add(buckets=[("api", "a")], payload='"old"')
+    async with stores.user.holding(stores.unique(buckets=[("api", "a")], payload='"new"'), ends=ends):
         # Behind it in its own lane, in another lane, and in none.
         others = [
-            await stores.left.add_one(draws=[("api", "a")]),
-            await stores.left.add_one(draws=[("api", "b")]),
+            await stores.left.add_one(buckets=[("api", "a")]),
+            await stores.left.add_one(buckets=[("api", "b")]),
             await stores.left.add_one(),
         ]
         assert sorted(await promptly(stores.right.take_ids())) == sorted(others)
@@ -159,10 +159,10 @@ async def test_a_claim_skips_a_job_that_is_being_replaced(stores: StoresAndUsers
 async def test_a_lane_whose_only_job_is_being_replaced_blocks_no_other_lane(stores: StoresAndUsers) -> None:
     stores.rule(api=PLENTY)
     for number in range(20):
-        await stores.add(f"key-{number}", draws=[("api", f"held-{number}")])
-    replacing = [stores.unique(f"key-{number}", draws=[("api", f"held-{number}")]) for number in range(20)]
+        await stores.add(f"key-{number}", buckets=[("api", f"held-{number}")])
+    replacing = [stores.unique(f"key-{number}", buckets=[("api", f"held-{number}")]) for number in range(20)]
     async with stores.user.holding(*replacing):
-        others = [await stores.left.add_one(draws=[("api", f"free-{number}")]) for number in range(5)]
+        others = [await stores.left.add_one(buckets=[("api", f"free-{number}")]) for number in range(5)]
         for _ in range(5):
             # One slot only, so that what is held comes first each time.
             taken = await promptly(stores.right.take_ids(1))
@@ -176,10 +176,10 @@ async def test_a_lane_whose_only_job_is_being_replaced_blocks_no_other_lane(stor
 
 async def test_a_late_job_that_is_being_replaced_does_not_block_its_lane(stores: StoresAndUsers) -> None:
     stores.rule(api=PLENTY)
-    await stores.add(draws=[("api", "a")], expires_in=5)
+    await stores.add(buckets=[("api", "a")], expires_in=5)
     stores.clock.advance(10)
-    async with stores.user.holding(stores.unique(draws=[("api", "a")]), ends="rollback"):
-        others = [await stores.left.add_one(draws=[("api", "a")]), await stores.left.add_one(draws=[("api", "b")])]
+    async with stores.user.holding(stores.unique(buckets=[("api", "a")]), ends="rollback"):
+        others = [await stores.left.add_one(buckets=[("api", "a")]), await stores.left.add_one(buckets=[("api", "b")])]
         assert sorted(await promptly(stores.right.take_ids())) == sorted(others)
     stores.clock.advance(1)
     assert len((await stores.right.claim()).dropped) == 1
@@ -189,9 +189,9 @@ async def test_a_late_job_that_is_being_replaced_does_not_block_its_lane(stores:
 async def test_replacing_a_job_with_a_cost_locks_no_bucket(stores: StoresAndUsers) -> None:
     stores.rule(shared=strict(10))
     await stores.left.succeed(*await _started(stores, [("shared", "")], 1))
-    job = await stores.add(draws=[("shared", "")], costs=(7,), delay=86_400)
-    async with stores.user.holding(stores.unique(draws=[("shared", "")], delay=86_400)):
-        other = await stores.left.add_one(draws=[("shared", "")])
+    job = await stores.add(buckets=[("shared", "")], costs=(7,), delay=86_400)
+    async with stores.user.holding(stores.unique(buckets=[("shared", "")], delay=86_400)):
+        other = await stores.left.add_one(buckets=[("shared", "")])
         assert await promptly(stores.right.take_ids()) == [other]
         assert (await stores.left.record(job)).costs == (7,)
     assert (await stores.left.record(job)).costs is None
@@ -203,10 +203,10 @@ async def test_a_bucket_that_is_closed_for_a_cost_opens_when_the_costly_job_was_
 ) -> None:
     stores.rule(shared=strict(10))
     await stores.left.succeed(*await _started(stores, [("shared", "")], 5))
-    job = await stores.add(draws=[("shared", "")], costs=(8,))
+    job = await stores.add(buckets=[("shared", "")], costs=(8,))
     assert await stores.left.take_ids() == []
     assert (await stores.left.bucket("shared")).opens_at is not None
-    async with stores.user.holding(stores.unique(draws=[("shared", "")])):
+    async with stores.user.holding(stores.unique(buckets=[("shared", "")])):
         assert await promptly(stores.right.take_ids()) == []
     assert await promptly(stores.right.take_ids()) == [job]
     await stores.check()
@@ -215,13 +215,15 @@ async def test_a_bucket_that_is_closed_for_a_cost_opens_when_the_costly_job_was_
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
 async def test_the_permit_of_a_replaced_job_is_returned_with_the_commit(stores: StoresAndUsers, ends: str) -> None:
     stores.rule(mutex=at_once(), api=PLENTY)
-    job = await stores.add(draws=[("mutex", "a"), ("api", "x")], hold="until_final")
+    job = await stores.add(buckets=[("mutex", "a"), ("api", "x")], hold="until_final")
     await stores.left.retry_later(await stores.left.take_one(), 3600)
-    waiting = await stores.left.add_one(draws=[("mutex", "a")])
-    async with stores.user.holding(stores.unique(draws=[("mutex", "b"), ("api", "x")], hold="until_final"), ends=ends):
+    waiting = await stores.left.add_one(buckets=[("mutex", "a")])
+    async with stores.user.holding(
+        stores.unique(buckets=[("mutex", "b"), ("api", "x")], hold="until_final"), ends=ends
+    ):
         # No bucket is locked, and no other job gets the permit that the job may still hold.
         assert await promptly(stores.right.take_ids()) == []
-        assert await promptly(stores.right.storage.reset(Draw("api", "x"))) == 0
+        assert await promptly(stores.right.storage.reset(BucketRef("api", "x"))) == 0
         assert await stores.left.permits("mutex", "a") == {job: 1}
     await stores.check()
     if ends == "commit":
@@ -237,8 +239,8 @@ async def test_the_permit_of_a_replaced_job_is_returned_with_the_commit(stores: 
     await stores.check()
 
 
-async def _started(stores: StoresAndUsers, draws: list[tuple[str, str]], count: int) -> list[ClaimedJob]:
-    await stores.left.add(count, draws=draws)
+async def _started(stores: StoresAndUsers, buckets: list[tuple[str, str]], count: int) -> list[ClaimedJob]:
+    await stores.left.add(count, buckets=buckets)
     jobs = await stores.left.take()
     assert len(jobs) == count
     return jobs
@@ -264,12 +266,12 @@ async def test_an_ending_whose_successor_is_being_replaced_delays_no_other(store
     stores.rule(mutex=at_once())
     await stores.add(payload='"first"')
     await stores.left.add(2)
-    await stores.left.add_one(draws=[("mutex", "a")])
+    await stores.left.add_one(buckets=[("mutex", "a")])
     jobs = await stores.left.take()
     (held,) = [job for job in jobs if job.payload == '"first"']
     running = [job for job in jobs if job is not held]
     successor = await stores.add(payload='"second"')
-    waiting = await stores.left.add_one(draws=[("mutex", "a")])
+    waiting = await stores.left.add_one(buckets=[("mutex", "a")])
     async with stores.user.holding(stores.unique(payload='"third"')):
         endings = [*failed(held), *failed(*running)]
         received = await promptly(stores.left.storage.finish(stores.left.node, endings))
@@ -315,7 +317,7 @@ async def test_the_other_jobs_of_a_dead_node_are_recovered_immediately(
 ) -> None:
     stores.rule(mutex=at_once())
     held = await stores.add()
-    others = [await stores.left.add_one(draws=[("mutex", "a")]), await stores.left.add_one()]
+    others = [await stores.left.add_one(buckets=[("mutex", "a")]), await stores.left.add_one()]
     for _ in range(lost):
         await stores.left.take()
         await stores.left.storage.beat("node-b")
@@ -379,8 +381,8 @@ async def test_a_late_job_whose_follower_is_being_replaced_delays_no_other_endin
     stores: StoresAndUsers, how: str
 ) -> None:
     stores.rule(api=PLENTY)
-    leader, new = await _followed(stores, draws=[("api", "a")], expires_in=5)
-    other = await stores.left.add_one(draws=[("api", "a")], expires_in=5)
+    leader, new = await _followed(stores, buckets=[("api", "a")], expires_in=5)
+    other = await stores.left.add_one(buckets=[("api", "a")], expires_in=5)
     stores.clock.advance(10)
 
     async def end() -> list[str]:
@@ -403,10 +405,10 @@ async def test_a_job_is_cancelled_once_its_follower_is_unlocked_and_locks_nothin
     stores: StoresAndUsers,
 ) -> None:
     stores.rule(shared=strict(10))
-    leader, new = await _followed(stores, draws=[("shared", "")], costs=(2,))
+    leader, new = await _followed(stores, buckets=[("shared", "")], costs=(2,))
     async with stores.user.holding(new):
         cancelling = asyncio.create_task(stores.left.storage.cancel(leader))
-        other = await stores.left.add_one(draws=[("shared", "")])
+        other = await stores.left.add_one(buckets=[("shared", "")])
         taken: set[str] = set()
 
         async def taken_by_now() -> set[str]:
@@ -442,12 +444,12 @@ async def test_however_many_late_jobs_are_being_replaced_the_others_expire(store
 async def test_an_operator_who_waits_for_a_locked_job_delays_no_other(stores: StoresAndUsers, verb: str) -> None:
     stores.rule(shared=strict(10))
     await stores.left.succeed(*await _started(stores, [("shared", "")], 1))
-    job = await stores.add(draws=[("shared", "")], costs=(2,), delay=3600)
-    async with stores.user.holding(stores.unique(draws=[("shared", "")], costs=(2,), delay=3600)):
+    job = await stores.add(buckets=[("shared", "")], costs=(2,), delay=3600)
+    async with stores.user.holding(stores.unique(buckets=[("shared", "")], costs=(2,), delay=3600)):
         options = {"priority": 1} if verb == "reschedule" else {}
         waiting = asyncio.create_task(getattr(stores.left.storage, verb)(job, **options))
         await becomes(lambda: _waiters(stores), 1)
-        other = await stores.left.add_one(draws=[("shared", "")])
+        other = await stores.left.add_one(buckets=[("shared", "")])
         assert await promptly(stores.right.take_ids()) == [other]
     # It waits for a second.
     with contextlib.suppress(JobHeld):
@@ -457,15 +459,15 @@ async def test_an_operator_who_waits_for_a_locked_job_delays_no_other(stores: St
 
 async def test_an_operator_who_waits_for_a_unique_key_locks_no_bucket(stores: StoresAndUsers) -> None:
     stores.rule(mutex=at_once(), shared=strict(10))
-    draws = [("mutex", "a"), ("shared", "")]
-    job = await stores.add(draws=draws, hold="until_success", costs=(1, 1))
+    buckets = [("mutex", "a"), ("shared", "")]
+    job = await stores.add(buckets=buckets, hold="until_success", costs=(1, 1))
     await stores.left.fail(await stores.left.take_one())
-    async with stores.user.holding(stores.unique(draws=[("shared", "")])):
+    async with stores.user.holding(stores.unique(buckets=[("shared", "")])):
         waiting = asyncio.create_task(stores.left.storage.retry(job))
         await becomes(lambda: _waiters(stores), 1)
-        other = await stores.left.add_one(draws=[("shared", "")])
+        other = await stores.left.add_one(buckets=[("shared", "")])
         assert await promptly(stores.right.take_ids()) == [other]
-        assert await promptly(stores.right.storage.reset(Draw("mutex", "b"))) == 0
+        assert await promptly(stores.right.storage.reset(BucketRef("mutex", "b"))) == 0
     await _until_done(stores, waiting)
     with pytest.raises((IllegalTransition, JobHeld)):
         await waiting
@@ -561,27 +563,27 @@ async def _waiters(stores: StoresAndUsers) -> Any:
 
 async def test_a_backlog_is_moved_except_jobs_that_are_being_replaced(stores: StoresAndUsers) -> None:
     stores.rule(api=PLENTY)
-    held = await stores.add(draws=[("api", "a")])
-    other = await stores.left.add_one(draws=[("api", "a")])
+    held = await stores.add(buckets=[("api", "a")])
+    other = await stores.left.add_one(buckets=[("api", "a")])
     gated = {job.id: job for job in await stores.left.storage.gated_jobs(frozenset({"work"}))}
-    moves = [GateChange(id, gated[id].draws, (Draw("api", "b"),), None, None) for id in (held, other)]
-    async with stores.user.holding(stores.unique(draws=[("api", "a")]), ends="rollback"):
+    moves = [GateChange(id, gated[id].buckets, (BucketRef("api", "b"),), None, None) for id in (held, other)]
+    async with stores.user.holding(stores.unique(buckets=[("api", "a")]), ends="rollback"):
         assert await promptly(stores.right.storage.change_gates(moves)) == 1
-        assert (await stores.left.record(other)).draws == (Draw("api", "b"),)
+        assert (await stores.left.record(other)).buckets == (BucketRef("api", "b"),)
     assert await stores.right.storage.change_gates(moves) == 1
     await stores.check()
 
 
 async def test_a_reset_does_not_wait_for_permits_of_a_job_that_is_being_replaced(stores: StoresAndUsers) -> None:
     stores.rule(slots=at_once(2))
-    held = await stores.add(draws=[("slots", "")], hold="until_final")
-    other = await stores.left.add_one(draws=[("slots", "")], hold="until_final")
+    held = await stores.add(buckets=[("slots", "")], hold="until_final")
+    other = await stores.left.add_one(buckets=[("slots", "")], hold="until_final")
     for job in await stores.left.take():
         await stores.left.retry_later(job, 3600)
-    async with stores.user.holding(stores.unique(draws=[("slots", "")], hold="until_final", delay=60)):
-        assert await promptly(stores.right.storage.reset(Draw("slots", ""))) == 1
+    async with stores.user.holding(stores.unique(buckets=[("slots", "")], hold="until_final", delay=60)):
+        assert await promptly(stores.right.storage.reset(BucketRef("slots", ""))) == 1
         assert await stores.left.permits("slots") == {held: 1}
-    assert await stores.right.storage.reset(Draw("slots", "")) == 0
+    assert await stores.right.storage.reset(BucketRef("slots", "")) == 0
     assert (await stores.left.record(other)).held == 0
     await stores.check()
 

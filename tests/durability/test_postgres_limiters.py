@@ -37,7 +37,7 @@ async def test_two_processes_use_exactly_the_budget(
     await two_takers_use_exactly_the_budget(children, at(postgres_url, postgres_schema), count=20, per=0.4, seconds=3)
 
 
-async def test_a_limiter_and_the_jobs_of_a_limit_of_that_name_draw_on_one_bucket(
+async def test_a_limiter_and_the_jobs_of_a_limit_of_that_name_use_one_bucket(
     postgres_url: str, postgres_schema: str
 ) -> None:
     app = Headgate(postgres_url, schema=postgres_schema)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.storage.claim_rows import LOWEST_RANK, LaneRow
 from headgate.storage.postgres import database
 from headgate.storage.postgres.dialect import CompiledStatement, statements_of
@@ -172,7 +172,7 @@ async def test_lanes_are_found_by_their_newest_versions_while_a_transaction_keep
         assert pages < 20
 
 
-LANE = lane_id("default", (Draw("monthly", "acme"),), "")
+LANE = lane_id("default", (BucketRef("monthly", "acme"),), "")
 
 
 async def pages_of_heads(postgres: PostgresServer, front: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from headgate.clock import SystemClock
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import Draw, JobState, NewJob
+from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.storage import PostgresStorage
@@ -74,7 +74,7 @@ async def run_jobs(storage: PostgresStorage, ids: IdSource) -> None:
             delayed=False,
             run_at=now,
             enqueued_at=now,
-            draws=(Draw("free", str(number % KEYS)),),
+            buckets=(BucketRef("free", str(number % KEYS)),),
         )
         for number in range(3 * KEYS)
     ]

@@ -17,7 +17,7 @@ from headgate.clock import SECOND, SystemClock
 from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.history import ALL, JobsStep, LimitStep
 from headgate.jobs.identity import IdSource, job_text
-from headgate.jobs.job import Draw, JobError, JobState, NewJob, Progress
+from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Progress
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.report import PLACES, AttemptReport, LogLine
 from headgate.limits.rate_limit import RateLimit
@@ -96,16 +96,18 @@ async def test_no_statement_reads_in_proportion_to_the_backlog(store_user: Store
 async def the_engine_reads_what_it_handles(store_user: StoreUser) -> None:
     storage = store_user.storage
     for _ in range(3):
-        await storage.add([store_user.new(draws=(Draw("free", str(number)),)) for number in range(20)])
-        await storage.add([store_user.new(draws=(Draw("api", str(number)), Draw("free", "0"))) for number in range(10)])
+        await storage.add([store_user.new(buckets=(BucketRef("free", str(number)),)) for number in range(20)])
+        await storage.add(
+            [store_user.new(buckets=(BucketRef("api", str(number)), BucketRef("free", "0"))) for number in range(10)]
+        )
         await storage.add(
             [store_user.new(delayed=True, run_at=storage.now() + SECOND, expires_at=storage.now() + HOUR)]
         )
         await ask(store_user.url, "UPDATE headgate.bucket SET opens_at = 0 WHERE limit_name = 'api' AND key LIKE '7_'")
         jobs = await store_user.claim()
         assert len(jobs) == 50
-        assert {draw.limit for job in jobs for draw in job.draws} == {"api", "free"}
-        assert any(not job.draws for job in jobs)
+        assert {ref.limit for job in jobs for ref in job.buckets} == {"api", "free"}
+        assert any(not job.buckets for job in jobs)
         await storage.beat("n")
         await storage.nodes()
         await storage.upkeep()
@@ -143,11 +145,11 @@ async def the_engine_reads_what_it_handles(store_user: StoreUser) -> None:
         (delayed,) = await storage.jobs(JobFilter(view="scheduled", count=1))
         assert await storage.run_now(delayed.id) is JobState.WAITING
         assert await storage.prune_audit(storage.now()) == 0
-        await storage.prediction_input("mail", [Draw("api", "7")])
-        await storage.penalize(Draw("api", "5"), storage.limit_now())
+        await storage.prediction_input("mail", [BucketRef("api", "7")])
+        await storage.penalize(BucketRef("api", "5"), storage.limit_now())
         at = storage.limit_now()
-        await storage.amend([Amendment(Draw("api", "6"), at, 2, at, 1)], RULES)
-        await storage.reset(Draw("api", "1999"))
+        await storage.amend([Amendment(BucketRef("api", "6"), at, 2, at, 1)], RULES)
+        await storage.reset(BucketRef("api", "1999"))
         await storage.gated_jobs(TASKS, unknown_to=frozenset({"api", "free"}))
         (node,) = await storage.nodes()
         recovered = await storage.recover("n", node.beat)
@@ -174,7 +176,7 @@ async def test_a_claim_reads_no_keys_but_its_own(tmp_path: Path) -> None:
         await storage.open()
         await storage.join("n", "node")
         store_user = StoreUser(server.url, storage, Plans(tmp_path / "postgres.log"))
-        await storage.add([store_user.new(draws=(Draw("free", str(number)),)) for number in range(2_000)])
+        await storage.add([store_user.new(buckets=(BucketRef("free", str(number)),)) for number in range(2_000)])
         started = 0
         while started < 2_000:
             started += len(await store_user.claim())
@@ -189,11 +191,11 @@ async def arrivals_do_not_pile_up(store_user: StoreUser) -> None:
     """Arrivals of a queue without workers are merged by all claims."""
     for _ in range(10):
         await store_user.storage.add([store_user.new(queue="elsewhere")])
-    await store_user.storage.add([store_user.new(draws=(Draw("free", "0"),))])
+    await store_user.storage.add([store_user.new(buckets=(BucketRef("free", "0"),))])
     await store_user.claim()
     assert await ask(store_user.url, "SELECT count(*) FROM headgate.arrival WHERE queue = 'elsewhere'") == 0
     await store_user.storage.pause_queue("mail")
-    await store_user.storage.add([store_user.new(draws=(Draw("free", "0"),))])
+    await store_user.storage.add([store_user.new(buckets=(BucketRef("free", "0"),))])
     await store_user.claim()
     assert await ask(store_user.url, "SELECT count(*) FROM headgate.arrival") == 0
     await store_user.storage.resume_queue("mail")
@@ -205,14 +207,14 @@ UNMERGED = 20_000
 async def test_arrivals_that_no_worker_merges_are_read_only_for_the_lanes_of_a_page(store_user: StoreUser) -> None:
     """The fault: with all workers dead, each page and each job added up the arrivals of all lanes."""
     storage = store_user.storage
-    jobs = [store_user.new(draws=(Draw("free", f"new-{number}"),)) for number in range(UNMERGED)]
+    jobs = [store_user.new(buckets=(BucketRef("free", f"new-{number}"),)) for number in range(UNMERGED)]
     await storage.add(jobs)
     store_user.ran()
     newest = await storage.jobs(JobFilter(count=50))
     assert [job.id for job in newest] == [job.id for job in reversed(jobs[-50:])]
     assert await storage.job(jobs[0].id) is not None
     assert await storage.queue_position(jobs[0].id) is not None
-    assert (await storage.prediction_input("mail", [Draw("free", "new-7")])).position == 2
+    assert (await storage.prediction_input("mail", [BucketRef("free", "new-7")])).position == 2
     for each in store_user.ran():
         assert "arrival" not in each.scanned, f"{each.statement}\n{each.text}"
         # A bound of a search reads as many jobs, ten on a page that is half free.

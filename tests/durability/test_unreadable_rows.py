@@ -147,13 +147,13 @@ JOB_COLUMNS = [
     "progress",
     "annotations",
     "error",
-    "draws",
+    "buckets",
     "payload",
     "result",
     "settled",
 ]
 
-TOLD = {"costs", "headers", "options", "origin", "terms", "progress", "annotations", "error", "draws"}
+TOLD = {"costs", "headers", "options", "origin", "terms", "progress", "annotations", "error", "buckets"}
 """Those that a list of jobs reads."""
 
 
@@ -248,7 +248,7 @@ async def test_a_running_job_that_cannot_be_read_ends_with_the_others(place: Pla
         gate.set()
         await until(lambda: _are_final(jobs))
         # Its permits were returned, unless they cannot be read.
-        await all_succeed(app, next_ if column != "draws" else next_[1:])
+        await all_succeed(app, next_ if column != "buckets" else next_[1:])
         await everything_is_listed(app)
 
 
@@ -261,7 +261,7 @@ async def test_followers_that_cannot_be_read_delay_no_other(place: Place) -> Non
     plain, limited = app.tasks["plain"], app.tasks["limited"]
     good: list[Job[Any]] = []
     async with app.open():
-        for column in ("origin", "error", "draws", "terms", "costs", "options"):
+        for column in ("origin", "error", "buckets", "terms", "costs", "options"):
             flows = [await chain(plain.call(1), limited.call("acme")).enqueue() for _ in range(3)]
             ends = [flow.jobs[-1] for flow in flows]
             assert await place.write("job", column, BROKEN, among(ends[:1])) == 1
@@ -332,10 +332,10 @@ async def test_a_trigger_of_a_newer_release_is_fired_only_by_nodes_that_can_read
         ("bucket", "state", "9:strict:AAAA", "limit_name LIKE '%limited%'"),
         ("bucket", "state", "1:rate:x", "limit_name = 'api'"),
         ("bucket", "state", "2:rate:1", "limit_name = 'api'"),
-        ("lane", "draws", BROKEN, "draws LIKE '%spoilt%'"),
-        ("lane", "draws", '["a"]', "draws LIKE '%spoilt%'"),
-        ("lane", "draws", WRONG, "draws LIKE '%spoilt%'"),
-        ("lane", "variant", BROKEN, "draws LIKE '%spoilt%'"),
+        ("lane", "buckets", BROKEN, "buckets LIKE '%spoilt%'"),
+        ("lane", "buckets", '["a"]', "buckets LIKE '%spoilt%'"),
+        ("lane", "buckets", WRONG, "buckets LIKE '%spoilt%'"),
+        ("lane", "variant", BROKEN, "buckets LIKE '%spoilt%'"),
         ("attempt", "error", BROKEN, "true"),
         ("attempt", "error", WRONG, "true"),
         ("attempt", "settled", BROKEN, "true"),
@@ -429,7 +429,7 @@ ODD_VALUES = [
     ("payload", b"\xff\x00\xfe"),
     ("payload", b'{"number": 1}'),
     ("options", b"\xff"),
-    ("draws", b"\xff"),
+    ("buckets", b"\xff"),
     ("unique_key", "\x7f"),
 ]
 

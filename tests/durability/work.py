@@ -16,7 +16,7 @@ from tests.until import until
 
 
 class Work:
-    """Jobs that draw on a budget that is large enough, on a mutex too, or on none; and jobs that wait for a word.
+    """Jobs that use a budget that is large enough, on a mutex too, or on none; and jobs that wait for a word.
 
     No lease ends by itself on a busy machine: a test that needs the end of one asks for a shorter lease.
     """

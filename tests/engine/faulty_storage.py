@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from headgate.errors import StorageUnavailable
-from headgate.jobs.job import Draw, NewJob
+from headgate.jobs.job import BucketRef, NewJob
 from headgate.storage.driver import WakeQueues
 from headgate.storage.records import Amendment, Claim, Claimed
 from headgate.storage.store import Store
@@ -129,8 +129,8 @@ class History:
     def __init__(self) -> None:
         self.stored: dict[str, NewJob] = {}
         self.starts: list[tuple[int, str, str, int]] = []
-        self.charges: dict[Draw, list[tuple[int, int]]] = {}
-        self.moved: dict[tuple[Draw, int], int] = {}
+        self.charges: dict[BucketRef, list[tuple[int, int]]] = {}
+        self.moved: dict[tuple[BucketRef, int], int] = {}
         self._charged_at: dict[tuple[str, int], int] = {}
 
     def note(self, verb: str, arguments: Sequence[Any], result: Any, limit_now: int) -> None:
@@ -148,23 +148,23 @@ class History:
             for job in claimed.jobs:
                 self.starts.append((limit_now, job.id, claim.node, job.fence))
                 self._charged_at[job.id, job.fence] = job.charged_at
-                for index, draw in enumerate(job.draws):
+                for index, ref in enumerate(job.buckets):
                     cost = 1 if job.costs is None else job.costs[index]
-                    self.charges.setdefault(draw, []).append((job.charged_at, cost))
+                    self.charges.setdefault(ref, []).append((job.charged_at, cost))
         elif verb == "amend":
             for amendment in arguments[0]:
                 self.amend(amendment)
         elif verb == "move_starts":
             for start in arguments[1]:
                 if (at := result.get((start.id, start.fence))) is not None:
-                    self.moved.update(((draw, at), self._charged_at[start.id, start.fence]) for draw in start.draws)
+                    self.moved.update(((ref, at), self._charged_at[start.id, start.fence]) for ref in start.buckets)
 
     def amend(self, amendment: Amendment) -> None:
         """Starts stay where they were charged: a move may come too late for windows as short as the line is slow."""
-        at = self.moved.get((amendment.draw, amendment.charged_at), amendment.charged_at)
+        at = self.moved.get((amendment.ref, amendment.charged_at), amendment.charged_at)
         if amendment.started_at != amendment.charged_at:
-            self.moved[amendment.draw, amendment.started_at] = at
-        charges = self.charges[amendment.draw]
+            self.moved[amendment.ref, amendment.started_at] = at
+        charges = self.charges[amendment.ref]
         if amendment.actual != amendment.cost and (at, amendment.cost) in charges:
             charges.remove((at, amendment.cost))
             if amendment.actual:

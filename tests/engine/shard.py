@@ -21,7 +21,7 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import job_number, job_text
-from headgate.jobs.job import ClaimedJob, Draw, JobRecord, JobState, NewJob, RemoteCharge
+from headgate.jobs.job import BucketRef, ClaimedJob, JobRecord, JobState, NewJob, RemoteCharge
 from headgate.limits.concurrency import Semaphore, load_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Rule
@@ -51,7 +51,7 @@ class Parcel(msgspec.Struct, frozen=True):
     """What a key takes along: its time when it was packed, the states of its buckets, and what has arrived."""
 
     now: int
-    states: Mapping[Draw, str | None]
+    states: Mapping[BucketRef, str | None]
     arrived: Mapping[str, int]
 
 
@@ -228,9 +228,9 @@ class Shard(MemoryStorage):
 
     def in_key_time(self, job: ClaimedJob) -> ClaimedJob:
         charges: list[RemoteCharge | None] = []
-        for index, draw in enumerate(job.draws):
-            if draw.key:
-                ahead = self.executor_of(draw.key).ahead
+        for index, ref in enumerate(job.buckets):
+            if ref.key:
+                ahead = self.executor_of(ref.key).ahead
                 charges.append(RemoteCharge(job.charged_at + ahead, ahead))
             else:
                 charges.append(None if job.remote_charges is None else job.remote_charges[index])
@@ -239,20 +239,20 @@ class Shard(MemoryStorage):
     async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         """Those of keys are in key time, and wanted by who has the key's buckets."""
         for amendment in amendments:
-            draw = amendment.draw
-            ahead = self._ahead_of(draw.key)
+            ref = amendment.ref
+            ahead = self._ahead_of(ref.key)
             in_shard_time = replace(
                 amendment, charged_at=amendment.charged_at - ahead, started_at=amendment.started_at - ahead
             )
-            await super().amend([in_shard_time], {draw.limit: _in_key_time(rules[draw.limit], ahead)})
+            await super().amend([in_shard_time], {ref.limit: _in_key_time(rules[ref.limit], ahead)})
 
     async def move_starts(
         self, node: str, starts: Sequence[StartMove], rules: Mapping[str, AnyRule]
     ) -> Mapping[tuple[str, int], int]:
         in_key_time = {
-            draw.limit: _in_key_time(rules[draw.limit], self._ahead_of(draw.key))
+            ref.limit: _in_key_time(rules[ref.limit], self._ahead_of(ref.key))
             for start in starts
-            for draw in start.draws
+            for ref in start.buckets
         }
         return await super().move_starts(node, starts, in_key_time)
 
@@ -287,11 +287,11 @@ class Shard(MemoryStorage):
         place = self.executor_of(key)
         if place.owner != self.name or place.to is None or not self._is_drained(key):
             return None
-        states: dict[Draw, str | None] = {}
-        for draw in (Draw(limit, key) for limit in limits):
-            found = self._rows("SELECT state FROM bucket WHERE limit_name = ? AND key = ?", draw.limit, draw.key)
-            states[draw] = found[0][0] if found else None
-            assert not load_permits(states[draw]).held, f"permits of {draw} are held"
+        states: dict[BucketRef, str | None] = {}
+        for ref in (BucketRef(limit, key) for limit in limits):
+            found = self._rows("SELECT state FROM bucket WHERE limit_name = ? AND key = ?", ref.limit, ref.key)
+            states[ref] = found[0][0] if found else None
+            assert not load_permits(states[ref]).held, f"permits of {ref} are held"
         return Parcel(self.limit_now() + place.ahead, states, place.arrived)
 
     async def let_go(self, key: str, epoch: int) -> None:
@@ -317,10 +317,10 @@ class Shard(MemoryStorage):
         now = self.limit_now()
         arrived = await self._end_departure(key, dict(parcel.arrived))
         self._homes[key] = Place(epoch, self.name, ahead=ahead, arrived=arrived)
-        for draw, stored in parcel.states.items():
-            await self.reset(draw)
-            rules_in_key_time = {draw.limit: _in_key_time(rules[draw.limit], ahead)}
-            await self.visit(draw, rules_in_key_time, partial(_put_state, stored=stored, now=now))
+        for ref, stored in parcel.states.items():
+            await self.reset(ref)
+            rules_in_key_time = {ref.limit: _in_key_time(rules[ref.limit], ahead)}
+            await self.visit(ref, rules_in_key_time, partial(_put_state, stored=stored, now=now))
         self.driver._wake()
 
     async def _end_departure(self, key: str, arrived: dict[str, int]) -> dict[str, int]:
@@ -404,8 +404,8 @@ class Shard(MemoryStorage):
 
 
 def key_of(job: NewJob) -> str:
-    """The key that decides where a job is at home: that of its first draw, "" if it has none."""
-    return job.draws[0].key if job.draws else ""
+    """The key that decides where a job is at home: that of its first bucket, "" if it has none."""
+    return job.buckets[0].key if job.buckets else ""
 
 
 def key_of_limit(limit: str) -> str:
@@ -422,7 +422,7 @@ def _in_key_time(rule: AnyRule, ahead: int) -> Any:
     return rule if not ahead or isinstance(rule, Semaphore) else InKeyTime(rule, ahead)
 
 
-_KEY = "json_extract(draws, '$[0][1]')"
+_KEY = "json_extract(buckets, '$[0][1]')"
 
 
 def _put_state(visit: BucketVisit, stored: str | None, now: int) -> None:

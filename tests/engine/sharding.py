@@ -19,7 +19,7 @@ from headgate.client.task import Task
 from headgate.clock import SECOND
 from headgate.engine.node import Node
 from headgate.errors import StorageUnavailable
-from headgate.jobs.job import ClaimedJob, Draw, JobState, NewJob
+from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.limit import AnyRule, Limit
@@ -84,7 +84,7 @@ class NodeConnection(ShardConnection):
             task.add_done_callback(self.amending.discard)
 
     async def _amend(self, amendment: Amendment, rules: Mapping[str, AnyRule]) -> None:
-        key = amendment.draw.key
+        key = amendment.ref.key
         while True:
             shard = self._directory.shard(key) if key else self._shared
             line = ShardConnection(self._name, shard, self._faults, self._random, self._history)
@@ -233,8 +233,8 @@ class Starts(History):
         self.endings: Counter[str] = Counter()
         self.finished: set[tuple[str, int]] = set()
         self.fetched: dict[str, tuple[int, int]] = {}
-        self._charged: dict[tuple[Draw, int], list[int]] = {}
-        self._moves: dict[tuple[str, int], dict[Draw, tuple[int, int]]] = {}
+        self._charged: dict[tuple[BucketRef, int], list[int]] = {}
+        self._moves: dict[tuple[str, int], dict[BucketRef, tuple[int, int]]] = {}
 
     def note(self, verb: str, arguments: Sequence[Any], result: Any, limit_now: int) -> None:
         match verb:
@@ -262,14 +262,14 @@ class Starts(History):
         now = self._simulation.clock.monotonic()
         assert job.id not in self._simulation.cancelled, f"job {job.id} was cancelled, and starts"
         self.starts.append((now, job.id, node, job.fence))
-        for index, draw in enumerate(job.draws):
+        for index, ref in enumerate(job.buckets):
             elsewhere = None if job.remote_charges is None else job.remote_charges[index]
             charged_at = job.charged_at if elsewhere is None else elsewhere.at
-            if draw.key:
-                self.charges.setdefault(draw, []).append((now, 1))
-                self._charged.setdefault((draw, charged_at), []).append(now)
+            if ref.key:
+                self.charges.setdefault(ref, []).append((now, 1))
+                self._charged.setdefault((ref, charged_at), []).append(now)
                 ahead = 0 if elsewhere is None else elsewhere.ahead
-                self._moves.setdefault((job.id, job.fence), {})[draw] = charged_at, ahead
+                self._moves.setdefault((job.id, job.fence), {})[ref] = charged_at, ahead
             else:
                 # When, and how long after it was fetched.
                 self.fetched[job.id] = now, 0 if elsewhere is None else job.charged_at + elsewhere.ahead - elsewhere.at
@@ -277,23 +277,23 @@ class Starts(History):
     def move(self, start: StartMove, at: int) -> None:
         """A start stays where it was charged; what amends it later names the instant to which it was moved."""
         moves = self._moves.get((start.id, start.fence), {})
-        for draw in start.draws:
-            if draw in moves:
-                charged_at, ahead = moves[draw]
-                self.amend(Amendment(draw, charged_at, 1, at + ahead, 1))
-                moves[draw] = at + ahead, ahead
+        for ref in start.buckets:
+            if ref in moves:
+                charged_at, ahead = moves[ref]
+                self.amend(Amendment(ref, charged_at, 1, at + ahead, 1))
+                moves[ref] = at + ahead, ahead
 
     def amend(self, amendment: Amendment) -> None:
         """A start stays where it was charged, unless it came to count as nothing."""
-        draw = amendment.draw
-        charged = self._charged.get((draw, amendment.charged_at))
+        ref = amendment.ref
+        charged = self._charged.get((ref, amendment.charged_at))
         if not charged:
             return
         at = charged.pop()
         if amendment.actual:
-            self._charged.setdefault((draw, amendment.started_at), []).append(at)
+            self._charged.setdefault((ref, amendment.started_at), []).append(at)
         else:
-            self.charges[draw].remove((at, 1))
+            self.charges[ref].remove((at, 1))
 
 
 class ShardSimulation:
@@ -318,11 +318,11 @@ class ShardSimulation:
         self.nodes: dict[str, tuple[Headgate, Node, NodeConnection, asyncio.Task[None]]] = {}
         self.movers: list[asyncio.Task[None]] = []
         self.enqueueing: list[asyncio.Task[None]] = []
-        self.begun: dict[Draw, list[tuple[int, str]]] = {}
+        self.begun: dict[BucketRef, list[tuple[int, str]]] = {}
         self.cut_off: dict[str, list[int]] = {}
         self.furthest_behind = 0
         self.at_work: dict[str, set[str]] = {}
-        self.holders: dict[Draw, set[tuple[str, str]]] = {}
+        self.holders: dict[BucketRef, set[tuple[str, str]]] = {}
         self.suspect: set[str] = set()
         self.acknowledged: set[str] = set()
         self.cancelled: set[str] = set()
@@ -359,9 +359,9 @@ class ShardSimulation:
         me = current_job()
         with self.alone(node, me.id):
             now = self.clock.monotonic()
-            for draw in self.history.stored[me.id].draws:
-                self.begun.setdefault(draw, []).append((now, node))
-                if not draw.key:
+            for ref in self.history.stored[me.id].buckets:
+                self.begun.setdefault(ref, []).append((now, node))
+                if not ref.key:
                     claimed_at, fetched_for = self.history.fetched[me.id]
                     self.furthest_behind = max(self.furthest_behind, now - claimed_at + fetched_for)
             await asyncio.sleep(length)
@@ -375,18 +375,18 @@ class ShardSimulation:
         known = {name for name in others if name not in self.suspect}
         assert node in self.suspect or not known, f"{known} and {node} run job {job_id} at once"
         others.add(node)
-        permits = [draw for draw in self.history.stored[job_id].draws if draw.limit.startswith("permits")]
-        for draw in permits:
-            holders = self.holders.setdefault(draw, set())
+        permits = [ref for ref in self.history.stored[job_id].buckets if ref.limit.startswith("permits")]
+        for ref in permits:
+            holders = self.holders.setdefault(ref, set())
             holders.add((node, job_id))
             honest = {holder for holder in holders if holder[0] not in self.suspect}
-            assert len(honest) <= PERMITS, f"{honest} hold {draw} at once"
+            assert len(honest) <= PERMITS, f"{honest} hold {ref} at once"
         try:
             yield
         finally:
             others.discard(node)
-            for draw in permits:
-                self.holders[draw].discard((node, job_id))
+            for ref in permits:
+                self.holders[ref].discard((node, job_id))
 
     # ----------------------------------------------------------------------------------------- what happens
 
@@ -554,18 +554,18 @@ class ShardSimulation:
             assert least <= ended <= 1, f"job {job_id} came to its end {ended} times"
 
     def check_limits(self) -> None:
-        for draw, charges in self.history.charges.items():
-            if not draw.limit.startswith("permits"):
-                rule = self.rules[draw.limit]
+        for ref, charges in self.history.charges.items():
+            if not ref.limit.startswith("permits"):
+                rule = self.rules[ref.limit]
                 for window in (rule.period, 3 * rule.period, rule.period // 2):
-                    check_bound(draw, charges, window, rule.bound(window), self.steps, rule.bound(1))
-        for draw, begun in self.begun.items():
-            rule = self.rules[draw.limit] if draw.key else GLOBAL.rule
+                    check_bound(ref, charges, window, rule.bound(window), self.steps, rule.bound(1))
+        for ref, begun in self.begun.items():
+            rule = self.rules[ref.limit] if ref.key else GLOBAL.rule
             if rule.margin:
                 # A start on the global limit may come as much later than its charge as was seen.
-                window = max(1, rule.period - rule.margin - (0 if draw.key else self.furthest_behind))
+                window = max(1, rule.period - rule.margin - (0 if ref.key else self.furthest_behind))
                 starts = [(at, 1) for at, node in begun if not self.was_cut_off(node, at)]
-                check_bound(draw, starts, window, rule.bound(rule.period), self.steps, rule.bound(1))
+                check_bound(ref, starts, window, rule.bound(rule.period), self.steps, rule.bound(1))
 
     def was_cut_off(self, node: str, at: int) -> bool:
         """Whether a node died or froze before it could say that a start was late, which stays where it was charged."""
@@ -579,7 +579,7 @@ class ShardSimulation:
 
 
 def check_bound(
-    draw: Draw, charges: Sequence[tuple[int, int]], window: int, bound: int, steps: Sequence[int], burst: int
+    ref: BucketRef, charges: Sequence[tuple[int, int]], window: int, bound: int, steps: Sequence[int], burst: int
 ) -> None:
     """Check that no half-open window holds more than the bound, plus a burst for each unnoticed forward step."""
     first = 0
@@ -590,7 +590,7 @@ def check_bound(
             inside -= charges[first][1]
             first += 1
         stepped = sum(burst for step in steps if at - window < step <= at)
-        assert inside <= bound + stepped, f"{draw}: {inside} starts within {window / SECOND} s, allowed are {bound}"
+        assert inside <= bound + stepped, f"{ref}: {inside} starts within {window / SECOND} s, allowed are {bound}"
 
 
 async def _ignore_outage(doing: Awaitable[None]) -> None:

@@ -399,7 +399,7 @@ def test_a_deploy_does_not_take_permits_from_a_batch() -> None:
             await after.batch(stored.id).wait(timeout=300)
             (job, _) = stored.jobs
             details = await after.admin.job(job.id)
-            assert {draw.limit for draw in details.record.draws} == {"mutex", "work:rate"}
+            assert {ref.limit for ref in details.record.buckets} == {"mutex", "work:rate"}
             assert list(await storage.check()) == []
 
     run_virtual(main)

@@ -94,7 +94,7 @@ def test_after_a_rollback_the_older_numbers_hold_again() -> None:
     run_virtual(main)
 
 
-def test_plain_code_draws_on_the_budget_that_the_newest_worker_declares() -> None:
+def test_plain_code_uses_the_budget_that_the_newest_worker_declares() -> None:
     async def main(clock: VirtualClock) -> None:
         releases = Releases(clock)
         web = releases.release(RateLimit("1/h", key="{tenant}"))

@@ -160,7 +160,7 @@ async def test_nothing_of_arguments_and_results_is_stored_or_logged_however_jobs
         with pytest.raises(JobFailed, match="does not fit its annotation"):
             await result_within(refused)
         assert again.id == later.id
-        assert (await store_of(app).job(later.id)).draws[0].key == "b"  # type: ignore[union-attr]
+        assert (await store_of(app).job(later.id)).buckets[0].key == "b"  # type: ignore[union-attr]
         for name, result in (("often", f"acme paid 7 with {SECRET}"), ("hourly", SECRET)):
             assert await result_of_schedule(app, name) == result
         encodings = {codecs_of(await stored_payload(app, job.id)) for job in (one, *many, later)}

@@ -1,4 +1,4 @@
-"""Limits of one job that come out as one bucket: the job draws on it once, as the strictest of them says."""
+"""Limits of one job that come out as one bucket: the job uses it once, as the strictest of them says."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_mutexes_of_a_task_and_its_queue_are_one_if_their_keys_are_equal(a
     assert inside.met == [frozenset({"one"})] * 4
 
 
-async def test_a_batch_that_holds_what_its_jobs_draw_on_twice_holds_it_once(app: Headgate) -> None:
+async def test_a_batch_that_holds_what_its_jobs_use_twice_holds_it_once(app: Headgate) -> None:
     ran: list[int] = []
 
     @app.task(limits=[Mutex("orders:{a}"), Mutex("orders:{b}")])
@@ -138,7 +138,7 @@ def test_the_strictest_of_coinciding_limits_applies_to_a_job(
     async def work(key: str) -> None: ...
 
     asked = work.gate.ask({"key": "a"}, {}, lambda _limit, _reason: None)
-    assert len(asked.draws) == len(set(asked.draws)) == len(holdings)
+    assert len(asked.buckets) == len(set(asked.buckets)) == len(holdings)
     assert asked.costs == costs
     assert asked.terms is not None
     assert list(asked.terms.holds) == holdings

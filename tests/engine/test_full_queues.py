@@ -163,7 +163,7 @@ def test_jobs_of_a_full_queue_fall_back_to_the_default_one_and_keep_their_limits
             assert queues == {"mail": 3, "default": 2}
             record = await store_of(app).job(jobs[-1].id)
             assert record is not None
-            assert [draw.limit for draw in record.draws] == ["queue:mail:rate", "queue:default"]
+            assert [ref.limit for ref in record.buckets] == ["queue:mail:rate", "queue:default"]
         async with app:
             await asyncio.sleep(59)
             started = [job for job in jobs if (await job.status()).started_at is not None]
@@ -193,7 +193,7 @@ def test_a_retry_is_never_refused_for_a_full_queue() -> None:
     run_virtual(main)
 
 
-def test_all_tasks_of_a_queue_draw_on_its_limits_each_with_its_own_arguments() -> None:
+def test_all_tasks_of_a_queue_use_its_limits_each_with_its_own_arguments() -> None:
     async def main(clock: VirtualClock) -> None:
         app = app_on(MemoryStorage(clock), clock=clock)
         app.limit("api", RateLimit("100/s"))
@@ -217,10 +217,10 @@ def test_all_tasks_of_a_queue_draw_on_its_limits_each_with_its_own_arguments() -
             assert states[3] == "succeeded"
             late = await jobs[states.index(JobState.WAITING)].status()
             assert late.waits_for == ("queue:mail:rate", "acme")
-            # What its task draws on already is not drawn on twice.
+            # What its task uses already is not used twice.
             record = await store_of(app).job(jobs[0].id)
             assert record is not None
-            assert [draw.limit for draw in record.draws] == ["api", "queue:mail:rate"]
+            assert [ref.limit for ref in record.buckets] == ["api", "queue:mail:rate"]
             # A task of another queue has no such argument.
             with pytest.raises(DeclarationError, match="tenant"):
                 await three.using(queue="mail").enqueue(1)

@@ -196,8 +196,8 @@ def test_templates_name_the_fields_of_the_only_argument(kind: Any, payload: Any,
     run.__annotations__["payload"] = kind
     task: Task[[Any], None] = app.handler(limits=[StrictRate("1/h", key=template)])(handler_with(run)).task
     _, arguments = task.payload.encode((payload,), {})
-    (draw,) = task.gate.ask(arguments, {}, lambda limit, reason: pytest.fail(reason)).draws
-    assert draw.key == "acme"
+    (ref,) = task.gate.ask(arguments, {}, lambda limit, reason: pytest.fail(reason)).buckets
+    assert ref.key == "acme"
 
 
 def test_the_limits_of_a_queue_name_fields_as_well() -> None:
@@ -210,8 +210,8 @@ def test_the_limits_of_a_queue_name_fields_as_well() -> None:
 
     _, arguments = Work.task.payload.encode((Sync("acme"),), {})
     gate = registry_of(app).gate(Work.task, "slow")
-    (draw,) = gate.ask(arguments, {}, lambda limit, reason: pytest.fail(reason)).draws
-    assert draw.key == "acme"
+    (ref,) = gate.ask(arguments, {}, lambda limit, reason: pytest.fail(reason)).buckets
+    assert ref.key == "acme"
 
 
 def test_a_template_that_names_neither_an_argument_nor_a_field_is_an_error() -> None:

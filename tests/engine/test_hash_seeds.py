@@ -55,7 +55,7 @@ async def main() -> None:
         order = Order(set(REGIONS), dict.fromkeys(REGIONS, 1))
         await invoice.enqueue(order)
         await ship.enqueue(order)
-        keys = registry_of(app).gate(ship, "default").ask({"order": order}, {}, print).draws
+        keys = registry_of(app).gate(ship, "default").ask({"order": order}, {}, print).buckets
     registry = registry_of(app)
     (schedule,) = registry.schedules.values()
     print([registry.gate_name(task, "default") for task in registry.tasks], keys)

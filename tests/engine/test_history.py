@@ -22,7 +22,7 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageFailed
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import ClaimedJob, Draw
+from headgate.jobs.job import BucketRef, ClaimedJob
 from headgate.storage.records import Amendment
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -274,8 +274,8 @@ def test_a_hundred_thousand_keys_take_no_more_room_than_a_thousand() -> None:
         now = store.now()
 
         def claimed(key: str) -> ClaimedJob:
-            draws = (Draw("calls", key),)
-            return ClaimedJob("id", "work", "default", "{}", 1, 1, 0, now, now, now, draws, charged_at=now)
+            buckets = (BucketRef("calls", key),)
+            return ClaimedJob("id", "work", "default", "{}", 1, 1, 0, now, now, now, buckets, charged_at=now)
 
         for turn in range(5):
             for start in range(0, 20_000, 1000):
@@ -309,8 +309,8 @@ def test_the_counts_kept_during_an_outage_are_bounded_by_the_keys_with_a_row() -
         for _ in range(3):
             now = store.now()
             for number in range(3000):
-                draws = (Draw("calls", f"key {number}"),)
-                job = ClaimedJob("id", "work", "default", "{}", 1, 1, 0, now, now, now, draws, charged_at=now)
+                buckets = (BucketRef("calls", f"key {number}"),)
+                job = ClaimedJob("id", "work", "default", "{}", 1, 1, 0, now, now, now, buckets, charged_at=now)
                 history_writer.note_started([job])
             await asyncio.sleep(11)
             for step in history_writer._waiting.values():
@@ -329,8 +329,8 @@ def test_a_charge_that_is_amended_in_another_store_is_counted_now() -> None:
         history_writer = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
         await asyncio.sleep(5)
         # Its instants are in the time of that store, which differs from all clocks here.
-        history_writer.note_amended(Amendment(Draw("calls", "acme"), 7, 10, 7, 3), is_local=False)
-        history_writer.note_amended(Amendment(Draw("calls", "acme"), 7, 10, 9, 10), is_local=False)
+        history_writer.note_amended(Amendment(BucketRef("calls", "acme"), 7, 10, 7, 3), is_local=False)
+        history_writer.note_amended(Amendment(BucketRef("calls", "acme"), 7, 10, 9, 10), is_local=False)
         await history_writer.close(1)
         (row,) = await store.limit_history(10, "calls", "acme", 0)
         assert (row.used, store.now() - row.at < 10 * SECOND) == (-7, True)

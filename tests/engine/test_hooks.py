@@ -131,7 +131,7 @@ def test_the_first_declared_is_the_outermost_and_limits_see_what_they_all_change
             record = await stored(app, job)
         assert order == ["outer", "inner", "inner done", "outer done"]
         assert record.headers == {"tenant": "acme-eu"}
-        assert [draw.key for draw in record.draws] == ["acme-eu", "page:7"]
+        assert [ref.key for ref in record.buckets] == ["acme-eu", "page:7"]
         assert record.payload == '{"name":"a","page":7}'
 
     run_virtual(main)

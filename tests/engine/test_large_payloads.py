@@ -273,7 +273,7 @@ def test_of_a_backlog_only_the_payloads_that_its_new_limits_read_are_loaded_and_
             async with by_times:
                 await asyncio.sleep(60)
                 moved = await store.gated_jobs(frozenset(["echo"]))
-        assert {draw.key for job in moved for draw in job.draws} == {str(number) for number in range(60)}
+        assert {ref.key for job in moved for ref in job.buckets} == {str(number) for number in range(60)}
         assert folder.done == ["read"] * 60
         assert most == LOADED_AT_ONCE
 

@@ -79,7 +79,7 @@ class Cluster:
         @app.task(limits=[Mutex("kept", hold="until_final")], retry=RetryPolicy(retries=1, delay=1))
         async def keeping(length: float) -> str:
             if current_job().attempt == 1:
-                raise ValueError("so that the permit is kept, and not drawn on again")
+                raise ValueError("so that the permit is kept, and not used again")
             await callee.call(name, length)
             return name
 

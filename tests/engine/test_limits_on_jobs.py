@@ -1106,7 +1106,7 @@ def test_an_audit_of_the_newest_starts_says_how_far_it_got(monkeypatch: pytest.M
     run_virtual(main)
 
 
-def test_jobs_and_plain_code_draw_on_one_budget() -> None:
+def test_jobs_and_plain_code_use_one_budget() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         starts: list[float] = []

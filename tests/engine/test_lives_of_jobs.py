@@ -430,7 +430,7 @@ def test_snooze_and_rate_limited_spend_no_attempt() -> None:
         async with app:
             job = await call.enqueue("acme")
             await asyncio.sleep(70)
-            # The refusal closes the bucket for all that draw on it, and for no others.
+            # The refusal closes the bucket for all that use it, and for no others.
             other, quiet = await call.enqueue("acme"), await call.enqueue("globex")
             assert await quiet.result(timeout=1) == "done"
             assert await job.result() == "done"

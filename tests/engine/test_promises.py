@@ -90,7 +90,7 @@ def test_promise_1_budgets_survive_a_restart_and_are_shared_by_all_nodes() -> No
             await asyncio.sleep(240)
         assert len(starts) == 45
         assert counted(starts, 60 * SECOND) == 10
-        assert {"second", "third"} <= set(stamp), "both nodes should have drawn on the one budget"
+        assert {"second", "third"} <= set(stamp), "both nodes should have used the one budget"
 
     run_virtual(main)
 
@@ -241,7 +241,7 @@ def test_start_empty_paces_from_the_first_job_across_a_restart() -> None:
     run_virtual(main)
 
 
-def test_a_job_draws_on_several_limits_together_or_on_none() -> None:
+def test_a_job_uses_several_limits_together_or_on_none() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         app.limit("everyone", StrictRate("4/m", margin=0))

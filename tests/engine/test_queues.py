@@ -378,7 +378,7 @@ def test_declaring_a_queue_again_replaces_its_options() -> None:
     assert registry_of(app).rules["queue:mail"].describe() == "3 at once"
     app.queue("mail", global_concurrency=4)
     assert registry_of(app).rules["queue:mail"].describe() == "4 at once"
-    # Another number holds for the same draws, so nothing is to be moved.
+    # Another number holds for the same buckets, so nothing is to be moved.
     assert registry_of(app).gate_name("send", "mail") == with_limit
     app.queue("mail")
     assert "queue:mail" not in registry_of(app).rules

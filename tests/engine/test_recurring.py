@@ -1089,7 +1089,7 @@ def test_an_occurrence_that_moves_to_the_limits_of_a_new_release_is_still_skippe
         async with (app := release(StrictRate("1/h", name="other"), StrictRate("1/h"))):
             await asyncio.sleep(5)
             (waiting,) = await app.admin.jobs(state=JobState.WAITING)
-            assert len((await app.admin.job(waiting.id)).record.draws) == 2
+            assert len((await app.admin.job(waiting.id)).record.buckets) == 2
             await asyncio.sleep(100)
             assert await app.admin.jobs(state=JobState.FAILED) == []
             assert (await app.job(waiting.id).status()).state is JobState.CANCELLED

@@ -15,7 +15,7 @@ from headgate.admin import LimitSummary
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered, StorageFailed
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
@@ -214,11 +214,11 @@ def test_a_share_that_cannot_be_read_is_asked_again_and_ends_no_node() -> None:
     class Failing(MemoryStorage):
         failures = 3
 
-        async def visit(self, draw: Draw, *args: Any, **kwargs: Any) -> Any:
-            if draw.limit == "api (share)" and self.failures:
+        async def visit(self, ref: BucketRef, *args: Any, **kwargs: Any) -> Any:
+            if ref.limit == "api (share)" and self.failures:
                 self.failures -= 1
                 raise StorageUnavailable("the database restarts")
-            return await super().visit(draw, *args, **kwargs)
+            return await super().visit(ref, *args, **kwargs)
 
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock)
@@ -505,7 +505,7 @@ def test_limits_url_moves_all_rates_of_an_app_and_leaves_permits_with_the_jobs(t
             store = client_of(app).remote_limits.store_of(registry_of(app).limits["rate"])
             assert store is not None
             assert (await store.snapshot(Bucket("rate", "", RateLimit("1/h").rule))).used == 1
-            # Plain code draws on the same.
+            # Plain code uses the same.
             assert not await app.limiter("rate").try_acquire()
 
     run_virtual(main)

@@ -32,7 +32,7 @@ class TwoShards:
 
     async def add(self, shard: Shard, count: int = 1) -> list[str]:
         await shard.join("node-a", "a")
-        return await self.store_user[shard].add(count, draws=[(LIMIT, KEY)])
+        return await self.store_user[shard].add(count, buckets=[(LIMIT, KEY)])
 
     async def hand_over(self, source: Shard, target: Shard) -> int:
         """Commits 1 and 2; the epoch of the new owner."""
@@ -130,7 +130,7 @@ async def test_a_job_that_moves_between_shards_is_cancelled_on_arrival() -> None
 async def test_a_repeated_enqueue_is_answered_by_the_shard_that_has_the_job() -> None:
     two = TwoShards()
     store_user = two.store_user[two.north]
-    new = store_user.new(draws=[(LIMIT, KEY)])
+    new = store_user.new(buckets=[(LIMIT, KEY)])
     await two.north.add([new])
     await two.move(two.north, two.south)
     await two.north.add([new])

@@ -152,7 +152,7 @@ def test_every_command_prints_json(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_progress_bar_is_drawn_on_a_terminal_only(project: Project) -> None:
+def test_a_progress_bar_is_used_a_terminal_only(project: Project) -> None:
     project.run(synced=3, failed=0)
     command = [sys.executable, "-m", "headgate", "purge", project.target, "--all", "--yes", "--most", "2"]
     ours, theirs = os.openpty()
@@ -160,11 +160,11 @@ def test_a_progress_bar_is_drawn_on_a_terminal_only(project: Project) -> None:
         done = subprocess.run(
             command, cwd=project.path, stdout=subprocess.PIPE, stderr=theirs, check=True, timeout=patient(15)
         )
-        drawn = os.read(ours, 65536)
+        used = os.read(ours, 65536)
     finally:
         os.close(ours)
         os.close(theirs)
-    assert b"Delete" in drawn
+    assert b"Delete" in used
     assert b"2 jobs deleted" in done.stdout
     piped = subprocess.run(command, cwd=project.path, capture_output=True, check=True, timeout=patient(15))
     assert piped.stderr == b""

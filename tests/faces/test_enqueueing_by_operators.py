@@ -53,7 +53,7 @@ async def test_a_job_is_run_again_with_its_options_and_other_arguments(app: Head
         new = await admin.run_again(old.id, {"tenant": "globex", "since": HUGE})
         before, after = (await admin.job(old.id)).record, (await admin.job(new.id)).record
         assert json.loads(after.payload) == {"tenant": "globex", "since": HUGE}
-        assert [draw.key for draw in after.draws] == ["globex"]
+        assert [ref.key for ref in after.buckets] == ["globex"]
         for field in ("task", "queue", "priority", "headers", "options", "audit"):
             assert getattr(after, field) == getattr(before, field)
         assert after.options is not None

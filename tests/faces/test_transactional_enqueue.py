@@ -293,7 +293,7 @@ async def test_time_priority_headers_and_limits_are_kept(stored: tuple[AppAndWor
     record = await store_of(program.app).job(job.id)
     assert record is not None
     assert (record.priority, record.headers, record.delayed) == (4, {"tenant": "acme"}, True)
-    assert [draw.key for draw in record.draws] == ["ada"]
+    assert [ref.key for ref in record.buckets] == ["ada"]
 
 
 async def test_sync_code_enqueues_on_its_own_connection(on_sqlite: AppAndWorker, on_postgres: AppAndWorker) -> None:

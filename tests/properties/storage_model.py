@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from headgate.errors import CostExceedsLimit, DuplicateJob
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.job import Draw, JobError, JobState, NewJob, Origin
+from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.jobs.uniqueness import key_of, superseded_error
@@ -29,18 +29,18 @@ from headgate.storage.following import LEADER_NOT_SUCCEEDED, LeaderError, leader
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.records import Amendment, Claim, Claimed, Dropped
 
-Lane = tuple[str, tuple[Draw, ...], bool, tuple[str, ...]]
-"""Queue, draws, whether its jobs do not wait, and whose permits they share."""
+Lane = tuple[str, tuple[BucketRef, ...], bool, tuple[str, ...]]
+"""Queue, buckets, whether its jobs do not wait, and whose permits they share."""
 
 NO_TERMS = GateTerms()
 
 
 @dataclass
 class ModelStart:
-    """A start as it is charged: which draws, for what, and when; None when it counts as nothing any more."""
+    """A start as it is charged: which buckets, for what, and when; None when it counts as nothing any more."""
 
     at: int | None
-    costs: dict[Draw, int]
+    costs: dict[BucketRef, int]
 
 
 @dataclass
@@ -64,8 +64,8 @@ class ModelJob:
     result: str | None = None
     error: JobError | None = None
     attempts: list[tuple[int, str]] = field(default_factory=list)
-    held: set[Draw] = field(default_factory=set)
-    passed: set[Draw] = field(default_factory=set)
+    held: set[BucketRef] = field(default_factory=set)
+    passed: set[BucketRef] = field(default_factory=set)
     starts: list[ModelStart] = field(default_factory=list)
     is_blocked: bool = False
 
@@ -78,12 +78,12 @@ class ModelJob:
         return self.new.terms or NO_TERMS
 
     @property
-    def asked(self) -> tuple[Draw, ...]:
-        return tuple(draw for draw in self.new.draws if draw not in self.held and draw not in self.passed)
+    def asked(self) -> tuple[BucketRef, ...]:
+        return tuple(ref for ref in self.new.buckets if ref not in self.held and ref not in self.passed)
 
     @property
     def lane(self) -> Lane:
-        owners = [holding.owner for draw in self.asked if (holding := self.holding(draw)) is not None]
+        owners = [holding.owner for ref in self.asked if (holding := self.holding(ref)) is not None]
         shared = tuple(owner for owner in owners if owner is not None)
         return self.new.queue, self.asked, bool(self.asked) and self.terms.patience == 0, shared
 
@@ -94,15 +94,15 @@ class ModelJob:
             return 0, self.run_at - self.new.priority * self.new.aging, self.arrival
         return -self.new.priority, self.run_at, self.arrival
 
-    def holding(self, draw: Draw) -> PermitTerms | None:
-        return self.terms.holds[self.new.draws.index(draw)] if self.terms.holds else None
+    def holding(self, ref: BucketRef) -> PermitTerms | None:
+        return self.terms.holds[self.new.buckets.index(ref)] if self.terms.holds else None
 
-    def holder(self, draw: Draw) -> str:
-        holding = self.holding(draw)
+    def holder(self, ref: BucketRef) -> str:
+        holding = self.holding(ref)
         return self.new.id if holding is None else holding.holder(self.new.id)
 
-    def cost(self, draw: Draw) -> int:
-        return 1 if self.new.costs is None else self.new.costs[self.new.draws.index(draw)]
+    def cost(self, ref: BucketRef) -> int:
+        return 1 if self.new.costs is None else self.new.costs[self.new.buckets.index(ref)]
 
     def is_ready(self, wall: int) -> bool:
         return self.waits_in_lane and (not self.delayed or self.run_at <= wall)
@@ -130,9 +130,9 @@ class ModelJob:
     def rejected_as(self) -> JobState:
         return JobState.CANCELLED if self.terms.cancels or self.is_skipped else JobState.FAILED
 
-    def keeps(self, draw: Draw, state: JobState) -> bool:
+    def keeps(self, ref: BucketRef, state: JobState) -> bool:
         """Whether it keeps a permit of that bucket when it becomes `state`."""
-        holding = self.holding(draw)
+        holding = self.holding(ref)
         assert holding is not None
         kept_by = {
             "running": {JobState.RUNNING},
@@ -164,7 +164,7 @@ class StorageModel:
         self.rules = rules
         self.mixed = mixed
         self.jobs: dict[str, ModelJob] = {}
-        self.buckets: dict[Draw, ModelBucket] = {}
+        self.buckets: dict[BucketRef, ModelBucket] = {}
         self.nodes: set[str] = set()
         self.settings: dict[tuple[str, str, str], LimitSetting] = {}
         self.steered: set[str] = set()
@@ -310,9 +310,9 @@ class StorageModel:
 
     def _replace(self, job: ModelJob, new: NewJob) -> None:
         before, lane = job.new, job.lane
-        kept = {draw for draw in job.held if draw in new.draws and _holder(new, draw) == job.holder(draw)}
-        self._give(job, [draw for draw in job.held if draw not in kept])
-        if (before.draws, before.costs, new.costs) != (new.draws, None, None):
+        kept = {ref for ref in job.held if ref in new.buckets and _holder(new, ref) == job.holder(ref)}
+        self._give(job, [ref for ref in job.held if ref not in kept])
+        if (before.buckets, before.costs, new.costs) != (new.buckets, None, None):
             job.starts = []
         job.new = replace(new, id=before.id)
         job.passed = set()
@@ -345,15 +345,15 @@ class StorageModel:
                 job.attempt -= not ending.spent
                 if ending.spent:
                     free = job.terms.free_retries
-                    job.passed = {draw for index, draw in enumerate(job.new.draws) if free >> index & 1}
+                    job.passed = {ref for index, ref in enumerate(job.new.buckets) if free >> index & 1}
                 if ending.run_at is not None:
                     job.run_at, job.delayed = ending.run_at, True
                 if ending.error is not None:
                     job.error = ending.error
                 if ending.closed_for is not None:
-                    for draw in job.new.draws:
-                        if job.holding(draw) is None:
-                            self.penalize(draw, now + ending.closed_for)
+                    for ref in job.new.buckets:
+                        if job.holding(ref) is None:
+                            self.penalize(ref, now + ending.closed_for)
                 self._wait_or_cancel(job, wall, ending.run_at)
         self.settle(wall)
         return True
@@ -476,16 +476,16 @@ class StorageModel:
     def starts(self, limit: str) -> list[tuple[str, int, int]]:
         """Key, instant and cost of each start that was charged to a limit."""
         return sorted(
-            (draw.key, start.at, cost)
+            (ref.key, start.at, cost)
             for job in self.jobs.values()
             for start in job.starts
-            for draw, cost in start.costs.items()
-            if draw.limit == limit and start.at is not None
+            for ref, cost in start.costs.items()
+            if ref.limit == limit and start.at is not None
         )
 
     def _end(self, job: ModelJob, state: JobState, wall: int, error: JobError | None) -> None:
         job.state, job.finished_at, job.error = state, wall, error
-        self._give(job, [draw for draw in job.held if not job.keeps(draw, state)])
+        self._give(job, [ref for ref in job.held if not job.keeps(ref, state)])
 
     def _wait_or_cancel(self, job: ModelJob, wall: int, ready_at: int | None = None) -> None:
         if job.cancel_requested:
@@ -498,7 +498,7 @@ class StorageModel:
         job.state = JobState.WAITING
         patience = job.terms.patience
         job.give_up_at = (wall if ready_at is None else ready_at) + patience if patience else None
-        self._give(job, [draw for draw in job.held if not job.keeps(draw, JobState.WAITING)])
+        self._give(job, [ref for ref in job.held if not job.keeps(ref, JobState.WAITING)])
 
     def _drop_late(self, gone: Dropped, wall: int) -> None:
         job = self.jobs[gone.id]
@@ -508,20 +508,20 @@ class StorageModel:
 
     # ------------------------------------------------------------------------------------------ limits
 
-    def bucket(self, draw: Draw) -> ModelBucket:
-        return self.buckets.setdefault(draw, ModelBucket())
+    def bucket(self, ref: BucketRef) -> ModelBucket:
+        return self.buckets.setdefault(ref, ModelBucket())
 
-    def rule(self, draw: Draw) -> AnyRule:
-        for setting in self._settings_of(draw):
+    def rule(self, ref: BucketRef) -> AnyRule:
+        for setting in self._settings_of(ref):
             if setting.rule is not None:
                 return load_rule(setting.rule)
-        return self.rules[draw.limit]
+        return self.rules[ref.limit]
 
-    def opens_at(self, draw: Draw, now: int, cost: int, holder: str) -> int:
+    def opens_at(self, ref: BucketRef, now: int, cost: int, holder: str) -> int:
         """When that much may go. Raises CostExceedsLimit."""
-        bucket, rule = self.bucket(draw), self.rule(draw)
+        bucket, rule = self.bucket(ref), self.rule(ref)
         closed_until = bucket.closed_until
-        if any(setting.is_paused for setting in self._settings_of(draw)):
+        if any(setting.is_paused for setting in self._settings_of(ref)):
             closed_until = NEVER
         if isinstance(rule, Semaphore):
             rule.check_cost(cost)
@@ -537,64 +537,64 @@ class StorageModel:
             self.settings[place] = setting
         self.steered.add(setting.limit)
 
-    def penalize(self, draw: Draw, until: int) -> None:
-        self.bucket(draw).closed_until = max(self.bucket(draw).closed_until, until)
+    def penalize(self, ref: BucketRef, until: int) -> None:
+        self.bucket(ref).closed_until = max(self.bucket(ref).closed_until, until)
 
-    def reset(self, draw: Draw) -> int:
-        bucket = self.bucket(draw)
+    def reset(self, ref: BucketRef) -> int:
+        bucket = self.bucket(ref)
         for job in self.jobs.values():
-            if draw in job.held and job.state is not JobState.RUNNING:
-                self._give(job, [draw])
+            if ref in job.held and job.state is not JobState.RUNNING:
+                self._give(job, [ref])
         bucket.holders = {holder: hold for holder, hold in bucket.holders.items() if hold[1]}
         bucket.state, bucket.closed_until, bucket.is_steered = None, 0, True
         return bucket.held
 
     def is_in_use(self, limit: str) -> bool:
         is_asked = any(
-            draw.limit == limit for job in self.jobs.values() if job.state is JobState.WAITING for draw in job.asked
+            ref.limit == limit for job in self.jobs.values() if job.state is JobState.WAITING for ref in job.asked
         )
-        return is_asked or any(bucket.held for draw, bucket in self.buckets.items() if draw.limit == limit)
+        return is_asked or any(bucket.held for ref, bucket in self.buckets.items() if ref.limit == limit)
 
     def forget(self, limit: str) -> None:
         self.settings = {place: setting for place, setting in self.settings.items() if setting.limit != limit}
-        for draw, bucket in self.buckets.items():
-            if draw.limit == limit:
+        for ref, bucket in self.buckets.items():
+            if ref.limit == limit:
                 bucket.state, bucket.closed_until, bucket.is_steered = None, 0, True
 
     def amend(self, amendment: Amendment) -> None:
-        bucket, rule = self.bucket(amendment.draw), self.rule(amendment.draw)
+        bucket, rule = self.bucket(amendment.ref), self.rule(amendment.ref)
         bucket.is_steered = True
         if bucket.state is not None:
             bucket.state = rule.amend(
                 bucket.state, amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual
             )
 
-    def _settings_of(self, draw: Draw) -> Iterable[LimitSetting]:
+    def _settings_of(self, ref: BucketRef) -> Iterable[LimitSetting]:
         """Most specific first."""
-        own = [setting for setting in self.settings.values() if setting.limit == draw.limit]
-        yield from (setting for setting in own if setting.scope == "key" and setting.target == draw.key)
-        patterns = [setting for setting in own if setting.scope == "pattern" and fnmatchcase(draw.key, setting.target)]
+        own = [setting for setting in self.settings.values() if setting.limit == ref.limit]
+        yield from (setting for setting in own if setting.scope == "key" and setting.target == ref.key)
+        patterns = [setting for setting in own if setting.scope == "pattern" and fnmatchcase(ref.key, setting.target)]
         yield from sorted(patterns, key=lambda setting: -len(setting.target))
         yield from (setting for setting in own if setting.scope == "all")
 
-    def _give(self, job: ModelJob, draws: Sequence[Draw]) -> None:
-        for draw in draws:
-            holders, holder = self.bucket(draw).holders, job.holder(draw)
+    def _give(self, job: ModelJob, buckets: Sequence[BucketRef]) -> None:
+        for ref in buckets:
+            holders, holder = self.bucket(ref).holders, job.holder(ref)
             holders[holder][1] -= 1
             if not holders[holder][1] and not holder.startswith(OF_BATCH):
                 del holders[holder]
-            job.held.remove(draw)
+            job.held.remove(ref)
 
     def _charge(self, job: ModelJob, now: int) -> None:
         start = ModelStart(now, {})
-        for draw in job.asked:
-            bucket, rule, cost, holder = self.bucket(draw), self.rule(draw), job.cost(draw), job.holder(draw)
-            assert self.opens_at(draw, now, cost, holder) <= now, f"{draw} was closed"
-            start.costs[draw] = cost
+        for ref in job.asked:
+            bucket, rule, cost, holder = self.bucket(ref), self.rule(ref), job.cost(ref), job.holder(ref)
+            assert self.opens_at(ref, now, cost, holder) <= now, f"{ref} was closed"
+            start.costs[ref] = cost
             bucket.starts.append((now, cost))
             if isinstance(rule, Semaphore):
                 bucket.holders.setdefault(holder, [cost, 0])[1] += 1
-                job.held.add(draw)
+                job.held.add(ref)
             else:
                 bucket.state = rule.take(bucket.state, now, cost)[1]
         job.starts.append(start)
@@ -662,8 +662,8 @@ class StorageModel:
             job = self.jobs[taken.id]
             assert job.is_ready(wall), "a job was claimed that was not ready"
             asked = job.asked
-            assert taken.draws == asked
-            assert taken.costs == (None if job.new.costs is None else tuple(job.cost(draw) for draw in asked))
+            assert taken.buckets == asked
+            assert taken.costs == (None if job.new.costs is None else tuple(job.cost(ref) for ref in asked))
             assert taken.gated == bool(asked)
             assert 0 <= taken.throttled_for <= max(0, wall - job.run_at), "more than it has waited at all"
             assert asked or not taken.throttled_for
@@ -673,9 +673,9 @@ class StorageModel:
             job.fence += 1
             job.attempt += 1
             assert (taken.fence, taken.attempt, taken.lost) == (job.fence, job.attempt, job.lost)
-        for id, (_, draws, _, _) in lanes.items():
-            if not given and not self._is_mixed(draws):
-                assert self._opens_at(self.jobs[id], draws, now) > now, f"{id} was rejected, and could have started"
+        for id, (_, buckets, _, _) in lanes.items():
+            if not given and not self._is_mixed(buckets):
+                assert self._opens_at(self.jobs[id], buckets, now) > now, f"{id} was rejected, and could have started"
         self.settle(wall)
         self._judge_room(claim, claimed, ungated_ready)
         if not claimed.more:
@@ -719,7 +719,7 @@ class StorageModel:
         return (
             job.new.queue in claim.rooms
             and job.new.task in claim.tasks
-            and all(draw.limit in claim.rules for draw in job.asked)
+            and all(ref.limit in claim.rules for ref in job.asked)
         )
 
     def _is_impossible(self, job: ModelJob, now: int) -> bool:
@@ -729,15 +729,15 @@ class StorageModel:
             return True
         return False
 
-    def _opens_at(self, job: ModelJob, draws: Sequence[Draw], now: int) -> int:
-        return max(self.opens_at(draw, now, job.cost(draw), job.holder(draw)) for draw in draws)
+    def _opens_at(self, job: ModelJob, buckets: Sequence[BucketRef], now: int) -> int:
+        return max(self.opens_at(ref, now, job.cost(ref), job.holder(ref)) for ref in buckets)
 
-    def _is_mixed(self, draws: Sequence[Draw]) -> bool:
-        return any(draw.limit in self.mixed for draw in draws)
+    def _is_mixed(self, buckets: Sequence[BucketRef]) -> bool:
+        return any(ref.limit in self.mixed for ref in buckets)
 
     def _is_shared(self, job: ModelJob) -> bool:
         """Whether its owner has a permit already: a lane that waits behind it is not notified."""
-        return any(job.holder(draw) in self.bucket(draw).holders for draw in job.asked)
+        return any(job.holder(ref) in self.bucket(ref).holders for ref in job.asked)
 
     def _judge_room(self, claim: Claim, claimed: Claimed, ungated_ready: dict[str, int]) -> None:
         for queue, room in claim.rooms.items():
@@ -749,15 +749,15 @@ class StorageModel:
     def _judge_idleness(self, claim: Claim, claimed: Claimed, wall: int, now: int) -> None:
         """Check that no job is left that could start now, unless the claim says that there are more."""
         waits: list[int] = []
-        for (queue, draws, discards, _), jobs in self._lines(claim, wall).items():
+        for (queue, buckets, discards, _), jobs in self._lines(claim, wall).items():
             started = sum(1 for job in claimed.jobs if job.queue == queue)
             if started >= claim.rooms[queue].slots:
                 continue
             head = jobs[0]
-            assert draws, f"{head.new.id} could have started"
+            assert buckets, f"{head.new.id} could have started"
             assert not discards, f"{head.new.id} waits, and is not to"
-            if not self._is_mixed(draws) and not self._is_shared(head):
-                opens_at = self._opens_at(head, draws, now)
+            if not self._is_mixed(buckets) and not self._is_shared(head):
+                opens_at = self._opens_at(head, buckets, now)
                 assert opens_at > now, f"{head.new.id} could have started"
                 waits.append(opens_at - now)
         for job in self.jobs.values():
@@ -778,19 +778,19 @@ class StorageModel:
         if self._is_mixed(job.asked):
             # Kept closed for a costlier job, for as long as its rule can take at most.
             return NEVER
-        waits = [self.opens_at(draw, now, job.cost(draw), job.holder(draw)) - now for draw in job.asked]
+        waits = [self.opens_at(ref, now, job.cost(ref), job.holder(ref)) - now for ref in job.asked]
         return max(job.run_at - wall, *waits, 0)
 
     # ------------------------------------------------------------------------------------------- rules
 
     def judge_budgets(self) -> None:
         """No bucket has started more than its rule may in any stretch of time, by looking at all of them."""
-        for draw, bucket in self.buckets.items():
-            rule = self.rules[draw.limit]
-            if bucket.is_steered or draw.limit in self.steered:
+        for ref, bucket in self.buckets.items():
+            rule = self.rules[ref.limit]
+            if bucket.is_steered or ref.limit in self.steered:
                 continue
             if isinstance(rule, Semaphore):
-                assert bucket.held <= rule.count, f"{draw} is held by {bucket.holders}"
+                assert bucket.held <= rule.count, f"{ref} is held by {bucket.holders}"
                 continue
             for first, (begin, _) in enumerate(bucket.starts):
                 total = 0
@@ -798,14 +798,14 @@ class StorageModel:
                     total += cost
                     match rule:
                         case SlidingLog():
-                            assert at - begin >= rule.period or total <= rule.count, f"{draw} in one window: {total}"
+                            assert at - begin >= rule.period or total <= rule.count, f"{ref} in one window: {total}"
                         case Gcra():
-                            assert (total - rule.burst) * rule.period <= (at - begin) * rule.count, f"{draw}: {total}"
+                            assert (total - rule.burst) * rule.period <= (at - begin) * rule.count, f"{ref}: {total}"
                         case _:
                             raise AssertionError(f"no bound is known for {rule}")
 
 
-def _holder(new: NewJob, draw: Draw) -> str | None:
-    """Who would hold the permit of a draw, None if it is not on permits."""
-    holding = new.terms.holds[new.draws.index(draw)] if new.terms is not None and new.terms.holds else None
+def _holder(new: NewJob, ref: BucketRef) -> str | None:
+    """Who would hold the permit of a bucket, None if it is not on permits."""
+    holding = new.terms.holds[new.buckets.index(ref)] if new.terms is not None and new.terms.holds else None
     return None if holding is None else holding.holder(new.id)

@@ -30,9 +30,9 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Clock
 from headgate.errors import DuplicateJob, IllegalTransition, LimitInUse
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.draw_set import DrawSet
+from headgate.jobs.bucket_mask import BucketMask
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import Draw, JobError, JobState, NewJob, Origin
+from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency, load_permits
@@ -65,21 +65,21 @@ RULES: dict[str, Any] = {
 MIXED = frozenset({"tokens", "slots"})
 PERMITS = frozenset({"mutex", "slots"})
 STRICT, PACED, SHARED, TOKENS, MUTEX, SLOTS = (
-    Draw("strict", "acme"),
-    Draw("paced", "acme"),
-    Draw("shared", ""),
-    Draw("tokens", "acme"),
-    Draw("mutex", "orders"),
-    Draw("slots", ""),
+    BucketRef("strict", "acme"),
+    BucketRef("paced", "acme"),
+    BucketRef("shared", ""),
+    BucketRef("tokens", "acme"),
+    BucketRef("mutex", "orders"),
+    BucketRef("slots", ""),
 )
-LANES: list[tuple[Draw, ...]] = [
+LANES: list[tuple[BucketRef, ...]] = [
     (),
     (STRICT,),
-    (Draw("strict", "globex"),),
+    (BucketRef("strict", "globex"),),
     (PACED,),
     (STRICT, SHARED),
     (SHARED, PACED),
-    (SHARED, Draw("strict", "globex")),
+    (SHARED, BucketRef("strict", "globex")),
     (TOKENS,),
     (TOKENS, SHARED),
     (MUTEX,),
@@ -91,7 +91,7 @@ LANES: list[tuple[Draw, ...]] = [
     (TOKENS, SLOTS),
     (MUTEX, SLOTS),
 ]
-BUCKETS = sorted({draw for lane in LANES for draw in lane}, key=str)
+BUCKETS = sorted({ref for lane in LANES for ref in lane}, key=str)
 LIVE_RULES: dict[str, list[Any]] = {
     "strict": [StrictRate(count, per=10, margin=0).rule for count in (1, 2, 4)],
     "mutex": [Concurrency(count).rule for count in (1, 2)],
@@ -148,25 +148,25 @@ waits = st.sampled_from([0, 1, SECOND, 3 * SECOND, 10 * SECOND, 60 * SECOND])
 @st.composite
 def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Mostly a handful of the same kind, so that lanes fill up."""
-    draws = draw(st.sampled_from(LANES))
+    buckets = draw(st.sampled_from(LANES))
     hold: HoldUntil = draw(st.sampled_from(HOLDS))
     owner = draw(st.sampled_from([None, None, "one", "two"]))
-    rates = sum(1 << index for index, drawn in enumerate(draws) if drawn.limit not in PERMITS)
+    rates = sum(1 << index for index, used in enumerate(buckets) if used.limit not in PERMITS)
     holds = tuple(
         # What an owner's permit costs is what its first job says, so only where all cost the same.
-        PermitTerms(hold, owner if drawn.limit == "mutex" else None) if drawn.limit in PERMITS else None
-        for drawn in draws
+        PermitTerms(hold, owner if used.limit == "mutex" else None) if used.limit in PERMITS else None
+        for used in buckets
     )
     terms = GateTerms(
         holds=holds if any(holds) else (),
-        free_retries=DrawSet(rates if draw(st.sampled_from([False, False, True])) else 0),
-        patience=draw(st.sampled_from([None, None, None, 0, 5 * SECOND, 30 * SECOND])) if draws else None,
+        free_retries=BucketMask(rates if draw(st.sampled_from([False, False, True])) else 0),
+        patience=draw(st.sampled_from([None, None, None, 0, 5 * SECOND, 30 * SECOND])) if buckets else None,
         cancels=draw(st.booleans()),
         skips=draw(st.sampled_from([False, False, True])),
     )
     return [
         {
-            "draws": draws,
+            "buckets": buckets,
             "queue": draw(st.sampled_from(QUEUES)),
             "task": draw(st.sampled_from(["work", "work", "work", "rare"])),
             "priority": draw(st.sampled_from([0, 0, 0, 1, 9])),
@@ -193,8 +193,8 @@ def held_by(batch: str, job: NewJob) -> NewJob:
     """The job as one whose batch holds the mutex for it."""
     assert job.terms is not None
     holds = tuple(
-        PermitTerms("batch", batch) if draw == MUTEX else hold
-        for draw, hold in zip(job.draws, job.terms.holds, strict=True)
+        PermitTerms("batch", batch) if ref == MUTEX else hold
+        for ref, hold in zip(job.buckets, job.terms.holds, strict=True)
     )
     terms = replace(job.terms, holds=holds)
     return replace(job, terms=terms, variant=terms.variant())
@@ -260,9 +260,9 @@ class StorageMachine(RuleBasedStateMachine):
                 enqueued_at=now,
                 aging=AGING[option["queue"]],
                 expires_at=None if option["lifetime"] is None else now + option["lifetime"],
-                draws=option["draws"],
-                costs=tuple(costs_of(option)[draw.limit] for draw in option["draws"])
-                if any(draw.limit in MIXED for draw in option["draws"])
+                buckets=option["buckets"],
+                costs=tuple(costs_of(option)[ref.limit] for ref in option["buckets"])
+                if any(ref.limit in MIXED for ref in option["buckets"])
                 else None,
                 terms=option["terms"],
                 variant=option["terms"].variant(),
@@ -283,7 +283,7 @@ class StorageMachine(RuleBasedStateMachine):
         for place, option in enumerate(options):
             batch = batches[0].id if together else None
             origin = Origin(self.leader(option, jobs[:place], leaders), option["on"], batch)
-            if batch is not None and MUTEX in option["draws"]:
+            if batch is not None and MUTEX in option["buckets"]:
                 # It must not wait for one that waits for what its batch holds.
                 origin = replace(origin, follows=None)
                 jobs[place] = held_by(batch, jobs[place])
@@ -522,13 +522,13 @@ class StorageMachine(RuleBasedStateMachine):
         if known.at is None:
             return
         costs = dict(start.costs) if known.costs is None else dict(zip(start.costs, known.costs, strict=True))
-        rates = [draw for draw in costs if draw.limit not in PERMITS]
+        rates = [ref for ref in costs if ref.limit not in PERMITS]
         settled = rates if refund or not rates else [data.draw(st.sampled_from(rates))]
-        amendments = [Amendment(draw, known.at, costs[draw], known.at, 0 if refund else actual) for draw in settled]
+        amendments = [Amendment(ref, known.at, costs[ref], known.at, 0 if refund else actual) for ref in settled]
         self.run(self.store.amend(amendments, RULES))
         for amendment in amendments:
             self.model.amend(amendment)
-            costs[amendment.draw] = amendment.actual
+            costs[amendment.ref] = amendment.actual
         self.charges[job.new.id, job.fence] = Charge(None) if refund else Charge(known.at, tuple(costs.values()))
 
     def set_limit(self, data: st.DataObject) -> None:
@@ -549,14 +549,14 @@ class StorageMachine(RuleBasedStateMachine):
         self.model.change(setting, remove=True)
 
     def penalize(self, data: st.DataObject) -> None:
-        draw = data.draw(st.sampled_from(BUCKETS))
+        ref = data.draw(st.sampled_from(BUCKETS))
         until = self.store.limit_now() + data.draw(waits)
-        self.run(self.store.penalize(draw, until))
-        self.model.penalize(draw, until)
+        self.run(self.store.penalize(ref, until))
+        self.model.penalize(ref, until)
 
     def reset(self, data: st.DataObject) -> None:
-        draw = data.draw(st.sampled_from(BUCKETS))
-        assert self.run(self.store.reset(draw)) == self.model.reset(draw)
+        ref = data.draw(st.sampled_from(BUCKETS))
+        assert self.run(self.store.reset(ref)) == self.model.reset(ref)
 
     def forget(self, data: st.DataObject) -> None:
         limit = data.draw(st.sampled_from(sorted(RULES)))
@@ -630,7 +630,7 @@ class StorageMachine(RuleBasedStateMachine):
             assert (record.run_at, record.delayed, record.expires_at) == (job.run_at, job.delayed, job.expires_at)
             assert (record.finished_at, record.result, record.error) == (job.finished_at, job.result, job.error)
             assert record.started_at == job.started_at
-            assert {draw for index, draw in enumerate(job.new.draws) if record.held >> index & 1} == job.held
+            assert {ref for index, ref in enumerate(job.new.buckets) if record.held >> index & 1} == job.held
             assert (record.is_blocked, record.origin) == (job.is_blocked, job.new.origin)
             if job.state is JobState.WAITING:
                 assert record.lane_waiting == self.model.lane_waiting(job)
@@ -661,8 +661,8 @@ class StorageMachine(RuleBasedStateMachine):
             for bucket in self.run(self.store.buckets(limit=limit, count=1000)):
                 permits = load_permits(bucket.state)
                 holders = {holder: [hold.cost, hold.uses] for holder, hold in permits.holders.items()}
-                assert holders == self.model.bucket(bucket.draw).holders
-                assert permits.held == self.model.bucket(bucket.draw).held
+                assert holders == self.model.bucket(bucket.ref).holders
+                assert permits.held == self.model.bucket(bucket.ref).held
 
     @invariant()
     def the_counts_agree(self) -> None:
@@ -711,7 +711,7 @@ class StorageMachine(RuleBasedStateMachine):
             assert (existing is None) == (not job.waits_in_lane)
             if existing is not None:
                 assert (existing.position, existing.waiting) == (self.model.place(job), self.model.lane_waiting(job))
-                assert tuple(bucket.draw for bucket in existing.buckets) == job.asked
+                assert tuple(bucket.ref for bucket in existing.buckets) == job.asked
 
     @invariant()
     def settings_are_as_they_were_stored(self) -> None:

@@ -1,4 +1,4 @@
-"""The pictures of the docs are what the rules draw today."""
+"""The pictures of the docs are what the rules bucket today."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ from headgate.engine.large_payloads import LargePayloads
 from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobHeld, JobNotFound
 from headgate.jobs.audit import AuditEntry, AuditFilter, AuditLevel, AuditRecord, SignInAction, SubjectKind
 from headgate.jobs.identity import require_process_name
-from headgate.jobs.job import AttemptRecord, Draw, JobRecord, JobState
+from headgate.jobs.job import AttemptRecord, BucketRef, JobRecord, JobState
 from headgate.jobs.report import LogLine
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.rule import NEVER
@@ -85,7 +85,7 @@ NEXT_AMONG = 100
 class DeclaredTask:
     """A task that an app declares: the queue of its jobs unless a call names another, and its arguments by name.
 
-    `required` are those of its arguments that have no default. `limits` are those that its jobs draw on: those of the
+    `required` are those of its arguments that have no default. `limits` are those that its jobs use: those of the
     task, then those of the queue. `requires` are the labels that a node needs to run its jobs, `tags` those of all its
     jobs. `unique_key` is the template of their unique keys; a function is shown by its name.
     """
@@ -836,12 +836,12 @@ class Admin:
         return record
 
     async def _position(self, record: JobRecord) -> QueuePosition | None:
-        if record.state is not JobState.WAITING or not record.draws:
+        if record.state is not JobState.WAITING or not record.buckets:
             return None
         return await self._storage.queue_position(record.id)
 
     async def _live(self, record: JobRecord) -> LiveRules:
-        return LiveRules(await self._storage.settings() if record.draws else ())
+        return LiveRules(await self._storage.settings() if record.buckets else ())
 
     def _with_prediction(self, status: JobStatus, position: QueuePosition | None, live: LiveRules) -> JobStatus:
         """Return the status with the prediction of the limits."""
@@ -874,7 +874,7 @@ class Admin:
         since = (await self.queues.paused()).get(record.queue)
         if since is not None:
             return await pause_of_queue(self._storage, record.queue, since)
-        setting = next((found for each in limits if (found := live.pausing(Draw(each.limit, each.key)))), None)
+        setting = next((found for each in limits if (found := live.pausing(BucketRef(each.limit, each.key)))), None)
         return None if setting is None else await pause_of_limit(self._storage, setting)
 
     def _turn(self, position: QueuePosition) -> Turn | None:
@@ -883,28 +883,28 @@ class Admin:
         if order is None or not position.is_due:
             return None
         before = None if position.position is None else position.position - 1
-        return Turn(order.draw.key, before, is_only_draw=len(position.buckets) == 1)
+        return Turn(order.ref.key, before, is_only_bucket=len(position.buckets) == 1)
 
     def _orders_turns(self, bucket: BucketRecord) -> bool:
-        rule = self._rules.get(bucket.draw.limit)
+        rule = self._rules.get(bucket.ref.limit)
         return rule is not None and rule.orders_turns
 
     async def _info(self, bucket: BucketRecord, live: LiveRules) -> LimitInfo:
         limit_now = self._storage.limit_now()
-        declared = self._rules.get(bucket.draw.limit)
-        rule = None if declared is None else live.rule(bucket.draw, declared)
+        declared = self._rules.get(bucket.ref.limit)
+        rule = None if declared is None else live.rule(bucket.ref, declared)
         snapshot = None if rule is None else await self.limits.snapshot(bucket, rule)
         opens_at = max(bucket.opens_at or 0, bucket.closed_until, 0 if snapshot is None else snapshot.opens_at)
         known = limit_now < opens_at < NEVER
-        set_rule = await SetRules(self._storage, live).of_bucket(bucket.draw, declared)
+        set_rule = await SetRules(self._storage, live).of_bucket(bucket.ref, declared)
         return LimitInfo(
-            limit=bucket.draw.limit,
-            key=bucket.draw.key,
+            limit=bucket.ref.limit,
+            key=bucket.ref.key,
             rule=None if rule is None else rule.describe(),
             used=None if snapshot is None else snapshot.used,
             available=None if snapshot is None else snapshot.available,
             opens_at=to_datetime(self._storage.now() + opens_at - limit_now) if known else None,
-            is_paused=live.is_paused(bucket.draw),
+            is_paused=live.is_paused(bucket.ref),
             waiting=bucket.waiting,
             holders=await holders_of(self._storage, bucket),
             present=None if snapshot is None else snapshot.present,

@@ -26,7 +26,7 @@ _ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.C
 
 @dataclass(frozen=True, slots=True)
 class LimitInfo:
-    """One limit that a job draws on, as it is now for the job's key; `present`: the present rate of an adaptive one.
+    """One limit that a job uses, as it is now for the job's key; `present`: the present rate of an adaptive one.
 
     `setting`: if the rule was set at run time, for which keys, by whom, when, and what the code says.
     """
@@ -47,17 +47,17 @@ class LimitInfo:
 class Turn(NamedTuple):
     """The key of a job in a fair queue, and how many jobs of its lane start before it, None beyond 100,000.
 
-    `is_only_draw`: the lane is that of the key alone, so all jobs of the key are in it.
+    `is_only_bucket`: the lane is that of the key alone, so all jobs of the key are in it.
     """
 
     key: str
     before: int | None
-    is_only_draw: bool
+    is_only_bucket: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a job has not started (or how it ended), in a sentence, with the limits it draws on."""
+    """Why a job has not started (or how it ended), in a sentence, with the limits it uses."""
 
     status: JobStatus
     reason: str
@@ -152,7 +152,7 @@ def _node_reason(
 
 
 def _turn_reason(turn: Turn, queue: str) -> str:
-    of_what = "of its key" if turn.is_only_draw else "of its key and its limits"
+    of_what = "of its key" if turn.is_only_bucket else "of its key and its limits"
     if turn.before is None:
         place = f"more than 100,000 jobs {of_what} are before it"
     elif turn.before == 0:

@@ -62,7 +62,7 @@ async def find(
         found += _best(text, (Found("limit", limit) for limit in limits), count)
     if is_wanted("key") and text:
         keys = await storage.keys(limits[:MOST_LIMITS], bucket_key(text), count)
-        found += [Found("key", draw.key, limit=draw.limit) for draw in keys]
+        found += [Found("key", ref.key, limit=ref.limit) for ref in keys]
     if is_wanted("schedule"):
         schedules = await storage.schedules(count=MOST_SCHEDULES)
         found += _best(text, (Found("schedule", each.name) for each in schedules), count)

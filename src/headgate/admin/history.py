@@ -13,7 +13,7 @@ from headgate.arguments import parse_duration
 from headgate.clock import SECOND, Duration, to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.history import ALL, KEPT_FOR, LIMIT_STEPS, JobsStep, percentile, step_at
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule
 from headgate.storage.live_rules import LiveRules
@@ -183,7 +183,7 @@ class HistoryAdmin:
         declared = self._rules.get(name)
         if declared is None or key is None or declared.count is None or declared.holds_permits:
             return None
-        rule = LiveRules(await self._storage.settings()).rule(Draw(name, key), declared)
+        rule = LiveRules(await self._storage.settings()).rule(BucketRef(name, key), declared)
         return None if rule.count is None else RateBound(rule.count, (rule.period - rule.margin) / SECOND)
 
 

@@ -18,7 +18,7 @@ from headgate.clock import SECOND, Duration, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.history import KEPT_FOR, LIMIT_STEPS, step_at
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.limits.bucket_store import Bucket, BucketStore, check_rule
 from headgate.limits.key import bucket_key
 from headgate.limits.kinds import RateKind, dump_rule, spelled_limit
@@ -159,7 +159,9 @@ class LimitsAdmin:
             return found[0]
         self.declared(limit)
         rules = await self._set_rules()
-        return await self._status(BucketRecord(Draw(limit, bucket_key(key)), None, waiting=0, opens_at=None), rules, ())
+        return await self._status(
+            BucketRecord(BucketRef(limit, bucket_key(key)), None, waiting=0, opens_at=None), rules, ()
+        )
 
     async def throttled(self, count: int = 10) -> Sequence[BucketStatus]:
         """Return the limits that jobs wait for, most waiting first; of over 5,000, those that open first are ranked."""
@@ -195,10 +197,10 @@ class LimitsAdmin:
             for each in found
         ]
 
-    async def paused(self, draws: Iterable[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+    async def paused(self, buckets: Iterable[tuple[str, str]]) -> frozenset[tuple[str, str]]:
         """Return those of these, each a limit and a key, on which nothing starts because they are paused."""
         live = LiveRules(await self._storage.settings())
-        return frozenset((limit, key) for limit, key in draws if live.is_paused(Draw(limit, key)))
+        return frozenset((limit, key) for limit, key in buckets if live.is_paused(BucketRef(limit, key)))
 
     def all_declared(self) -> Sequence[DeclaredLimit]:
         """Return the limits that the code declares, by name."""
@@ -246,7 +248,7 @@ class LimitsAdmin:
             )
         key = None if key is None else bucket_key(key)
         live = LiveRules(await self._storage.settings())
-        audit = StartAudit(limit, lambda of_key: live.rule(Draw(limit, of_key), rule))
+        audit = StartAudit(limit, lambda of_key: live.rule(BucketRef(limit, of_key), rule))
         first = 0 if since is None else self._in_limit_time(parse_instant(since, "since", "limits"))
         # One more than needed shows whether there are more.
         count = AUDITED_AT_ONCE if most is None else min(AUDITED_AT_ONCE, most + 1)
@@ -361,9 +363,9 @@ class LimitsAdmin:
         audit_record = self._audit_record("reset", limit, f"key {key!r}")
         if rule.shares_state and key != FOR_ALL_KEYS:
             # The key's own bucket only stores until when it is closed.
-            await self._storage.reset(Draw(limit, key))
+            await self._storage.reset(BucketRef(limit, key))
             key = FOR_ALL_KEYS
-        return await self._storage.reset(Draw(limit, key), audit_record=audit_record)
+        return await self._storage.reset(BucketRef(limit, key), audit_record=audit_record)
 
     async def penalize(self, limit: str, key: str, until: datetime | Duration) -> None:
         """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` ends it.
@@ -379,7 +381,7 @@ class LimitsAdmin:
         audit_record = self._audit_record(
             "penalize", limit, f"key {key!r} until {to_datetime(wall):%Y-%m-%d %H:%M:%S} UTC"
         )
-        await self._storage.penalize(Draw(limit, key), self._in_limit_time(wall), audit_record=audit_record)
+        await self._storage.penalize(BucketRef(limit, key), self._in_limit_time(wall), audit_record=audit_record)
 
     async def remove(self, limit: str) -> bool:
         """Delete a limit: its settings and what its keys have used; False if nothing was stored.
@@ -416,13 +418,13 @@ class LimitsAdmin:
     async def snapshot(self, record: BucketRecord, rule: AnyRule) -> Snapshot | None:
         """Return what is shown of a bucket; None if it is kept in another store that cannot be reached."""
         now = self._storage.limit_now()
-        store = self._other_stores.get(record.draw.limit)
+        store = self._other_stores.get(record.ref.limit)
         if store is None:
-            state = None if record.state is None else load_state(rule, record.draw, record.state, now)
-            return BucketView(record.draw, rule, state).snapshot(now)
+            state = None if record.state is None else load_state(rule, record.ref, record.state, now)
+            return BucketView(record.ref, rule, state).snapshot(now)
         try:
             await store.open()
-            seen = await store.snapshot(Bucket(record.draw.limit, record.draw.key, rule))
+            seen = await store.snapshot(Bucket(record.ref.limit, record.ref.key, rule))
         except HeadgateError:
             return None
         # `seen.opens_at` is in the other store's time; the local bucket has its opening in local time.
@@ -430,24 +432,24 @@ class LimitsAdmin:
 
     async def _status(self, record: BucketRecord, rules: SetRules, holders: Sequence[PermitHolder]) -> BucketStatus:
         now = self._storage.limit_now()
-        live, declared = rules.live, self._rules.get(record.draw.limit)
-        rule = None if declared is None else live.rule(record.draw, declared)
+        live, declared = rules.live, self._rules.get(record.ref.limit)
+        rule = None if declared is None else live.rule(record.ref, declared)
         snapshot = None if rule is None else await self.snapshot(record, rule)
         opens_at = record.opens_at
         if opens_at is None and snapshot is not None and not snapshot.available and snapshot.opens_at > now:
             # No job waits for it, so the bucket has no stored time of opening.
             opens_at = snapshot.opens_at
         return BucketStatus(
-            limit=record.draw.limit,
-            key=record.draw.key,
+            limit=record.ref.limit,
+            key=record.ref.key,
             rule=None if rule is None else rule.describe(),
             used=None if snapshot is None else snapshot.used,
             available=None if snapshot is None else snapshot.available,
             waiting=record.waiting,
             next_slot_at=None if opens_at is None or opens_at >= NEVER else self._in_wall_time(opens_at),
-            is_set=live.is_set(record.draw),
-            setting=await _text_of(rules, record.draw, declared),
-            is_paused=live.is_paused(record.draw),
+            is_set=live.is_set(record.ref),
+            setting=await _text_of(rules, record.ref, declared),
+            is_paused=live.is_paused(record.ref),
             penalized_until=self._in_wall_time(record.closed_until) if record.closed_until > now else None,
             holders=holders,
             count=None if rule is None else rule.count,
@@ -456,8 +458,8 @@ class LimitsAdmin:
         )
 
 
-async def _text_of(rules: SetRules, draw: Draw, declared: AnyRule | None) -> str | None:
-    found = await rules.of_bucket(draw, declared)
+async def _text_of(rules: SetRules, ref: BucketRef, declared: AnyRule | None) -> str | None:
+    found = await rules.of_bucket(ref, declared)
     return None if found is None else str(found)
 
 

@@ -95,7 +95,7 @@ async def pauses_with_jobs(store: Store, waiting: Sequence[WaitingCount]) -> Seq
     live = LiveRules(await store.settings())
     by_setting = Counter[LimitSetting]()
     for bucket in await store.buckets_by_trouble(MOST_BUCKETS):
-        setting = live.pausing(bucket.draw)
+        setting = live.pausing(bucket.ref)
         if setting is not None:
             by_setting[setting] += bucket.waiting
     for setting, jobs in by_setting.items():

@@ -37,8 +37,8 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The jobs that match all given fields; without a field, all jobs.
 
     `view` is what a waiting job waits for: "scheduled" (its time), "throttled" (a limit), "ready" (a slot), "blocked"
-    (another job). `limit` and `key` match one draw. `node` is the node that runs it or ran it last. `error` is how the
-    type of its last error begins, `text` a part of its payload as JSON, of up to 200 characters; encoded payloads
+    (another job). `limit` and `key` match one bucket. `node` is the node that runs it or ran it last. `error` is how
+    the type of its last error begins, `text` a part of its payload as JSON, of up to 200 characters; encoded payloads
     are not searched. `header` is a header and its value, as "source=api", `annotation` likewise, as "invoice=42".
     Instants are aware; each range begins with `…_after` and ends before `…_before`. Raises DeclarationError for invalid
     values.
@@ -48,8 +48,8 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     view: Annotated[JobView | None, _field("Only waiting jobs that wait for this.")] = None
     queue: Annotated[Name | None, _field("Only jobs of this queue.")] = None
     task: Annotated[Name | None, _field("Only jobs of this task.")] = None
-    limit: Annotated[Name | None, _field("Only jobs that draw on this limit.")] = None
-    key: Annotated[Key | None, _field("Only jobs that draw on a limit for this key.")] = None
+    limit: Annotated[Name | None, _field("Only jobs that use this limit.")] = None
+    key: Annotated[Key | None, _field("Only jobs that use a limit for this key.")] = None
     unique_key: Annotated[Name | None, _field("Only jobs with this unique key.")] = None
     schedule: Annotated[Name | None, _field("Only jobs of this schedule.")] = None
     batch: Annotated[Name | None, _field("Only jobs of this batch.")] = None

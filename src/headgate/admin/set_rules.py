@@ -10,7 +10,7 @@ from headgate.admin.pauses import MOST_CHANGES, last_of, provenance, whose
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditEntry, AuditFilter
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.limits.kinds import load_rule
 from headgate.limits.limit import AnyRule
 from headgate.storage.live_rules import LimitSetting, LiveRules
@@ -43,9 +43,9 @@ class SetRules:
         self._store = store
         self._changes: dict[str, Sequence[AuditEntry]] = {}
 
-    async def of_bucket(self, draw: Draw, declared: AnyRule | None) -> SetRule | None:
+    async def of_bucket(self, ref: BucketRef, declared: AnyRule | None) -> SetRule | None:
         """Return the rule that was set for a bucket; None if that of the code is in force."""
-        setting = self.live.setting(draw)
+        setting = self.live.setting(ref)
         return None if setting is None else await self.of(setting, declared)
 
     async def of(self, setting: LimitSetting, declared: AnyRule | None) -> SetRule | None:

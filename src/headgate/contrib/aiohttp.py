@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 logger = logging.getLogger("headgate.aiohttp")
 
 ClientRequestKey = str | Callable[[aiohttp.ClientRequest], str]
-"""The key of the budget that a request draws on: one for all, or the result of a function."""
+"""The key of the budget that a request uses: one for all, or the result of a function."""
 
 
 def host_of(request: aiohttp.ClientRequest) -> str:
@@ -46,7 +46,7 @@ class LimitedRequests:
     timeout, which is 5 minutes by default.
 
     An answer that refuses, or was the last one of its window, penalizes its key as `LimitedTransport` does. The answer
-    itself is returned unchanged. Redirects draw on the budget, too.
+    itself is returned unchanged. Redirects use the budget, too.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 ScopeKey = str | Callable[[Scope], str | None]
-"""The key of the budget that a request draws on: one for all, or the result of a function; None: not limited."""
+"""The key of the budget that a request uses: one for all, or the result of a function; None: not limited."""
 
 _STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 

@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
 logger = logging.getLogger("headgate.requests")
 
 RequestKey = str | Callable[[requests.PreparedRequest], str]
-"""The key of the budget that a request draws on: one for all, or the result of a function."""
+"""The key of the budget that a request uses: one for all, or the result of a function."""
 
 
 def host_of(request: requests.PreparedRequest) -> str:
@@ -39,10 +39,10 @@ class LimitedAdapter(HTTPAdapter):
     `key` is the key of the budget (default: the request's host): a text, or a function of the prepared request. With a
     `timeout` (seconds, a timedelta, or "5m") a request that would start later raises `requests.ConnectTimeout`; nothing
     is sent then. `options` are those of `requests.adapters.HTTPAdapter`; what its `max_retries` sends again does not
-    draw on the budget.
+    use the budget.
 
     An answer that refuses, or was the last one of its window, penalizes its key as `LimitedTransport` does. The answer
-    itself is returned unchanged. Redirects draw on the budget, too. Raises DeclarationError for a limiter of a
+    itself is returned unchanged. Redirects use the budget, too. Raises DeclarationError for a limiter of a
     `Concurrency`, because an adapter does not see when an answer has been read.
     """
 

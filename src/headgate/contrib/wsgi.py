@@ -16,7 +16,7 @@ from headgate.contrib.rate_limit_fields import Fields, Refusal
 from headgate.contrib.request_limit import STORE_ERRORS, RequestLimit, key_of_address, missing_address
 
 EnvironKey = str | Callable[[WSGIEnvironment], str | None]
-"""The key of the budget that a request draws on: one for all, or the result of a function; None: not limited."""
+"""The key of the budget that a request uses: one for all, or the result of a function; None: not limited."""
 
 
 def remote_address(environ: WSGIEnvironment) -> str:

@@ -19,7 +19,7 @@ from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed, Tas
 from headgate.jobs.gating import LIMIT_SUBJECT, GateChange, GatedJob, subject_of
 from headgate.jobs.terms import GateTerms
 from headgate.limits.kinds import RULES, dump_rule
-from headgate.tasks.batch_gate import draws_in_batch
+from headgate.tasks.batch_gate import buckets_in_batch
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.gate import UNGATED, Gate, GatedCall
 from headgate.tasks.registry import intended_queue
@@ -308,14 +308,14 @@ class BacklogMigrator:
         job = move.job
         try:
             asked = _asked(move.gate, move.task, job) if move.gate.limits else UNGATED
-            draws, costs, terms = draws_in_batch(asked, job.draws, job.terms)
+            buckets, costs, terms = buckets_in_batch(asked, job.buckets, job.terms)
         except USER_CODE_ERRORS as error:  # including errors of the task's own `cost` or `owner` for an old payload
             self._skip(job, error)
             return None
         if job.terms is not None and job.terms.skips:
             terms = (terms or GateTerms()).skipping()
-        stays = (draws, costs, terms) == (job.draws, job.costs, job.terms)
-        return GateChange(job.id, job.draws, draws, costs, terms, move.gate_name, stays)
+        stays = (buckets, costs, terms) == (job.buckets, job.costs, job.terms)
+        return GateChange(job.id, job.buckets, buckets, costs, terms, move.gate_name, stays)
 
     def _skip(self, job: GatedJob, error: BaseException) -> None:
         if len(self._unmovable) >= MAX_UNMOVABLE:

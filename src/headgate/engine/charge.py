@@ -21,7 +21,7 @@ from headgate.engine.fetcher import Fetcher
 from headgate.engine.recorder import Recorder
 from headgate.engine.services import Services
 from headgate.errors import StorageUnavailable
-from headgate.jobs.job import ClaimedJob, Draw
+from headgate.jobs.job import BucketRef, ClaimedJob
 from headgate.jobs.lifecycle import Charge
 from headgate.limits.limit import AnyRule
 from headgate.storage.batcher import Batcher
@@ -72,7 +72,7 @@ class AttemptCharge:
     @property
     def unlimited(self) -> tuple[str, ...]:
         """The limits without which the attempt starts, because their store was unavailable."""
-        return tuple([draw.limit for index, draw in enumerate(self._job.draws) if not self._was_charged(index)])
+        return tuple([ref.limit for index, ref in enumerate(self._job.buckets) if not self._was_charged(index)])
 
     def start_move(self, rules: Mapping[str, AnyRule], ahead: int) -> StartMove | None:
         """Return the move of its starts in the store of the jobs, to `ahead` microseconds after its commit.
@@ -80,36 +80,36 @@ class AttemptCharge:
         None if no rate there was charged for it.
         """
         moved = [
-            (draw, self._cost(index))
-            for index, draw in enumerate(self._job.draws)
-            if draw.limit not in self._remote_limits and (rule := rules.get(draw.limit)) is not None and rule.period
+            (ref, self._cost(index))
+            for index, ref in enumerate(self._job.buckets)
+            if ref.limit not in self._remote_limits and (rule := rules.get(ref.limit)) is not None and rule.period
         ]
         if not moved:
             return None
-        return StartMove(*self.attempt, [draw for draw, _ in moved], [cost for _, cost in moved], ahead)
+        return StartMove(*self.attempt, [ref for ref, _ in moved], [cost for _, cost in moved], ahead)
 
     def move(self, at: int) -> list[Amendment]:
         """Note that the start counts at `at` (limit time), and return what that changes in each bucket."""
         self.is_uncertain = False
         if self._is_refunded:
             return []
-        before = [self._instant(index) for index in range(len(self._job.draws))]
+        before = [self._instant(index) for index in range(len(self._job.buckets))]
         self.moved_to = at
         return [
-            Amendment(draw, before[index], self._cost(index), self._instant(index), self._cost(index))
-            for index, draw in enumerate(self._job.draws)
+            Amendment(ref, before[index], self._cost(index), self._instant(index), self._cost(index))
+            for index, ref in enumerate(self._job.buckets)
             if self._was_charged(index)
         ]
 
     def settle(self, limit: str, actual: int) -> None:
         """Change the cost of the start to `actual`; no effect if this attempt was not charged for the limit."""
-        for index, draw in enumerate(self._job.draws):
-            if draw.limit == limit and not self._is_refunded:
+        for index, ref in enumerate(self._job.buckets):
+            if ref.limit == limit and not self._is_refunded:
                 if self._was_charged(index) and (actual >= self._cost(index) or self._can_give_back(index)):
                     at = self._instant(index)
-                    self._report(Amendment(draw, at, self._cost(index), at, actual))
+                    self._report(Amendment(ref, at, self._cost(index), at, actual))
                 if self._costs is None:
-                    self._costs = [self._cost(each) for each in range(len(self._job.draws))]
+                    self._costs = [self._cost(each) for each in range(len(self._job.buckets))]
                 self._costs[index] = actual
 
     def refund(self, *, is_refused: bool = False) -> None:
@@ -119,21 +119,21 @@ class AttemptCharge:
         """
         if self._is_refunded:
             return
-        for index, draw in enumerate(self._job.draws):
+        for index, ref in enumerate(self._job.buckets):
             if self._was_charged(index) and self._can_give_back(index):
                 at = self._instant(index)
-                self._report(Amendment(draw, at, self._cost(index), at, 0, is_refused))
+                self._report(Amendment(ref, at, self._cost(index), at, 0, is_refused))
         self._is_refunded = True
 
     def _was_charged(self, index: int) -> bool:
         """Return False if the job runs because the limit's store was unavailable, so nothing was charged there."""
-        if self._job.draws[index].limit not in self._remote_limits:
+        if self._job.buckets[index].limit not in self._remote_limits:
             return True
         return self._job.remote_charges is not None and self._job.remote_charges[index] is not None
 
     def _can_give_back(self, index: int) -> bool:
         """Return whether it is known when the start counts; elsewhere, another start would be given back."""
-        return not self.is_uncertain or self._job.draws[index].limit in self._remote_limits
+        return not self.is_uncertain or self._job.buckets[index].limit in self._remote_limits
 
     @property
     def _charged_at(self) -> int:
@@ -152,9 +152,9 @@ class AttemptCharge:
         return 1 if self._job.costs is None else self._job.costs[index]
 
 
-def takes_permit(draw: Draw, rules: Mapping[str, AnyRule]) -> bool:
+def takes_permit(ref: BucketRef, rules: Mapping[str, AnyRule]) -> bool:
     """Return whether a start takes a permit of this limit; False for an unknown limit."""
-    rule = rules.get(draw.limit)
+    rule = rules.get(ref.limit)
     return rule is not None and rule.holds_permits
 
 
@@ -189,8 +189,8 @@ class ChargeRouter:
         self._report = self._amend_from_any_thread
 
     def charge_of(self, job: ClaimedJob) -> AttemptCharge | None:
-        """Return the charge of an attempt that starts now; None if the job draws on no limit."""
-        if not job.draws:
+        """Return the charge of an attempt that starts now; None if the job uses no limit."""
+        if not job.buckets:
             return None
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -248,9 +248,9 @@ class ChargeRouter:
 
     def penalize(self, job: ClaimedJob, closed_for: int) -> None:
         """Close the remote buckets of the job for `closed_for` microseconds."""
-        for draw in job.draws:
-            if draw.limit in self._remote_limits:
-                self._fetcher.penalize(draw, closed_for)
+        for ref in job.buckets:
+            if ref.limit in self._remote_limits:
+                self._fetcher.penalize(ref, closed_for)
 
     def _amend_from_any_thread(self, amendment: Amendment) -> None:
         # Handlers in threads settle their costs, too.
@@ -270,7 +270,7 @@ class ChargeRouter:
             self._fetcher.amend(amendment)
 
     def _is_remote(self, amendment: Amendment) -> bool:
-        return amendment.draw.limit in self._remote_limits
+        return amendment.ref.limit in self._remote_limits
 
 
 class StartDecision(Enum):
@@ -290,8 +290,8 @@ def decide_start(job: ClaimedJob, rules: Mapping[str, AnyRule], now: int, moved_
     which the charge was moved already.
     """
     start = StartDecision.ON_TIME
-    for index, draw in enumerate(job.draws):
-        rule = rules.get(draw.limit)
+    for index, ref in enumerate(job.buckets):
+        rule = rules.get(ref.limit)
         # Permits have no period: the time at which they were taken does not matter.
         if rule is None or not rule.period:
             continue
@@ -306,6 +306,6 @@ def decide_start(job: ClaimedJob, rules: Mapping[str, AnyRule], now: int, moved_
 
 
 def _charged_at(job: ClaimedJob, index: int) -> int:
-    """Return when a draw was charged, as limit time."""
+    """Return when a bucket was charged, as limit time."""
     remote = None if job.remote_charges is None else job.remote_charges[index]
     return job.charged_at if remote is None else remote.at - remote.ahead

@@ -54,7 +54,7 @@ class ClaimNotices:
                 for limit_event in self._throttles.by_limit(throttled, at, now):
                     self._bus.publish(limit_event)
         if self._bus.has_listener(LimitsClosed):
-            limits = tuple([met.draw.limit for met in throttled])
+            limits = tuple([met.ref.limit for met in throttled])
             self._bus.publish(LimitsClosed(at=self._clock.now(), limits=limits))
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class ThrottleLog:
         """Return the events of buckets to publish."""
         events: list[JobThrottled] = []
         for met in throttled:
-            bucket = (met.draw.limit, met.draw.key)
+            bucket = (met.ref.limit, met.ref.key)
             window = self._buckets.get(bucket)
             if window is not None and now - window.began_at < WINDOW:
                 window.count += 1
@@ -96,10 +96,10 @@ class ThrottleLog:
     def by_limit(self, throttled: Iterable[Throttled], at: int, now: int) -> list[LimitThrottled]:
         """Return the events of limits to publish, also of limits that were met before."""
         for met in throttled:
-            window = self._limits.setdefault(met.draw.limit, _LimitWindow())
+            window = self._limits.setdefault(met.ref.limit, _LimitWindow())
             window.count += 1
-            if len(window.by_key) < MAX_BUCKETS or met.draw.key in window.by_key:
-                window.by_key[met.draw.key] = met
+            if len(window.by_key) < MAX_BUCKETS or met.ref.key in window.by_key:
+                window.by_key[met.ref.key] = met
         events: list[LimitThrottled] = []
         for limit, window in self._limits.items():
             if window.count and (window.ends_at is None or now >= window.ends_at):
@@ -137,8 +137,8 @@ class _LimitWindow:
 def _of_bucket(met: Throttled, at: int, count: int) -> JobThrottled:
     return JobThrottled(
         at=at,
-        limit=met.draw.limit,
-        key=met.draw.key,
+        limit=met.ref.limit,
+        key=met.ref.key,
         job_id=met.job_id,
         opens_at=met.opens_at,
         waiting=met.waiting,
@@ -154,6 +154,6 @@ def _of_limit(limit: str, window: _LimitWindow, at: int) -> LimitThrottled:
         keys=len(window.by_key),
         waiting=sum(met.waiting for met in window.by_key.values()),
         count=window.count,
-        key=fullest.draw.key,
+        key=fullest.ref.key,
         opens_at=fullest.opens_at,
     )

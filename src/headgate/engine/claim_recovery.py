@@ -127,6 +127,6 @@ class ClaimRecovery:
             not self.is_claiming
             and self._slots.free_in(job.queue) > 0
             and job.task in self._registry.names
-            and not any(draw.limit in self._remote_limits for draw in job.draws)
+            and not any(ref.limit in self._remote_limits for ref in job.buckets)
             and not self._stopping.is_set()
         )

@@ -16,7 +16,7 @@ from headgate.engine.bus import EventBus
 from headgate.engine.occurrence import occurrence
 from headgate.jobs.encoded import codecs_of
 from headgate.jobs.event import ScheduleTooFast
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.limits.limit import AnyRule
 from headgate.schedules.schedule import ScheduleRules, first_progress, is_over, updated_progress
@@ -159,15 +159,15 @@ def trigger_of(record: ScheduleRecord, declared: Mapping[str, Trigger]) -> Trigg
 
 
 def slower_limit(
-    trigger: Trigger, now: int, draws: Iterable[tuple[str, int]], rules: Mapping[str, AnyRule]
+    trigger: Trigger, now: int, buckets: Iterable[tuple[str, int]], rules: Mapping[str, AnyRule]
 ) -> str | None:
-    """Return the first limit of `draws` (limits with costs) that a schedule is faster than; None without one."""
+    """Return the first limit of `buckets` (limits with costs) that a schedule is faster than; None without one."""
     instants: list[int] = []
     instant = trigger.next_after(now)
     while instant is not None and len(instants) < SAMPLES[-1]:
         instants.append(instant)
         instant = trigger.next_after(instant)
-    for limit, cost in draws:
+    for limit, cost in buckets:
         rule = rules.get(limit)
         if rule is None or rule.holds_permits:
             continue
@@ -180,12 +180,12 @@ def slower_limit(
 def warn_if_too_fast(record: ScheduleRecord, trigger: Trigger, registry: Registry, bus: EventBus, clock: Clock) -> None:
     """Publish ScheduleTooFast if the schedule is due more often than a limit of its tasks allows."""
     now = record.course.started_at
-    costs: Counter[Draw] = Counter()
+    costs: Counter[BucketRef] = Counter()
     for job in occurrence(record, registry, lambda *, is_batch: "", occurs_at=now, now=now).jobs:
-        costs.update(dict(zip(job.draws, job.costs or (1,) * len(job.draws), strict=True)))
+        costs.update(dict(zip(job.buckets, job.costs or (1,) * len(job.buckets), strict=True)))
     if not costs:
         return
-    draws = [(draw.limit, cost) for draw, cost in costs.items()]
-    limit = slower_limit(counted_from(trigger, now), now, draws, registry.rules)
+    buckets = [(ref.limit, cost) for ref, cost in costs.items()]
+    limit = slower_limit(counted_from(trigger, now), now, buckets, registry.rules)
     if limit is not None:
         bus.publish(ScheduleTooFast(at=clock.now(), schedule=record.name, task=record.call.task, limit=limit))

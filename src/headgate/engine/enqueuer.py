@@ -313,13 +313,13 @@ class Enqueuer:
         if flow_call.limits and batch is not None:
             gate = gates.get(batch) or BatchGate(batch, flow_call.limits, self._registry.limits)
             gates[batch] = gate
-            asked = GatedCall(job.draws, job.costs, job.terms)
+            asked = GatedCall(job.buckets, job.costs, job.terms)
             arguments = task.payload.decode_part(job.payload, flow_call.call.later)
-            draws, costs, terms = gate.joined(
+            buckets, costs, terms = gate.joined(
                 asked, job.task, task.payload.parameters, arguments, job.headers or {}, task.payload.fields
             )
             variant = "" if terms is None else terms.variant()
-            job = replace(job, draws=draws, costs=costs, terms=terms, variant=variant)
+            job = replace(job, buckets=buckets, costs=costs, terms=terms, variant=variant)
         is_in_flow = flow_call.origin != Origin()
         return replace(job, id=flow_call.id, origin=flow_call.origin if is_in_flow else None)
 
@@ -357,7 +357,7 @@ class Enqueuer:
                 payload, arguments = encode(call.args, call.kwargs)
             headers = shared_headers if call.headers is None else call.headers or None
             on_skip = require_key if call.later else skip
-            draws, costs, terms = gate.ask(arguments, headers or {}, on_skip) if gate.limits else UNGATED
+            buckets, costs, terms = gate.ask(arguments, headers or {}, on_skip) if gate.limits else UNGATED
             job = NewJob(
                 id=own_id or new_id(now),
                 queue=queue,
@@ -367,7 +367,7 @@ class Enqueuer:
                 enqueued_at=now,
                 aging=aging,
                 expires_at=expires_at,
-                draws=draws,
+                buckets=buckets,
                 costs=costs,
                 terms=terms,
                 variant="" if terms is None else terms.variant(),

@@ -310,7 +310,7 @@ class RunningAttempt:
                 return await self._in_child()
             if task.needs:
                 return Succeeded(await self._with_resources(arguments, named))
-            if not self.job.draws and task.is_plain:
+            if not self.job.buckets and task.is_plain:
                 # The fast path, which most attempts take.
                 self.is_called = True
                 result = await task.function(*arguments, **named)
@@ -461,7 +461,7 @@ class RunningAttempt:
     @property
     def start_decision(self) -> StartDecision:
         """Whether the limits of the job allow it to start now."""
-        return self._dependencies.decide_start(self) if self.job.draws else StartDecision.ON_TIME
+        return self._dependencies.decide_start(self) if self.job.buckets else StartDecision.ON_TIME
 
     async def prepare_start(self) -> bool:
         """Do the last step before the handler is called; return False if it is too late for the limits."""

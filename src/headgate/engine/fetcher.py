@@ -14,7 +14,7 @@ from headgate.engine.remote_limits import GuardedStore, RemoteLimit
 from headgate.engine.services import Services
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, StorageUnavailable
 from headgate.jobs.event import LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered, StorageFailed
-from headgate.jobs.job import ClaimedJob, Draw
+from headgate.jobs.job import BucketRef, ClaimedJob
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule, Limit
 from headgate.storage.admission import BucketVisit
@@ -54,27 +54,24 @@ class Fetcher:
     def request(self, starved: Sequence[Starved], room: int) -> None:
         """Fetch starts for buckets that a claim found empty; `room` jobs could start now."""
         for each in starved:
-            if (fetcher := self._by_limit.get(each.draw.limit)) is not None:
+            if (fetcher := self._by_limit.get(each.ref.limit)) is not None:
                 fetcher.request(each, room)
 
     def note_taken(self, jobs: Sequence[ClaimedJob]) -> None:
         """Note that these jobs were claimed here: the starts they took need not be withdrawn."""
         for job in jobs:
             if job.remote_charges is not None:
-                for index, draw in enumerate(job.draws):
-                    if (
-                        job.remote_charges[index] is not None
-                        and (fetcher := self._by_limit.get(draw.limit)) is not None
-                    ):
-                        fetcher.note_taken(draw, 1 if job.costs is None else job.costs[index])
+                for index, ref in enumerate(job.buckets):
+                    if job.remote_charges[index] is not None and (fetcher := self._by_limit.get(ref.limit)) is not None:
+                        fetcher.note_taken(ref, 1 if job.costs is None else job.costs[index])
 
     def amend(self, amendment: Amendment) -> None:
         """Send an amended charge to its store."""
-        self._by_limit[amendment.draw.limit].amend(amendment)
+        self._by_limit[amendment.ref.limit].amend(amendment)
 
-    def penalize(self, draw: Draw, closed_for: int) -> None:
-        """Close the bucket for every program that draws on it, for `closed_for` microseconds."""
-        self._by_limit[draw.limit].penalize(draw, closed_for)
+    def penalize(self, ref: BucketRef, closed_for: int) -> None:
+        """Close the bucket for every program that uses it, for `closed_for` microseconds."""
+        self._by_limit[ref.limit].penalize(ref, closed_for)
 
     async def flush(self, seconds: float) -> None:
         """Wait at most `seconds` until all amendments are sent; drop the pending requests for starts."""
@@ -123,15 +120,15 @@ class StoreFetcher:
         self._clock = services.clock
         self._bus = services.bus
         self._ids = services.ids
-        self._starved: dict[Draw, tuple[Starved, int]] = {}
+        self._starved: dict[BucketRef, tuple[Starved, int]] = {}
         self._shares = StoredBuckets(services.storage)
         self._breaker = Breaker()
         self._failed_at: dict[str, int] = {}
         self._advised: set[str] = set()
         self._published: set[tuple[str, str]] = set()
-        self._taken: Counter[Draw] = Counter()
+        self._taken: Counter[BucketRef] = Counter()
         self._amendments: list[Amendment] = []
-        self._penalties: dict[Draw, int] = {}
+        self._penalties: dict[BucketRef, int] = {}
         self._wakeup = asyncio.Event()
         self._is_empty = asyncio.Event()
 
@@ -143,22 +140,22 @@ class StoreFetcher:
 
     def request(self, starved: Starved, room: int) -> None:
         """Fetch starts for a bucket that a claim found empty; `room` jobs could start now."""
-        self._starved[starved.draw] = (starved, max(1, min(starved.waiting, room)))
+        self._starved[starved.ref] = (starved, max(1, min(starved.waiting, room)))
         self._wakeup.set()
 
-    def note_taken(self, draw: Draw, cost: int) -> None:
+    def note_taken(self, ref: BucketRef, cost: int) -> None:
         """Note that a job claimed here took `cost`, which need not be withdrawn."""
-        self._taken[draw] += cost
+        self._taken[ref] += cost
 
     def amend(self, amendment: Amendment) -> None:
         """Send an amended charge to the store."""
         self._amendments.append(amendment)
         self._wakeup.set()
 
-    def penalize(self, draw: Draw, closed_for: int) -> None:
-        """Close the bucket for every program that draws on it, for `closed_for` microseconds."""
+    def penalize(self, ref: BucketRef, closed_for: int) -> None:
+        """Close the bucket for every program that uses it, for `closed_for` microseconds."""
         until = self._clock.monotonic() + closed_for
-        self._penalties[draw] = max(until, self._penalties.get(draw, 0))
+        self._penalties[ref] = max(until, self._penalties.get(ref, 0))
         self._wakeup.set()
 
     async def flush(self, seconds: float) -> None:
@@ -176,42 +173,42 @@ class StoreFetcher:
                 starved, self._starved = self._starved, {}
                 penalties, self._penalties = self._penalties, {}
                 amendments, self._amendments = self._amendments, []
-                for draw, until in penalties.items():
+                for ref, until in penalties.items():
                     # Before the refund of the refused start, which would let another job start.
-                    await self._penalize(draw, until)
+                    await self._penalize(ref, until)
                 for amendment in amendments:
                     # One after another: a charge may be moved first and settled then.
                     await self._amend(amendment)
                 if starved:
-                    for draw in starved:
-                        del self._taken[draw]
+                    for ref in starved:
+                        del self._taken[ref]
                     deposits = await asyncio.gather(*(self._fetch(each, room) for each, room in starved.values()))
                     if await self._deposit(deposits):
                         charged = [deposit for deposit in deposits if deposit.balance.charged_at]
-                        withdrawals.create_task(self._withdraw_later(charged, [starved[d.draw][0] for d in charged]))
+                        withdrawals.create_task(self._withdraw_later(charged, [starved[d.ref][0] for d in charged]))
                 if not self._wakeup.is_set():
                     self._is_empty.set()
 
     # ---------------------------------------------------------------------------------------------- fetching
 
     async def _fetch(self, starved: Starved, room: int) -> Deposit:
-        draw, rule, limit = starved.draw, starved.rule.real, starved.draw.limit
+        ref, rule, limit = starved.ref, starved.rule.real, starved.ref.limit
         breaker = self._breaker
         now = self._storage.limit_now()
         try:
             if breaker.is_open(self._clock.monotonic()):
                 raise StorageUnavailable("skipped because the previous call failed")
             id = self._ids.unique(self._clock.now())
-            taken = await self._store.take(_bucket(draw, rule), starved.cost, count=room, id=id)
+            taken = await self._store.take(_bucket(ref, rule), starved.cost, count=room, id=id)
         except CostExceedsLimit:
             # The claim fails the job by the same rule.
-            return Deposit(draw, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
+            return Deposit(ref, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
         except DeclarationError as error:
             # The store is available but cannot hold this rule, so `on_store_error` does not apply: the jobs wait.
             self._publish_once(limit, str(error))
-            return Deposit(draw, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
+            return Deposit(ref, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
         except HeadgateError as error:
-            return Deposit(draw, await self._without(starved, room, now, error))
+            return Deposit(ref, await self._without(starved, room, now, error))
         if self._store.advice is not None:
             self._advise(limit, self._store.advice)
         if breaker.has_failed:
@@ -227,7 +224,7 @@ class StoreFetcher:
                 limit, "it refuses a start although it reports the bucket as open; it is asked again after 1 s"
             )
         return Deposit(
-            draw, FetchedBalance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), starved.cost)
+            ref, FetchedBalance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), starved.cost)
         )
 
     def _publish_once(self, limit: str, error: str) -> None:
@@ -244,20 +241,20 @@ class StoreFetcher:
     async def _without(self, starved: Starved, room: int, now: int, error: HeadgateError) -> FetchedBalance:
         """Return the balance to use while the store is unavailable, by the limit's `on_store_error`."""
         monotonic = self._clock.monotonic()
-        limit = self._limits[starved.draw.limit]
+        limit = self._limits[starved.ref.limit]
         rule = starved.rule.real.describe()
         if not self._breaker.is_open(monotonic):
             self._bus.publish(
                 LimitStoreFailed(
                     at=self._clock.now(),
-                    limit=starved.draw.limit,
+                    limit=starved.ref.limit,
                     error=str(error),
                     jobs_run=limit.on_store_error == "run",
                     sharers=limit.sharers,
                 )
             )
             self._breaker.fail(monotonic)
-        self._failed_at[starved.draw.limit] = monotonic
+        self._failed_at[starved.ref.limit] = monotonic
         if limit.on_store_error == "run":
             return FetchedBalance(room * starved.cost, now, 0, now, rule)
         granted, opens_at = 0, now + ASK_AGAIN
@@ -272,13 +269,13 @@ class StoreFetcher:
 
         Return how many there are, and when there may be more.
         """
-        draw = starved.draw
+        ref = starved.ref
         try:
-            share = Bucket(share_name(draw.limit), draw.key, starved.rule.real.divided(sharers))
+            share = Bucket(share_name(ref.limit), ref.key, starved.rule.real.divided(sharers))
             taken = await self._shares.take(share, starved.cost, count=room)
         except (CostExceedsLimit, DeclarationError) as error:
             # Of a rule that was set at run time, or of a computed cost. They wait for the store.
-            self._publish_once(draw.limit, str(error))
+            self._publish_once(ref.limit, str(error))
             return 0, ask_again_at
         except StorageUnavailable as error:
             # What it took, if it did, is lost: too little may be granted, never too much.
@@ -304,7 +301,7 @@ class StoreFetcher:
         unused = [
             (deposit, each)
             for deposit, each in zip(deposits, starved, strict=True)
-            if self._taken[deposit.draw] < deposit.balance.left
+            if self._taken[deposit.ref] < deposit.balance.left
         ]
         if not unused:
             return
@@ -316,12 +313,12 @@ class StoreFetcher:
         for (deposit, each), cost in zip(unused, left, strict=True):
             if cost:
                 at = deposit.balance.charged_at
-                await self._amend(Amendment(deposit.draw, at, cost, at, 0), each.rule.real)
+                await self._amend(Amendment(deposit.ref, at, cost, at, 0), each.rule.real)
 
     async def _amend(self, amendment: Amendment, rule: AnyRule | None = None) -> None:
-        draw = amendment.draw
+        ref = amendment.ref
         amend = self._store.amend(
-            _bucket(draw, rule or self._limits[draw.limit].rule),
+            _bucket(ref, rule or self._limits[ref.limit].rule),
             amendment.charged_at,
             amendment.cost,
             amendment.started_at,
@@ -329,16 +326,16 @@ class StoreFetcher:
         )
         # A failed refund loses budget; every failure is published.
         is_sent = await self._send(amend, "amending a start in a limit store")
-        if amendment.is_refused and self._limits[draw.limit].rule.adapts:
-            refuse = self._store.refuse(_bucket(draw, rule or self._limits[draw.limit].rule), amendment.charged_at)
+        if amendment.is_refused and self._limits[ref.limit].rule.adapts:
+            refuse = self._store.refuse(_bucket(ref, rule or self._limits[ref.limit].rule), amendment.charged_at)
             await self._send(refuse, "noting a refusal in a limit store")
         if is_sent and amendment.actual < amendment.cost:
-            await self._ask_sooner(draw)
+            await self._ask_sooner(ref)
 
-    async def _penalize(self, draw: Draw, until: int) -> None:
+    async def _penalize(self, ref: BucketRef, until: int) -> None:
         closed_for = until - self._clock.monotonic()
         if closed_for > 0:
-            penalize = self._store.penalize(_bucket(draw, self._limits[draw.limit].rule), closed_for)
+            penalize = self._store.penalize(_bucket(ref, self._limits[ref.limit].rule), closed_for)
             await self._send(penalize, "closing a bucket in a limit store")
 
     async def _send(self, call: Coroutine[None, None, None], doing: str) -> bool:
@@ -357,7 +354,7 @@ class StoreFetcher:
             return False
         return True
 
-    async def _ask_sooner(self, draw: Draw) -> None:
+    async def _ask_sooner(self, ref: BucketRef) -> None:
         """Open the balance at once: after a refund the last answer of the remote store is out of date."""
 
         def reopen(visit: BucketVisit) -> None:
@@ -367,7 +364,7 @@ class StoreFetcher:
                 visit.reopens = True
 
         try:
-            await self._storage.visit(draw, {draw.limit: FetchedStarts(self._limits[draw.limit].rule)}, reopen)
+            await self._storage.visit(ref, {ref.limit: FetchedStarts(self._limits[ref.limit].rule)}, reopen)
         except StorageUnavailable as error:
             self._bus.publish(
                 StorageFailed(at=self._clock.now(), doing="reopening a bucket after a refund", error=str(error))
@@ -379,5 +376,5 @@ def share_name(limit: str) -> str:
     return f"{limit} (share)"
 
 
-def _bucket(draw: Draw, rule: AnyRule) -> Bucket:
-    return Bucket(draw.limit, draw.key, rule)
+def _bucket(ref: BucketRef, rule: AnyRule) -> Bucket:
+    return Bucket(ref.limit, ref.key, rule)

@@ -110,10 +110,10 @@ class HistoryWriter:
             tally.waits[bisect_left(BOUNDS, wait)] += 1
             if wait > tally.wait_max:
                 tally.wait_max = wait
-            if job.draws:
+            if job.buckets:
                 costs = job.costs
-                for place, draw in enumerate(job.draws):
-                    step.charge(draw.limit, draw.key, 1 if costs is None else costs[place])
+                for place, ref in enumerate(job.buckets):
+                    step.charge(ref.limit, ref.key, 1 if costs is None else costs[place])
 
     def note_unlimited(self, limits: Iterable[str]) -> None:
         """Count a start without these limits, whose store was unavailable."""
@@ -148,7 +148,7 @@ class HistoryWriter:
         """Count an amended charge: in the step of the charge if that is recent, else in the current step."""
         if not self._is_on:
             return
-        limit, key = amendment.draw.limit, amendment.draw.key
+        limit, key = amendment.ref.limit, amendment.ref.key
         limit_now = self._storage.limit_now()
         if is_local and limit_now - amendment.charged_at < AMENDED_FOR:
             ahead = self._storage.now() - limit_now

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from headgate.jobs.job import Draw, JobState, NewJob
+from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.terms import CLAIM_TIME
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import demand_of
@@ -22,7 +22,7 @@ class LateStart(NamedTuple):
     """The predicted start of a job that may not wait so long: in wall time, None if unknown; and for which bucket."""
 
     starts_at: int | None
-    waits_for: Draw | None
+    waits_for: BucketRef | None
 
 
 async def reject_over_max_wait(storage: Store, rules: Mapping[str, AnyRule], jobs: Sequence[NewJob]) -> list[NewJob]:
@@ -46,13 +46,13 @@ async def late_starts(
     live = LiveRules(await storage.settings())
     now = storage.now()
     limit_now = storage.limit_now()
-    lanes: dict[tuple[str, tuple[Draw, ...], str], QueuePosition] = {}
+    lanes: dict[tuple[str, tuple[BucketRef, ...], str], QueuePosition] = {}
     late: list[LateStart | None] = []
     for job in jobs:
         late.append(None)
         if job.delayed or (job.origin is not None and job.origin.follows is not None) or not is_checked(job):
             continue
-        lane = (job.queue, job.draws, job.variant)
+        lane = (job.queue, job.buckets, job.variant)
         position = lanes.get(lane) or await storage.prediction_input(*lane)
         position = replace(position, demands=demand_of(job.id, job.costs, job.terms))
         starts_at, waits_for, _ = predict(position, rules, live, limit_now)

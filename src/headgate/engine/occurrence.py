@@ -99,7 +99,7 @@ def _job(
     task = registry.find(call.task)
     assert task is not None, f"schedule {record.name!r} is of a task that was not requested"
     gate = registry.gate(task, call.queue)
-    draws, costs, terms = UNGATED
+    buckets, costs, terms = UNGATED
     rejection = None
     if gate.limits:
         try:
@@ -107,7 +107,7 @@ def _job(
             arguments = (
                 payload.decode_part(call.payload, origin.results) if origin.results else payload.arguments(call.payload)
             )
-            draws, costs, terms = gate.ask(arguments, call.headers or {}, _ignore_skip)
+            buckets, costs, terms = gate.ask(arguments, call.headers or {}, _ignore_skip)
         except USER_CODE_ERRORS as error:  # including errors of the task's own key or cost
             rejection = truncated_error(error)
     ends = [until, None if call.expires_in is None else run_at + call.expires_in]
@@ -124,7 +124,7 @@ def _job(
         enqueued_at=now,
         aging=registry.aging(call.queue),
         expires_at=min((at for at in ends if at is not None), default=None),
-        draws=draws,
+        buckets=buckets,
         costs=costs,
         headers=call.headers,
         options=call.options,

@@ -76,8 +76,8 @@ class OutcomeRecorder:
         ending = self._decide(job, outcome, attempt.retry, now, attempt.error)
         self.handed_back += isinstance(outcome, Interrupted)
         if isinstance(outcome, CalleeRateLimited):
-            if isinstance(ending, Returned) and not self._draws_on_rates(job):
-                # It draws on no bucket that could be closed, so the job itself is delayed.
+            if isinstance(ending, Returned) and not self._uses_rates(job):
+                # It uses no bucket that could be closed, so the job itself is delayed.
                 ending = replace(ending, run_at=now + outcome.retry_after)
             self._charges.penalize(job, outcome.retry_after)
         return ending
@@ -93,9 +93,9 @@ class OutcomeRecorder:
             plain = RetryPolicy(retries=retry.retries)
             return decide(job, outcome, plain, now, self._random)
 
-    def _draws_on_rates(self, job: ClaimedJob) -> bool:
+    def _uses_rates(self, job: ClaimedJob) -> bool:
         rules = self._registry.rules
-        return not all(takes_permit(draw, rules) for draw in job.draws)
+        return not all(takes_permit(ref, rules) for ref in job.buckets)
 
     def _callbacks_after(self, attempt: RunningAttempt, ending: Ending) -> Then | None:
         """Return the call that runs the callbacks of the task once this ending is stored."""

@@ -155,7 +155,7 @@ class Recorder:
             del amendments[0]
 
     def _drop(self, amendment: Amendment, error: Exception) -> None:
-        doing = f"amending what a start cost limit {amendment.draw.limit!r}: {amendment.actual} is not charged"
+        doing = f"amending what a start cost limit {amendment.ref.limit!r}: {amendment.actual} is not charged"
         self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=summarize_error(error)))
 
     async def _finish(self, endings: Sequence[Ending]) -> Sequence[bool | None]:

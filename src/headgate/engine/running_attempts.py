@@ -147,7 +147,7 @@ class RunningAttempts:
                     attempt=job.attempt,
                     waited=max(0, job.started_at - job.run_at) / SECOND,
                     throttled=job.throttled_for / SECOND,
-                    limits=tuple([draw.limit for draw in job.draws]),
+                    limits=tuple([ref.limit for ref in job.buckets]),
                     unlimited=() if charge is None else charge.unlimited,
                 )
             )
@@ -213,9 +213,9 @@ class RunningAttempts:
             self._conclude(attempt, done)
 
     def _may_hold_permits(self, attempt: RunningAttempt) -> bool:
-        """Return whether it may hold permits, including one kept from an earlier attempt, which is not in its draws."""
+        """Return whether it may hold permits, also one kept from an earlier attempt, which is not in its buckets."""
         rules = self._registry.rules
-        return any(takes_permit(draw, rules) for draw in attempt.job.draws) or any(
+        return any(takes_permit(ref, rules) for ref in attempt.job.buckets) or any(
             bound.limit.rule.holds_permits for bound in attempt.task.gate.limits
         )
 

@@ -169,15 +169,15 @@ class ListedJobView(JobFields, frozen=True, kw_only=True):
 
 
 class ExplanationView(msgspec.Struct, frozen=True):
-    """Why a job has not started, or how it ended, in a sentence, with the limits that it draws on."""
+    """Why a job has not started, or how it ended, in a sentence, with the limits that it uses."""
 
     status: JobStatusView
     reason: str
     limits: Sequence[LimitInfo]
 
 
-class DrawView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A limit that a job draws on, its key, and the cost of one start."""
+class ChargedBucket(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A limit that a job uses, its key, and the cost of one start."""
 
     limit: str
     key: str
@@ -237,7 +237,7 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     annotations: Mapping[str, Any]
     headers: Mapping[str, str] | None
     options: JobOptions | None
-    draws: Sequence[DrawView]
+    buckets: Sequence[ChargedBucket]
     unique_key: str | None
     schedule: str | None
     batch: str | None
@@ -279,7 +279,7 @@ async def job(caller: Caller, id: str) -> JobDetailsView:
 
 
 async def explain_job(caller: Caller, id: str) -> ExplanationView:
-    """Return why a job has not started, or how it ended, with the limits that it draws on as they are now."""
+    """Return why a job has not started, or how it ended, with the limits that it uses as they are now."""
     found = await caller.admin.explain(id)
     secrets = await caller.secrets(id)
     paused = frozenset((each.limit, each.key) for each in found.limits if each.is_paused)
@@ -490,7 +490,7 @@ def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
         annotations=redaction.mapping(job.status.annotations, secrets) or {},
         headers=redaction.mapping(record.headers, secrets),
         options=None if record.options is None else msgspec.structs.replace(record.options, tags=()),
-        draws=_draws(record),
+        buckets=_buckets(record),
         unique_key=record.unique_key,
         schedule=None if origin is None else origin.schedule,
         batch=None if origin is None else origin.batch,
@@ -537,9 +537,9 @@ def _status(status: JobStatus, redaction: Redaction, secrets: Secrets) -> JobSta
     return replace(status, error=redaction.error(status.error, secrets), progress=said)
 
 
-def _draws(record: JobRecord) -> Sequence[DrawView]:
-    costs = record.costs or (1,) * len(record.draws)
-    return [DrawView(draw.limit, shown_key(draw.key), cost) for draw, cost in zip(record.draws, costs, strict=True)]
+def _buckets(record: JobRecord) -> Sequence[ChargedBucket]:
+    costs = record.costs or (1,) * len(record.buckets)
+    return [ChargedBucket(ref.limit, shown_key(ref.key), cost) for ref, cost in zip(record.buckets, costs, strict=True)]
 
 
 def _line(line: LogLine, redaction: Redaction, secrets: Secrets) -> LogLineView:

@@ -25,7 +25,7 @@ class QueuePage(msgspec.Struct, frozen=True):
 
 
 class QueueDetails(msgspec.Struct, frozen=True):
-    """A queue, null if it is not declared, has no jobs and is not paused; its tasks, and the limits that they draw on.
+    """A queue, null if it is not declared, has no jobs and is not paused; its tasks, and the limits that they use.
 
     Its unfinished jobs were counted at `counted_at` (null: not yet). `declared` is null unless this app declares it,
     and `keys` unless it is fair.
@@ -54,7 +54,7 @@ async def queues(caller: Caller) -> QueuePage:
 
 
 async def queue(caller: Caller, name: str) -> QueueDetails:
-    """Return one queue, the tasks that this app declares for it, and the limits that their jobs draw on.
+    """Return one queue, the tasks that this app declares for it, and the limits that their jobs use.
 
     Of a fair queue, `keys` are the 20 keys with most waiting jobs.
     """

@@ -107,7 +107,7 @@ class TaskPage(msgspec.Struct, frozen=True):
 
 
 class TaskDetails(msgspec.Struct, frozen=True):
-    """A task: its queue, null if this app does not declare it, and the limits that its jobs draw on.
+    """A task: its queue, null if this app does not declare it, and the limits that its jobs use.
 
     `requires` are the labels that a node needs to run its jobs, `tags` those of all its jobs, `unique_key` the template
     of their unique keys, or the name of its function.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import Draw, Origin
+from headgate.jobs.job import BucketRef, Origin
 from headgate.jobs.terms import GateTerms
 
 
@@ -109,14 +109,14 @@ def subject_of(task: str, queue: str) -> str:
 
 
 class GatedJob(msgspec.Struct, frozen=True, array_like=True):
-    """A waiting job: its draws, costs and terms, the data they are computed from, and the gate that computed them."""
+    """A waiting job: its buckets, costs and terms, the data they are computed from, and the gate that computed them."""
 
     id: JobId
     task: str
     queue: str
     payload: str
     headers: dict[str, str] | None
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     costs: tuple[int, ...] | None
     terms: GateTerms | None
     gate: str
@@ -124,14 +124,14 @@ class GatedJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GateChange(msgspec.Struct, frozen=True, array_like=True):
-    """New draws, costs, terms and gate for a job, applied if it still waits with the draws in `before`.
+    """New buckets, costs, terms and gate for a job, applied if it still waits with the buckets in `before`.
 
-    An empty `gate` keeps the current one. With `stays` the draws are the same, and the job stays in its lane.
+    An empty `gate` keeps the current one. With `stays` the buckets are the same, and the job stays in its lane.
     """
 
     id: str
-    before: tuple[Draw, ...]
-    draws: tuple[Draw, ...]
+    before: tuple[BucketRef, ...]
+    buckets: tuple[BucketRef, ...]
     costs: tuple[int, ...] | None
     terms: GateTerms | None
     gate: str = ""

@@ -13,7 +13,7 @@ import msgspec
 
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.audit import AuditLevel
-from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
+from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, without
 from headgate.jobs.identity import JobId, process_name
 from headgate.jobs.state import JobState as JobState
 from headgate.jobs.terms import GateTerms
@@ -31,8 +31,8 @@ OnConflict = Literal["keep", "replace", "raise", "cancel_running"]
 """What happens to the next job under a unique key."""
 
 
-class Draw(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A bucket that a job draws on: one limit, for one key."""
+class BucketRef(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A bucket that a job uses: one limit, for one key."""
 
     limit: str
     key: str
@@ -135,7 +135,8 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     At most one job of a task waits with one `unique_key`; `on_conflict` decides about the next one. A job `has_own_id`
     if its caller chose the id: if a job of the task is stored under it, nothing else is stored.
 
-    `gate` names the declaration that computed its draws, costs and terms; only a node that declares it starts the job.
+    `gate` names the declaration that computed its buckets, costs and terms; only a node that declares it starts the
+    job.
 
     `enqueued_by` is the process that enqueues it, as `host:pid`, for information only.
     """
@@ -150,7 +151,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     enqueued_at: int
     aging: int | None = None
     expires_at: int | None = None
-    draws: tuple[Draw, ...] = ()
+    buckets: tuple[BucketRef, ...] = ()
     costs: tuple[int, ...] | None = None
     headers: dict[str, str] | None = None
     options: JobOptions | None = None
@@ -169,7 +170,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
 
     @property
     def known_by(self) -> str:
-        """What a node must declare to start it: the gate that computed its draws, or its task without one."""
+        """What a node must declare to start it: the gate that computed its buckets, or its task without one."""
         return self.gate or self.task
 
 
@@ -185,9 +186,9 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     `fence` is the fencing token: it grows with every claim, and `finish` compares it. `attempt` counts the spent
     attempts, so a snoozed or returned attempt keeps its number; `lost` of them ended with a dead node. `charged_at` is
-    the limit time at which its start counts in the buckets it draws on. `draws` and `costs` are what this start was
+    the limit time at which its start counts in the buckets it uses. `buckets` and `costs` are what this start was
     charged for: a retry may be exempt from some limits of its task. `remote_charges` has an entry for each of these
-    draws, None for a local one; it is None if all are local. From `run_at` on it waited `throttled_for` microseconds
+    buckets, None for a local one; it is None if all are local. From `run_at` on it waited `throttled_for` microseconds
     for a limit, then until `started_at` for a slot. `annotations` are those of earlier attempts. `unreadable` names a
     part of its row that cannot be read, with the reason; the handler of such a job is not called.
     """
@@ -202,7 +203,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     enqueued_at: int
     run_at: int
     started_at: int
-    draws: tuple[Draw, ...] = ()
+    buckets: tuple[BucketRef, ...] = ()
     costs: tuple[int, ...] | None = None
     charged_at: int = 0
     remote_charges: tuple[RemoteCharge | None, ...] | None = None
@@ -215,8 +216,8 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def gated(self) -> bool:
-        """Whether it draws on any limit."""
-        return bool(self.draws)
+        """Whether it uses any limit."""
+        return bool(self.buckets)
 
 
 class JobRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -224,10 +225,11 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
 
     `throttled_until` and `waits_for` are set while the job's lane waits behind a closed bucket, `waits_for` alone if it
     waits for a permit; `lane_waiting` is how many jobs wait in that lane, this one included. `held` is the set of its
-    draws whose permits it holds. `charged_at` (limit time) is when its running attempt was charged, for all its draws
-    but those in the set `uncharged`. A waiting job that `is_blocked` is in no lane: it follows another, which is not
-    final yet. `enqueued_by` is the process that enqueued it. `deferrals` is how many of its starts a limit delayed,
-    None for none. `unreadable` names a part of its row that cannot be read, with the reason; that part is blank here.
+    buckets whose permits it holds. `charged_at` (limit time) is when its running attempt was charged, for all its
+    buckets but those in the set `uncharged`. A waiting job that `is_blocked` is in no lane: it follows another, which
+    is not final yet. `enqueued_by` is the process that enqueued it. `deferrals` is how many of its starts a limit
+    delayed, None for none. `unreadable` names a part of its row that cannot be read, with the reason; that part is
+    blank here.
     """
 
     id: JobId
@@ -249,17 +251,17 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     cancel_requested: bool
     result: str | None
     error: JobError | None
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     headers: dict[str, str] | None
     options: JobOptions | None
     throttled_until: int | None
-    waits_for: Draw | None
+    waits_for: BucketRef | None
     lane_waiting: int
     costs: tuple[int, ...] | None = None
     terms: GateTerms | None = None
-    held: DrawSet = NO_DRAWS
+    held: BucketMask = NO_BUCKETS
     charged_at: int | None = None
-    uncharged: DrawSet = NO_DRAWS
+    uncharged: BucketMask = NO_BUCKETS
     unique_key: str | None = None
     origin: Origin | None = None
     audit: AuditLevel = AuditLevel.FULL
@@ -283,7 +285,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
             self.enqueued_at,
             self.run_at,
             self.started_at or 0,
-            without(self.draws, self.uncharged),
+            without(self.buckets, self.uncharged),
             None if self.costs is None else without(self.costs, self.uncharged),
             self.charged_at or 0,
             None,

@@ -1,4 +1,4 @@
-"""Terms: what limits require of a job besides its draws and costs. Most jobs have none: they hold no permits."""
+"""Terms: what limits require of a job besides its buckets and costs. Most jobs have none: they hold no permits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
-from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, draws_where, intersection, without
+from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen, intersection, mask_where, without
 from headgate.jobs.state import JobState
 
 T = TypeVar("T")
@@ -42,15 +42,15 @@ class PermitTerms(msgspec.Struct, frozen=True, array_like=True):
 class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     """The terms of one job.
 
-    `holds` has an entry for each draw, None for a rate; it is empty if no draw is on permits. A retry is not charged
-    for the draws in `free_retries`. `patience` is how long the job may wait until it starts (µs; 0: not at all): its
-    `max_wait`, within which its limits have to open, and `CLAIM_TIME` for the claim after that. With `cancels` a
-    rejected job is cancelled instead of failed. With `skips` it is cancelled if it is rejected or expires before an
-    attempt was spent: an occurrence of a schedule that does not run is no failure.
+    `holds` has an entry for each bucket, None for a rate; it is empty if no bucket has permits. A retry is not
+    charged for the buckets in `free_retries`. `patience` is how long the job may wait until it starts (µs; 0: not at
+    all): its `max_wait`, within which its limits have to open, and `CLAIM_TIME` for the claim after that. With
+    `cancels` a rejected job is cancelled instead of failed. With `skips` it is cancelled if it is rejected or expires
+    before an attempt was spent: an occurrence of a schedule that does not run is no failure.
     """
 
     holds: tuple[PermitTerms | None, ...] = ()
-    free_retries: DrawSet = NO_DRAWS
+    free_retries: BucketMask = NO_BUCKETS
     patience: int | None = None
     cancels: bool = False
     skips: bool = False
@@ -82,30 +82,30 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
         return replace(self, skips=False) if self.skips and attempts else self
 
     @property
-    def permits(self) -> DrawSet:
-        """The draws on permits."""
-        return draws_where(holding is not None for holding in self.holds)
+    def permits(self) -> BucketMask:
+        """Its buckets that have permits."""
+        return mask_where(holding is not None for holding in self.holds)
 
-    def kept(self, held: DrawSet, state: JobState) -> DrawSet:
+    def kept(self, held: BucketMask, state: JobState) -> BucketMask:
         """Return those of the held permits that a job keeps when it changes to `state`."""
         if state is JobState.WAITING:
-            lasting = draws_where(holding is not None and holding.outlasts_attempts for holding in self.holds)
+            lasting = mask_where(holding is not None and holding.outlasts_attempts for holding in self.holds)
             return intersection(held, lasting)
         if state is JobState.FAILED:
-            lasting = draws_where(holding is not None and holding.until == "until_success" for holding in self.holds)
+            lasting = mask_where(holding is not None and holding.until == "until_success" for holding in self.holds)
             return intersection(held, lasting)
-        return held if state is JobState.RUNNING else NO_DRAWS
+        return held if state is JobState.RUNNING else NO_BUCKETS
 
     @property
-    def of_batch(self) -> DrawSet:
-        """The draws whose permits the batch holds."""
-        return draws_where(holding is not None and holding.until == "batch" for holding in self.holds)
+    def of_batch(self) -> BucketMask:
+        """The buckets whose permits the batch holds."""
+        return mask_where(holding is not None and holding.until == "batch" for holding in self.holds)
 
-    def variant(self, exempt_draws: DrawSet = NO_DRAWS) -> str:
+    def variant(self, exempt: BucketMask = NO_BUCKETS) -> str:
         """Return what else distinguishes its lane: whether it waits, and the owners of shared permits; "" for most."""
         owners = [
             holding.owner
-            for holding in without(self.holds, exempt_draws)
+            for holding in without(self.holds, exempt)
             if holding is not None and holding.owner is not None
         ]
         if not owners and not self.discards:
@@ -119,18 +119,18 @@ def variant_discards(variant: str) -> bool:
 
 
 def kept_permits(
-    job_id: str, before: Sequence[T], old: GateTerms | None, held: DrawSet, after: Sequence[T], new: GateTerms | None
+    job_id: str, before: Sequence[T], old: GateTerms | None, held: BucketMask, after: Sequence[T], new: GateTerms | None
 ) -> frozenset[T]:
-    """Return the draws whose permits a job keeps when its draws and terms change: those with the same holder."""
+    """Return the buckets whose permits a job keeps when its buckets and terms change: those with the same holder."""
     if old is None or new is None or not held:
         return frozenset()
     holders = {
-        draw: holding.holder(job_id)
-        for draw, holding in chosen(zip(before, old.holds, strict=False), held)
+        ref: holding.holder(job_id)
+        for ref, holding in chosen(zip(before, old.holds, strict=False), held)
         if holding is not None
     }
     return frozenset(
-        draw
-        for draw, holding in zip(after, new.holds, strict=False)
-        if holding is not None and holders.get(draw) == holding.holder(job_id)
+        ref
+        for ref, holding in zip(after, new.holds, strict=False)
+        if holding is not None and holders.get(ref) == holding.holder(job_id)
     )

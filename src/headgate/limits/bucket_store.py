@@ -1,6 +1,6 @@
 """The bucket store protocol: where buckets live that are not charged together with jobs.
 
-A stand-alone `Limiter` draws on a bucket store, and so does a job's limit with `store="redis://…"`. Each call is atomic
+A stand-alone `Limiter` uses a bucket store, and so does a job's limit with `store="redis://…"`. Each call is atomic
 for its bucket, whatever other callers do. All instants are the store's own limit time in microseconds: it never goes
 back, and all programs that use the store share it.
 """

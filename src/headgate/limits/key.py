@@ -1,4 +1,4 @@
-"""Keys: the bucket that a job draws on, computed from its arguments at enqueue."""
+"""Keys: the bucket that a job uses, computed from its arguments at enqueue."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def header(name: str = "tenant") -> Header:
 
 
 BETWEEN_LEVELS = "\x1f"
-"""Stands between the two levels of a key. Statements know it in stored draws, so it is in no level."""
+"""Stands between the two levels of a key. Statements know it in stored buckets, so it is in no level."""
 
 LONGEST_LEVEL = 120
 """The longest level of a key of two; a longer one is replaced by its SHA-256."""
@@ -241,7 +241,7 @@ def _compile_only_level(only: object, parameters: Sequence[str], where: str, fie
 def stored_level(value: object) -> str:
     """Return a level of a key of two as it is stored; an empty one is the shared one."""
     text = bucket_key(value, LONGEST_LEVEL) or SHARED
-    # In stored draws these characters are escaped; statements find the end of a level without decoding it.
+    # In stored buckets these characters are escaped; statements find the end of a level without decoding it.
     return bucket_key(text, 0) if _NOT_IN_LEVELS.search(text) else text
 
 

@@ -62,7 +62,7 @@ class RateOptions(LimitOptions, total=False):
 class Limit:
     """The options that all limits share.
 
-    `key` names the bucket a job draws on: a template over its arguments (`"{tenant_id}"`, `"{order.tenant_id}"`,
+    `key` names the bucket a job uses: a template over its arguments (`"{tenant_id}"`, `"{order.tenant_id}"`,
     `"{0}"`), a callable that receives the arguments it names, `header("tenant")`, or None for one bucket for all.
     `name` (up to 100 characters) makes it one budget for every task that uses the name; without a name the limit
     belongs to its task. `cost` (default 1) is what one start costs: a number, a template or a callable.

@@ -57,7 +57,7 @@ THROTTLED = Metric(
     "headgate_job_throttled_seconds",
     "histogram",
     ("limit",),
-    "How long limits delayed jobs that draw on this one, without the wait for a slot.",
+    "How long limits delayed jobs that use this one, without the wait for a slot.",
     WAIT_BUCKETS,
 )
 DECISIONS = Metric(

@@ -174,15 +174,15 @@ def _throttled(buckets: Iterable[BucketRecord], labels: Labels) -> Iterator[Numb
         yield metric.JOBS_THROTTLED, (name,), 0
         yield metric.KEYS_THROTTLED, (name,), 0
     for each in buckets:
-        limit = labels.limit(each.draw.limit)
+        limit = labels.limit(each.ref.limit)
         yield metric.JOBS_THROTTLED, (limit,), each.waiting
         yield metric.KEYS_THROTTLED, (limit,), 1
 
 
 def _top_keys(buckets: Iterable[BucketRecord], labels: Labels, count: int) -> Iterator[Number]:
-    declared = (each for each in buckets if each.draw.limit in labels.limits)
+    declared = (each for each in buckets if each.ref.limit in labels.limits)
     for each in nlargest(count, declared, key=lambda bucket: bucket.waiting):
-        yield metric.TOP_KEYS, (each.draw.limit, each.draw.key), each.waiting
+        yield metric.TOP_KEYS, (each.ref.limit, each.ref.key), each.waiting
 
 
 def _nodes(nodes: Iterable[NodeRecord], now: int) -> Iterator[Number]:

@@ -166,11 +166,11 @@ class Spans:
                 attributes["messaging.message.conversation_id"] = job.origin.batch
             if job.origin.schedule is not None:
                 attributes["headgate.schedule"] = job.origin.schedule
-        if job.draws:
-            attributes["headgate.limits"] = [draw.limit for draw in job.draws]
+        if job.buckets:
+            attributes["headgate.limits"] = [ref.limit for ref in job.buckets]
             attributes["headgate.ratelimit.wait"] = job.throttled_for / SECOND
             if self._salt is not None:
-                attributes["headgate.ratelimit.key_hash"] = [self._hash(draw.key, self._salt) for draw in job.draws]
+                attributes["headgate.ratelimit.key_hash"] = [self._hash(ref.key, self._salt) for ref in job.buckets]
         with self._following(job.headers, f"process {job.queue}", trace.SpanKind.CONSUMER, attributes) as span:
 
             def record(outcome: Outcome) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headgate.errors import CostExceedsLimit
-from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
-from headgate.jobs.job import Draw, RemoteCharge
+from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, without
+from headgate.jobs.job import BucketRef, RemoteCharge
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import NO_PERMITS, batches_of
 from headgate.limits.fair import TurnGroup, TurnLine
@@ -34,23 +34,23 @@ RowId = str
 """The id of a lane or a bucket."""
 
 Demand = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]
-"""What a job draws from its lane's buckets: the cost in each (None: 1) and the permit holder in each (None: rates)."""
+"""What a job takes from the buckets of its lane: each cost (None: 1) and each permit holder (None: rates)."""
 
 
 class BucketView:
     """A bucket during one claim.
 
-    `opens_at` is set while lanes wait behind it. `state` is None for a bucket that no job has drawn on.
+    `opens_at` is set while lanes wait behind it. `state` is None for a bucket that no job has used.
 
     A dynamic window has one state for all keys, in `home`, the bucket of the limit itself. `home` also has the
     `rivals`: keys with an opened bucket and lanes behind it. Every other bucket is its own home.
     """
 
-    __slots__ = ("charged", "closed_until", "draw", "home", "id", "opens_at", "rivals", "rule", "state")
+    __slots__ = ("charged", "closed_until", "home", "id", "opens_at", "ref", "rivals", "rule", "state")
 
     def __init__(
         self,
-        draw: Draw,
+        ref: BucketRef,
         rule: AnyRule,
         state: Any,
         *,
@@ -60,7 +60,7 @@ class BucketView:
         home: BucketView | None = None,
     ) -> None:
         self.id = id
-        self.draw = draw
+        self.ref = ref
         self.rule = rule
         self.state = state
         self.opens_at = opens_at
@@ -72,11 +72,11 @@ class BucketView:
     def take(self, now: int, cost: int = 1, holder: str = "") -> tuple[int, Any]:
         """Return when the rule admits `cost`, and the state of the home after that."""
         home = self.home
-        return self.rule.for_key(self.draw.key, home.rivals, holder).take(home.state, now, cost)
+        return self.rule.for_key(self.ref.key, home.rivals, holder).take(home.state, now, cost)
 
     def snapshot(self, now: int) -> Snapshot:
         """Return what is shown of the bucket."""
-        return self.rule.for_key(self.draw.key).snapshot(self.home.state, now)
+        return self.rule.for_key(self.ref.key).snapshot(self.home.state, now)
 
     @property
     def remote_charge(self) -> RemoteCharge | None:
@@ -99,12 +99,12 @@ class BucketView:
 
     @property
     def stored(self) -> tuple[str | None, int]:
-        """The stored state, and the limit time from which it may be deleted; (None, 0) if never drawn on."""
+        """The stored state, and the limit time from which it may be deleted; (None, 0) if never used."""
         return (None, 0) if self.state is None else (self.rule.dump(self.state), self.rule.idle_at(self.state))
 
     def amend(self, charged_at: int, cost: int, started_at: int, actual: int) -> None:
         """Correct the cost and the time of a charged start, as `Rule.amend` does."""
-        home, rule = self.home, self.rule.for_key(self.draw.key)
+        home, rule = self.home, self.rule.for_key(self.ref.key)
         if home.state is None:
             home.state = rule.amend_forgotten(charged_at, started_at, actual)
         else:
@@ -114,7 +114,7 @@ class BucketView:
 
     def refuse(self, charged_at: int, now: int) -> None:
         """Note that the callee has refused a start, as `Rule.refused` does."""
-        home, rule = self.home, self.rule.for_key(self.draw.key)
+        home, rule = self.home, self.rule.for_key(self.ref.key)
         after = rule.refused(home.state, charged_at, now)
         if after != home.state:
             home.state = after
@@ -125,7 +125,7 @@ class BucketView:
         if self.closed_until > now:
             return 0
         home = self.home
-        return self.rule.for_key(self.draw.key, home.rivals).grants(home.state, now, most)
+        return self.rule.for_key(self.ref.key, home.rivals).grants(home.state, now, most)
 
     def reopens_at(self, now: int) -> int:
         """Return when it opens for the lanes that still wait behind it; `now` if it is open."""
@@ -384,19 +384,19 @@ def starved_by(lane: LaneView, waiting: int, now: int) -> Starved | None:
     cost = 1 if costs is None else costs[lane.buckets.index(bucket)]
     if not bucket.is_starved(now, cost):
         return None
-    return Starved(bucket.draw, bucket.rule, cost, waiting)
+    return Starved(bucket.ref, bucket.rule, cost, waiting)
 
 
 def demand_of(
-    job_id: str, costs: tuple[int, ...] | None, terms: GateTerms | None, exempt_draws: DrawSet = NO_DRAWS
+    job_id: str, costs: tuple[int, ...] | None, terms: GateTerms | None, exempt: BucketMask = NO_BUCKETS
 ) -> Demand | None:
-    """Return the demand of a job for all its draws except those in `exempt_draws`."""
+    """Return the demand of a job for all its buckets except those in `exempt`."""
     if costs is None and (terms is None or not terms.holds):
         return None
     holders = None
     if terms is not None and terms.holds:
         holders = tuple(None if holding is None else holding.holder(job_id) for holding in terms.holds)
     return (
-        None if costs is None else without(costs, exempt_draws),
-        None if holders is None else without(holders, exempt_draws),
+        None if costs is None else without(costs, exempt),
+        None if holders is None else without(holders, exempt),
     )

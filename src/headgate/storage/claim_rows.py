@@ -7,9 +7,9 @@ from typing import NamedTuple
 import msgspec
 
 from headgate.jobs.annotation import Annotation
-from headgate.jobs.draw_set import DrawSet, size, union
+from headgate.jobs.bucket_mask import BucketMask, size, union
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import Draw, JobOptions, Origin
+from headgate.jobs.job import BucketRef, JobOptions, Origin
 from headgate.jobs.terms import GateTerms
 from headgate.storage.admission import RowId
 from headgate.storage.stored_rows import note_unreadable
@@ -19,7 +19,7 @@ LOWEST_RANK = -9_000_000_000_000_000_000
 
 
 class LaneRow(msgspec.Struct):
-    """A lane as it is stored. The lane of jobs without limits has no draws.
+    """A lane as it is stored. The lane of jobs without limits has no buckets.
 
     `opened_at` (limit time) is when the bucket opened that the lane last waited behind. Its jobs that were ready before
     have waited for that limit until then, and for a slot since then. `turn` is that of its key in a fair queue, None in
@@ -30,7 +30,7 @@ class LaneRow(msgspec.Struct):
 
     id: RowId
     queue: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     waiting: int
     since: int | None
     behind: RowId | None
@@ -84,19 +84,19 @@ class LaneHead(msgspec.Struct):
     options: JobOptions | None
     origin: Origin | None
     terms: GateTerms | None
-    held: DrawSet
-    passed: DrawSet
+    held: BucketMask
+    passed: BucketMask
     give_up_at: int | None
     annotations: dict[str, Annotation] | None
-    draws: tuple[Draw, ...] | None
-    """All draws of the job, if it holds permits of some."""
+    buckets: tuple[BucketRef, ...] | None
+    """All buckets of the job, if it holds permits of some."""
     gate: str
     unreadable: str | None = None
     """Which field of its row could not be read, and why."""
 
     @property
-    def exempt_draws(self) -> DrawSet:
-        """The draws of the job that its lane does not have."""
+    def exempt(self) -> BucketMask:
+        """The buckets of the job that its lane does not have."""
         return union(self.held, self.passed)
 
     def is_late(self, now: int) -> bool:
@@ -104,12 +104,13 @@ class LaneHead(msgspec.Struct):
         expires_at, give_up_at = self.expires_at, self.give_up_at
         return (expires_at is not None and expires_at <= now) or (give_up_at is not None and give_up_at <= now)
 
-    def check_draw_count(self, draws: int) -> None:
-        """Compare the lengths of its costs and holders with the number of its draws; if they differ, it is unreadable.
+    def check_bucket_count(self, buckets: int) -> None:
+        """Compare the lengths of its costs and holders with the number of its buckets; if they differ, it is
+        unreadable.
 
         Its cost or its permits are then unknown, so it is charged as a job that costs 1 or holds nothing.
         """
-        expected = draws + size(self.exempt_draws)
+        expected = buckets + size(self.exempt)
         costs, terms = self.costs, self.terms
         if costs is not None and (len(costs) != expected or min(costs, default=0) < 0):
             self._refuse(f"costs: {list(costs)[:10]} for {expected} limits")
@@ -124,7 +125,7 @@ class LaneHead(msgspec.Struct):
 
 
 class JobStart(msgspec.Struct):
-    """A job that starts, as it was read, with the permits that it holds now and the draws that were not charged.
+    """A job that starts, as it was read, with the permits that it holds now and the buckets that were not charged.
 
     It `is_deferred` if it waited for a limit.
     """
@@ -132,8 +133,8 @@ class JobStart(msgspec.Struct):
     id: str
     lane: RowId
     fence: int
-    held: DrawSet
-    uncharged: DrawSet
+    held: BucketMask
+    uncharged: BucketMask
     is_deferred: bool
 
 

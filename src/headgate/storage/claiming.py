@@ -14,8 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
-from headgate.jobs.draw_set import NO_DRAWS, difference, draws_where, spread, union, without
-from headgate.jobs.job import ClaimedJob, Draw, JobError, JobState, truncated_error
+from headgate.jobs.bucket_mask import NO_BUCKETS, difference, mask_where, spread, union, without
+from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobState, truncated_error
 from headgate.jobs.terms import variant_discards
 from headgate.limits.concurrency import batches_of
 from headgate.limits.fair import PREFIX, STEP, TurnGroup, TurnLine, TurnOrder, first_turn, returning_turn
@@ -152,7 +152,7 @@ class ClaimPlan:
         self.given: list[PermitRelease] = []
         self._dropped: list[Dropped] = []
         # The opened buckets that needed a fetch before anything was taken.
-        self._starving: set[Draw] = set()
+        self._starving: set[BucketRef] = set()
         self._page_was_full = False
         self._more_opened = False
         self._next_timer: int | None = None
@@ -200,7 +200,7 @@ class ClaimPlan:
         """Return the lanes of which this node has the rules of all limits."""
         rules = self.claim.rules
         read = list(rows)
-        usable = [row for row in read if all(draw.limit in rules for draw in row.draws)]
+        usable = [row for row in read if all(ref.limit in rules for ref in row.buckets)]
         self.has_unknown_lanes = self.has_unknown_lanes or len(usable) < len(read)
         return usable
 
@@ -293,9 +293,9 @@ class ClaimPlan:
         if order is None:
             return 0
         if order.weights and row.group_id is None:
-            for draw in row.draws:
-                if draw.limit == PREFIX + row.queue:
-                    return order.step(draw.key)
+            for ref in row.buckets:
+                if ref.limit == PREFIX + row.queue:
+                    return order.step(ref.key)
         return STEP
 
     def _turn(self, row: LaneRow) -> int:
@@ -335,9 +335,9 @@ class ClaimPlan:
                 continue
             group = self.groups[row.group_id]
             order = self._orders.get(row.queue)
-            for draw in row.draws if order is not None else ():
-                if draw.limit == PREFIX + row.queue:
-                    group.step = order.step(draw.key) if order is not None else STEP
+            for ref in row.buckets if order is not None else ():
+                if ref.limit == PREFIX + row.queue:
+                    group.step = order.step(ref.key) if order is not None else STEP
             if group.first is None:
                 # None of its lanes is in line.
                 group.turn = returning_turn(group.turn, self._lowest_turns.get(row.queue, group.turn))
@@ -417,7 +417,7 @@ class ClaimPlan:
             held[visit.row.queue] += visit.taken
         return divided(slots, wanted, held, {queue: room.weight for queue, room in rooms.items()})
 
-    def heads_to_read(self, visits: Sequence[LaneVisit], slots: int, view: Callable[[Draw], BucketView]) -> int:
+    def heads_to_read(self, visits: Sequence[LaneVisit], slots: int, view: Callable[[BucketRef], BucketView]) -> int:
         """Return how many jobs of each lane to read: those that can start, and one more that finds a bucket closed.
 
         More jobs can start if they cost nothing. A lane from which all read jobs were taken is visited again.
@@ -434,13 +434,13 @@ class ClaimPlan:
         """Return how many jobs of each lane to read at most, whatever their buckets grant."""
         return max(TURN, -(-slots // len(visits)), self._most_of_one(visits, slots))
 
-    def _can_start(self, row: LaneRow, view: Callable[[Draw], BucketView], most: int) -> int:
+    def _can_start(self, row: LaneRow, view: Callable[[BucketRef], BucketView], most: int) -> int:
         """Return how many jobs of cost 1 all buckets of the lane grant now, at most `most`."""
         if row.variant:
             # These jobs are rejected instead of waiting, or share permits that one of them holds.
             return most
-        for draw in row.draws:
-            bucket = view(draw)
+        for ref in row.buckets:
+            bucket = view(ref)
             is_closed = bucket.opens_at is not None and bucket.opens_at > self.limit_now
             most = 0 if is_closed else bucket.grants(self.limit_now, most)
         return most
@@ -461,7 +461,7 @@ class ClaimPlan:
                 visit.expired.append(head)
             else:
                 if head.costs is not None or head.terms is not None:
-                    head.check_draw_count(len(visit.row.draws))
+                    head.check_bucket_count(len(visit.row.buckets))
                 visit.heads.append(head)
         for visit in visits:
             if len(visit.heads) + len(visit.expired) >= count:
@@ -469,15 +469,17 @@ class ClaimPlan:
 
     # --------------------------------------------------------------------------------------------- decide
 
-    def decide(self, gated: Sequence[LaneVisit], view: Callable[[Draw], BucketView], shares: Mapping[str, int]) -> None:
+    def decide(
+        self, gated: Sequence[LaneVisit], view: Callable[[BucketRef], BucketView], shares: Mapping[str, int]
+    ) -> None:
         """Decide by the rules how many jobs of each lane start."""
         self.gated = list(gated)
         opened_at = {view.id: view.opens_at for view in self.opened}
         for visit in gated:
             if visit.row.behind is not None:
                 visit.row.opened_at = min(self.limit_now, opened_at.get(visit.row.behind) or self.limit_now)
-            views = [view(draw) for draw in visit.row.draws]
-            demands = [demand_of(head.id, head.costs, head.terms, head.exempt_draws) for head in visit.heads]
+            views = [view(ref) for ref in visit.row.buckets]
+            demands = [demand_of(head.id, head.costs, head.terms, head.exempt) for head in visit.heads]
             discards = variant_discards(visit.row.variant)
             step = self._step(visit.row)
             visit.view = LaneView(
@@ -491,7 +493,7 @@ class ClaimPlan:
                 group=None if visit.row.group_id is None else self.groups[visit.row.group_id],
                 complete=visit.complete,
             )
-        self._starving = {view.draw for view in self.opened if self._is_starving(view)}
+        self._starving = {view.ref for view in self.opened if self._is_starving(view)}
         admit([visit.view for visit in gated if visit.view is not None], shares, self.limit_now)
         if any(group.is_exhausted and not group.is_complete for group in self.groups.values()):
             self._page_was_full = True
@@ -530,10 +532,10 @@ class ClaimPlan:
             are_permits = [view.rule.holds_permits for view in views]
             opened_at = self._opened_at(visit.row)
             for head in visit.heads[: visit.taken]:
-                held = uncharged = NO_DRAWS
+                held = uncharged = NO_BUCKETS
                 if head.terms is not None:
-                    taken = draws_where(spread(are_permits, head.exempt_draws, False))
-                    held, uncharged = union(head.held, taken), head.exempt_draws
+                    taken = mask_where(spread(are_permits, head.exempt, False))
+                    held, uncharged = union(head.held, taken), head.exempt
                 elif not all:
                     continue
                 is_deferred = throttled_for(head.run_at, self.now, opened_at) > 0
@@ -562,11 +564,13 @@ class ClaimPlan:
         rows: list[DroppedRow] = []
         for visit in self.visits:
             for head, state, error in self._endings(visit):
-                kept = NO_DRAWS
+                kept = NO_BUCKETS
                 self._dropped.append(Dropped(head.id, head.task, head.queue, state, error, head.attempt))
-                if head.held and head.terms is not None and head.draws is not None:
+                if head.held and head.terms is not None and head.buckets is not None:
                     kept = head.terms.kept(head.held, state)
-                    self.given.append(PermitRelease(head.id, head.draws, head.terms, difference(head.held, kept), kept))
+                    self.given.append(
+                        PermitRelease(head.id, head.buckets, head.terms, difference(head.held, kept), kept)
+                    )
                 rows.append(DroppedRow(head.id, head.lane, state, error, kept))
         return rows
 
@@ -579,7 +583,7 @@ class ClaimPlan:
             assert closed is not None
             assert visit.view is not None
             opens_at = self._in_wall_time(visit.view.opens_at)
-            yield head, head.terms.rejected_as(head.attempt), rejection_error(closed.draw, opens_at, None)
+            yield head, head.terms.rejected_as(head.attempt), rejection_error(closed.ref, opens_at, None)
         if visit.view is not None and visit.view.failed is not None:
             # A limit was lowered below the cost of a job, so the job would wait for ever.
             yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)
@@ -593,7 +597,7 @@ class ClaimPlan:
         next delayed job is due. Both ignore jobs that other transactions have locked. `is_emptied`: no job is left.
         """
         row, gone, behind, front = visit.row, visit.gone, visit.behind, visit.front
-        stays_behind = behind is not None and row.behind is not None and bucket_id(behind.draw) == row.behind
+        stays_behind = behind is not None and row.behind is not None and bucket_id(behind.ref) == row.behind
         if not gone and visit.heads and (behind is None or stays_behind):
             return None
         # None in a queue that is fair no more: with a turn that stands still, the lane would always be the first.
@@ -619,7 +623,7 @@ class ClaimPlan:
             return LaneMove(row.id, gone, self.limit_now, None, wakes_at, row.opened_at, turn, row.version, front)
         # A lane that started nothing keeps its place in the line.
         since = row.since if not gone and row.since is not None else self.limit_now
-        return LaneMove(row.id, gone, since, bucket_id(behind.draw), wakes_at, row.opened_at, turn, row.version, front)
+        return LaneMove(row.id, gone, since, bucket_id(behind.ref), wakes_at, row.opened_at, turn, row.version, front)
 
     @property
     def batch_lanes(self) -> list[BatchLanes]:
@@ -644,10 +648,10 @@ class ClaimPlan:
                 touched[id(visit.behind)] = visit.behind
         return list(touched.values())
 
-    def timers(self, reopened: Set[Draw]) -> list[tuple[BucketView, int]]:
+    def timers(self, reopened: Set[BucketRef]) -> list[tuple[BucketView, int]]:
         """Return when each bucket with lanes behind it opens; permits were returned to the `reopened` ones."""
         timers = [
-            (view, self.limit_now if view.draw in reopened else self._reopens_at(view)) for view in self._touched()
+            (view, self.limit_now if view.ref in reopened else self._reopens_at(view)) for view in self._touched()
         ]
         for _, opens_at in timers:
             if opens_at > self.limit_now:
@@ -699,22 +703,22 @@ class ClaimPlan:
             return None
         first = visit.heads[visit.taken]
         opens_at = self._in_wall_time(behind.opens_at)
-        return Throttled(behind.draw, opens_at, visit.row.waiting - visit.gone, first.id)
+        return Throttled(behind.ref, opens_at, visit.row.waiting - visit.gone, first.id)
 
     def _starved(self) -> list[Starved]:
         """Return the buckets that need starts from another store, each once."""
         now = self.limit_now
-        starved: dict[Draw, Starved] = {}
+        starved: dict[BucketRef, Starved] = {}
         for visit in self.gated:
             found = None if visit.view is None else starved_by(visit.view, visit.row.waiting - visit.gone, now)
             if found is None:
                 continue
             # The first job in line sets the cost of each start: starts fetched at a lower cost are no use to it.
-            first = starved.setdefault(found.draw, replace(found, waiting=0))
-            starved[found.draw] = replace(first, waiting=first.waiting + found.waiting)
-        for draw in starved.keys() & self._starving:
+            first = starved.setdefault(found.ref, replace(found, waiting=0))
+            starved[found.ref] = replace(first, waiting=first.waiting + found.waiting)
+        for ref in starved.keys() & self._starving:
             # Only one of the lanes behind it was visited.
-            starved[draw] = replace(starved[draw], waiting=max(self.page, starved[draw].waiting))
+            starved[ref] = replace(starved[ref], waiting=max(self.page, starved[ref].waiting))
         return list(starved.values())
 
     def _in_wall_time(self, instant: int | None) -> int | None:
@@ -746,8 +750,8 @@ class ClaimPlan:
                 head.enqueued_at,
                 head.run_at,
                 now,
-                row.draws,
-                None if head.costs is None else without(head.costs, head.exempt_draws),
+                row.buckets,
+                None if head.costs is None else without(head.costs, head.exempt),
                 limit_now,
                 charges,
                 head.headers,

@@ -8,9 +8,9 @@ import msgspec
 
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import LimitInUse
-from headgate.jobs.draw_set import DrawSet
+from headgate.jobs.bucket_mask import BucketMask
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import Draw, JobError, JobState
+from headgate.jobs.job import BucketRef, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished
 from headgate.jobs.terms import GateTerms
 
@@ -29,9 +29,9 @@ EXPIRED_ERROR = JobError(type="headgate.errors.JobExpired", message="the job was
 REJECTED = "headgate.errors.LimitRejected"
 
 
-def rejection_error(draw: Draw | None, opens_at: int | None, terms: GateTerms | None) -> JobError:
+def rejection_error(ref: BucketRef | None, opens_at: int | None, terms: GateTerms | None) -> JobError:
     """Return the error of a job that waited for its limits longer than allowed; `opens_at` is wall time, if known."""
-    waited_for = "its limits" if draw is None else f"key {draw.key!r} of limit {draw.limit!r}"
+    waited_for = "its limits" if ref is None else f"key {ref.key!r} of limit {ref.limit!r}"
     until = "" if opens_at is None else f" until {to_datetime(opens_at):%Y-%m-%d %H:%M:%S} UTC"
     if terms is None or not terms.patience:
         option = "on_limit"
@@ -41,8 +41,8 @@ def rejection_error(draw: Draw | None, opens_at: int | None, terms: GateTerms | 
         kept = "kept" if opens_at is None else "would keep"
         said = f"{waited_for} {kept} the job waiting{until}, longer than its max_wait of {terms.max_wait / SECOND:g} s"
     data: dict[str, str | int | None] = {"opens_at": opens_at, "option": option}
-    if draw is not None:
-        data |= {"limit": draw.limit, "key": draw.key}
+    if ref is not None:
+        data |= {"limit": ref.limit, "key": ref.key}
     return JobError(type=REJECTED, message=said, data=data)
 
 
@@ -52,7 +52,7 @@ def late_ending(
     give_up_at: int | None,
     terms: GateTerms | None,
     attempts: int,
-    behind: Draw | None,
+    behind: BucketRef | None,
 ) -> tuple[JobState, JobError]:
     """Return how a job ends that has not started in time, at wall time `now`, after so many spent attempts.
 
@@ -70,7 +70,7 @@ class DroppedRow(msgspec.Struct):
     lane: str
     state: JobState
     error: JobError
-    kept: DrawSet
+    kept: BucketMask
 
 
 class EndedHere(msgspec.Struct, array_like=True):

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from headgate.errors import DeclarationError
 from headgate.jobs.gating import LIMIT_SUBJECT
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.limits.kinds import load_rule
 from headgate.limits.limit import AnyRule
 from headgate.storage.driver import Transaction
@@ -65,41 +65,41 @@ def edited(settings: Iterable[LimitSetting], about: LimitSetting, edit: EditSett
 
 
 class LiveRules:
-    """All settings of one store, for lookup by draw."""
+    """All settings of one store, for lookup by bucket."""
 
     def __init__(self, settings: Iterable[LimitSetting] = ()) -> None:
         self._limits: dict[str, _LimitSettings] = {}
         for setting in settings:
             self._limits.setdefault(setting.limit, _LimitSettings()).add(setting)
 
-    def rule(self, draw: Draw, declared: AnyRule) -> AnyRule:
-        """Return the rule of the bucket of `draw`: that of its key, its tier, its pattern, or all.
+    def rule(self, ref: BucketRef, declared: AnyRule) -> AnyRule:
+        """Return the rule of `bucket`: that of its key, its tier, its pattern, or all.
 
         If none is set, it is what the newest release declares; else `declared`, which this process declares.
         """
-        limit = self._limits.get(draw.limit)
-        found = None if limit is None else limit.rule(draw.key) or limit.newest(real_rule(declared).family)
+        limit = self._limits.get(ref.limit)
+        found = None if limit is None else limit.rule(ref.key) or limit.newest(real_rule(declared).family)
         return declared if found is None else set_in_place_of(declared, found)
 
-    def is_paused(self, draw: Draw) -> bool:
+    def is_paused(self, ref: BucketRef) -> bool:
         """Whether nothing may start on the bucket until it is resumed."""
-        limit = self._limits.get(draw.limit)
-        return limit is not None and limit.is_paused(draw.key)
+        limit = self._limits.get(ref.limit)
+        return limit is not None and limit.is_paused(ref.key)
 
-    def pausing(self, draw: Draw) -> LimitSetting | None:
+    def pausing(self, ref: BucketRef) -> LimitSetting | None:
         """Return the most specific setting that pauses the bucket; other settings may pause it as well."""
-        limit = self._limits.get(draw.limit)
-        return None if limit is None else limit.pausing(draw.key)
+        limit = self._limits.get(ref.limit)
+        return None if limit is None else limit.pausing(ref.key)
 
-    def setting(self, draw: Draw) -> LimitSetting | None:
+    def setting(self, ref: BucketRef) -> LimitSetting | None:
         """Return the setting whose rule the bucket has; None if it has the declared rule."""
-        limit = self._limits.get(draw.limit)
-        return None if limit is None else limit.setting(draw.key)
+        limit = self._limits.get(ref.limit)
+        return None if limit is None else limit.setting(ref.key)
 
-    def is_set(self, draw: Draw) -> bool:
+    def is_set(self, ref: BucketRef) -> bool:
         """Whether a setting replaces the declared rule."""
-        limit = self._limits.get(draw.limit)
-        return limit is not None and limit.rule(draw.key) is not None
+        limit = self._limits.get(ref.limit)
+        return limit is not None and limit.rule(ref.key) is not None
 
 
 class _LimitSettings:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from headgate.errors import CostExceedsLimit
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import BucketView
@@ -26,7 +26,7 @@ class Prediction(NamedTuple):
     """
 
     starts_at: int | None
-    waits_for: Draw | None
+    waits_for: BucketRef | None
     opens_at: int | None = None
 
 
@@ -34,16 +34,16 @@ def predict(position: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRul
     """Return when the limits let the job at this position start, if nothing else changes and a slot is free."""
     latest = Prediction(now, None)
     for index, record in enumerate(position.buckets):
-        declared = rules.get(record.draw.limit)
-        if declared is None or live.is_paused(record.draw):
-            return Prediction(None, record.draw)
-        rule = live.rule(record.draw, declared)
+        declared = rules.get(record.ref.limit)
+        if declared is None or live.is_paused(record.ref):
+            return Prediction(None, record.ref)
+        rule = live.rule(record.ref, declared)
         starts_at = _opens_for(position, index, record, rule, now, _ahead(position, record))
         if starts_at >= NEVER:
-            return Prediction(None, record.draw)
+            return Prediction(None, record.ref)
         if latest.starts_at is not None and starts_at > latest.starts_at:
             opens_at = None if rule.holds_permits else _opens_for(position, index, record, rule, now, 0)
-            latest = Prediction(starts_at, record.draw, opens_at)
+            latest = Prediction(starts_at, record.ref, opens_at)
     return latest
 
 
@@ -51,8 +51,8 @@ def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: 
     if is_balance(record.state):
         # How many starts the other store grants to the jobs ahead is unknown here.
         return NEVER if ahead else max(now, record.closed_until, record.opens_at or 0)
-    state = None if record.state is None else load_state(rule, record.draw, record.state, now)
-    bucket = BucketView(record.draw, rule, state)
+    state = None if record.state is None else load_state(rule, record.ref, record.state, now)
+    bucket = BucketView(record.ref, rule, state)
     costs, holders = (None, None) if position.demands is None else position.demands
     # A row that contradicts itself may have costs for fewer limits than its lane has.
     cost = 1 if costs is None or index >= len(costs) else costs[index]
@@ -96,6 +96,6 @@ def _opens_in_rounds(bucket: BucketView, at: int, ahead: int, cost: int, count: 
 def _ahead(position: QueuePosition, record: BucketRecord) -> int:
     """Return how many starts come first: the jobs ahead in its lane, and as many of each lane in the same line."""
     before = (position.position or position.waiting) - 1
-    others = max(0, record.waiting - position.waiting) if position.behind == record.draw else record.waiting
-    lanes = max(0, record.lanes - (position.behind == record.draw))
+    others = max(0, record.waiting - position.waiting) if position.behind == record.ref else record.waiting
+    lanes = max(0, record.lanes - (position.behind == record.ref))
     return before + min(others, (before + 1) * lanes)

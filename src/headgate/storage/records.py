@@ -13,7 +13,7 @@ import msgspec
 from headgate.clock import SECOND
 from headgate.jobs.gating import Gates, KnownGates
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import ClaimedJob, Draw, JobError, JobRecord, JobState
+from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobRecord, JobState
 from headgate.limits.limit import AnyRule
 from headgate.storage.fetched import FetchedBalance
 
@@ -71,7 +71,7 @@ class Throttled(msgspec.Struct, frozen=True):
     `job_id` is the first of them, which met it.
     """
 
-    draw: Draw
+    ref: BucketRef
     opens_at: int | None
     waiting: int
     job_id: str
@@ -83,7 +83,7 @@ class Starved(msgspec.Struct, frozen=True):
     `rule` is its `FetchedStarts` rule as it is set now.
     """
 
-    draw: Draw
+    ref: BucketRef
     rule: Any
     cost: int
     waiting: int
@@ -92,7 +92,7 @@ class Starved(msgspec.Struct, frozen=True):
 class Deposit(msgspec.Struct, frozen=True):
     """Starts that were fetched for a bucket in another store; see `headgate.storage.fetched`."""
 
-    draw: Draw
+    ref: BucketRef
     balance: FetchedBalance
 
 
@@ -123,7 +123,7 @@ class Claimed(msgspec.Struct, frozen=True):
     `next_in`: microseconds until the next bucket or `run_at` opens, None if there is none. `more`: jobs may be left
     that could start at once, so claim again when there is room. `unknown` are tasks of jobs that were skipped because
     the node does not have them. `gate_mismatches` are the ids of jobs that were skipped because they were enqueued
-    under another gate than the node's. `has_unknown_lanes`: lanes were skipped that draw on limits which the node does
+    under another gate than the node's. `has_unknown_lanes`: lanes were skipped that use limits which the node does
     not have.
     """
 
@@ -145,7 +145,7 @@ class Amendment(msgspec.Struct, frozen=True, array_like=True):
     callee refused the start.
     """
 
-    draw: Draw
+    ref: BucketRef
     charged_at: int
     cost: int
     started_at: int
@@ -161,7 +161,7 @@ class StartMove(msgspec.Struct, frozen=True, array_like=True):
 
     id: str
     fence: int
-    draws: Sequence[Draw]
+    buckets: Sequence[BucketRef]
     costs: Sequence[int]
     ahead: int = 0
 
@@ -307,7 +307,7 @@ class BucketRecord(msgspec.Struct, frozen=True, array_like=True):
     it until it opens at `opens_at` (NEVER: when a permit is returned). It is penalized until `closed_until`.
     """
 
-    draw: Draw
+    ref: BucketRef
     state: str | None
     waiting: int
     opens_at: int | None
@@ -328,7 +328,7 @@ class BucketPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueuePosition(msgspec.Struct, frozen=True):
-    """The position of a waiting job in its lane (1 is next), and the buckets that the lane draws on.
+    """The position of a waiting job in its lane (1 is next), and the buckets that the lane uses.
 
     `position` is None beyond the first 100,000. `is_due`: the next claim that has room visits the lane.
     """
@@ -336,7 +336,7 @@ class QueuePosition(msgspec.Struct, frozen=True):
     position: int | None
     waiting: int
     is_due: bool
-    behind: Draw | None
+    behind: BucketRef | None
     buckets: Sequence[BucketRecord]
     demands: tuple[tuple[int, ...] | None, tuple[str | None, ...] | None] | None = None
 
@@ -384,7 +384,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs to list, by id and so by when they were enqueued; newest first unless `oldest_first`.
 
     `cursor` is the last id of the page before. Instants are wall microseconds; each range is from `…_from` up to, but
-    not including, `…_until`. `limit` and `key` match one draw of the job. `node` is the node that runs it or ran it
+    not including, `…_until`. `limit` and `key` match one bucket of the job. `node` is the node that runs it or ran it
     last. `error` is the beginning of the type of its last error. `text` is part of its payload, which is JSON text;
     encoded ones are not searched. `header` is a header of the job with its value, `annotation` an annotation with its
     value as text.

@@ -20,8 +20,9 @@ applies to PostgreSQL; SQLite ignores it. Where the two differ, a macro is used:
 - `{greatest}(a, b)`, `{least}(a, b)` take values that are not NULL; `{position}(text, part)` is 0 if nothing is found.
 - `{field:error.type}` is a text field of a column with a JSON object; NULL if the object does not have it.
 - `{array:limit_name, key}` is a JSON array of values, as text.
-- `{draws:job.draws}` is a table `draw (limit_name, key, place)` of the draws in a column, `place` from 0 on. If the
-  column is not JSON, the table has one draw, on a limit that no app can declare.
+- `{buckets:job.buckets}` is a table `ref (limit_name, key, place)` of the buckets in a column, `place` from 0 on. If
+the
+  column is not JSON, the table has one bucket, on a limit that no app can declare.
 - `{record:batch}` are the columns of a table that are fields of its record; `{record:job but state}` are all but one.
 - `{no index}state` keeps SQLite from choosing an index by this condition.
 """
@@ -46,7 +47,7 @@ _HEADER = re.compile(
 )
 _INCLUDE = re.compile(r"@(?P<part>\w+)(?:\((?P<arguments>[^()]*)\))?")
 _MACRO = re.compile(
-    r"\{(?P<kind>rows|values|any|field|array|draws|record):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL
+    r"\{(?P<kind>rows|values|any|field|array|buckets|record):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL
 )
 _ROWS = re.compile(r"(?P<parameter>\w+)\((?P<columns>[^)]*)\)")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
@@ -98,8 +99,8 @@ class Dialect(Protocol):
         """Return an expression for a JSON array of these values, as text."""
         ...
 
-    def draws(self, column: str) -> str:
-        """Return a table expression over the draws in a column, with the alias `draw`."""
+    def buckets(self, column: str) -> str:
+        """Return a table expression over the buckets in a column, with the alias `ref`."""
         ...
 
     def finish(self, sql: str) -> str:
@@ -285,8 +286,8 @@ def _compile(text: str, parts: Mapping[str, _Block], dialect: Dialect) -> Templa
                 return dialect.field(column, field)
             case "array":
                 return dialect.array(macro["body"])
-            case "draws":
-                return dialect.draws(macro["body"])
+            case "buckets":
+                return dialect.buckets(macro["body"])
             case "record":
                 table, _, others = macro["body"].partition(" but ")
                 return ", ".join(f"{table}.{name}" for name in _fields_but(RECORDS[table], others))
@@ -325,7 +326,7 @@ def optional_json(value: Any) -> str | None:
 
 
 def limit_needle(limit: str) -> str:
-    """Return text that is in the stored draws on a limit and in no others: quotes inside names are escaped."""
+    """Return text that the stored buckets of a limit contain, and no others: quotes inside names are escaped."""
     return f"[{as_json(limit)},"
 
 

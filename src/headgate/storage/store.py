@@ -1,9 +1,9 @@
 """Store: the verbs that engines, admins and clients call, on the database of a driver.
 
-Jobs wait in *lanes*. All waiting jobs of one queue that draw on the same buckets share a lane, and the jobs without
-draws share the queue's open lane. A lane is empty, due, asleep until its earliest `run_at`, or waits behind exactly one
-closed bucket. Jobs with the same draws are in different lanes if their *variant* differs: jobs that do not wait are
-rejected when they meet a closed bucket, and jobs of one owner share its permits.
+Jobs wait in *lanes*. All waiting jobs of one queue that use the same buckets share a lane, and the jobs without
+buckets share the queue's open lane. A lane is empty, due, asleep until its earliest `run_at`, or waits behind exactly
+one closed bucket. Jobs with the same buckets are in different lanes if their *variant* differs: jobs that do not wait
+are rejected when they meet a closed bucket, and jobs of one owner share its permits.
 
 `claim` reads the lanes that are due and those behind buckets that have opened, decides by the rules how many jobs may
 start, charges the buckets and marks the jobs as running, in one commit.
@@ -24,7 +24,7 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates
 from headgate.jobs.history import Flush, JobsStep, LimitStep
-from headgate.jobs.job import Draw, JobRecord, NewJob
+from headgate.jobs.job import BucketRef, JobRecord, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
@@ -352,7 +352,7 @@ class Store:
     withdraw: Final = write(limits.withdraw)
 
     async def visit(
-        self, draw: Draw, rules: Mapping[str, AnyRule], change: Callable[[Any], R], *, id: str | None = None
+        self, ref: BucketRef, rules: Mapping[str, AnyRule], change: Callable[[Any], R], *, id: str | None = None
     ) -> R:
         """Call `change` with a `BucketVisit` of the bucket, and store what it changes, atomically.
 
@@ -360,7 +360,7 @@ class Store:
         id, until it is deleted.
         """
         answer, _ = await self.driver.write(
-            lambda tx: limits.visit(tx, draw, rules, change, id, self.driver.live),
+            lambda tx: limits.visit(tx, ref, rules, change, id, self.driver.live),
             wakes=lambda visited: visited[1],
             takes_buckets=True,
         )
@@ -422,7 +422,7 @@ class Store:
     ) -> Sequence[GatedJob]:
         """Return waiting jobs of these tasks that carry other gates, by id; of `ids` only those, whatever they carry.
 
-        With `unknown_to`, those that draw on a limit that is not in that set.
+        With `unknown_to`, those that use a limit that is not in that set.
         """
         kind: ReadKind = "list" if ids is None else "lookup"
         return await self.driver.read(

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.errors import DeclarationError, LimitRejected
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.limits.bucket_store import Bucket, Taken, snapshot_of
 from headgate.limits.key import bucket_key
 from headgate.limits.rule import NEVER, Snapshot
@@ -62,8 +62,8 @@ class StoredBuckets:
         await self._visit(bucket, change)
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
-        draw = Draw(bucket.limit, bucket_key(bucket.key))
-        await self._storage.penalize(draw, self._storage.limit_now() + closed_for)
+        ref = BucketRef(bucket.limit, bucket_key(bucket.key))
+        await self._storage.penalize(ref, self._storage.limit_now() + closed_for)
 
     async def refuse(self, bucket: Bucket, charged_at: int | None = None) -> None:
         await self._visit(bucket, lambda visit: _refuse(visit, charged_at))
@@ -72,9 +72,9 @@ class StoredBuckets:
         return await self._visit(bucket, _snapshot)
 
     async def reset(self, bucket: Bucket) -> None:
-        await self._storage.reset(Draw(bucket.limit, bucket_key(bucket.key)))
+        await self._storage.reset(BucketRef(bucket.limit, bucket_key(bucket.key)))
         if bucket.rule.shares_state:
-            await self._storage.reset(Draw(bucket.limit, FOR_ALL_KEYS))
+            await self._storage.reset(BucketRef(bucket.limit, FOR_ALL_KEYS))
 
     async def _visit(self, bucket: Bucket, change: Callable[[BucketVisit], R], id: str | None = None) -> R:
         if bucket.rule.holds_permits:
@@ -83,7 +83,7 @@ class StoredBuckets:
                 "returned, but that of plain code would not be; make the code a job, or use a rate"
             )
         return await self._storage.visit(
-            Draw(bucket.limit, bucket_key(bucket.key)), {bucket.limit: bucket.rule}, change, id=id
+            BucketRef(bucket.limit, bucket_key(bucket.key)), {bucket.limit: bucket.rule}, change, id=id
         )
 
 
@@ -105,8 +105,8 @@ def _known(visit: BucketVisit) -> _StoredReservation | None:
     try:
         return _decode(visit.note)
     except (msgspec.DecodeError, UnicodeError) as error:
-        draw = visit.view.draw
-        note_unreadable("request to bucket", f"{draw.limit}:{draw.key}", f"note: {error}")
+        ref = visit.view.ref
+        note_unreadable("request to bucket", f"{ref.limit}:{ref.key}", f"note: {error}")
         return None
 
 
@@ -151,7 +151,7 @@ def _cancel(visit: BucketVisit) -> bool:
         return False
     if known.taken.opens_at <= visit.now or known.after is None or _state(view) != known.after:
         return False
-    view.set_state(None if known.before is None else load_state(view.rule, view.draw, known.before, visit.now))
+    view.set_state(None if known.before is None else load_state(view.rule, view.ref, known.before, visit.now))
     visit.delete_note()
     visit.reopens = True
     return True

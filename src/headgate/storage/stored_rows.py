@@ -36,7 +36,7 @@ import msgspec
 from msgspec.structs import astuple, force_setattr
 
 from headgate.jobs.identity import STORED_AS_NUMBER, is_own_unknown, job_text
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.concurrency import UNREADABLE
 from headgate.limits.limit import AnyRule
@@ -45,8 +45,8 @@ R = TypeVar("R")
 
 logger = logging.getLogger("headgate.storage")
 
-UNREADABLE_DRAWS = (Draw("", "unreadable"),)
-"""The draws of a job whose draws cannot be read: a limit that no app can declare, so no claim takes from its lane."""
+UNREADABLE_BUCKETS = (BucketRef("", "unreadable"),)
+"""The buckets of a job if they cannot be read: a limit that no app can declare, so no claim takes from its lane."""
 
 MOST_LOGGED = 10_000
 """How many unreadable rows a process logs; the others are not logged."""
@@ -165,10 +165,10 @@ class RowDecoder(Generic[R]):
             except (msgspec.DecodeError, UnicodeError) as error:
                 values[name] = blank(value) if callable(blank) else blank
                 faults.append(f"{name}: {error}")
-        if faults and not self._names_faults and "draws" in values and "terms" in values:
+        if faults and not self._names_faults and "buckets" in values and "terms" in values:
             unread = {fault.partition(":")[0] for fault in faults}
-            values["draws"], values["terms"] = _in_agreement(
-                None if "draws" in unread else values["draws"], values["terms"], is_read="terms" not in unread
+            values["buckets"], values["terms"] = _in_agreement(
+                None if "buckets" in unread else values["buckets"], values["terms"], is_read="terms" not in unread
             )
         fault = "; ".join(faults)[:500]
         if faults:
@@ -187,7 +187,7 @@ def note_unreadable(what: str, name: str, error: str) -> None:
         logger.error("%s %s in the store cannot be read: %s", what, name, error)
 
 
-def load_state(rule: AnyRule, draw: Draw, stored: str, now: int) -> Any:
+def load_state(rule: AnyRule, ref: BucketRef, stored: str, now: int) -> Any:
     """Return the state of a bucket, read by `rule.load`; for one that cannot be read, a state in which nothing is left.
 
     A rate then grants nothing for one period, which is as long as its past grants can matter. The holders of permits
@@ -196,21 +196,21 @@ def load_state(rule: AnyRule, draw: Draw, stored: str, now: int) -> Any:
     try:
         return rule.load(stored, now)
     except Exception as error:  # the stored text may fail in any way
-        note_unreadable("bucket", f"{draw.limit}:{draw.key}", f"state: {error}")
+        note_unreadable("bucket", f"{ref.limit}:{ref.key}", f"state: {error}")
         return rule.load(UNREADABLE, now)
 
 
 def _in_agreement(
-    draws: tuple[Draw, ...] | None, terms: GateTerms | None, *, is_read: bool
-) -> tuple[tuple[Draw, ...], GateTerms | None]:
-    """Return draws and terms that match each other, where one of them could not be read (None, not `is_read`).
+    buckets: tuple[BucketRef, ...] | None, terms: GateTerms | None, *, is_read: bool
+) -> tuple[tuple[BucketRef, ...], GateTerms | None]:
+    """Return buckets and terms that match each other, where one of them could not be read (None, not `is_read`).
 
     A job with unknown terms is assumed to hold each permit by itself while it runs, so that it returns what it holds
     when it ends.
     """
-    if draws is None:
-        return UNREADABLE_DRAWS, None
-    return draws, terms if is_read else GateTerms(holds=(PermitTerms(),) * len(draws))
+    if buckets is None:
+        return UNREADABLE_BUCKETS, None
+    return buckets, terms if is_read else GateTerms(holds=(PermitTerms(),) * len(buckets))
 
 
 def _read(value: Any, kind: Any) -> Any:
@@ -247,7 +247,7 @@ def _kind_of(kind: Any) -> Literal["plain", "boolean", "json"]:
 def _is_plain(kind: Any) -> bool:
     if get_origin(kind) is Literal or kind is Any:
         return True
-    kind = getattr(kind, "__supertype__", kind)  # of a NewType, as a set of draws is
+    kind = getattr(kind, "__supertype__", kind)  # of a NewType, as a set of buckets is
     return isinstance(kind, type) and issubclass(kind, (int, str, float, bytes, Enum))
 
 
@@ -257,7 +257,7 @@ def _converter(kind: Any, field: Field) -> Any:
     if field.kind == "json":
         decode = msgspec.json.Decoder(kind).decode
         # Many jobs have equal values, and they are immutable.
-        return lru_cache(10_000)(decode) if kinds in ([tuple[Draw, ...]], [GateTerms]) else decode
+        return lru_cache(10_000)(decode) if kinds in ([tuple[BucketRef, ...]], [GateTerms]) else decode
     if field.kind == "boolean":
         return bool
     if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
@@ -311,15 +311,15 @@ def _blank(kind: Any) -> Any:
 
 
 @lru_cache(100_000)
-def bucket_id(draw: Draw) -> str:
+def bucket_id(ref: BucketRef) -> str:
     """Return the id of a bucket."""
-    return _hash("bucket", draw.limit, draw.key)
+    return _hash("bucket", ref.limit, ref.key)
 
 
 @lru_cache(100_000)
-def lane_id(queue: str, draws: Sequence[Draw], variant: str) -> str:
+def lane_id(queue: str, buckets: Sequence[BucketRef], variant: str) -> str:
     """Return the id of a lane."""
-    return _hash("lane", queue, variant, *(part for draw in draws for part in (draw.limit, draw.key)))
+    return _hash("lane", queue, variant, *(part for ref in buckets for part in (ref.limit, ref.key)))
 
 
 def _hash(*parts: str) -> str:

@@ -1,4 +1,4 @@
-"""The limits of a batch: all its jobs draw on them under one permit, which the batch holds."""
+"""The limits of a batch: all its jobs use them under one permit, which the batch holds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from headgate.errors import DeclarationError
-from headgate.jobs.draw_set import chosen
-from headgate.jobs.job import Draw
+from headgate.jobs.bucket_mask import chosen
+from headgate.jobs.job import BucketRef
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.key import UNTYPED
@@ -24,7 +24,7 @@ class BatchGate:
         self._batch = batch
         self._limits = [_named(limit, known) for limit in limits]
         self._bound: dict[str, list[BoundLimit]] = {}
-        self._draws: tuple[Draw, ...] | None = None
+        self._buckets: tuple[BucketRef, ...] | None = None
 
     def joined(
         self,
@@ -35,7 +35,7 @@ class BatchGate:
         headers: Headers,
         fields: ArgumentFields = UNTYPED,
     ) -> GatedCall:
-        """Return the draws of a call of that task, with those of its batch.
+        """Return the buckets of a call of that task, with those of its batch.
 
         Raises DeclarationError if the key differs from that of the earlier calls.
         """
@@ -44,27 +44,27 @@ class BatchGate:
             where = f"a batch with task {task!r}"
             bound = [BoundLimit(limit, name, parameters, where, fields) for name, limit in self._limits]
             self._bound[task] = bound
-        draws = tuple(Draw(limit.name, limit.key(arguments, headers, _refuse) or "") for limit in bound)
-        if self._draws is None:
-            self._draws = draws
-        if draws != self._draws:
-            before, now = next(pair for pair in zip(self._draws, draws, strict=True) if pair[0] != pair[1])
+        buckets = tuple(BucketRef(limit.name, limit.key(arguments, headers, _refuse) or "") for limit in bound)
+        if self._buckets is None:
+            self._buckets = buckets
+        if buckets != self._buckets:
+            before, now = next(pair for pair in zip(self._buckets, buckets, strict=True) if pair[0] != pair[1])
             raise DeclarationError(
                 f"the calls of a batch hold {before.limit!r} together, but one has the key {before.key!r} and another "
                 f"{now.key!r}; make a batch of each"
             )
-        return with_batch_permits(gated, draws, self._batch)
+        return with_batch_permits(gated, buckets, self._batch)
 
 
-def with_batch_permits(gated: GatedCall, draws: Sequence[Draw], batch: str) -> GatedCall:
-    """Return the draws of a call with those that its batch holds for it."""
+def with_batch_permits(gated: GatedCall, buckets: Sequence[BucketRef], batch: str) -> GatedCall:
+    """Return the buckets of a call with those that its batch holds for it."""
     own = gated.terms or GateTerms()
     holding = PermitTerms("batch", batch)
-    holds = dict(zip(gated.draws, own.holds or [None] * len(gated.draws), strict=True))
-    costs = dict(zip(gated.draws, gated.costs or [1] * len(gated.draws), strict=True))
-    for draw in draws:
-        # If the call also draws on it by itself, only the batch holds it.
-        holds[draw], costs[draw] = holding, costs.get(draw, 1)
+    holds = dict(zip(gated.buckets, own.holds or [None] * len(gated.buckets), strict=True))
+    costs = dict(zip(gated.buckets, gated.costs or [1] * len(gated.buckets), strict=True))
+    for ref in buckets:
+        # If the call also uses it by itself, only the batch holds it.
+        holds[ref], costs[ref] = holding, costs.get(ref, 1)
     return GatedCall(
         tuple(holds),
         None if gated.costs is None else tuple(costs.values()),
@@ -72,14 +72,14 @@ def with_batch_permits(gated: GatedCall, draws: Sequence[Draw], batch: str) -> G
     )
 
 
-def draws_in_batch(gated: GatedCall, before: Sequence[Draw], terms: GateTerms | None) -> GatedCall:
-    """Return the new draws of a stored call, with the draws that its batch holds for it."""
+def buckets_in_batch(gated: GatedCall, before: Sequence[BucketRef], terms: GateTerms | None) -> GatedCall:
+    """Return the new buckets of a stored call, with the buckets that its batch holds for it."""
     if terms is None or not terms.of_batch:
         return gated
-    draws = chosen(before, terms.of_batch)
+    buckets = chosen(before, terms.of_batch)
     owners = {holding.owner for holding in terms.holds if holding is not None and holding.until == "batch"}
     (batch,) = owners
-    return with_batch_permits(gated, draws, batch or "")
+    return with_batch_permits(gated, buckets, batch or "")
 
 
 def _named(limit: BatchLimit, known: Mapping[str, Limit]) -> tuple[str, Limit]:

@@ -1,4 +1,4 @@
-"""The limits of one task: for each call, the buckets that it draws on, its costs and its terms."""
+"""The limits of one task: for each call, the buckets that it uses, its costs and its terms."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from headgate.arguments import LARGEST_COUNT
 from headgate.errors import CostExceedsLimit, DeclarationError, PayloadError
-from headgate.jobs.draw_set import draws_where
-from headgate.jobs.job import Draw
+from headgate.jobs.bucket_mask import mask_where
+from headgate.jobs.job import BucketRef
 from headgate.jobs.terms import CLAIM_TIME, GateTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.described_callable import described_callable
@@ -132,9 +132,9 @@ class BoundLimit:
 
 
 class GatedCall(NamedTuple):
-    """The draws of a call on its limits."""
+    """The buckets of a call on its limits."""
 
-    draws: tuple[Draw, ...] = ()
+    buckets: tuple[BucketRef, ...] = ()
     costs: tuple[int, ...] | None = None
     terms: GateTerms | None = None
 
@@ -168,7 +168,7 @@ class Gate:
 
     @cached_property
     def signature(self) -> str:
-        """A text that changes when the draws, costs or terms of a call may change."""
+        """A text that changes when the buckets, costs or terms of a call may change."""
         parts = [
             (
                 limit.name,
@@ -191,28 +191,28 @@ class Gate:
         return min((limit.patience for limit in self.limits if limit.patience is not None), default=None)
 
     def ask(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> GatedCall:
-        """Return the buckets a call draws on, its cost in each (None if all are 1), and its terms.
+        """Return the buckets a call uses, its cost in each (None if all are 1), and its terms.
 
-        Each bucket occurs once: limits with the same bucket draw the highest cost of them. Raises PayloadError if they
+        Each bucket occurs once: limits with the same bucket charge it their highest cost. Raises PayloadError if they
         have two owners.
         """
-        draws: list[Draw] = []
+        buckets: list[BucketRef] = []
         costs: list[int] = []
         asked: list[BoundLimit] = []
         for limit in self.limits:
             key = limit.key(arguments, headers, on_skip)
             if key is not None:
-                draws.append(Draw(limit.name, key))
+                buckets.append(BucketRef(limit.name, key))
                 costs.append(limit.cost(arguments, headers))
                 asked.append(limit)
-        if not draws:
+        if not buckets:
             return UNGATED
-        if self._may_coincide and len(set(draws)) < len(draws):
-            return _merged(draws, costs, asked, arguments, headers)
+        if self._may_coincide and len(set(buckets)) < len(buckets):
+            return _merged(buckets, costs, asked, arguments, headers)
         terms = self._terms_of(tuple(asked), arguments, headers)
         if self._all_cost_one or all(cost == 1 for cost in costs):
-            return GatedCall(tuple(draws), None, terms)
-        return GatedCall(tuple(draws), tuple(costs), terms)
+            return GatedCall(tuple(buckets), None, terms)
+        return GatedCall(tuple(buckets), tuple(costs), terms)
 
     def _terms_of(self, asked: tuple[BoundLimit, ...], arguments: Arguments, headers: Headers) -> GateTerms | None:
         if self._has_owners:
@@ -223,28 +223,32 @@ class Gate:
 
 
 def _merged(
-    draws: Sequence[Draw], costs: Sequence[int], asked: Sequence[BoundLimit], arguments: Arguments, headers: Headers
+    buckets: Sequence[BucketRef],
+    costs: Sequence[int],
+    asked: Sequence[BoundLimit],
+    arguments: Arguments,
+    headers: Headers,
 ) -> GatedCall:
-    """Return the draws of a call with equal buckets merged: the highest cost, and the permit held longest."""
-    merged: dict[Draw, tuple[int, PermitTerms | None, BoundLimit]] = {}
-    for draw, cost, limit in zip(draws, costs, asked, strict=True):
+    """Return the buckets of a call with equal buckets merged: the highest cost, and the permit held longest."""
+    merged: dict[BucketRef, tuple[int, PermitTerms | None, BoundLimit]] = {}
+    for ref, cost, limit in zip(buckets, costs, asked, strict=True):
         holding = limit.permit_of(arguments, headers)
-        if draw in merged:
-            other_cost, other, first = merged[draw]
-            cost, holding, limit = max(cost, other_cost), _stricter(other, holding, draw), first
-        merged[draw] = cost, holding, limit
+        if ref in merged:
+            other_cost, other, first = merged[ref]
+            cost, holding, limit = max(cost, other_cost), _stricter(other, holding, ref), first
+        merged[ref] = cost, holding, limit
     terms = _terms([limit for _, _, limit in merged.values()], [holding for _, holding, _ in merged.values()], asked)
     known_costs = tuple(cost for cost, _, _ in merged.values())
     return GatedCall(tuple(merged), None if all(cost == 1 for cost in known_costs) else known_costs, terms)
 
 
-def _stricter(one: PermitTerms | None, other: PermitTerms | None, draw: Draw) -> PermitTerms | None:
+def _stricter(one: PermitTerms | None, other: PermitTerms | None, ref: BucketRef) -> PermitTerms | None:
     """Return how a permit of two limits is held. If one of them has no owner, the job alone holds it."""
     if one is None or other is None:
         return one or other
     if one.owner is not None and other.owner is not None and one.owner != other.owner:
         raise PayloadError(
-            f"the limits {draw.limit!r} have the same key, {draw.key!r}, but two owners, {one.owner!r} and "
+            f"the limits {ref.limit!r} have the same key, {ref.key!r}, but two owners, {one.owner!r} and "
             f"{other.owner!r}; a job holds a permit once: let the keys differ or the owners be the same. Nothing was "
             "stored"
         )
@@ -273,10 +277,10 @@ def _require_one_owner(limits: Sequence[BoundLimit]) -> None:
 def _terms(
     asked: Sequence[BoundLimit], holdings: Sequence[PermitTerms | None], limits: Sequence[BoundLimit] | None = None
 ) -> GateTerms | None:
-    """Return the terms of a call, with one of `asked` for each draw; `limits` are all, if some draws were merged."""
+    """Return the terms of a call, with one of `asked` for each bucket; `limits` are all if some buckets were merged."""
     limits = asked if limits is None else limits
     patience = min((limit.patience for limit in limits if limit.patience is not None), default=None)
-    free = draws_where(
+    free = mask_where(
         not limit.limit.charge_retries and holding is None for limit, holding in zip(asked, holdings, strict=True)
     )
     holds = tuple(holdings) if any(holding is not None for holding in holdings) else ()

@@ -1,4 +1,4 @@
-"""Declared queues, and their limits: all jobs of a queue draw on them, whatever their task."""
+"""Declared queues, and their limits: all jobs of a queue use them, whatever their task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Queue:
     """A named set of jobs with its own concurrency per node; None: by the kind of its tasks.
 
     `global_concurrency` is how many of its jobs run at once over all nodes; None: as many as the nodes have slots.
-    `max_backlog` is how many may wait; None: any number. All its jobs draw on `limits`. `waits` is how they wait for
+    `max_backlog` is how many may wait; None: any number. All its jobs use `limits`. `waits` is how they wait for
     limits that do not set it; None: as the app says. `retry` and `timeout` (seconds)
     apply to its tasks without their own; None: the app's. The keys of `fair_by` take turns, by `weights`; None: jobs
     start in the order in which they came. After `aging` (microseconds), a waiting job is level with a new one of the
@@ -64,7 +64,7 @@ class QueueOptions(TypedDict, total=False):
     global_concurrency: int | None
     """The maximum of its jobs that run at once over all nodes (default: no maximum).
 
-    It is the limit `queue:<name>`, which all its jobs draw on: listed, set and paused like any other.
+    It is the limit `queue:<name>`, which all its jobs use: listed, set and paused like any other.
     """
 
     max_backlog: int | None
@@ -78,7 +78,7 @@ class QueueOptions(TypedDict, total=False):
     """"wait" (default) until there is room, "raise" QueueFull, or "fallback" to the queue `default`."""
 
     limits: Sequence[Limit | str]
-    """All its jobs also draw on these, whatever their task; keys are over the arguments of each task."""
+    """All its jobs also use these, whatever their task; keys are over the arguments of each task."""
 
     on_limit: OnLimit | None
     """What its jobs do when a limit that does not set it is closed: "wait", "discard", "cancel" (default: the app's).
@@ -244,7 +244,7 @@ class QueueLimits:
         fields: ArgumentFields = UNTYPED,
         waits_here: bool = True,
     ) -> list[BoundLimit]:
-        """Return its limits, bound to the arguments of a task that draws on the `taken` ones itself.
+        """Return its limits, bound to the arguments of a task that uses the `taken` ones itself.
 
         Its concurrency and its order are those of jobs that wait in this queue.
         """

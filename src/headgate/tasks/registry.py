@@ -247,7 +247,7 @@ class Registry:
     def gate_name(self, name: str, queue: str, instead_of: str | None = None) -> str:
         """Return the name of a task's gate in a queue, which jobs store, by the name that they are stored under.
 
-        It changes when their draws, costs or terms may change, and differs between tasks and queues.
+        It changes when their buckets, costs or terms may change, and differs between tasks and queues.
         """
         key = (name, queue, instead_of)
         gate_name = self._gate_names.get(key)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from headgate import AdaptiveRate
 from headgate.clock import SECOND
-from headgate.jobs.job import ClaimedJob, Draw
+from headgate.jobs.job import BucketRef, ClaimedJob
 from headgate.limits.adaptive_rate import Aimd
 from headgate.storage.records import Amendment
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, recover
 
-ACME = Draw("api", "acme")
+ACME = BucketRef("api", "acme")
 
 
 def adaptive(start: str = "60/m", burst: int = 1) -> Aimd:
@@ -33,7 +33,7 @@ class AdaptiveConformance(Conformance):
     ) -> None:
         rule = adaptive(burst=3)
         store_user.rules = {"api": rule}
-        await store_user.add(8, draws=[("api", "acme")])
+        await store_user.add(8, buckets=[("api", "acme")])
         jobs = await store_user.take()
         assert len(jobs) == 3
         clock.advance(0.2)
@@ -48,7 +48,7 @@ class AdaptiveConformance(Conformance):
     async def test_a_start_that_is_only_refunded_is_no_refusal(self, store_user: StoreUser) -> None:
         rule = adaptive()
         store_user.rules = {"api": rule}
-        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.add(1, buckets=[("api", "acme")])
         job = await store_user.take_one()
         refund = Amendment(ACME, job.charged_at, 1, job.charged_at, 0)
         await store_user.storage.amend([refund], store_user.rules)
@@ -57,7 +57,7 @@ class AdaptiveConformance(Conformance):
     async def test_the_rate_grows_while_it_is_used(self, store_user: StoreUser, clock: ManualClock) -> None:
         rule = adaptive()
         store_user.rules = {"api": rule}
-        await store_user.add(200, draws=[("api", "acme")])
+        await store_user.add(200, buckets=[("api", "acme")])
         # 600/m in half an hour, so 20/m a minute.
         for _ in range(600):
             await store_user.take()
@@ -69,7 +69,7 @@ class AdaptiveConformance(Conformance):
     ) -> None:
         rule = adaptive(burst=2)
         store_user.rules = {"api": rule}
-        await store_user.add(6, draws=[("api", "acme")])
+        await store_user.add(6, buckets=[("api", "acme")])
         refused, _ = await store_user.take()
         await store_user.storage.amend([refusal(refused)], store_user.rules)
         # The node dies before it has recorded how its attempts ended.
@@ -86,7 +86,7 @@ class AdaptiveConformance(Conformance):
     ) -> None:
         rule = adaptive()
         store_user.rules = {"api": rule}
-        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.add(1, buckets=[("api", "acme")])
         job = await store_user.take_one()
         await store_user.storage.amend([refusal(job)], store_user.rules)
         await store_user.succeed(job)
@@ -100,7 +100,7 @@ class AdaptiveConformance(Conformance):
     async def test_a_closed_bucket_counts_the_first_refusal(self, store_user: StoreUser) -> None:
         rule = adaptive()
         store_user.rules = {"api": rule}
-        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.add(1, buckets=[("api", "acme")])
         job = await store_user.take_one()
         await store_user.storage.penalize(ACME, store_user.storage.limit_now() + 60 * SECOND)
         await store_user.storage.amend([refusal(job)], store_user.rules)

@@ -9,12 +9,12 @@ from headgate.jobs.job import MAX_PRIORITY
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, strict
 
-Draws = list[tuple[str, str]]
+Buckets = list[tuple[str, str]]
 
 LATER = 0.02
 """After how many seconds a claim reads the jobs again, if the last one left many."""
 
-LANES = pytest.mark.parametrize("draws", [[], [("api", "acme")]], ids=["open lane", "limited"])
+LANES = pytest.mark.parametrize("buckets", [[], [("api", "acme")]], ids=["open lane", "limited"])
 
 
 async def one_by_one(store_user: StoreUser, count: int) -> list[str]:
@@ -26,15 +26,15 @@ async def one_by_one(store_user: StoreUser, count: int) -> list[str]:
 class AgingConformance(Conformance):
     @LANES
     async def test_a_job_rises_one_level_each_time_that_it_has_waited_for_its_aging(
-        self, store_user: StoreUser, clock: ManualClock, draws: Draws
+        self, store_user: StoreUser, clock: ManualClock, buckets: Buckets
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        low = await store_user.add(draws=draws, aging=60)
+        low = await store_user.add(buckets=buckets, aging=60)
         clock.advance(299)
-        before = await store_user.add(draws=draws, aging=60, priority=5)
+        before = await store_user.add(buckets=buckets, aging=60, priority=5)
         clock.advance(2)
-        after = await store_user.add(2, draws=draws, aging=60, priority=5)
-        highest = await store_user.add(draws=draws, aging=60, priority=9)
+        after = await store_user.add(2, buckets=buckets, aging=60, priority=5)
+        highest = await store_user.add(buckets=buckets, aging=60, priority=9)
         assert await one_by_one(store_user, 5) == [*highest, *before, *low, *after]
 
     async def test_a_job_without_priority_starts_beside_a_stream_of_urgent_ones(
@@ -53,39 +53,41 @@ class AgingConformance(Conformance):
 
     @LANES
     async def test_a_delayed_job_ages_from_its_time_on(
-        self, store_user: StoreUser, clock: ManualClock, draws: Draws
+        self, store_user: StoreUser, clock: ManualClock, buckets: Buckets
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        delayed = await store_user.add(draws=draws, aging=10, delay=60)
-        late = await store_user.add(draws=draws, aging=10, delay=80, priority=1)
+        delayed = await store_user.add(buckets=buckets, aging=10, delay=60)
+        late = await store_user.add(buckets=buckets, aging=10, delay=80, priority=1)
         clock.advance(65)
-        before = await store_user.add(draws=draws, aging=10, priority=1)
+        before = await store_user.add(buckets=buckets, aging=10, priority=1)
         clock.advance(20)
-        after = await store_user.add(draws=draws, aging=10, priority=1)
+        after = await store_user.add(buckets=buckets, aging=10, priority=1)
         assert await store_user.take_ids() == [*before, *delayed, *late, *after]
 
     @LANES
-    async def test_a_retry_ages_from_its_time_on(self, store_user: StoreUser, clock: ManualClock, draws: Draws) -> None:
+    async def test_a_retry_ages_from_its_time_on(
+        self, store_user: StoreUser, clock: ManualClock, buckets: Buckets
+    ) -> None:
         store_user.rules = {"api": strict(100)}
-        retried = await store_user.add(draws=draws, aging=10)
+        retried = await store_user.add(buckets=buckets, aging=10)
         await store_user.retry_later(await store_user.take_one(), 60)
-        before = await store_user.add(draws=draws, aging=10)
+        before = await store_user.add(buckets=buckets, aging=10)
         clock.advance(65)
-        urgent = await store_user.add(draws=draws, aging=10, priority=1)
+        urgent = await store_user.add(buckets=buckets, aging=10, priority=1)
         clock.advance(10)
-        after = await store_user.add(draws=draws, aging=10, priority=1)
+        after = await store_user.add(buckets=buckets, aging=10, priority=1)
         assert await store_user.take_ids() == [*before, *urgent, *retried, *after]
 
     @LANES
     async def test_a_job_that_is_given_back_is_found_although_later_ones_were_taken(
-        self, store_user: StoreUser, clock: ManualClock, draws: Draws
+        self, store_user: StoreUser, clock: ManualClock, buckets: Buckets
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        await store_user.add(draws=draws, aging=10, priority=3)
+        await store_user.add(buckets=buckets, aging=10, priority=3)
         first = await store_user.take_one()
         for _ in range(3):
             clock.advance(1)
-            await store_user.add(2, draws=draws, aging=10)
+            await store_user.add(2, buckets=buckets, aging=10)
             await store_user.take(1)
         await store_user.give_back(first)
         clock.advance(LATER)
@@ -94,15 +96,15 @@ class AgingConformance(Conformance):
     @LANES
     @pytest.mark.parametrize("aging", [None, 60])
     async def test_an_urgent_job_goes_first_whatever_was_taken_before(
-        self, store_user: StoreUser, clock: ManualClock, draws: Draws, aging: float | None
+        self, store_user: StoreUser, clock: ManualClock, buckets: Buckets, aging: float | None
     ) -> None:
         store_user.rules = {"api": strict(100)}
         for _ in range(4):
-            await store_user.add(2, draws=draws, aging=aging)
+            await store_user.add(2, buckets=buckets, aging=aging)
             clock.advance(1)
             await store_user.take(1)
         for priority in (1, 9, 5):
-            urgent = await store_user.add(draws=draws, aging=aging, priority=priority)
+            urgent = await store_user.add(buckets=buckets, aging=aging, priority=priority)
             clock.advance(LATER)
             assert await store_user.take_ids(1) == urgent
         assert len(await store_user.take_ids()) == 4
@@ -110,12 +112,12 @@ class AgingConformance(Conformance):
     @LANES
     @pytest.mark.parametrize("aging", [None, 60])
     async def test_a_job_that_gets_a_higher_priority_goes_before_jobs_that_came_first(
-        self, store_user: StoreUser, clock: ManualClock, draws: Draws, aging: float | None
+        self, store_user: StoreUser, clock: ManualClock, buckets: Buckets, aging: float | None
     ) -> None:
         store_user.rules = {"api": strict(100)}
         ids: list[str] = []
         for _ in range(5):
-            ids += await store_user.add(draws=draws, aging=aging)
+            ids += await store_user.add(buckets=buckets, aging=aging)
             clock.advance(1)
         assert await one_by_one(store_user, 2) == ids[:2]
         await store_user.storage.reschedule(ids[4], priority=9)
@@ -147,12 +149,12 @@ class AgingConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        for draws in ([], [("api", "acme")]):
+        for buckets in ([], [("api", "acme")]):
             began = clock.now()
-            delayed = await store_user.add(draws=draws, aging=10, delay=3, priority=1)
-            low = await store_user.add(draws=draws, aging=10)
+            delayed = await store_user.add(buckets=buckets, aging=10, delay=3, priority=1)
+            low = await store_user.add(buckets=buckets, aging=10)
             clock.advance(5)
-            high = await store_user.add(draws=draws, aging=10, priority=2)
+            high = await store_user.add(buckets=buckets, aging=10, priority=2)
             standing = [await store_user.storage.queue_position(id) for id in (*high, *delayed, *low)]
             assert [each and each.position for each in standing] == [1, 2, 3]
             (record,) = await store_user.storage.queues()

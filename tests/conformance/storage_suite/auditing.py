@@ -18,7 +18,7 @@ from headgate.jobs.audit import (
     SubjectKind,
 )
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.job import Draw, JobError, JobOptions, JobState, Origin, Progress, RetentionTerms
+from headgate.jobs.job import BucketRef, JobError, JobOptions, JobState, Origin, Progress, RetentionTerms
 from headgate.jobs.report import AttemptReport, LogLine
 from headgate.storage.live_rules import LimitSetting
 from headgate.testing.manual_clock import ManualClock
@@ -133,7 +133,7 @@ class AuditingConformance(Conformance):
         storage = store_user.storage
         store_user.rules = {"api": strict(1)}
         await store_user.succeed(*await store_user.take())
-        draw = Draw("api", "acme")
+        ref = BucketRef("api", "acme")
         await storage.pause_queue("default", audit_record=audit_record("pause", "default", "queue"))
         await storage.pause_queue("default", audit_record=audit_record("pause", "default", "queue"))
         await storage.resume_queue("default", audit_record=audit_record("resume", "default", "queue"))
@@ -141,9 +141,9 @@ class AuditingConformance(Conformance):
         await change(storage, setting, audit_record=audit_record("pause", "api", "limit", "all keys"))
         await change(storage, setting, remove=True, audit_record=audit_record("resume", "api", "limit", "all keys"))
         await storage.penalize(
-            draw, storage.limit_now() + SECOND, audit_record=audit_record("penalize", "api", "limit", "key 'acme'")
+            ref, storage.limit_now() + SECOND, audit_record=audit_record("penalize", "api", "limit", "key 'acme'")
         )
-        await storage.reset(draw, audit_record=audit_record("reset", "api", "limit", "key 'acme'"))
+        await storage.reset(ref, audit_record=audit_record("reset", "api", "limit", "key 'acme'"))
         await storage.forget("api", audit_record=audit_record("remove", "api", "limit"))
         await storage.forget("nothing", audit_record=audit_record("remove", "nothing", "limit"))
         await storage.add_audit_record(audit_record("pause", "nightly", "schedule"))
@@ -207,8 +207,8 @@ class AuditingConformance(Conformance):
     async def test_run_now_does_not_bypass_a_limit(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         (first, second), (delayed,) = (
-            await store_user.add(2, draws=[("api", "acme")]),
-            await store_user.add(1, draws=[("api", "acme")], delay=3600),
+            await store_user.add(2, buckets=[("api", "acme")]),
+            await store_user.add(1, buckets=[("api", "acme")], delay=3600),
         )
         assert await store_user.take_ids() == [first]
         await store_user.storage.run_now(delayed)
@@ -224,7 +224,7 @@ class AuditingConformance(Conformance):
 
     async def test_run_now_wakes_a_sleeping_lane(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(5)}
-        id = await store_user.add_one(draws=[("api", "acme")], delay=3600)
+        id = await store_user.add_one(buckets=[("api", "acme")], delay=3600)
         assert await store_user.take() == []
         await store_user.storage.run_now(id)
         assert await store_user.take_ids() == [id]
@@ -241,9 +241,9 @@ class AuditingConformance(Conformance):
 
     async def test_max_wait_begins_when_a_job_is_run_now(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.add(1, buckets=[("api", "acme")])
         await store_user.take()
-        id = await store_user.add_one(draws=[("api", "acme")], delay=3600, patience=30)
+        id = await store_user.add_one(buckets=[("api", "acme")], delay=3600, patience=30)
         await store_user.storage.run_now(id)
         clock.advance(29)
         assert list(await store_user.storage.expire()) == []
@@ -398,7 +398,7 @@ class AuditingConformance(Conformance):
         """What a limit is proved by are the starts that are kept: those of jobs, and of the attempts that are kept."""
         store_user.rules = {"api": strict(10)}
         for audit in (AuditLevel.NONE, AuditLevel.FULL):
-            await store_user.storage.add([replace(store_user.new(draws=[("api", audit.word)]), audit=audit)])
+            await store_user.storage.add([replace(store_user.new(buckets=[("api", audit.word)]), audit=audit)])
         for job in await store_user.take():
             await store_user.retry_later(job, 1)
         clock.advance(1)

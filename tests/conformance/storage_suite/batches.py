@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.errors import LeaderNotFound
 from headgate.jobs.batch import BatchRecord, NewBatch
-from headgate.jobs.job import Draw, JobState, Origin
+from headgate.jobs.job import BucketRef, JobState, Origin
 from headgate.storage.following import LEADER_NOT_SUCCEEDED
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, at_once, strict
@@ -195,7 +195,7 @@ class BatchesConformance(Conformance):
         store_user.clock.advance(1)
         other, others = await hold(store_user, 2)
         store_user.clock.advance(1)
-        single = await store_user.add_one(draws=MUTEX)
+        single = await store_user.add_one(buckets=MUTEX)
         jobs = await store_user.take()
         assert [job.id for job in jobs] == ids
         assert await store_user.permits("mutex", "a") == {f"batch:{batch}": 3}
@@ -215,7 +215,7 @@ class BatchesConformance(Conformance):
         store_user.rules = {"mutex": at_once()}
         batch, ids = await hold(store_user, 2)
         first, second = await store_user.take()
-        single = await store_user.add_one(draws=MUTEX)
+        single = await store_user.add_one(buckets=MUTEX)
         await store_user.retry_later(first, 10)
         await store_user.give_back(second, "snoozed", run_at=clock.now() + 20 * SECOND)
         assert await store_user.permits("mutex", "a") == {f"batch:{batch}": 0}
@@ -234,7 +234,7 @@ class BatchesConformance(Conformance):
         batch, ids = await hold(store_user, 2)
         await store_user.storage.join("node-b", "b")
         assert len(await store_user.take(node="node-b")) == 2
-        single = await store_user.add_one(draws=MUTEX)
+        single = await store_user.add_one(buckets=MUTEX)
         await die(store_user, "node-b")
         assert await store_user.permits("mutex", "a") == {f"batch:{batch}": 0}
         jobs = await store_user.take()
@@ -249,7 +249,7 @@ class BatchesConformance(Conformance):
         store_user.rules = {"mutex": at_once()}
         batch, (_, last) = await hold(store_user, 2)
         first = await store_user.take_one()
-        single = await store_user.add_one(draws=MUTEX)
+        single = await store_user.add_one(buckets=MUTEX)
         taken = await store_user.take() if is_running else []
         await store_user.succeed(first)
         await store_user.storage.cancel(last)
@@ -262,16 +262,16 @@ class BatchesConformance(Conformance):
         """The fault: a lane that waited for the mutex of its own batch would have waited for itself."""
         store_user.rules = {"mutex": at_once(), "api": strict(1)}
         queues = ("default", "other")
-        await store_user.add(draws=MUTEX)
+        await store_user.add(buckets=MUTEX)
         single = await store_user.take_one()
-        api = {"draws": [*MUTEX, ("api", "acme")]}
+        api = {"buckets": [*MUTEX, ("api", "acme")]}
         _, ids = await hold(store_user, api, api, {"queue": "other"}, {"queue": "other"})
         assert await store_user.take(queues=queues) == []
         await store_user.succeed(single)
         jobs = await store_user.take(queues=queues)
         assert {job.id for job in jobs} == {ids[0], *ids[2:]}
         await store_user.succeed(*jobs)
-        late = await store_user.add_one(draws=MUTEX)
+        late = await store_user.add_one(buckets=MUTEX)
         assert await store_user.take(queues=queues) == []
         store_user.clock.advance(60)
         job = await store_user.take_one(queues=queues)
@@ -281,14 +281,14 @@ class BatchesConformance(Conformance):
 
     async def test_a_batch_that_is_claimed_queue_by_queue_does_not_block_itself(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX)
+        await store_user.add(buckets=MUTEX)
         single = await store_user.take_one()
         _, (first, second) = await hold(store_user, {}, {"queue": "other"})
         assert await store_user.take(queues=("other", "default")) == []
         await store_user.succeed(single)
         jobs = await store_user.take()
         assert [job.id for job in jobs] == [first]
-        late = await store_user.add_one(draws=MUTEX)
+        late = await store_user.add_one(buckets=MUTEX)
         assert await store_user.take() == []
         more = await store_user.take(queues=("other",))
         assert [job.id for job in more] == [second]
@@ -299,9 +299,9 @@ class BatchesConformance(Conformance):
         store_user.rules = {"mutex": at_once()}
         await hold(store_user, 1)
         await store_user.retry_later(await store_user.take_one(), 60)
-        single = await store_user.add_one(draws=MUTEX)
+        single = await store_user.add_one(buckets=MUTEX)
         assert await store_user.take() == []
-        assert await store_user.storage.reset(Draw("mutex", "a")) == 0
+        assert await store_user.storage.reset(BucketRef("mutex", "a")) == 0
         assert await store_user.take_ids() == [single]
 
     async def test_a_batch_that_comes_back_takes_its_permit_again(self, store_user: StoreUser) -> None:
@@ -309,7 +309,7 @@ class BatchesConformance(Conformance):
         batch, _ = await hold(store_user, 1)
         job = await store_user.take_one()
         await store_user.fail(job)
-        single = await store_user.add_one(draws=MUTEX)
+        single = await store_user.add_one(buckets=MUTEX)
         running = await store_user.take_one()
         assert running.id == single
         await store_user.storage.retry(job.id)
@@ -322,7 +322,7 @@ class BatchesConformance(Conformance):
         store_user.rules = {"mutex": at_once()}
         _, (_, last) = await hold(store_user, 2)
         first = await store_user.take_one()
-        single = await store_user.add_one(draws=MUTEX)
+        single = await store_user.add_one(buckets=MUTEX)
         pause = await store_user.pause("mutex")
         assert await store_user.take() == []
         await store_user.unset(pause)
@@ -342,7 +342,7 @@ class BatchesConformance(Conformance):
         assert len(jobs) == 3
         await store_user.succeed(*jobs)
         assert await store_user.permits("mutex", "a") == {}
-        ids = await store_user.add(3, draws=MUTEX)
+        ids = await store_user.add(3, buckets=MUTEX)
         assert await store_user.take_ids() == ids
 
     @pytest.mark.parametrize("how", ["expires", "is rejected"])
@@ -351,11 +351,11 @@ class BatchesConformance(Conformance):
     ) -> None:
         """The fault: the claim closed the bucket for good that the batch, ending with that job, had just opened."""
         store_user.rules = {"mutex": at_once(), "api": strict(1, 1000)}
-        await store_user.add(draws=[("api", "acme")])
+        await store_user.add(buckets=[("api", "acme")])
         await store_user.take_one()
         last: dict[str, Any] = {"delay": 50, "expires_in": 60}
         if how == "is rejected":
-            last = {"delay": 50, "draws": [*MUTEX, ("api", "acme")], "patience": 0}
+            last = {"delay": 50, "buckets": [*MUTEX, ("api", "acme")], "patience": 0}
         batch, (first, _) = await hold(store_user, {}, last)
         job = await store_user.take_one()
         assert job.id == first

@@ -6,7 +6,7 @@ import pytest
 
 from headgate.arguments import LARGEST_COUNT
 from headgate.clock import FARTHEST, LAST, SECOND
-from headgate.jobs.job import MAX_PRIORITY, Draw, JobOptions, JobState, RetryTerms
+from headgate.jobs.job import MAX_PRIORITY, BucketRef, JobOptions, JobState, RetryTerms
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.fixed_window import FixedWindow
@@ -50,7 +50,7 @@ class BoundsConformance(Conformance):
         rule = EXTREMES[which].rule
         store_user.rules = {"wide": rule}
         first, second, third = await store_user.add(
-            3, draws=[("wide", "acme")], costs=(largest_cost(rule),), priority=MAX_PRIORITY, patience=CENTURY
+            3, buckets=[("wide", "acme")], costs=(largest_cost(rule),), priority=MAX_PRIORITY, patience=CENTURY
         )
         assert await store_user.take_ids() == [first]
         waiting = await store_user.record(second)
@@ -67,20 +67,20 @@ class BoundsConformance(Conformance):
         self, store_user: StoreUser, storage: Store, clock: ManualClock, which: str
     ) -> None:
         store_user.rules = {"wide": EXTREMES[which].rule}
-        closed, _ = await store_user.add(2, draws=[("wide", "acme")])
-        await storage.penalize(Draw("wide", "acme"), LAST)
+        closed, _ = await store_user.add(2, buckets=[("wide", "acme")])
+        await storage.penalize(BucketRef("wide", "acme"), LAST)
         assert await store_user.take_ids() == []
         assert (await store_user.record(closed)).throttled_until is not None
         clock.advance(CENTURY)
         assert await store_user.take_ids() == []
-        await storage.reset(Draw("wide", "acme"))
+        await storage.reset(BucketRef("wide", "acme"))
         assert closed in await store_user.take_ids()
 
     async def test_a_job_may_be_of_the_last_instant(
         self, store_user: StoreUser, storage: Store, clock: ManualClock
     ) -> None:
         ahead = (LAST - clock.now()) / SECOND
-        last = store_user.new(delay=CENTURY, patience=CENTURY, expires_in=ahead, draws=[("wide", "acme")])
+        last = store_user.new(delay=CENTURY, patience=CENTURY, expires_in=ahead, buckets=[("wide", "acme")])
         store_user.rules = {"wide": EXTREMES["rate, one in a century"].rule}
         await storage.add([last])
         await storage.reschedule(last.id, run_at=LAST, priority=MAX_PRIORITY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.clock import SECOND
-from headgate.jobs.job import Draw, JobState
+from headgate.jobs.job import BucketRef, JobState
 from headgate.storage.admission import TURN
 from headgate.storage.records import JobFilter, Throttled
 from headgate.storage.store import Store
@@ -28,7 +28,7 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(3)}
-        ids = await store_user.add(5, draws=[("api", "acme")])
+        ids = await store_user.add(5, buckets=[("api", "acme")])
         assert await store_user.take_ids() == ids[:3]
         assert (await store_user.claim()).next_in == MINUTE
         clock.advance(59.999999)
@@ -40,33 +40,33 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(3)}
-        ids = await store_user.add(5, draws=[("api", "acme")])
+        ids = await store_user.add(5, buckets=[("api", "acme")])
         throttled: list[Throttled] = []
         for _ in range(5):
             claimed = await store_user.claim()
             throttled += claimed.throttled
         (only,) = throttled
-        assert only == Throttled(Draw("api", "acme"), clock.now() + MINUTE, 2, ids[3])
+        assert only == Throttled(BucketRef("api", "acme"), clock.now() + MINUTE, 2, ids[3])
 
     async def test_the_first_job_that_waits_is_reported_with_its_closed_bucket(self, store_user: StoreUser) -> None:
         """That is the one that met the bucket: with a higher priority, it need not be the oldest."""
         store_user.rules = {"api": strict(3)}
-        await store_user.add(draws=[("api", "acme")], costs=(1,))
-        small = await store_user.add(2, draws=[("api", "acme")], costs=(2,), priority=9)
+        await store_user.add(buckets=[("api", "acme")], costs=(1,))
+        small = await store_user.add(2, buckets=[("api", "acme")], costs=(2,), priority=9)
         claimed = await store_user.claim()
         assert [job.id for job in claimed.jobs] == small[:1]
         assert [(met.job_id, met.waiting) for met in claimed.throttled] == [(small[1], 2)]
 
     async def test_no_window_ever_holds_more_than_a_strict_rate_allows(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(7, per=10)}
-        await store_user.add(500, draws=[("api", "acme")])
+        await store_user.add(500, buckets=[("api", "acme")])
         starts = await store_user.starts(300, step=0.7)
         assert most_in_a_window(starts, 10 * SECOND) == 7
         assert len(starts) >= 0.9 * 7 * 30
 
     async def test_a_rate_grants_its_burst_and_then_paces(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": rate(15)}
-        await store_user.add(100, draws=[("api", "acme")])
+        await store_user.add(100, buckets=[("api", "acme")])
         starts = await store_user.starts(60)
         begin = starts[0]
         assert [start - begin for start in starts[:15]] == [0] * 15
@@ -74,7 +74,7 @@ class BudgetsConformance(Conformance):
 
     async def test_a_saturated_key_uses_its_whole_rate(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(15)}
-        await store_user.add(1000, draws=[("api", "acme")])
+        await store_user.add(1000, buckets=[("api", "acme")])
         started = 0
         end = clock.monotonic() + 3600 * SECOND
         while clock.monotonic() < end:
@@ -89,22 +89,22 @@ class BudgetsConformance(Conformance):
     async def test_several_limits_open_together_or_not_at_all(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"minute": strict(2), "day": strict(5, per=3600)}
         both = [("minute", "acme"), ("day", "acme")]
-        await store_user.add(10, draws=both)
+        await store_user.add(10, buckets=both)
         starts = await store_user.starts(600)
         begin = starts[0]
         assert [(start - begin) // MINUTE for start in starts] == [0, 0, 1, 1, 2]
         # Nothing was taken from the minute while the day was closed.
-        alone = await store_user.add(2, draws=[("minute", "acme")])
+        alone = await store_user.add(2, buckets=[("minute", "acme")])
         assert await store_user.take_ids() == alone
 
     async def test_the_order_of_the_limits_makes_no_difference(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"minute": strict(1), "hour": strict(1, per=3600)}
-        (first,) = await store_user.add(draws=[("hour", "acme")])
+        (first,) = await store_user.add(buckets=[("hour", "acme")])
         assert await store_user.take_ids() == [first]
-        await store_user.add(2, draws=[("hour", "acme"), ("minute", "acme")])
-        await store_user.add(2, draws=[("minute", "acme"), ("hour", "acme")])
+        await store_user.add(2, buckets=[("hour", "acme"), ("minute", "acme")])
+        await store_user.add(2, buckets=[("minute", "acme"), ("hour", "acme")])
         assert await store_user.take_ids() == []
-        (alone,) = await store_user.add(draws=[("minute", "acme")])
+        (alone,) = await store_user.add(buckets=[("minute", "acme")])
         assert await store_user.take_ids() == [alone]
 
     async def test_a_lane_waits_behind_the_bucket_that_opens_last(
@@ -112,31 +112,31 @@ class BudgetsConformance(Conformance):
     ) -> None:
         store_user.rules = {"minute": strict(1), "hour": strict(1, per=3600)}
         both = [("minute", "acme"), ("hour", "acme")]
-        await store_user.add(2, draws=both)
+        await store_user.add(2, buckets=both)
         await store_user.take()
         record = (await store_user.storage.jobs(JobFilter(state=JobState.WAITING)))[0]
-        assert record.waits_for == Draw("hour", "acme")
+        assert record.waits_for == BucketRef("hour", "acme")
         assert record.throttled_until == clock.now() + 3600 * SECOND
         assert (await store_user.claim()).next_in == 3600 * SECOND
 
     async def test_each_job_is_charged_its_cost(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"tokens": strict(10)}
-        ids = [(await store_user.add(draws=[("tokens", "acme")], costs=(cost,)))[0] for cost in (4, 5, 2, 1)]
+        ids = [(await store_user.add(buckets=[("tokens", "acme")], costs=(cost,)))[0] for cost in (4, 5, 2, 1)]
         assert await store_user.take_ids() == ids[:2]
         assert (await store_user.claim()).next_in == MINUTE
 
     async def test_each_limit_is_charged_its_own_cost(self, store_user: StoreUser) -> None:
         store_user.rules = {"tokens": strict(10), "calls": strict(10)}
-        await store_user.add(10, draws=[("tokens", "acme"), ("calls", "acme")], costs=(5, 1))
+        await store_user.add(10, buckets=[("tokens", "acme"), ("calls", "acme")], costs=(5, 1))
         assert len(await store_user.take()) == 2
-        assert len(await store_user.add(10, draws=[("calls", "acme")])) == 10
+        assert len(await store_user.add(10, buckets=[("calls", "acme")])) == 10
         assert len(await store_user.take()) == 8
 
     async def test_a_cheap_job_does_not_overtake_a_costly_one_of_its_lane(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"tokens": strict(10)}
-        ids = [(await store_user.add(draws=[("tokens", "acme")], costs=(cost,)))[0] for cost in (6, 6, 1, 1)]
+        ids = [(await store_user.add(buckets=[("tokens", "acme")], costs=(cost,)))[0] for cost in (6, 6, 1, 1)]
         assert await store_user.take_ids() == ids[:1]
         clock.advance(60)
         assert await store_user.take_ids() == ids[1:]
@@ -145,11 +145,11 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"tokens": strict(10), "own": strict(1000)}
-        await store_user.add(draws=[("tokens", ""), ("own", "cheap")], costs=(6, 1))
+        await store_user.add(buckets=[("tokens", ""), ("own", "cheap")], costs=(6, 1))
         await store_user.take()
-        (costly,) = await store_user.add(draws=[("tokens", ""), ("own", "costly")], costs=(10, 1))
+        (costly,) = await store_user.add(buckets=[("tokens", ""), ("own", "costly")], costs=(10, 1))
         for second in range(61):
-            cheap = await store_user.add(draws=[("tokens", ""), ("own", f"cheap {second}")], costs=(1, 1))
+            cheap = await store_user.add(buckets=[("tokens", ""), ("own", f"cheap {second}")], costs=(1, 1))
             taken = await store_user.take_ids()
             if costly in taken:
                 break
@@ -163,9 +163,9 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"tokens": strict(10), "other": strict(1)}
-        draws = [("other", "acme"), ("tokens", "acme")]
-        (impossible,) = await store_user.add(draws=draws, costs=(1, 11))
-        (possible,) = await store_user.add(draws=draws, costs=(1, 10))
+        buckets = [("other", "acme"), ("tokens", "acme")]
+        (impossible,) = await store_user.add(buckets=buckets, costs=(1, 11))
+        (possible,) = await store_user.add(buckets=buckets, costs=(1, 10))
         assert await store_user.take_ids() == [possible]
         record = await store_user.record(impossible)
         assert (record.state, record.finished_at, record.attempt) == (JobState.FAILED, clock.now(), 0)
@@ -175,8 +175,8 @@ class BudgetsConformance(Conformance):
 
     async def test_lanes_of_different_queues_share_a_bucket(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(3)}
-        await store_user.add(5, queue="left", draws=[("api", "acme")])
-        await store_user.add(5, queue="right", draws=[("api", "acme")])
+        await store_user.add(5, queue="left", buckets=[("api", "acme")])
+        await store_user.add(5, queue="right", buckets=[("api", "acme")])
         assert len(await store_user.take(10, queues=["left"])) == 3
         assert await store_user.take(10, queues=["right"]) == []
         clock.advance(60)
@@ -189,7 +189,7 @@ class BudgetsConformance(Conformance):
         store_user.rules = {"api": strict(1)}
         waiting: list[str] = []
         for queue in ("right", "left"):
-            waiting += await store_user.add(2, queue=queue, draws=[("api", "acme")])
+            waiting += await store_user.add(2, queue=queue, buckets=[("api", "acme")])
             clock.advance(1)
         assert await store_user.take_ids(queues=["left", "right"]) == waiting[:1]
         clock.advance(60)
@@ -200,13 +200,13 @@ class BudgetsConformance(Conformance):
     async def test_keys_are_compared_exactly(self, store_user: StoreUser) -> None:
         store_user.rules = {"a": strict(1), "a:b": strict(1), "A": strict(1)}
         distinct = [("a", "b:c"), ("a:b", "c"), ("a", "b"), ("A", "b"), ("a", "B"), ("a", " b"), ("a", "")]
-        for draw in distinct:
-            await store_user.add(2, draws=[draw])
+        for ref in distinct:
+            await store_user.add(2, buckets=[ref])
         assert len(await store_user.take()) == len(distinct)
 
     async def test_waiting_saves_up_no_budget(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(3)}
-        await store_user.add(100, draws=[("api", "acme")])
+        await store_user.add(100, buckets=[("api", "acme")])
         await store_user.take()
         clock.advance(3600)
         assert len(await store_user.take()) == 3
@@ -214,21 +214,21 @@ class BudgetsConformance(Conformance):
     async def test_delayed_jobs_reserve_nothing(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(3)}
         for minute in range(20):
-            await store_user.add(3, delay=60 * minute, draws=[("api", "acme")])
+            await store_user.add(3, delay=60 * minute, buckets=[("api", "acme")])
         clock.advance(3600)
         assert len(await store_user.take()) == 3
         assert len(await store_user.take()) == 0
 
     async def test_cancelling_a_waiting_job_costs_nothing(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(3)}
-        ids = await store_user.add(9, draws=[("api", "acme")])
+        ids = await store_user.add(9, buckets=[("api", "acme")])
         for id in ids[:6]:
             await store_user.storage.cancel(id)
         assert await store_user.take_ids() == ids[6:]
 
     async def test_a_second_attempt_is_charged_again(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(2)}
-        await store_user.add(draws=[("api", "acme")])
+        await store_user.add(buckets=[("api", "acme")])
         await store_user.give_back(await store_user.take_one())
         await store_user.give_back(await store_user.take_one())
         assert await store_user.take() == []
@@ -239,7 +239,7 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(5)}
-        await store_user.add(20, draws=[("api", "acme")])
+        await store_user.add(20, buckets=[("api", "acme")])
         await store_user.take(4)
         store_user.rules = {"api": strict(2)}
         assert await store_user.take() == []
@@ -248,7 +248,7 @@ class BudgetsConformance(Conformance):
 
     async def test_a_raised_limit_is_used_by_the_backlog(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(2)}
-        await store_user.add(20, draws=[("api", "acme")])
+        await store_user.add(20, buckets=[("api", "acme")])
         await store_user.take()
         store_user.rules = {"api": strict(5)}
         clock.advance(60)
@@ -258,15 +258,15 @@ class BudgetsConformance(Conformance):
 
     async def test_a_full_lane_leaves_room_for_a_small_one(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1000)}
-        await store_user.add(200, draws=[("api", "big")])
+        await store_user.add(200, buckets=[("api", "big")])
         clock.advance(1)
-        (small,) = await store_user.add(draws=[("api", "small")])
+        (small,) = await store_user.add(buckets=[("api", "small")])
         assert small in await store_user.take_ids(10)
 
     async def test_lanes_get_equal_shares(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1000)}
         for key in "abcde":
-            await store_user.add(100, draws=[("api", key)], payload=f'"{key}"')
+            await store_user.add(100, buckets=[("api", key)], payload=f'"{key}"')
         taken: list[str] = []
         for _ in range(10):
             taken += [job.payload for job in await store_user.take(10)]
@@ -280,7 +280,7 @@ class BudgetsConformance(Conformance):
         store_user.rules = {"api": strict(1000)}
         ids = []
         for number in (3, 1, 2, 0):
-            ids += await store_user.add(draws=[("api", str(number))])
+            ids += await store_user.add(buckets=[("api", str(number))])
             clock.advance(0.001)
         assert [(await store_user.take_ids(1))[0] for _ in range(4)] == ids
 
@@ -289,7 +289,7 @@ class BudgetsConformance(Conformance):
     ) -> None:
         store_user.rules = {"api": strict(1000)}
         for key in "abc":
-            await store_user.add(2, draws=[("api", key)], payload=f'"{key}"')
+            await store_user.add(2, buckets=[("api", key)], payload=f'"{key}"')
             clock.advance(0.001)
         taken = []
         for _ in range(6):
@@ -302,7 +302,7 @@ class BudgetsConformance(Conformance):
     ) -> None:
         store_user.rules = {"shared": strict(1, per=1), "own": strict(100)}
         for key in "abc":
-            await store_user.add(2, draws=[("shared", ""), ("own", key)], payload=f'"{key}"')
+            await store_user.add(2, buckets=[("shared", ""), ("own", key)], payload=f'"{key}"')
             clock.advance(0.001)
         taken = []
         for _ in range(6):
@@ -315,7 +315,7 @@ class BudgetsConformance(Conformance):
     async def test_lanes_that_got_nothing_stay_before_those_that_were_not_read_yet(self, store_user: StoreUser) -> None:
         store_user.rules = {"shared": strict(1, per=1), "own": strict(100)}
         # One addition: their lanes are a microsecond apart, and one claim looks at a few of them.
-        jobs = [store_user.new(draws=[("shared", ""), ("own", str(number))]) for number in range(30)]
+        jobs = [store_user.new(buckets=[("shared", ""), ("own", str(number))]) for number in range(30)]
         await store_user.storage.add(jobs)
         taken: list[str] = []
         for _ in range(60):
@@ -327,7 +327,7 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"shared": strict(3, per=1), "own": strict(100)}
-        jobs = [store_user.new(draws=[("shared", ""), ("own", str(number))]) for number in range(1000)]
+        jobs = [store_user.new(buckets=[("shared", ""), ("own", str(number))]) for number in range(1000)]
         for begin in range(0, 1000, 100):
             await store_user.storage.add(jobs[begin : begin + 100])
             clock.advance(0.001)
@@ -350,7 +350,7 @@ class BudgetsConformance(Conformance):
     ) -> None:
         store_user.rules = {"shared": strict(3, per=10), "own": strict(100)}
         for number in range(9):
-            await store_user.add(draws=[("shared", ""), ("own", str(number))])
+            await store_user.add(buckets=[("shared", ""), ("own", str(number))])
         assert len(await store_user.take()) == 3
         clock.advance(10)
         assert [len(await store_user.take(1)) for _ in range(5)] == [1, 1, 1, 0, 0]
@@ -361,35 +361,35 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"tokens": strict(10), "own": strict(100)}
-        await store_user.add(draws=[("tokens", ""), ("own", "first")], costs=(5, 1))
+        await store_user.add(buckets=[("tokens", ""), ("own", "first")], costs=(5, 1))
         await store_user.take()
-        costly = await store_user.add_one(draws=[("tokens", ""), ("own", "costly")], costs=(10, 1))
+        costly = await store_user.add_one(buckets=[("tokens", ""), ("own", "costly")], costs=(10, 1))
         assert await store_user.take() == []
         await store_user.storage.cancel(costly)
-        cheap = await store_user.add(draws=[("tokens", ""), ("own", "cheap")], costs=(5, 1))
+        cheap = await store_user.add(buckets=[("tokens", ""), ("own", "cheap")], costs=(5, 1))
         assert await store_user.take_ids() == cheap
 
     async def test_a_released_lane_may_move_behind_another_bucket(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"short": strict(1, per=10), "long": strict(1, per=60)}
-        await store_user.add(draws=[("short", "")])
+        await store_user.add(buckets=[("short", "")])
         await store_user.take()
-        (moved,) = await store_user.add(draws=[("short", ""), ("long", "")])
+        (moved,) = await store_user.add(buckets=[("short", ""), ("long", "")])
         await store_user.take()
-        await store_user.add(draws=[("long", "")])
+        await store_user.add(buckets=[("long", "")])
         assert len(await store_user.take()) == 1
-        (other,) = await store_user.add(draws=[("short", "")])
+        (other,) = await store_user.add(buckets=[("short", "")])
         clock.advance(10)
         assert await store_user.take_ids() == [other]
-        assert (await store_user.record(moved)).waits_for == Draw("long", "")
+        assert (await store_user.record(moved)).waits_for == BucketRef("long", "")
         clock.advance(50)
         assert await store_user.take_ids() == [moved]
 
     async def test_gated_and_ungated_jobs_get_half_of_the_room_each(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         await store_user.add(50)
-        await store_user.add(50, draws=[("api", "acme")])
+        await store_user.add(50, buckets=[("api", "acme")])
         claimed = await store_user.claim(10)
         assert sum(1 for job in claimed.jobs if job.gated) == 5
         assert len(claimed.jobs) == 10
@@ -397,7 +397,7 @@ class BudgetsConformance(Conformance):
     async def test_the_odd_slot_goes_to_the_kind_that_is_named_first(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         await store_user.add(50)
-        await store_user.add(50, draws=[("api", "acme")])
+        await store_user.add(50, buckets=[("api", "acme")])
         assert (await store_user.claim(1, gated_first=True)).jobs[0].gated
         assert not (await store_user.claim(1, gated_first=False)).jobs[0].gated
         claimed = await store_user.claim(5, gated_first=False)
@@ -405,13 +405,13 @@ class BudgetsConformance(Conformance):
 
     async def test_slots_that_one_half_does_not_use_go_to_the_other(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(3)}
-        await store_user.add(50, draws=[("api", "acme")])
+        await store_user.add(50, buckets=[("api", "acme")])
         await store_user.add(50)
         claimed = await store_user.claim(10)
         assert sum(1 for job in claimed.jobs if job.gated) == 3
         assert len(claimed.jobs) == 10
         store_user.rules = {"api": strict(100)}
-        await store_user.add(50, queue="gated", draws=[("api", "other")])
+        await store_user.add(50, queue="gated", buckets=[("api", "other")])
         await store_user.add(2, queue="gated")
         taken = await store_user.take(10, queues=["gated"])
         assert sum(1 for job in taken if not job.gated) == 2
@@ -419,10 +419,10 @@ class BudgetsConformance(Conformance):
 
     async def test_an_exhausted_key_does_not_delay_other_keys(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(2000, draws=[("api", "noisy")])
+        await store_user.add(2000, buckets=[("api", "noisy")])
         await store_user.take()
         for number in range(20):
-            neighbour = await store_user.add(draws=[("api", f"quiet {number}")])
+            neighbour = await store_user.add(buckets=[("api", f"quiet {number}")])
             ungated = await store_user.add()
             claimed = await store_user.claim(2)
             assert sorted(job.id for job in claimed.jobs) == sorted(neighbour + ungated)
@@ -430,9 +430,9 @@ class BudgetsConformance(Conformance):
 
     async def test_many_exhausted_keys_do_not_delay_a_new_one(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.storage.add([store_user.new(draws=[("api", str(number % 500))]) for number in range(1000)])
+        await store_user.storage.add([store_user.new(buckets=[("api", str(number % 500))]) for number in range(1000)])
         assert len(await store_user.take(2000)) == 500
-        fresh = await store_user.add(draws=[("api", "fresh")])
+        fresh = await store_user.add(buckets=[("api", "fresh")])
         claimed = await store_user.claim()
         assert [job.id for job in claimed.jobs] == fresh
         assert list(claimed.throttled) == []
@@ -445,8 +445,8 @@ class BudgetsConformance(Conformance):
         if before is None:
             pytest.skip("this store does not count its writes")
         store_user.rules = {"api": strict(1)}
-        await store_user.add(200, draws=[("api", "acme")])
-        await store_user.add(200, draws=[("api", "other")], delay=3600)
+        await store_user.add(200, buckets=[("api", "acme")])
+        await store_user.add(200, buckets=[("api", "other")], delay=3600)
         await store_user.take()
         settled = self.writes(storage)
         for _ in range(50):
@@ -472,17 +472,17 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        before = [*await store_user.add(2), *await store_user.add(2, draws=[("api", "acme")])]
+        before = [*await store_user.add(2), *await store_user.add(2, buckets=[("api", "acme")])]
         clock.step_wall(-3600)
         assert sorted(await store_user.take_ids()) == sorted(before)
-        after = [*await store_user.add(2), *await store_user.add(2, draws=[("api", "acme")])]
+        after = [*await store_user.add(2), *await store_user.add(2, buckets=[("api", "acme")])]
         assert sorted(await store_user.take_ids()) == sorted(after)
 
     async def test_limits_stay_exact_when_the_wall_clock_steps_back(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(3)}
-        await store_user.add(10, draws=[("api", "acme")])
+        await store_user.add(10, buckets=[("api", "acme")])
         assert len(await store_user.take()) == 3
         clock.step_wall(-3600)
         assert await store_user.take() == []
@@ -494,8 +494,8 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"strict": strict(3), "paced": rate(3)}
-        await store_user.add(50, draws=[("strict", "acme")])
-        await store_user.add(50, draws=[("paced", "acme")])
+        await store_user.add(50, buckets=[("strict", "acme")])
+        await store_user.add(50, buckets=[("paced", "acme")])
         assert len(await store_user.take()) == 6
         clock.step_wall(86400)
         assert await store_user.take() == []
@@ -506,7 +506,7 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        ids = [*await store_user.add(delay=3600), *await store_user.add(delay=3600, draws=[("api", "acme")])]
+        ids = [*await store_user.add(delay=3600), *await store_user.add(delay=3600, buckets=[("api", "acme")])]
         await store_user.take()
         clock.step_wall(3600)
         assert sorted(await store_user.take_ids()) == sorted(ids)
@@ -515,8 +515,8 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        for draws in ((), (("api", "acme"),)):
-            await store_user.add(delay=60, draws=draws)
+        for buckets in ((), (("api", "acme"),)):
+            await store_user.add(delay=60, buckets=buckets)
         clock.advance(50)
         clock.step_wall(-50)
         clock.advance(10)
@@ -529,10 +529,10 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(2)}
-        await store_user.add(4, draws=[("api", "acme")])
+        await store_user.add(4, buckets=[("api", "acme")])
         assert [job.throttled_for for job in await store_user.take()] == [0, 0]
         clock.advance(20)
-        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.add(1, buckets=[("api", "acme")])
         clock.advance(40)
         assert [job.throttled_for for job in await store_user.take()] == [MINUTE, MINUTE]
         clock.advance(60)
@@ -542,8 +542,8 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(3)}
-        await store_user.add(6, draws=[("api", "acme")])
-        await store_user.add(1, draws=[("api", "globex")])
+        await store_user.add(6, buckets=[("api", "acme")])
+        await store_user.add(1, buckets=[("api", "globex")])
         clock.advance(5)
         assert [job.throttled_for for job in await store_user.take()] == [0, 0, 0, 0]
         # It opens while there is no free slot; then one slot at a time.
@@ -551,7 +551,7 @@ class BudgetsConformance(Conformance):
         received = [(await store_user.take_one()).throttled_for]
         clock.advance(10)
         received.append((await store_user.take_one()).throttled_for)
-        (newcomer,) = await store_user.add(1, draws=[("api", "acme")], priority=1)
+        (newcomer,) = await store_user.add(1, buckets=[("api", "acme")], priority=1)
         clock.advance(10)
         late = await store_user.take_one()
         assert (late.id, late.throttled_for) == (newcomer, 0)
@@ -561,7 +561,7 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"one": at_once()}
-        await store_user.add(3, draws=[("one", "acme")])
+        await store_user.add(3, buckets=[("one", "acme")])
         first = await store_user.take_one()
         assert await store_user.take() == []
         clock.advance(7)
@@ -574,9 +574,9 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.add(1, buckets=[("api", "acme")])
         await store_user.take_one()
-        await store_user.add(1, draws=[("api", "acme")], delay=45)
+        await store_user.add(1, buckets=[("api", "acme")], delay=45)
         clock.advance(45)
         assert await store_user.take() == []
         clock.advance(15)
@@ -586,10 +586,10 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"minute": strict(1), "five": strict(1, per=300)}
-        await store_user.add(1, draws=[("minute", "acme")])
-        await store_user.add(1, draws=[("five", "acme")])
+        await store_user.add(1, buckets=[("minute", "acme")])
+        await store_user.add(1, buckets=[("five", "acme")])
         assert len(await store_user.take()) == 2
-        await store_user.add(1, draws=[("minute", "acme"), ("five", "acme")])
+        await store_user.add(1, buckets=[("minute", "acme"), ("five", "acme")])
         for _ in range(5):
             assert await store_user.take() == []
             clock.advance(60)
@@ -601,7 +601,7 @@ class BudgetsConformance(Conformance):
     ) -> None:
         store_user.rules = {"api": strict(10)}
         paused = await store_user.pause("api")
-        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.add(1, buckets=[("api", "acme")])
         assert await store_user.take() == []
         clock.advance(30)
         await store_user.unset(paused)
@@ -612,7 +612,7 @@ class BudgetsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(2), "one": at_once()}
-        prompt, also, delayed = await store_user.add(3, draws=[("api", "acme")])
+        prompt, also, delayed = await store_user.add(3, buckets=[("api", "acme")])
         await store_user.take()
         clock.advance(60)
         (job,) = await store_user.take()
@@ -622,7 +622,7 @@ class BudgetsConformance(Conformance):
         clock.advance(61)
         job = await store_user.take_one()
         assert (await store_user.record(delayed)).deferrals == 1
-        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.add(1, buckets=[("api", "acme")])
         await store_user.take_one()
         await store_user.retry_later(job, 1)
         clock.advance(1)
@@ -633,7 +633,7 @@ class BudgetsConformance(Conformance):
 
     async def test_a_wait_for_a_held_permit_is_a_deferral(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"one": at_once()}
-        prompt, delayed = await store_user.add(2, draws=[("one", "acme")])
+        prompt, delayed = await store_user.add(2, buckets=[("one", "acme")])
         first = await store_user.take_one()
         assert await store_user.take() == []
         clock.advance(7)

@@ -23,7 +23,7 @@ class CompletingConformance(Conformance):
         """Three times, so that it would be poisonous; and what followed it, and its permit, are free."""
         store_user.rules = {"door": at_once()}
         done, other = await store_user.add(2)
-        held = await store_user.add_one(draws=[("door", "a")])
+        held = await store_user.add_one(buckets=[("door", "a")])
         jobs = {job.id: job for job in await store_user.take()}
         assert await complete_now(store_user, jobs[done])
         assert await complete_now(store_user, jobs[held])
@@ -35,7 +35,7 @@ class CompletingConformance(Conformance):
             record = await store_user.record(id)
             assert (record.state, record.error, record.finished_at) == (JobState.SUCCEEDED, None, clock.now())
             assert await store_user.storage.attempts(id) == []
-        await store_user.add_one(draws=[("door", "a")])
+        await store_user.add_one(buckets=[("door", "a")])
         assert len(await store_user.take(node="node-b")) == 2
         assert await store_user.storage.check() == []
 
@@ -88,7 +88,7 @@ class CompletingConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        await store_user.add(2, draws=[("api", "a")])
+        await store_user.add(2, buckets=[("api", "a")])
         job = await store_user.take_one()
         assert await complete_now(store_user, job)
         await store_user.finish(Returned(job.id, job.fence, "refused", spent=False, closed_for=10_000_000))

@@ -6,7 +6,7 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.jobs.gating import GateChange, KnownGates
-from headgate.jobs.job import Draw, JobState
+from headgate.jobs.job import BucketRef, JobState
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.kinds import dump_rule
 from headgate.storage.records import GATE_LIVES
@@ -14,8 +14,8 @@ from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, release, strict
 
 TASKS = frozenset({"work"})
-ACME = Draw("api", "acme")
-GLOBEX = Draw("api", "globex")
+ACME = BucketRef("api", "acme")
+GLOBEX = BucketRef("api", "globex")
 
 
 class DeploysConformance(Conformance):
@@ -97,7 +97,7 @@ class DeploysConformance(Conformance):
         store_user.rules = {"api": strict(1)}
         one, three = ({"limit api": dump_rule(strict(count))} for count in (1, 3))
         assert await storage.note_gates(one) == {"limit api": True}
-        ids = await store_user.add(4, draws=[("api", "acme")])
+        ids = await store_user.add(4, buckets=[("api", "acme")])
         assert await store_user.take_ids() == ids[:1]
         clock.advance(1)
         woken: list[bool] = []
@@ -116,9 +116,9 @@ class DeploysConformance(Conformance):
 
     async def test_waiting_jobs_of_a_task_are_found_page_by_page(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "old": strict(1)}
-        first = await store_user.add(3, draws=[("api", "acme")])
+        first = await store_user.add(3, buckets=[("api", "acme")])
         free = await store_user.add(1)
-        second = await store_user.add(2, draws=[("old", "acme")])
+        second = await store_user.add(2, buckets=[("old", "acme")])
         running = await store_user.take_ids(1)
         waiting = [id for id in sorted(first + free + second) if id not in running]
         found: list[str] = []
@@ -134,11 +134,11 @@ class DeploysConformance(Conformance):
         assert {job.id for job in unknown} == set(second) - set(running)
         assert list(await store_user.storage.gated_jobs(TASKS, unknown_to=frozenset({"api", "old"}))) == []
 
-    async def test_moved_jobs_draw_on_the_current_limits_of_their_task(
+    async def test_moved_jobs_use_the_current_limits_of_their_task(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(2)}
-        ids = await store_user.add(6, draws=[("api", "acme")])
+        ids = await store_user.add(6, buckets=[("api", "acme")])
         assert await store_user.take_ids() == ids[:2]
         moves = [GateChange(id, (ACME,), (GLOBEX,), None, None) for id in ids]
         # Two run by now, and stay what they were.
@@ -149,12 +149,12 @@ class DeploysConformance(Conformance):
         assert await store_user.take_ids() == ids[4:]
         assert len(await store_user.storage.starts("api", "globex", 0)) == 4
 
-    async def test_a_moved_job_holds_and_is_charged_for_its_new_draws(self, store_user: StoreUser) -> None:
+    async def test_a_moved_job_holds_and_is_charged_for_its_new_buckets(self, store_user: StoreUser) -> None:
         store_user.rules = {"one": at_once(), "api": strict(5)}
         permits = await store_user.add(3)
         costly = await store_user.add(3)
         terms = GateTerms(holds=(PermitTerms(),))
-        moves = [GateChange(id, (), (Draw("one", ""),), None, terms) for id in permits]
+        moves = [GateChange(id, (), (BucketRef("one", ""),), None, terms) for id in permits]
         assert (
             await store_user.storage.change_gates([*moves, *(GateChange(id, (), (ACME,), (2,), None) for id in costly)])
             == 6
@@ -167,23 +167,26 @@ class DeploysConformance(Conformance):
 
     async def test_jobs_of_an_unknown_limit_can_be_moved_to_no_limit(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(2)}
-        (id,) = await store_user.add(1, draws=[("gone", "acme")])
+        (id,) = await store_user.add(1, buckets=[("gone", "acme")])
         assert await store_user.take() == []
-        assert await store_user.storage.change_gates([GateChange(id, (Draw("gone", "acme"),), (), None, None)]) == 1
+        assert (
+            await store_user.storage.change_gates([GateChange(id, (BucketRef("gone", "acme"),), (), None, None)]) == 1
+        )
         assert await store_user.take_ids() == [id]
 
     async def test_a_moved_job_keeps_the_permits_it_still_needs_and_returns_the_others(
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"one": at_once(), "two": at_once(), "api": strict(100)}
-        (id,) = await store_user.add(1, draws=[("one", ""), ("two", "")], hold="until_final")
+        (id,) = await store_user.add(1, buckets=[("one", ""), ("two", "")], hold="until_final")
         await store_user.retry_later(await store_user.take_one(), 0)
-        (waits_for_two,) = await store_user.add(1, draws=[("two", "")])
+        (waits_for_two,) = await store_user.add(1, buckets=[("two", "")])
         assert await store_user.permits("two") == {id: 1}
         terms = GateTerms(holds=(None, PermitTerms("until_final")))
-        before = (Draw("one", ""), Draw("two", ""))
+        before = (BucketRef("one", ""), BucketRef("two", ""))
         assert (
-            await store_user.storage.change_gates([GateChange(id, before, (ACME, Draw("one", "")), None, terms)]) == 1
+            await store_user.storage.change_gates([GateChange(id, before, (ACME, BucketRef("one", "")), None, terms)])
+            == 1
         )
         assert await store_user.permits("one") == {id: 1}
         assert sorted(await store_user.take_ids()) == sorted([id, waits_for_two])
@@ -193,10 +196,10 @@ class DeploysConformance(Conformance):
     async def test_a_moved_job_leaves_its_old_starts_behind(self, store_user: StoreUser, clock: ManualClock) -> None:
         """They were charged to another limit: this one would have more recorded starts than it allows."""
         store_user.rules = {"api": strict(1), "old": strict(5)}
-        id = await store_user.add_one(draws=[("old", "acme")])
+        id = await store_user.add_one(buckets=[("old", "acme")])
         await store_user.retry_later(await store_user.take_one())
         assert len(await store_user.storage.starts("old", None, 0)) == 1
-        before = (Draw("old", "acme"),)
+        before = (BucketRef("old", "acme"),)
         assert await store_user.storage.change_gates([GateChange(id, before, (ACME,), None, None)]) == 1
         assert list(await store_user.storage.starts("api", None, 0)) == []
         clock.advance(60)
@@ -205,7 +208,7 @@ class DeploysConformance(Conformance):
 
     async def test_a_job_that_is_moved_for_its_costs_leaves_its_old_starts_behind(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(10)}
-        id = await store_user.add_one(draws=[("api", "acme")], costs=(2,))
+        id = await store_user.add_one(buckets=[("api", "acme")], costs=(2,))
         await store_user.retry_later(await store_user.take_one())
         assert (
             await store_user.storage.change_gates([GateChange(id, (ACME,), (ACME,), (2,), GateTerms(patience=5))]) == 1
@@ -216,14 +219,14 @@ class DeploysConformance(Conformance):
         )
         assert list(await store_user.storage.starts("api", None, 0)) == []
 
-    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
     @pytest.mark.parametrize("delay", [None, 1])
     async def test_a_job_is_started_only_by_a_node_that_has_its_gate(
-        self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]], delay: float | None
+        self, store_user: StoreUser, clock: ManualClock, buckets: list[tuple[str, str]], delay: float | None
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        old = await store_user.add(3, draws=draws, delay=delay, gate="a")
-        new = await store_user.add(2, draws=draws, delay=delay, gate="b")
+        old = await store_user.add(3, buckets=buckets, delay=delay, gate="a")
+        new = await store_user.add(2, buckets=buckets, delay=delay, gate="b")
         clock.advance(2)
         claimed = await store_user.claim(gates={"work": "b"})
         assert sorted(job.id for job in claimed.jobs) == new
@@ -232,23 +235,23 @@ class DeploysConformance(Conformance):
         assert [job.id for job in (await store_user.claim(gates={"work": "b"})).jobs] == []
         assert sorted(job.id for job in (await store_user.claim(gates={"work": "a"})).jobs) == old
 
-    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
     async def test_jobs_of_another_gate_block_none_behind_them(
-        self, store_user: StoreUser, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        await store_user.add(30, draws=draws, gate="a", priority=5)
-        new = await store_user.add(3, draws=draws, gate="b")
+        await store_user.add(30, buckets=buckets, gate="a", priority=5)
+        new = await store_user.add(3, buckets=buckets, gate="b")
         assert await store_user.take_ids(4, gates={"work": "b"}) == new
 
-    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
     async def test_no_job_starts_under_a_gate_that_a_newer_one_has_superseded(
-        self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, clock: ManualClock, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules, store_user.tasks = {"api": strict(100)}, {"work", "other"}
         older, newer = {"work": "a", "other": "x"}, {"work": "b", "other": "x"}
-        old = await store_user.add(2, draws=draws, gate="a")
-        other = await store_user.add_one(draws=draws, gate="x", task="other")
+        old = await store_user.add(2, buckets=buckets, gate="a")
+        other = await store_user.add_one(buckets=buckets, gate="x", task="other")
         await store_user.storage.note_gates(release(older).subjects)
         assert await store_user.take_ids(1, gates=older) == old[:1]
         clock.advance(1)
@@ -273,18 +276,18 @@ class DeploysConformance(Conformance):
         assert sorted((await store_user.claim(gates={"work": "b"})).gate_mismatches) == sorted(ids)
         moves = [GateChange(id, (), (ACME,), None, None, "b") for id in ids]
         assert await store_user.storage.change_gates(moves) == 3
-        late = await store_user.add_one(draws=[("api", "acme")], gate="b")
+        late = await store_user.add_one(buckets=[("api", "acme")], gate="b")
         assert await store_user.take_ids(gates={"work": "b"}) == [ids[1], ids[0], ids[2], late]
 
-    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
-    async def test_a_job_with_the_same_draws_under_another_gate_stays_in_its_lane(
-        self, store_user: StoreUser, draws: list[tuple[str, str]]
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
+    async def test_a_job_with_the_same_buckets_under_another_gate_stays_in_its_lane(
+        self, store_user: StoreUser, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        ids = await store_user.add(3, draws=draws, gate="a")
-        drawn = tuple(Draw(*draw) for draw in draws)
+        ids = await store_user.add(3, buckets=buckets, gate="a")
+        used = tuple(BucketRef(*ref) for ref in buckets)
         assert await store_user.take_ids(gates={"work": "b"}) == []
-        moves = [GateChange(id, drawn, drawn, None, None, "b", stays=True) for id in ids]
+        moves = [GateChange(id, used, used, None, None, "b", stays=True) for id in ids]
         assert await store_user.storage.change_gates(moves[:2]) == 2
         assert await store_user.take_ids(gates={"work": "b"}) == ids[:2]
         # Those that run by now are what they are.
@@ -313,7 +316,7 @@ class DeploysConformance(Conformance):
 
     async def test_a_claim_returns_whether_it_skipped_lanes_of_unknown_limits(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(1, draws=[("api", "acme")])
+        await store_user.add(1, buckets=[("api", "acme")])
         assert not (await store_user.claim()).has_unknown_lanes
-        await store_user.add(1, draws=[("gone", "acme")])
+        await store_user.add(1, buckets=[("gone", "acme")])
         assert (await store_user.claim()).has_unknown_lanes

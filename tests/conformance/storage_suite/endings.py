@@ -154,8 +154,8 @@ class EndingsConformance(Conformance):
 
     async def test_a_retry_is_delayed_and_its_attempt_is_spent(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(100)}
-        for draws in ((), (("api", "acme"),)):
-            await store_user.add(draws=draws)
+        for buckets in ((), (("api", "acme"),)):
+            await store_user.add(buckets=buckets)
             job = await store_user.take_one()
             await store_user.give_back(job, "failed", spent=True, run_at=clock.now() + 10 * SECOND, error=BOOM)
             record = await store_user.record(job.id)
@@ -178,12 +178,12 @@ class EndingsConformance(Conformance):
             await store_user.give_back(job, "snoozed", run_at=clock.now())
             assert (await store_user.record(job.id)).attempt == 0
 
-    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_job_that_is_returned_keeps_its_place(
-        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, buckets: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        ids = await store_user.add(4, draws=draws)
+        ids = await store_user.add(4, buckets=buckets)
         jobs = await store_user.take(3)
         clock.advance(1)
         await store_user.give_back(jobs[1])
@@ -206,7 +206,7 @@ class EndingsConformance(Conformance):
     async def test_a_batch_of_endings_is_written_at_once(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(100)}
         await store_user.add(2)
-        await store_user.add(2, draws=[("api", "acme")])
+        await store_user.add(2, buckets=[("api", "acme")])
         first, second, third, fourth = await store_user.take()
         endings: list[Ending] = [
             Finished(first.id, first.fence, JobState.SUCCEEDED, result="1"),
@@ -239,12 +239,12 @@ class EndingsConformance(Conformance):
 
     async def test_a_refusal_closes_the_buckets_for_all_jobs(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(100), "own": strict(100)}
-        await store_user.add(draws=[("api", "acme"), ("own", "one")])
+        await store_user.add(buckets=[("api", "acme"), ("own", "one")])
         job = await store_user.take_one()
         await store_user.give_back(job, "refused", closed_for=30 * SECOND)
         assert (await store_user.record(job.id)).attempt == 0
-        neighbour = await store_user.add(draws=[("api", "acme"), ("own", "two")])
-        other_key = await store_user.add(draws=[("api", "other"), ("own", "three")])
+        neighbour = await store_user.add(buckets=[("api", "acme"), ("own", "two")])
+        other_key = await store_user.add(buckets=[("api", "other"), ("own", "three")])
         assert await store_user.take_ids() == other_key
         assert (await store_user.claim()).next_in == 30 * SECOND
         clock.advance(29.999999)
@@ -254,7 +254,7 @@ class EndingsConformance(Conformance):
 
     async def test_the_longest_refusal_counts(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(100)}
-        await store_user.add(2, draws=[("api", "acme")])
+        await store_user.add(2, buckets=[("api", "acme")])
         first, second = await store_user.take()
         await store_user.give_back(first, "refused", closed_for=30 * SECOND)
         await store_user.give_back(second, "refused", closed_for=10 * SECOND)
@@ -267,8 +267,8 @@ class EndingsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(2, per=10), "own": strict(100)}
-        await store_user.add(2, draws=[("api", ""), ("own", "one")])
-        await store_user.add(2, draws=[("api", ""), ("own", "two")])
+        await store_user.add(2, buckets=[("api", ""), ("own", "one")])
+        await store_user.add(2, buckets=[("api", ""), ("own", "two")])
         jobs = await store_user.take()
         assert len(jobs) == 2
         await store_user.give_back(jobs[0], "refused", closed_for=30 * SECOND)
@@ -279,12 +279,12 @@ class EndingsConformance(Conformance):
 
     # ------------------------------------------------------------------------------------- cancelling
 
-    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_cancelled_waiting_job_never_runs_and_wastes_no_slot(
-        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, buckets: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        ids = await store_user.add(5, draws=draws)
+        ids = await store_user.add(5, buckets=buckets)
         clock.advance(1)
         assert await store_user.storage.cancel(ids[0]) is JobState.WAITING
         assert await store_user.storage.cancel(ids[2]) is JobState.WAITING
@@ -296,7 +296,7 @@ class EndingsConformance(Conformance):
 
     async def test_cancelling_the_last_job_behind_a_bucket_clears_its_timer(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        ids = await store_user.add(3, draws=[("api", "acme")])
+        ids = await store_user.add(3, buckets=[("api", "acme")])
         await store_user.take()
         for id in ids[1:]:
             await store_user.storage.cancel(id)
@@ -306,8 +306,8 @@ class EndingsConformance(Conformance):
 
     async def test_cancelling_the_last_delayed_job_clears_its_timer(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        for draws in ((), (("api", "acme"),)):
-            (id,) = await store_user.add(delay=60, draws=draws)
+        for buckets in ((), (("api", "acme"),)):
+            (id,) = await store_user.add(delay=60, buckets=buckets)
             await store_user.take()
             await store_user.storage.cancel(id)
             assert (await store_user.claim()).next_in is None
@@ -334,7 +334,7 @@ class EndingsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        await store_user.add(draws=[("api", "acme")])
+        await store_user.add(buckets=[("api", "acme")])
         job = await store_user.take_one()
         await store_user.storage.cancel(job.id)
         await store_user.give_back(job, "failed", spent=True, run_at=clock.now() + SECOND, error=BOOM)
@@ -377,8 +377,8 @@ class EndingsConformance(Conformance):
 
     async def test_a_cancelled_job_can_be_retried(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
-        for draws in ((), (("api", "acme"),)):
-            (id,) = await store_user.add(draws=draws)
+        for buckets in ((), (("api", "acme"),)):
+            (id,) = await store_user.add(buckets=buckets)
             await store_user.storage.cancel(id)
             assert await store_user.storage.retry(id) is JobState.CANCELLED
             assert await store_user.take_ids() == [id]
@@ -397,12 +397,12 @@ class EndingsConformance(Conformance):
         await store_user.give_back(again)
         assert (await store_user.record(job.id)).state is JobState.WAITING
 
-    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_retried_job_is_claimed_once_however_often_it_was_cancelled(
-        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, buckets: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        ids = await store_user.add(3, draws=draws)
+        ids = await store_user.add(3, buckets=buckets)
         for _ in range(3):
             clock.advance(1)
             await store_user.storage.cancel(ids[1])
@@ -414,7 +414,7 @@ class EndingsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(draws=[("api", "acme")])
+        await store_user.add(buckets=[("api", "acme")])
         job = await store_user.take_one()
         await store_user.fail(job)
         await store_user.storage.retry(job.id)
@@ -438,13 +438,13 @@ class EndingsConformance(Conformance):
 
     # -------------------------------------------------------------------------------------- expiring
 
-    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_claim_fails_what_has_expired_and_takes_the_rest(
-        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, buckets: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(2)}
-        expired = await store_user.add(3, expires_in=5, draws=draws)
-        alive = await store_user.add(2, expires_in=6, draws=draws)
+        expired = await store_user.add(3, expires_in=5, buckets=buckets)
+        alive = await store_user.add(2, expires_in=6, buckets=buckets)
         clock.advance(5)
         claimed = await store_user.claim()
         assert [job.id for job in claimed.jobs] == alive
@@ -457,32 +457,32 @@ class EndingsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(2)}
-        late = await store_user.add_one(queue="left", expires_in=5, draws=(("api", "acme"),))
+        late = await store_user.add_one(queue="left", expires_in=5, buckets=(("api", "acme"),))
         # A page of lanes with nothing for this node makes a claim read again, without such lanes.
-        await store_user.add_one(queue="right", task="unknown", draws=(("api", "acme"),))
+        await store_user.add_one(queue="right", task="unknown", buckets=(("api", "acme"),))
         clock.advance(5)
         claimed = await store_user.claim(1, queues=("left", "right"))
         assert [dropped.id for dropped in claimed.dropped] == [late]
 
-    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_an_expired_job_does_not_change_the_order_of_those_behind_it(
-        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, buckets: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(2)}
-        await store_user.add(expires_in=5, draws=draws)
-        (first,) = await store_user.add(draws=draws)
-        (later,) = await store_user.add(draws=draws, delay=1)
+        await store_user.add(expires_in=5, buckets=buckets)
+        (first,) = await store_user.add(buckets=buckets)
+        (later,) = await store_user.add(buckets=buckets, delay=1)
         clock.advance(10)
         assert await store_user.take_ids(1) == [first]
         assert await store_user.take_ids(1) == [later]
 
-    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_claim_fails_at_most_a_hundred_expired_jobs_of_a_lane(
-        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, buckets: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(2)}
-        await store_user.add(250, expires_in=5, draws=draws)
-        alive = await store_user.add(1, draws=draws)
+        await store_user.add(250, expires_in=5, buckets=buckets)
+        alive = await store_user.add(1, buckets=buckets)
         clock.advance(5)
         expired: list[str] = []
         taken: list[str] = []
@@ -502,7 +502,10 @@ class EndingsConformance(Conformance):
         store_user.rules = {"api": strict(1)}
         (running,) = await store_user.add(expires_in=5)
         await store_user.take()
-        ids = [*await store_user.add(3, expires_in=5), *await store_user.add(3, expires_in=5, draws=[("api", "acme")])]
+        ids = [
+            *await store_user.add(3, expires_in=5),
+            *await store_user.add(3, expires_in=5, buckets=[("api", "acme")]),
+        ]
         (alive,) = await store_user.add(expires_in=6)
         assert list(await store_user.storage.expire()) == []
         assert not (await store_user.storage.upkeep()).has_expired
@@ -519,7 +522,7 @@ class EndingsConformance(Conformance):
 
     async def test_a_lane_whose_jobs_expired_leaves_its_bucket(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(2, expires_in=5, draws=[("api", "acme")])
+        await store_user.add(2, expires_in=5, buckets=[("api", "acme")])
         await store_user.take()
         clock.advance(5)
         assert len(await store_user.storage.expire()) == 1
@@ -603,7 +606,7 @@ class EndingsConformance(Conformance):
 
     async def test_idle_buckets_and_empty_lanes_are_evicted(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.storage.add([store_user.new(draws=[("api", str(number))]) for number in range(20)])
+        await store_user.storage.add([store_user.new(buckets=[("api", str(number))]) for number in range(20)])
         await store_user.succeed(*await store_user.take())
         await store_user.storage.evict()
         assert len(await store_user.storage.buckets()) == 20
@@ -615,7 +618,7 @@ class EndingsConformance(Conformance):
 
     async def test_evicting_goes_in_small_steps(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.storage.add([store_user.new(draws=[("api", str(number))]) for number in range(20)])
+        await store_user.storage.add([store_user.new(buckets=[("api", str(number))]) for number in range(20)])
         await store_user.succeed(*await store_user.take())
         clock.advance(60)
         while forgotten := await store_user.storage.evict(count=3):
@@ -625,11 +628,11 @@ class EndingsConformance(Conformance):
 
     async def test_a_bucket_in_use_is_not_evicted(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1), "refused": strict(100)}
-        await store_user.add(3, draws=[("api", "waiting")])
-        await store_user.add(draws=[("refused", "closed")])
+        await store_user.add(3, buckets=[("api", "waiting")])
+        await store_user.add(buckets=[("refused", "closed")])
         jobs = await store_user.take()
         for job in jobs:
-            if (await store_user.record(job.id)).draws[0].limit == "refused":
+            if (await store_user.record(job.id)).buckets[0].limit == "refused":
                 await store_user.give_back(job, "refused", closed_for=3600 * SECOND)
                 await store_user.storage.cancel(job.id)
             else:
@@ -637,23 +640,21 @@ class EndingsConformance(Conformance):
         clock.advance(600)
         for _ in range(5):
             await store_user.storage.evict()
-        await store_user.add(draws=[("refused", "closed")])
+        await store_user.add(buckets=[("refused", "closed")])
         assert len(await store_user.take()) == 1
-        assert {bucket.draw.limit for bucket in await store_user.storage.buckets()} == {"api", "refused"}
+        assert {bucket.ref.limit for bucket in await store_user.storage.buckets()} == {"api", "refused"}
 
-    async def test_a_bucket_that_is_drawn_on_again_is_not_evicted(
-        self, store_user: StoreUser, clock: ManualClock
-    ) -> None:
+    async def test_a_bucket_that_is_used_again_is_not_evicted(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1), "own": strict(100)}
-        await store_user.add(draws=[("api", "acme")])
+        await store_user.add(buckets=[("api", "acme")])
         await store_user.succeed(*await store_user.take())
         # The empty lane goes, the bucket stays: it is not idle yet. Then both are needed again.
         await store_user.storage.evict()
-        ids = await store_user.add(1, draws=[("api", "acme")])
+        ids = await store_user.add(1, buckets=[("api", "acme")])
         clock.advance(60)
         for _ in range(3):
             await store_user.storage.evict()
-        ids += await store_user.add(1, draws=[("api", "acme"), ("own", "")])
+        ids += await store_user.add(1, buckets=[("api", "acme"), ("own", "")])
         assert len(await store_user.take()) == 1
         clock.advance(60)
         assert len(await store_user.take()) == 1
@@ -664,7 +665,7 @@ class EndingsConformance(Conformance):
         starts: list[int] = []
         for second in range(100):
             if second % 7 < 5:
-                await store_user.add(draws=[("api", "acme")])
+                await store_user.add(buckets=[("api", "acme")])
             jobs = await store_user.take()
             starts += [store_user.storage.limit_now()] * len(jobs)
             await store_user.succeed(*jobs)
@@ -677,18 +678,18 @@ class EndingsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": RateLimit(5, per=10, start_empty=True).rule}
-        await store_user.add(draws=[("api", "acme")])
+        await store_user.add(buckets=[("api", "acme")])
         await store_user.succeed(*await store_user.take())
         # It has saved up its burst by now, which a forgotten bucket would not have.
         clock.advance(3600)
         for _ in range(5):
             await store_user.storage.evict()
-        await store_user.add(10, draws=[("api", "acme")])
+        await store_user.add(10, buckets=[("api", "acme")])
         assert len(await store_user.take()) == 5
 
     async def test_a_lane_of_running_jobs_survives_evicting(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(draws=[("api", "acme")])
+        await store_user.add(buckets=[("api", "acme")])
         job = await store_user.take_one()
         clock.advance(3600)
         for _ in range(5):

@@ -24,11 +24,11 @@ def turns(**weights: int) -> dict[str, AnyRule]:
 
 
 async def add(user: StoreUser, key: str, count: int = 1, *limits: tuple[str, str], delay: float | None = None) -> None:
-    await user.add(count, draws=[*limits, (ORDER, key)], delay=delay)
+    await user.add(count, buckets=[*limits, (ORDER, key)], delay=delay)
 
 
 def key_of(job: ClaimedJob) -> str:
-    return next(draw.key for draw in job.draws if draw.limit == ORDER)
+    return next(ref.key for ref in job.buckets if ref.limit == ORDER)
 
 
 async def starts(user: StoreUser, count: int, slots: int = 2) -> list[str]:
@@ -168,7 +168,7 @@ class FairQueuesConformance(Conformance):
         """The fault: a lane that had got a turn kept it, so it was always the first in line."""
         store_user.rules = {**turns(), "calls": rate(10_000, burst=10_000)}
         for key in "ab":
-            await store_user.add(60, draws=[("calls", key)])
+            await store_user.add(60, buckets=[("calls", key)])
             # A lane without the order of the queue, of an older release, gets a turn, too.
             await store_user.succeed(*await store_user.take(2))
         await store_user.succeed(await store_user.take_one())
@@ -177,7 +177,7 @@ class FairQueuesConformance(Conformance):
         for _ in range(20):
             store_user.clock.advance(1)
             jobs = (await store_user.claim(1)).jobs
-            keys += [job.draws[0].key for job in jobs]
+            keys += [job.buckets[0].key for job in jobs]
             await store_user.succeed(*jobs)
         assert min(keys.count("a"), keys.count("b")) >= 8
 
@@ -239,7 +239,7 @@ class FairQueuesConformance(Conformance):
 
     async def test_turns_are_exact_for_a_thousand_keys(self, store_user: StoreUser) -> None:
         store_user.rules = turns()
-        await store_user.storage.add([store_user.new(draws=[(ORDER, f"{n % 1000:04}")]) for n in range(3000)])
+        await store_user.storage.add([store_user.new(buckets=[(ORDER, f"{n % 1000:04}")]) for n in range(3000)])
         assert len(set(await starts(store_user, 1000, 10))) == 1000
         await add(store_user, "new")
         assert "new" in await starts(store_user, 20, 10)
@@ -251,13 +251,13 @@ class FairQueuesConformance(Conformance):
         await add(store_user, "a", 2)
         await add(store_user, "b", 3, ("calls", "b"))
         await add(store_user, "b", 2)
-        await store_user.add(5, draws=[("fair:other", "a")], queue="other")
+        await store_user.add(5, buckets=[("fair:other", "a")], queue="other")
         assert await waiting(store_user) == ([("b", 5), ("a", 2)], 2, True)
         # A lane of b waits behind its budget then, and one of a has a running job.
         assert sorted(map(key_of, await store_user.take(3))) == ["a", "b", "b"]
         assert await waiting(store_user) == ([("b", 3), ("a", 1)], 2, True)
         await add(store_user, "later", delay=60)
-        await store_user.add(7, draws=[("calls", "c")])
+        await store_user.add(7, buckets=[("calls", "c")])
         assert [key for key, _ in (await waiting(store_user))[0] if key != "later"] == ["b", "a"]
         assert (await waiting(store_user, count=1))[0] == [("b", 3)]
         assert await waiting(store_user, queue="nothing") == ([], 0, True)

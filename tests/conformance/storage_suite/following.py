@@ -10,7 +10,7 @@ import pytest
 from headgate.clock import SECOND
 from headgate.errors import LeaderNotFound, LeaderNotRetried, LimitInUse
 from headgate.jobs.gating import GateChange
-from headgate.jobs.job import Draw, JobState, Origin
+from headgate.jobs.job import BucketRef, JobState, Origin
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED
 from headgate.storage.following import FOLLOWERS_AT_ONCE, LEADER_NOT_SUCCEEDED
@@ -230,11 +230,11 @@ class FollowingConformance(Conformance):
 
     async def test_a_gated_follower_waits_in_its_lane_once_it_is_released(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        _first, second = await chain(store_user, 2, draws=[("api", "acme")])
+        _first, second = await chain(store_user, 2, buckets=[("api", "acme")])
         await store_user.succeed(await store_user.take_one())
         assert await store_user.take() == []
         record = await store_user.record(second)
-        assert (record.is_blocked, record.waits_for, record.lane_waiting) == (False, Draw("api", "acme"), 1)
+        assert (record.is_blocked, record.waits_for, record.lane_waiting) == (False, BucketRef("api", "acme"), 1)
         store_user.clock.advance(60)
         assert (await store_user.take_one()).id == second
 
@@ -331,9 +331,9 @@ class FollowingConformance(Conformance):
 
     async def test_a_job_that_its_limits_reject_ends_its_followers(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(draws=[("api", "acme")])
+        await store_user.add(buckets=[("api", "acme")])
         await store_user.take_one()
-        first = await store_user.add_one(draws=[("api", "acme")], patience=0)
+        first = await store_user.add_one(buckets=[("api", "acme")], patience=0)
         strict_one, lenient = await follow(store_user, first), await follow(store_user, first, "final")
         taken = await store_user.take_ids()
         assert (await why(store_user, first))[1] == REJECTED
@@ -519,10 +519,10 @@ class FollowingConformance(Conformance):
         store_user.rules = {"lock": at_once()}
         (first,) = await store_user.add()
         await store_user.succeed(await store_user.take_one())
-        second = await follow(store_user, first, "final", draws=[("lock", "a")], hold="until_success")
+        second = await follow(store_user, first, "final", buckets=[("lock", "a")], hold="until_success")
         await store_user.fail(await store_user.take_one())
         leader = await store_user.add_one()
-        third = await follow(store_user, leader, "final", draws=[("lock", "a")], hold="until_success")
+        third = await follow(store_user, leader, "final", buckets=[("lock", "a")], hold="until_success")
         assert second != third
         assert (await store_user.take_one()).id == leader
 
@@ -542,10 +542,10 @@ class FollowingConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(draws=[("api", "acme")])
+        await store_user.add(buckets=[("api", "acme")])
         await store_user.take_one()
         (first,) = await store_user.add()
-        second = await follow(store_user, first, draws=[("api", "acme")], patience=20)
+        second = await follow(store_user, first, buckets=[("api", "acme")], patience=20)
         clock.advance(30)
         assert list(await store_user.storage.expire()) == []
         await store_user.succeed(await store_user.take_one())
@@ -560,24 +560,27 @@ class FollowingConformance(Conformance):
     async def test_blocked_jobs_are_moved_to_the_current_limits_of_their_task(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "new": strict(5)}
         (first,) = await store_user.add()
-        second = await follow(store_user, first, draws=[("api", "acme")])
+        second = await follow(store_user, first, buckets=[("api", "acme")])
         found = await store_user.storage.gated_jobs(frozenset({"work"}))
         assert [job.id for job in found] == [first, second]
         unknown = await store_user.storage.gated_jobs(frozenset({"work"}), unknown_to=frozenset({"new"}))
         assert [job.id for job in unknown] == [second]
         assert await store_user.storage.gated_jobs(frozenset({"work"}), unknown_to=frozenset({"api"})) in ([], ())
-        draws = (Draw("new", "acme"),)
+        buckets = (BucketRef("new", "acme"),)
         assert (
-            await store_user.storage.change_gates([GateChange(second, (Draw("api", "acme"),), draws, None, None)]) == 1
+            await store_user.storage.change_gates(
+                [GateChange(second, (BucketRef("api", "acme"),), buckets, None, None)]
+            )
+            == 1
         )
         assert await is_blocked(store_user, second)
         await store_user.succeed(await store_user.take_one())
         job = await store_user.take_one()
-        assert (job.id, job.draws) == (second, draws)
+        assert (job.id, job.buckets) == (second, buckets)
 
-    async def test_a_limit_that_a_blocked_job_draws_on_is_in_use(self, store_user: StoreUser) -> None:
+    async def test_a_limit_that_a_blocked_job_uses_is_in_use(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         (first,) = await store_user.add()
-        await follow(store_user, first, draws=[("api", "acme")])
+        await follow(store_user, first, buckets=[("api", "acme")])
         with pytest.raises(LimitInUse):
             await store_user.storage.forget("api")

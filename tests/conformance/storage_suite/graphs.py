@@ -67,8 +67,8 @@ class GraphsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        first, throttled = await store_user.add(2, draws=[("api", "acme")])
-        delayed_there = await store_user.add_one(draws=[("api", "acme")], delay=60)
+        first, throttled = await store_user.add(2, buckets=[("api", "acme")])
+        delayed_there = await store_user.add_one(buckets=[("api", "acme")], delay=60)
         ready = await store_user.add_one(queue="other")
         assert await store_user.take_ids() == [first]
         for id in (throttled, delayed_there, ready):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.jobs.identity import process_name
-from headgate.jobs.job import Draw, JobOptions, JobState, RetryTerms
+from headgate.jobs.job import BucketRef, JobOptions, JobState, RetryTerms
 from headgate.storage.records import Claim, JobFilter, QueueCounts, Room
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
@@ -29,7 +29,7 @@ class JobsConformance(Conformance):
 
     async def test_an_added_job_is_read_back_as_it_was_added(self, store_user: StoreUser) -> None:
         new = store_user.new(
-            draws=[("api", "acme"), ("day", "")],
+            buckets=[("api", "acme"), ("day", "")],
             costs=(2, 1),
             priority=3,
             delay=5,
@@ -43,7 +43,7 @@ class JobsConformance(Conformance):
         assert record.state is JobState.WAITING
         for name in ("id", "task", "queue", "payload", "priority", "delayed", "run_at", "enqueued_at", "expires_at"):
             assert getattr(record, name) == getattr(new, name), name
-        assert (record.draws, record.headers, record.options) == (new.draws, new.headers, new.options)
+        assert (record.buckets, record.headers, record.options) == (new.buckets, new.headers, new.options)
         assert (record.attempt, record.fence, record.lost, record.node) == (0, 0, 0, None)
         assert (record.started_at, record.finished_at, record.result, record.error) == (None, None, None, None)
         assert not record.cancel_requested
@@ -80,7 +80,7 @@ class JobsConformance(Conformance):
         assert await store_user.take_ids() == [first.id, second.id]
 
     async def test_an_id_that_comes_twice_in_one_add_is_stored_once(self, store_user: StoreUser) -> None:
-        new = store_user.new(draws=[("api", "acme")])
+        new = store_user.new(buckets=[("api", "acme")])
         await store_user.storage.add([new, new])
         assert (await store_user.counts()).waiting == 1
         assert (await store_user.record(new.id)).lane_waiting == 1
@@ -114,7 +114,10 @@ class JobsConformance(Conformance):
         store_user.rules = {text or "one": strict(1) for text in unusual}
         for text in unusual:
             await store_user.add(
-                draws=[(text or "one", text)], payload=f'"{text.encode().hex()}"', headers={"h": text}, queue="q" + text
+                buckets=[(text or "one", text)],
+                payload=f'"{text.encode().hex()}"',
+                headers={"h": text},
+                queue="q" + text,
             )
         queues = ["q" + text for text in unusual]
         jobs = {job.queue: job for job in await store_user.take(queues=queues)}
@@ -122,9 +125,9 @@ class JobsConformance(Conformance):
             job = jobs["q" + text]
             assert job.headers == {"h": text}
             assert job.payload == f'"{text.encode().hex()}"'
-            assert (await store_user.record(job.id)).draws == (Draw(text or "one", text),)
+            assert (await store_user.record(job.id)).buckets == (BucketRef(text or "one", text),)
             (bucket,) = await store_user.storage.buckets(limit=text or "one")
-            assert bucket.draw == Draw(text or "one", text)
+            assert bucket.ref == BucketRef(text or "one", text)
 
     async def test_empty_calls_are_allowed(self, store_user: StoreUser) -> None:
         await store_user.storage.add([])
@@ -152,17 +155,17 @@ class JobsConformance(Conformance):
         assert (record.state, record.node, record.started_at) == (JobState.RUNNING, store_user.node, clock.now())
         assert (record.attempt, record.fence) == (1, 1)
 
-    async def test_a_job_that_draws_on_a_limit_is_claimed_as_gated(self, store_user: StoreUser) -> None:
+    async def test_a_job_that_uses_a_limit_is_claimed_as_gated(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(draws=[("api", "acme")])
+        await store_user.add(buckets=[("api", "acme")])
         assert (await store_user.take_one()).gated
 
-    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_no_more_jobs_are_claimed_than_there_are_slots(
-        self, store_user: StoreUser, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, buckets: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        ids = await store_user.add(20, draws=draws)
+        ids = await store_user.add(20, buckets=buckets)
         first = await store_user.claim(7)
         assert len(first.jobs) <= 7
         assert first.more or len(first.jobs) == 7
@@ -174,14 +177,14 @@ class JobsConformance(Conformance):
         await store_user.add(3)
         assert (await store_user.claim(2)).more
         assert not (await store_user.claim(2)).more
-        await store_user.add(3, draws=[("api", "acme")])
+        await store_user.add(3, buckets=[("api", "acme")])
         assert (await store_user.claim(2)).more
         assert not (await store_user.claim(2)).more
 
     async def test_more_is_true_while_opened_buckets_are_left(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         for key in "abc":
-            await store_user.add(2, draws=[("api", key)])
+            await store_user.add(2, buckets=[("api", key)])
         assert len(await store_user.take()) == 3
         clock.advance(60)
         assert (await store_user.claim(1)).more
@@ -206,7 +209,7 @@ class JobsConformance(Conformance):
     async def test_jobs_of_a_queue_that_was_not_requested_are_not_claimed(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(2, queue="other")
-        await store_user.add(2, queue="other", draws=[("api", "acme")])
+        await store_user.add(2, queue="other", buckets=[("api", "acme")])
         claimed = await store_user.claim()
         assert (list(claimed.jobs), claimed.more) == ([], False)
         assert (await store_user.counts("other")).waiting == 4
@@ -220,7 +223,7 @@ class JobsConformance(Conformance):
         other = await store_user.add_one(queue="other")
         for _ in range(3):
             assert len(await store_user.take(4)) == 4
-        gated = await store_user.add_one(draws=[("api", "acme")])
+        gated = await store_user.add_one(buckets=[("api", "acme")])
         late = await store_user.add_one(delay=0.01)
         unusual = await store_user.add_one(task="unknown", priority=9)
         clock.advance(0.02)
@@ -238,7 +241,7 @@ class JobsConformance(Conformance):
     async def test_a_claim_takes_what_is_left_of_jobs_that_it_expected_more_of(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         ids = await store_user.add(10)
-        gated = await store_user.add(2, queue="other", draws=[("api", "acme")])
+        gated = await store_user.add(2, queue="other", buckets=[("api", "acme")])
         assert [len((await store_user.claim(4)).jobs) for _ in range(2)] == [4, 4]
         claimed = await store_user.claim(4, queues=("default", "other"))
         assert sorted(job.id for job in claimed.jobs) == sorted(ids[8:] + gated)
@@ -246,9 +249,9 @@ class JobsConformance(Conformance):
 
     async def test_a_job_of_an_unknown_task_is_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
-        for draws in ((), (("api", "acme"),)):
-            unknown_jobs = await store_user.add(3, task="unknown", priority=9, draws=draws)
-            known = await store_user.add(2, draws=draws)
+        for buckets in ((), (("api", "acme"),)):
+            unknown_jobs = await store_user.add(3, task="unknown", priority=9, buckets=buckets)
+            known = await store_user.add(2, buckets=buckets)
             claimed = await store_user.claim()
             assert [job.id for job in claimed.jobs] == known
             assert list(claimed.unknown) == ["unknown"]
@@ -257,26 +260,26 @@ class JobsConformance(Conformance):
 
     async def test_many_jobs_of_an_unknown_task_block_no_others(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
-        for draws in ((), (("api", "acme"),)):
-            await store_user.add(700, task="unknown", draws=draws)
-            known = await store_user.add(2, draws=draws)
+        for buckets in ((), (("api", "acme"),)):
+            await store_user.add(700, task="unknown", buckets=buckets)
+            known = await store_user.add(2, buckets=buckets)
             assert await store_user.take_ids(10) == known
 
     async def test_a_node_that_has_the_task_takes_the_jobs_that_another_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
-        for draws in ((), (("api", "acme"),)):
-            unknown_jobs = await store_user.add(3, task="unknown", draws=draws)
-            known = await store_user.add(2, draws=draws)
+        for buckets in ((), (("api", "acme"),)):
+            unknown_jobs = await store_user.add(3, task="unknown", buckets=buckets)
+            known = await store_user.add(2, buckets=buckets)
             assert await store_user.take_ids() == known
             # The order is the order of arrival.
-            late = await store_user.add(1, draws=draws)
+            late = await store_user.add(1, buckets=buckets)
             assert await store_user.take_ids(tasks={"work", "unknown"}) == [*unknown_jobs, *late]
 
     async def test_a_lane_that_was_skipped_completely_is_found_by_a_node_that_has_its_task(
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        unknown_jobs = await store_user.add(3, task="unknown", draws=[("api", "acme")])
+        unknown_jobs = await store_user.add(3, task="unknown", buckets=[("api", "acme")])
         assert await store_user.take_ids() == []
         assert await store_user.take_ids(tasks={"work", "unknown"}) == unknown_jobs
 
@@ -284,7 +287,7 @@ class JobsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        await store_user.add(task="unknown", delay=5, draws=[("api", "acme")])
+        await store_user.add(task="unknown", delay=5, buckets=[("api", "acme")])
         clock.advance(10)
         await store_user.take()
         claimed = await store_user.claim()
@@ -293,9 +296,9 @@ class JobsConformance(Conformance):
 
     async def test_a_lane_with_an_unknown_limit_is_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(10)}
-        unknown_jobs = await store_user.add(3, draws=[("elsewhere", "acme")])
-        half_known = await store_user.add(3, draws=[("api", "acme"), ("elsewhere", "acme")])
-        known = await store_user.add(2, draws=[("api", "acme")])
+        unknown_jobs = await store_user.add(3, buckets=[("elsewhere", "acme")])
+        half_known = await store_user.add(3, buckets=[("api", "acme"), ("elsewhere", "acme")])
+        known = await store_user.add(2, buckets=[("api", "acme")])
         claimed = await store_user.claim()
         assert [job.id for job in claimed.jobs] == known
         assert not (await store_user.claim()).more
@@ -311,37 +314,37 @@ class JobsConformance(Conformance):
 
     # ------------------------------------------------------------------------------------------ order
 
-    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_lane_is_ordered_by_priority_then_time_then_arrival(
-        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, buckets: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        low = await store_user.add(2, draws=draws)
-        high = await store_user.add(2, draws=draws, priority=9)
+        low = await store_user.add(2, buckets=buckets)
+        high = await store_user.add(2, buckets=buckets, priority=9)
         clock.advance(1)
-        later_low = await store_user.add(2, draws=draws)
-        later_high = await store_user.add(1, draws=draws, priority=9)
-        middle = await store_user.add(1, draws=draws, priority=4)
+        later_low = await store_user.add(2, buckets=buckets)
+        later_high = await store_user.add(1, buckets=buckets, priority=9)
+        middle = await store_user.add(1, buckets=buckets, priority=4)
         taken = [await store_user.take_ids(1) for _ in range(8)]
         assert [id for (id,) in taken] == [*high, *later_high, *middle, *low, *later_low]
 
-    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_due_delayed_job_is_ordered_by_its_time(
-        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, buckets: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        delayed = await store_user.add(2, draws=draws, delay=5)
-        before = await store_user.add(1, draws=draws)
+        delayed = await store_user.add(2, buckets=buckets, delay=5)
+        before = await store_user.add(1, buckets=buckets)
         clock.advance(10)
-        after = await store_user.add(1, draws=draws)
-        urgent = await store_user.add(1, draws=draws, delay=0, priority=1)
+        after = await store_user.add(1, buckets=buckets)
+        urgent = await store_user.add(1, buckets=buckets, delay=0, priority=1)
         assert await store_user.take_ids() == [*urgent, *before, *delayed, *after]
 
     async def test_priority_does_not_cross_lanes(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(100)}
-        (patient,) = await store_user.add(draws=[("api", "patient")])
+        (patient,) = await store_user.add(buckets=[("api", "patient")])
         clock.advance(1)
-        await store_user.add(draws=[("api", "pushy")], priority=9)
+        await store_user.add(buckets=[("api", "pushy")], priority=9)
         assert await store_user.take_ids(1) == [patient]
 
     async def test_jobs_added_after_the_wall_clock_stepped_back_are_in_order_of_their_time(
@@ -352,28 +355,28 @@ class JobsConformance(Conformance):
         after = await store_user.add(2)
         assert await store_user.take_ids() == [*after, *before]
 
-    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_lane_has_one_order_after_any_steps_of_the_wall_clock(
-        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, buckets: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        last = await store_user.add(1, draws=draws)
+        last = await store_user.add(1, buckets=buckets)
         clock.step_wall(-20)
-        first = await store_user.add(1, draws=draws, delay=0)
+        first = await store_user.add(1, buckets=buckets, delay=0)
         clock.step_wall(10)
-        second = await store_user.add(1, draws=draws)
-        third = await store_user.add(1, draws=draws, delay=5)
+        second = await store_user.add(1, buckets=buckets)
+        third = await store_user.add(1, buckets=buckets, delay=5)
         clock.advance(5)
         assert await store_user.take_ids() == [*first, *second, *third, *last]
 
     # ---------------------------------------------------------------------------------------- delayed
 
-    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_delayed_job_starts_at_its_time_and_not_before(
-        self, store_user: StoreUser, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, clock: ManualClock, buckets: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        ids = await store_user.add(1, draws=draws, delay=5)
+        ids = await store_user.add(1, buckets=buckets, delay=5)
         claimed = await store_user.claim()
         assert (list(claimed.jobs), claimed.next_in, claimed.more) == ([], 5 * SECOND, False)
         clock.advance(4.999999)
@@ -385,26 +388,26 @@ class JobsConformance(Conformance):
     async def test_the_next_claim_is_for_the_earliest_of_all(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(delay=50)
-        await store_user.add(delay=40, draws=[("api", "sleeper")])
+        await store_user.add(delay=40, buckets=[("api", "sleeper")])
         await store_user.take()
         assert (await store_user.claim()).next_in == 40 * SECOND
-        await store_user.add(2, draws=[("api", "busy")])
+        await store_user.add(2, buckets=[("api", "busy")])
         clock.advance(1)
         await store_user.take()
         assert (await store_user.claim()).next_in == 39 * SECOND
-        await store_user.add(delay=10, draws=[("api", "sleeper")])
+        await store_user.add(delay=10, buckets=[("api", "sleeper")])
         assert (await store_user.claim()).next_in == 10 * SECOND
 
     async def test_next_in_is_none_if_there_is_nothing_to_wait_for(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(draws=[("api", "acme")])
+        await store_user.add(buckets=[("api", "acme")])
         await store_user.take()
         assert (await store_user.claim()).next_in is None
 
     async def test_the_next_instant_is_never_negative(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(3, delay=1)
-        await store_user.add(3, delay=1, draws=[("api", "acme")])
+        await store_user.add(3, delay=1, buckets=[("api", "acme")])
         await store_user.take()
         clock.advance(500)
         claimed = await store_user.claim(1)
@@ -412,9 +415,9 @@ class JobsConformance(Conformance):
 
     async def test_an_immediate_job_wakes_a_sleeping_lane(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(100)}
-        (delayed,) = await store_user.add(delay=3600, draws=[("api", "acme")], priority=9)
+        (delayed,) = await store_user.add(delay=3600, buckets=[("api", "acme")], priority=9)
         await store_user.take()
-        (immediate,) = await store_user.add(draws=[("api", "acme")])
+        (immediate,) = await store_user.add(buckets=[("api", "acme")])
         assert await store_user.take_ids() == [immediate]
         assert (await store_user.claim()).next_in == 3600 * SECOND
         clock.advance(3600)
@@ -422,26 +425,26 @@ class JobsConformance(Conformance):
 
     async def test_a_delayed_job_at_the_head_does_not_hold_up_ready_ones(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
-        for draws in ((), (("api", "acme"),)):
-            await store_user.add(50, delay=60, priority=9, draws=draws)
-            ready = await store_user.add(3, draws=draws)
+        for buckets in ((), (("api", "acme"),)):
+            await store_user.add(50, delay=60, priority=9, buckets=buckets)
+            ready = await store_user.add(3, buckets=buckets)
             assert await store_user.take_ids() == ready
 
     async def test_sleeping_lanes_that_come_due_together_all_start(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        ids = [(await store_user.add(delay=5, draws=[("api", str(number))]))[0] for number in range(30)]
+        ids = [(await store_user.add(delay=5, buckets=[("api", str(number))]))[0] for number in range(30)]
         clock.advance(5)
         taken = [id for _ in range(3) for id in await store_user.take_ids(10)]
         assert sorted(taken) == sorted(ids)
 
     async def test_the_lane_that_was_due_first_starts_first(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        (second,) = await store_user.add(delay=6, draws=[("api", "second")])
-        (first,) = await store_user.add(delay=3, draws=[("api", "first")])
+        (second,) = await store_user.add(delay=6, buckets=[("api", "second")])
+        (first,) = await store_user.add(delay=3, buckets=[("api", "first")])
         clock.advance(4)
-        (between,) = await store_user.add(draws=[("api", "between")])
+        (between,) = await store_user.add(buckets=[("api", "between")])
         # A lane gets its place when a node, of whatever queue, counts what has arrived: each second where nodes run.
         await store_user.take(1, queues=["other"])
         clock.advance(4)
@@ -465,8 +468,8 @@ class JobsConformance(Conformance):
     async def test_jobs_are_found_by_their_attributes(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "day": strict(100)}
         store_user.tasks = {"work", "mail"}
-        acme = await store_user.add(2, draws=[("api", "acme"), ("day", "all")])
-        globex = await store_user.add(1, draws=[("api", "globex"), ("day", "acme")])
+        acme = await store_user.add(2, buckets=[("api", "acme"), ("day", "all")])
+        globex = await store_user.add(1, buckets=[("api", "globex"), ("day", "acme")])
         mail = await store_user.add(2, task="mail", queue="emails")
         await store_user.take()
 
@@ -486,7 +489,7 @@ class JobsConformance(Conformance):
     async def test_jobs_are_counted_by_queue_and_state(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(100)}
         await store_user.add(4)
-        await store_user.add(4, draws=[("api", "acme")])
+        await store_user.add(4, buckets=[("api", "acme")])
         await store_user.add(2, queue="other", delay=60)
         jobs = await store_user.take()
         await store_user.succeed(*jobs[:2])
@@ -501,7 +504,7 @@ class JobsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        ids = await store_user.add(4, draws=[("api", "acme")])
+        ids = await store_user.add(4, buckets=[("api", "acme")])
         before = await store_user.record(ids[3])
         assert (before.throttled_until, before.waits_for, before.lane_waiting) == (None, None, 4)
         await store_user.take()
@@ -509,7 +512,7 @@ class JobsConformance(Conformance):
         clock.advance(10)
         record = await store_user.record(ids[3])
         assert record.throttled_until == clock.now() + 50 * SECOND
-        assert (record.waits_for, record.lane_waiting) == (Draw("api", "acme"), 3)
+        assert (record.waits_for, record.lane_waiting) == (BucketRef("api", "acme"), 3)
         running = await store_user.record(ids[0])
         assert (running.throttled_until, running.waits_for) == (None, None)
         clock.advance(50)
@@ -521,14 +524,14 @@ class JobsConformance(Conformance):
     ) -> None:
         store_user.rules = {"api": strict(1), "day": strict(1)}
         for key, count in (("few", 2), ("many", 9), ("some", 5)):
-            await store_user.add(count, draws=[("api", key)])
-        await store_user.add(draws=[("day", "many")])
+            await store_user.add(count, buckets=[("api", key)])
+        await store_user.add(buckets=[("day", "many")])
         await store_user.take()
         buckets = await store_user.storage.buckets(limit="api")
-        assert [(bucket.draw.key, bucket.waiting) for bucket in buckets] == [("many", 8), ("some", 4), ("few", 1)]
+        assert [(bucket.ref.key, bucket.waiting) for bucket in buckets] == [("many", 8), ("some", 4), ("few", 1)]
         assert {bucket.opens_at for bucket in buckets} == {store_user.storage.limit_now() + MINUTE}
         (only,) = await store_user.storage.buckets(limit="day")
-        assert (only.draw, only.waiting, only.opens_at) == (Draw("day", "many"), 0, None)
+        assert (only.ref, only.waiting, only.opens_at) == (BucketRef("day", "many"), 0, None)
         assert len(await store_user.storage.buckets(key="many")) == 2
         assert len(await store_user.storage.buckets(count=3)) == 3
         assert list(await store_user.storage.buckets(limit="nobody")) == []
@@ -536,7 +539,7 @@ class JobsConformance(Conformance):
     async def test_a_buckets_state_can_be_read_by_its_rule(self, store_user: StoreUser) -> None:
         rule = strict(5)
         store_user.rules = {"api": rule}
-        await store_user.add(3, draws=[("api", "acme")])
+        await store_user.add(3, buckets=[("api", "acme")])
         await store_user.take()
         (bucket,) = await store_user.storage.buckets()
         assert bucket.state is not None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
 from headgate.jobs.history import LimitStep
-from headgate.jobs.job import Draw, JobError, JobState, Origin
+from headgate.jobs.job import BucketRef, JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.procedures import listing
 from headgate.storage.records import (
@@ -74,7 +74,7 @@ async def bucket_pages(store_user: StoreUser, count: int) -> list[BucketRecord]:
     while page := await store_user.storage.buckets(count=count, after=after):
         paged += page
         last = page[-1]
-        after = BucketPlace(last.opens_at is not None, last.waiting, last.draw.limit, last.draw.key)
+        after = BucketPlace(last.opens_at is not None, last.waiting, last.ref.limit, last.ref.key)
     return paged
 
 
@@ -100,8 +100,8 @@ class ListingConformance(Conformance):
     ) -> None:
         store_user.rules = {"api": strict(1)}
         ready = await store_user.add_one(queue="other")
-        first, throttled = await store_user.add(2, draws=[("api", "acme")])
-        delayed_there = await store_user.add_one(draws=[("api", "acme")], delay=60)
+        first, throttled = await store_user.add(2, buckets=[("api", "acme")])
+        delayed_there = await store_user.add_one(buckets=[("api", "acme")], delay=60)
         delayed = await store_user.add_one(delay=30)
         assert await store_user.take_ids() == [first]
         assert await found(store_user, view="ready") == [ready]
@@ -116,7 +116,7 @@ class ListingConformance(Conformance):
     async def test_what_waiting_jobs_wait_for_is_counted_by_queue_and_task(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         store_user.tasks = {"work", "other"}
-        await store_user.add(3, draws=[("api", "acme")])
+        await store_user.add(3, buckets=[("api", "acme")])
         await store_user.add(2, delay=60)
         await store_user.take()
         await store_user.add(4, task="other")
@@ -135,8 +135,8 @@ class ListingConformance(Conformance):
         store_user.tasks = {"work", "other"}
         leader = store_user.new(queue="mail")
         await store_user.storage.add([leader, replace(store_user.new(queue="mail"), origin=Origin(follows=leader.id))])
-        await store_user.add(3, draws=[("api", "acme")])
-        await store_user.add(1, draws=[("api", "acme")], delay=90)
+        await store_user.add(3, buckets=[("api", "acme")])
+        await store_user.add(1, buckets=[("api", "acme")], delay=90)
         await store_user.add(2, delay=60)
         # Before any claim has looked at what was added, and after.
         assert list(await store_user.storage.views()) == [
@@ -253,7 +253,7 @@ class ListingConformance(Conformance):
         store_user.rules = {"api": strict(100), "day": strict(100)}
         for queue in ("mail", "default"):
             for key in ("acme", "globex"):
-                await store_user.add(1, queue=queue, draws=[("api", key), ("day", "")], payload=f'"{key}"')
+                await store_user.add(1, queue=queue, buckets=[("api", key), ("day", "")], payload=f'"{key}"')
         one = await found(store_user, queue="mail", limit="api", key="acme", text="acme", state=JobState.WAITING)
         assert len(one) == 1
         assert await found(store_user, queue="mail", limit="day", key="acme") == []
@@ -301,11 +301,11 @@ class ListingConformance(Conformance):
         with pytest.raises(IllegalTransition, match=r"waits until .* is final"):
             await store_user.storage.run_now(follower.id)
 
-    async def test_jobs_whose_retry_is_exempt_from_a_draw_are_listed_under_it(self, store_user: StoreUser) -> None:
+    async def test_jobs_whose_retry_is_exempt_from_a_bucket_are_listed_under_it(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(9), "slot": at_once(9)}
-        free = await store_user.add_one(draws=[("api", "acme")], free_retries=0b1)
-        holder = await store_user.add_one(draws=[("slot", "acme")], hold="until_final")
-        both = await store_user.add_one(draws=[("api", "acme"), ("slot", "acme")], hold="until_final")
+        free = await store_user.add_one(buckets=[("api", "acme")], free_retries=0b1)
+        holder = await store_user.add_one(buckets=[("slot", "acme")], hold="until_final")
+        both = await store_user.add_one(buckets=[("api", "acme"), ("slot", "acme")], hold="until_final")
         for job in await store_user.take():
             await store_user.retry_later(job)
         for view in (None, "scheduled"):
@@ -319,11 +319,11 @@ class ListingConformance(Conformance):
     async def test_waiting_jobs_of_a_key_are_listed_by_the_key_for_all_reasons(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         leader = store_user.new()
-        follower = replace(store_user.new(draws=[("api", "acme")]), origin=Origin(follows=leader.id))
+        follower = replace(store_user.new(buckets=[("api", "acme")]), origin=Origin(follows=leader.id))
         await store_user.storage.add([leader, follower])
-        first, second = await store_user.add(2, draws=[("api", "acme")])
-        (delayed,) = await store_user.add(1, draws=[("api", "acme")], delay=60)
-        await store_user.add(1, draws=[("api", "globex")])
+        first, second = await store_user.add(2, buckets=[("api", "acme")])
+        (delayed,) = await store_user.add(1, buckets=[("api", "acme")], delay=60)
+        await store_user.add(1, buckets=[("api", "globex")])
         mine = {"limit": "api", "key": "acme"}
         assert await found(store_user, state=JobState.WAITING, **mine) == [delayed, second, first, follower.id]
         assert await found(store_user, state=JobState.WAITING, key="nobody") == []
@@ -347,8 +347,8 @@ class ListingConformance(Conformance):
         assert await store_user.storage.waiting_by_limit() == WaitingByLimit([], True)
         store_user.rules = {"api": strict(1), "day": strict(1)}
         for key, jobs in (("a", 3), ("b", 5)):
-            await store_user.add(jobs, draws=[("api", key)])
-        await store_user.add(2, draws=[("day", "a")])
+            await store_user.add(jobs, buckets=[("api", key)])
+        await store_user.add(2, buckets=[("day", "a")])
         await store_user.add(4)
         # One of each key starts, and the others wait behind it.
         await store_user.take()
@@ -361,8 +361,8 @@ class ListingConformance(Conformance):
 
     async def test_the_keys_of_a_limit_are_counted_and_the_starts_without_it(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "day": strict(1)}
-        await store_user.add(1, draws=[("api", "a")])
-        await store_user.add(1, draws=[("api", "b"), ("day", "a")])
+        await store_user.add(1, buckets=[("api", "a")])
+        await store_user.add(1, buckets=[("api", "b"), ("day", "a")])
         await store_user.take()
         steps = [LimitStep(60, "api", None, at * 60 * SECOND, 0, at) for at in (1, 2, 3)]
         await store_user.storage.add_history([], [*steps, LimitStep(60, "api", "a", 180 * SECOND, 5, 0)])
@@ -375,7 +375,7 @@ class ListingConformance(Conformance):
     async def test_jobs_and_keys_are_found_by_how_they_begin(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "day": strict(1)}
         for limit, key in (("api", "acme"), ("api", "acme:2"), ("api", "other"), ("day", "acme")):
-            await store_user.add(1, draws=[(limit, key)])
+            await store_user.add(1, buckets=[(limit, key)])
         ids = sorted(record.id for record in await store_user.storage.jobs(JobFilter()))
         await store_user.claim()
         storage = store_user.storage
@@ -384,7 +384,7 @@ class ListingConformance(Conformance):
         assert await storage.names_of_jobs("ffff", 5) == []
         assert await storage.batch_ids("0", 5) == []
         limits = ["api", "day"]
-        both = [Draw("api", "acme"), Draw("api", "acme:2"), Draw("day", "acme")]
+        both = [BucketRef("api", "acme"), BucketRef("api", "acme:2"), BucketRef("day", "acme")]
         assert list(await storage.keys(limits, "acme", 5)) == both
         assert list(await storage.keys(limits, "acme", 2)) == both[:2]
         assert list(await storage.keys(["day"], "acme", 5)) == both[2:]
@@ -394,11 +394,11 @@ class ListingConformance(Conformance):
         """The fault: while no worker ran, keys of new jobs were found nowhere."""
         store_user.rules = {"api": strict(1), "day": strict(1)}
         storage = store_user.storage
-        await store_user.add(1, draws=[("api", 'ac"me'), ("day", "acme")])
-        await store_user.add(1, draws=[("api", "acme")])
-        await store_user.add(1, draws=[("other", "acme")])
+        await store_user.add(1, buckets=[("api", 'ac"me'), ("day", "acme")])
+        await store_user.add(1, buckets=[("api", "acme")])
+        await store_user.add(1, buckets=[("other", "acme")])
         limits = ["day", "api"]
-        found = [Draw("day", "acme"), Draw("api", 'ac"me'), Draw("api", "acme")]
+        found = [BucketRef("day", "acme"), BucketRef("api", 'ac"me'), BucketRef("api", "acme")]
         assert list(await storage.keys(limits, "ac", 5)) == found
         assert list(await storage.keys(limits, "ac", 2)) == found[:2]
         assert list(await storage.keys(limits, 'ac"', 5)) == found[1:2]
@@ -409,31 +409,31 @@ class ListingConformance(Conformance):
     async def test_buckets_are_ranked_by_trouble(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         for key, jobs in (("a", 2), ("b", 4), ("c", 3), ("d", 2), ("idle", 1)):
-            await store_user.add(jobs, draws=[("api", key)])
+            await store_user.add(jobs, buckets=[("api", key)])
         await store_user.claim()
-        await store_user.storage.penalize(Draw("api", "d"), store_user.storage.limit_now() + 60 * SECOND)
+        await store_user.storage.penalize(BucketRef("api", "d"), store_user.storage.limit_now() + 60 * SECOND)
         ranked = await store_user.storage.buckets_by_trouble(10)
-        assert [(each.draw.key, each.waiting) for each in ranked] == [
+        assert [(each.ref.key, each.waiting) for each in ranked] == [
             ("d", 1),
             ("b", 3),
             ("c", 2),
             ("a", 1),
             ("idle", 0),
         ]
-        assert [each.draw.key for each in await store_user.storage.buckets_by_trouble(2)] == ["d", "b"]
+        assert [each.ref.key for each in await store_user.storage.buckets_by_trouble(2)] == ["d", "b"]
         # Too many to be ranked: those that open first and those that open last.
         with mock.patch.object(listing, "RANKED", 1):
             few = await store_user.storage.buckets_by_trouble(2)
-            assert len({each.draw for each in few}) == 2
+            assert len({each.ref for each in few}) == 2
 
     async def test_buckets_come_in_pages_that_miss_nothing(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "day": strict(1)}
         for key, jobs in (("stripe:a", 3), ("stripe:b", 5), ("str_pe:c", 2), ("paypal", 2), ("x", 1)):
-            await store_user.add(jobs, draws=[("api", key)])
-        await store_user.add(2, draws=[("day", "stripe:a")])
+            await store_user.add(jobs, buckets=[("api", key)])
+        await store_user.add(2, buckets=[("day", "stripe:a")])
         await store_user.claim()
         every = await store_user.storage.buckets()
-        assert [(each.draw.key, each.waiting) for each in every[:2]] == [("stripe:b", 4), ("stripe:a", 2)]
+        assert [(each.ref.key, each.waiting) for each in every[:2]] == [("stripe:b", 4), ("stripe:a", 2)]
         assert len(every) == 6
         for count in (1, 2, 4):
             assert await bucket_pages(store_user, count) == list(every)
@@ -442,19 +442,19 @@ class ListingConformance(Conformance):
         assert len(throttled) == 5
         assert await store_user.storage.throttled(2) == throttled[:2]
         begins = await store_user.storage.buckets("api", prefix="stripe:")
-        assert [each.draw.key for each in begins] == ["stripe:b", "stripe:a"]
+        assert [each.ref.key for each in begins] == ["stripe:b", "stripe:a"]
         # What would stand for any character in a pattern is one like any other.
-        assert [each.draw.key for each in await store_user.storage.buckets(prefix="str_")] == ["str_pe:c"]
+        assert [each.ref.key for each in await store_user.storage.buckets(prefix="str_")] == ["str_pe:c"]
         assert len(await store_user.storage.buckets(prefix="")) == 6
         # Too many to be ranked: by name.
         with mock.patch.object(listing, "AT_ONCE", 4):
             for count in (1, 4, 6, 10):
                 assert await bucket_pages(store_user, count) == sorted(
-                    every, key=lambda each: (each.draw.limit, each.draw.key)
+                    every, key=lambda each: (each.ref.limit, each.ref.key)
                 )
             begins = await store_user.storage.buckets("api", prefix="stripe:")
-            assert [each.draw.key for each in begins] == ["stripe:a", "stripe:b"]
+            assert [each.ref.key for each in begins] == ["stripe:a", "stripe:b"]
             assert await store_user.storage.buckets("api", "paypal") == [
-                each for each in every if each.draw.key == "paypal"
+                each for each in every if each.ref.key == "paypal"
             ]
-            assert {each.draw for each in await store_user.storage.throttled()} < {each.draw for each in throttled}
+            assert {each.ref for each in await store_user.storage.throttled()} < {each.ref for each in throttled}

@@ -13,7 +13,7 @@ from headgate.admin.limits import LimitsAdmin
 from headgate.clock import SECOND
 from headgate.errors import DeclarationError, LimitInUse, LimitRejected, StorageUnavailable
 from headgate.jobs.audit import AuditFilter
-from headgate.jobs.job import Draw, JobState
+from headgate.jobs.job import BucketRef, JobState
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.key import bucket_key
@@ -28,7 +28,7 @@ from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import MINUTE, Conformance, StoreUser, at_once, rate, shared, strict
 
 API = [("api", "acme")]
-ACME = Draw("api", "acme")
+ACME = BucketRef("api", "acme")
 
 LOOKALIKES = ["order5", "order", "ab", "a", "aXb", "abc", "long", "null"]
 
@@ -51,7 +51,7 @@ class LiveLimitsConformance(Conformance):
 
     async def test_a_raised_limit_releases_the_backlog_immediately(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(2)}
-        ids = await store_user.add(10, draws=API)
+        ids = await store_user.add(10, buckets=API)
         assert await store_user.take_ids() == ids[:2]
         assert await store_user.take() == []
         await store_user.set("api", strict(7))
@@ -63,7 +63,7 @@ class LiveLimitsConformance(Conformance):
     ) -> None:
         store_user.rules = {"api": strict(10)}
         paused = await store_user.pause("api")
-        ids = await store_user.add(2, draws=API)
+        ids = await store_user.add(2, buckets=API)
         assert (await store_user.claim()).next_in is None
         write, commits = store_user.storage.driver.write, 0
 
@@ -83,18 +83,18 @@ class LiveLimitsConformance(Conformance):
     async def test_all_lanes_of_a_changed_limit_are_read_again(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1, per=3600), "other": strict(1, per=3600)}
         for key in "abcde":
-            await store_user.add(3, draws=[("api", key)], queue="left" if key < "c" else "right")
-            await store_user.add(3, draws=[("other", key)])
+            await store_user.add(3, buckets=[("api", key)], queue="left" if key < "c" else "right")
+            await store_user.add(3, buckets=[("other", key)])
         queues = ["left", "right", "default"]
         assert len(await store_user.take(queues=queues)) == 10
         await store_user.set("api", strict(2, per=3600))
         taken = await store_user.take(queues=queues)
-        assert sorted(draw.key for job in taken for draw in job.draws if draw.limit == "api") == list("abcde")
+        assert sorted(ref.key for job in taken for ref in job.buckets if ref.limit == "api") == list("abcde")
         assert len(taken) == 5
 
     async def test_a_lowered_limit_takes_effect_immediately(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(5)}
-        await store_user.add(20, draws=API)
+        await store_user.add(20, buckets=API)
         assert len(await store_user.take(4)) == 4
         await store_user.set("api", strict(2))
         assert await store_user.take() == []
@@ -103,7 +103,7 @@ class LiveLimitsConformance(Conformance):
 
     async def test_more_permits_release_more_jobs_immediately(self, store_user: StoreUser) -> None:
         store_user.rules = {"slots": at_once(1)}
-        ids = await store_user.add(5, draws=[("slots", "")])
+        ids = await store_user.add(5, buckets=[("slots", "")])
         assert await store_user.take_ids() == ids[:1]
         await store_user.set("slots", at_once(3))
         assert await store_user.take_ids() == ids[1:3]
@@ -112,7 +112,7 @@ class LiveLimitsConformance(Conformance):
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"slots": at_once(3)}
-        ids = await store_user.add(5, draws=[("slots", "")])
+        ids = await store_user.add(5, buckets=[("slots", "")])
         jobs = await store_user.take()
         await store_user.set("slots", at_once(1))
         for job in jobs:
@@ -122,7 +122,7 @@ class LiveLimitsConformance(Conformance):
 
     async def test_a_rule_that_is_unset_is_the_declared_one(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(2)}
-        await store_user.add(20, draws=API)
+        await store_user.add(20, buckets=API)
         setting = await store_user.set("api", strict(1))
         assert len(await store_user.take()) == 1
         await store_user.unset(setting)
@@ -133,7 +133,7 @@ class LiveLimitsConformance(Conformance):
 
     async def test_a_declaration_does_not_override_a_setting(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(2)}
-        await store_user.add(20, draws=API)
+        await store_user.add(20, buckets=API)
         await store_user.set("api", strict(3))
         store_user.rules = {"api": strict(9)}
         assert len(await store_user.take()) == 3
@@ -149,8 +149,8 @@ class LiveLimitsConformance(Conformance):
         await store_user.set("api", strict(6), scope="key", target="acme")
         keys = {"globex": 2, "alpha": 3, "acm": 4, "acme-gold": 5, "any:gold": 5, "acme": 6}
         for key in keys:
-            await store_user.add(20, draws=[("api", key)])
-        started = [job.draws[0].key for job in await store_user.take(200)]
+            await store_user.add(20, buckets=[("api", key)])
+        started = [job.buckets[0].key for job in await store_user.take(200)]
         assert {key: started.count(key) for key in keys} == keys
 
     async def test_a_setting_is_replaced_by_another_one_for_the_same_keys(self, store_user: StoreUser) -> None:
@@ -161,7 +161,7 @@ class LiveLimitsConformance(Conformance):
         kept = await store_user.storage.settings()
         assert len(kept) == 2
         assert {(setting.scope, setting.target) for setting in kept} == {("all", ""), ("key", "acme")}
-        await store_user.add(9, draws=API)
+        await store_user.add(9, buckets=API)
         assert len(await store_user.take()) == 2
         for setting in both:
             await store_user.unset(setting)
@@ -179,7 +179,7 @@ class LiveLimitsConformance(Conformance):
 
     async def test_a_setting_of_one_limit_does_not_change_others(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "other": strict(1)}
-        await store_user.add(5, draws=[("other", "acme")])
+        await store_user.add(5, buckets=[("other", "acme")])
         await store_user.set("api", strict(5))
         assert len(await store_user.take()) == 1
 
@@ -187,9 +187,9 @@ class LiveLimitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"tokens": strict(10)}
-        await store_user.add(draws=[("tokens", "")], costs=(8,))
+        await store_user.add(buckets=[("tokens", "")], costs=(8,))
         await store_user.take()
-        (impossible,) = await store_user.add(draws=[("tokens", "")], costs=(8,))
+        (impossible,) = await store_user.add(buckets=[("tokens", "")], costs=(8,))
         assert await store_user.take() == []
         await store_user.set("tokens", strict(5))
         assert await store_user.take() == []
@@ -202,7 +202,7 @@ class LiveLimitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(3)}
-        await store_user.add(20, draws=API)
+        await store_user.add(20, buckets=API)
         assert len(await store_user.take()) == 3
         await store_user.set("api", rate(60, per=60, burst=5))
         assert await store_user.take() == []
@@ -267,7 +267,7 @@ class LiveLimitsConformance(Conformance):
             clock.advance(60)
             ids = {}
             for queue, each in zip(queues, every, strict=True):
-                for id in await store_user.add(3, draws=[("api", bucket_key(each))], queue=queue):
+                for id in await store_user.add(3, buckets=[("api", bucket_key(each))], queue=queue):
                     ids[id] = each
             counts = dict.fromkeys(every, 0)
             while jobs := await store_user.take(queues=queues):
@@ -333,11 +333,11 @@ class LiveLimitsConformance(Conformance):
         store_user.rules = {"api": strict(2), "day": strict(100)}
         await store_user.set("api", scope="member", target="acme", tier="gold")
         setting = await store_user.pause("api", scope, target)
-        ids = await store_user.add(5, draws=[*API, ("day", "")])
-        others = await store_user.add(1, draws=[("api", "globex"), ("day", "")])
+        ids = await store_user.add(5, buckets=[*API, ("day", "")])
+        others = await store_user.add(1, buckets=[("api", "globex"), ("day", "")])
         claimed = await store_user.claim()
         assert [job.id for job in claimed.jobs] == ([] if scope == "all" else others)
-        assert ACME in [throttled.draw for throttled in claimed.throttled]
+        assert ACME in [throttled.ref for throttled in claimed.throttled]
         assert {throttled.opens_at for throttled in claimed.throttled} == {None}
         record = await store_user.record(ids[0])
         assert (record.throttled_until, record.waits_for) == (None, ACME)
@@ -352,7 +352,7 @@ class LiveLimitsConformance(Conformance):
 
     async def test_lanes_that_wait_already_are_paused_too(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        ids = await store_user.add(3, draws=API)
+        ids = await store_user.add(3, buckets=API)
         await store_user.take()
         setting = await store_user.pause("api")
         clock.advance(600)
@@ -364,7 +364,7 @@ class LiveLimitsConformance(Conformance):
 
     async def test_a_pause_keeps_the_rule_that_was_set(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(9, draws=API)
+        await store_user.add(9, buckets=API)
         await store_user.set("api", strict(4), is_paused=True)
         assert await store_user.take() == []
         await store_user.set("api", strict(4))
@@ -372,7 +372,7 @@ class LiveLimitsConformance(Conformance):
 
     async def test_a_paused_mutex_lets_its_holder_end_and_starts_no_other(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        ids = await store_user.add(3, draws=[("mutex", "")])
+        ids = await store_user.add(3, buckets=[("mutex", "")])
         job = await store_user.take_one()
         setting = await store_user.pause("mutex")
         await store_user.succeed(job)
@@ -386,14 +386,14 @@ class LiveLimitsConformance(Conformance):
         store_user.rules = {"api": strict(9)}
         await store_user.pause("api")
         key = await store_user.pause("api", "key", "acme")
-        await store_user.add(1, draws=API)
+        await store_user.add(1, buckets=API)
         await store_user.take()
         await store_user.unset(key)
         assert await store_user.take() == []
 
     async def test_running_jobs_return_their_permits_to_a_paused_limit(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(9)}
-        (id,) = await store_user.add(1, draws=API)
+        (id,) = await store_user.add(1, buckets=API)
         job = await store_user.take_one()
         setting = await store_user.pause("api")
         await store_user.give_back(job)
@@ -405,14 +405,14 @@ class LiveLimitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(9)}
-        await store_user.add(1, draws=API)
+        await store_user.add(1, buckets=API)
         await store_user.succeed(*await store_user.take())
         setting = await store_user.pause("api")
         clock.advance(600)
         for _ in range(5):
             await store_user.storage.evict()
         assert list(await store_user.storage.buckets()) == []
-        (id,) = await store_user.add(1, draws=API)
+        (id,) = await store_user.add(1, buckets=API)
         assert await store_user.take() == []
         await store_user.unset(setting)
         assert await store_user.take_ids() == [id]
@@ -452,8 +452,8 @@ class LiveLimitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(9)}
-        (id,) = await store_user.add(1, draws=API)
-        (other,) = await store_user.add(1, draws=[("api", "other")])
+        (id,) = await store_user.add(1, buckets=API)
+        (other,) = await store_user.add(1, buckets=[("api", "other")])
         until = store_user.storage.limit_now() + 30 * SECOND
         await store_user.storage.penalize(ACME, until)
         assert (await store_user.bucket("api", "acme")).closed_until == until
@@ -466,7 +466,7 @@ class LiveLimitsConformance(Conformance):
 
     async def test_lanes_that_wait_already_are_penalised_too(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        ids = await store_user.add(2, draws=API)
+        ids = await store_user.add(2, buckets=API)
         await store_user.take()
         await store_user.storage.penalize(ACME, store_user.storage.limit_now() + 100 * SECOND)
         clock.advance(99)
@@ -476,7 +476,7 @@ class LiveLimitsConformance(Conformance):
 
     async def test_the_longest_penalty_counts_and_a_reset_ends_it(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(9)}
-        (id,) = await store_user.add(1, draws=API)
+        (id,) = await store_user.add(1, buckets=API)
         now = store_user.storage.limit_now()
         await store_user.storage.penalize(ACME, now + 100 * SECOND)
         await store_user.storage.penalize(ACME, now + 10 * SECOND)
@@ -492,37 +492,37 @@ class LiveLimitsConformance(Conformance):
         await store_user.storage.penalize(ACME, store_user.storage.limit_now() + 30 * SECOND)
         for _ in range(3):
             await store_user.storage.evict()
-        (id,) = await store_user.add(1, draws=API)
+        (id,) = await store_user.add(1, buckets=API)
         assert await store_user.take() == []
         clock.advance(30)
         assert await store_user.take_ids() == [id]
-        await store_user.storage.penalize(Draw("api", "nobody"), store_user.storage.limit_now() + SECOND)
+        await store_user.storage.penalize(BucketRef("api", "nobody"), store_user.storage.limit_now() + SECOND)
         clock.advance(1)
         await store_user.storage.evict()
-        assert "nobody" not in {bucket.draw.key for bucket in await store_user.storage.buckets()}
+        assert "nobody" not in {bucket.ref.key for bucket in await store_user.storage.buckets()}
 
     # --------------------------------------------------------------------------------------- resetting
 
     async def test_a_reset_bucket_is_full_and_its_lanes_start_immediately(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(3)}
-        ids = await store_user.add(9, draws=API)
-        await store_user.add(9, draws=[("api", "other")])
+        ids = await store_user.add(9, buckets=API)
+        await store_user.add(9, buckets=[("api", "other")])
         assert len(await store_user.take()) == 6
         assert await store_user.storage.reset(ACME) == 0
         assert await store_user.take_ids() == ids[3:6]
         assert await store_user.take() == []
 
     async def test_resetting_an_unknown_bucket_does_nothing(self, store_user: StoreUser) -> None:
-        assert await store_user.storage.reset(Draw("nobody", "knows")) == 0
+        assert await store_user.storage.reset(BucketRef("nobody", "knows")) == 0
         assert [bucket.waiting for bucket in await store_user.storage.buckets()] in ([], [0])
 
     async def test_permits_of_running_jobs_are_not_reset(self, store_user: StoreUser) -> None:
         store_user.rules = {"slots": at_once(3)}
-        ids = await store_user.add(4, draws=[("slots", "")], hold="until_success")
+        ids = await store_user.add(4, buckets=[("slots", "")], hold="until_success")
         first, second, third = await store_user.take()
         await store_user.fail(first)
         await store_user.retry_later(second, 10)
-        slots = Draw("slots", "")
+        slots = BucketRef("slots", "")
         assert await store_user.storage.reset(slots) == 1
         assert await store_user.permits("slots") == {third.id: 1}
         assert [(await store_user.record(id)).held for id in ids] == [0, 0, 1, 0]
@@ -532,89 +532,89 @@ class LiveLimitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(9)}
-        await store_user.add(draws=[("mutex", ""), *API], hold="until_final")
+        await store_user.add(buckets=[("mutex", ""), *API], hold="until_final")
         job = await store_user.take_one()
-        (other,) = await store_user.add(draws=[("mutex", "")])
+        (other,) = await store_user.add(buckets=[("mutex", "")])
         await store_user.retry_later(job, 10)
-        await store_user.storage.reset(Draw("mutex", ""))
+        await store_user.storage.reset(BucketRef("mutex", ""))
         assert await store_user.take_ids() == [other]
         clock.advance(10)
         assert await store_user.take() == []
-        assert (await store_user.record(job.id)).waits_for == Draw("mutex", "")
+        assert (await store_user.record(job.id)).waits_for == BucketRef("mutex", "")
         await store_user.storage.cancel(other)
         await store_user.storage.leave(store_user.node)
         await store_user.storage.join(store_user.node, "a")
         again = await store_user.take_one()
-        assert (again.id, len(again.draws)) == (job.id, 2)
+        assert (again.id, len(again.buckets)) == (job.id, 2)
 
     async def test_a_free_retry_whose_permit_was_reset_is_still_free(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(1)}
-        await store_user.add(draws=[("mutex", ""), *API], hold="until_final", free_retries=0b10)
+        await store_user.add(buckets=[("mutex", ""), *API], hold="until_final", free_retries=0b10)
         job = await store_user.take_one()
         await store_user.retry_later(job, 0)
-        await store_user.storage.reset(Draw("mutex", ""))
+        await store_user.storage.reset(BucketRef("mutex", ""))
         again = await store_user.take_one()
-        assert (again.id, again.draws) == (job.id, (Draw("mutex", ""),))
+        assert (again.id, again.buckets) == (job.id, (BucketRef("mutex", ""),))
 
     async def test_a_reset_releases_only_that_key(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         for key in "ab":
-            await store_user.add(2, draws=[("mutex", key)], hold="until_success")
+            await store_user.add(2, buckets=[("mutex", key)], hold="until_success")
         await store_user.fail(*await store_user.take())
         assert await store_user.take() == []
-        assert await store_user.storage.reset(Draw("mutex", "a")) == 0
-        assert [job.draws[0].key for job in await store_user.take()] == ["a"]
+        assert await store_user.storage.reset(BucketRef("mutex", "a")) == 0
+        assert [job.buckets[0].key for job in await store_user.take()] == ["a"]
 
     # -------------------------------------------------------------------------------------- forgetting
 
     async def test_a_limit_that_jobs_wait_for_is_not_removed(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "day": strict(9)}
-        await store_user.add(2, draws=[*API, ("day", "")])
+        await store_user.add(2, buckets=[*API, ("day", "")])
         await store_user.take()
         setting = await store_user.set("day", strict(9))
         for limit in ("api", "day"):
             with pytest.raises(LimitInUse):
                 await store_user.storage.forget(limit)
         assert list(await store_user.storage.settings()) == [setting]
-        assert {bucket.draw.limit for bucket in await store_user.storage.buckets()} == {"api", "day"}
+        assert {bucket.ref.limit for bucket in await store_user.storage.buckets()} == {"api", "day"}
         assert await store_user.take() == []
 
     async def test_a_limit_whose_permits_are_held_is_not_removed(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=[("mutex", "")], hold="until_success")
+        await store_user.add(buckets=[("mutex", "")], hold="until_success")
         job = await store_user.take_one()
         with pytest.raises(LimitInUse):
             await store_user.storage.forget("mutex")
         await store_user.fail(job)
         with pytest.raises(LimitInUse):
             await store_user.storage.forget("mutex")
-        await store_user.storage.reset(Draw("mutex", ""))
+        await store_user.storage.reset(BucketRef("mutex", ""))
         await store_user.storage.forget("mutex")
         assert list(await store_user.storage.buckets()) == []
 
     async def test_a_removed_limit_leaves_no_rows(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "other": strict(1)}
-        await store_user.add(draws=API)
-        await store_user.add(draws=[("other", "")])
+        await store_user.add(buckets=API)
+        await store_user.add(buckets=[("other", "")])
         await store_user.succeed(*await store_user.take())
         await store_user.set("api", strict(5))
         kept = await store_user.set("other", strict(5))
         await store_user.storage.penalize(ACME, store_user.storage.limit_now() + MINUTE)
         assert await store_user.storage.forget("api")
         assert list(await store_user.storage.settings()) == [kept]
-        assert [bucket.draw.limit for bucket in await store_user.storage.buckets()] == ["other"]
-        await store_user.add(3, draws=API)
+        assert [bucket.ref.limit for bucket in await store_user.storage.buckets()] == ["other"]
+        await store_user.add(3, buckets=API)
         assert len(await store_user.take()) == 1
         assert not await store_user.storage.forget("nobody")
 
     async def test_a_limit_can_be_removed_while_jobs_that_drew_on_it_run(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(draws=API)
+        await store_user.add(buckets=API)
         job = await store_user.take_one()
         await store_user.storage.forget("api")
         await store_user.give_back(job)
         assert await store_user.take_ids() == [job.id]
-        (other,) = await store_user.add(draws=API)
+        (other,) = await store_user.add(buckets=API)
         assert await store_user.take() == []
         assert (await store_user.record(other)).waits_for == ACME
 
@@ -624,11 +624,11 @@ class LiveLimitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        low = await store_user.add(2, draws=API)
+        low = await store_user.add(2, buckets=API)
         clock.advance(1)
-        later = await store_user.add(1, draws=API)
-        high = await store_user.add(1, draws=API, priority=5)
-        delayed = await store_user.add(1, draws=API, delay=60)
+        later = await store_user.add(1, buckets=API)
+        high = await store_user.add(1, buckets=API, priority=5)
+        delayed = await store_user.add(1, buckets=API, delay=60)
         places = [await store_user.storage.queue_position(id) for id in (*high, *low, *later, *delayed)]
         assert [standing and standing.position for standing in places] == [1, 2, 3, 4, 5]
         assert {standing and standing.waiting for standing in places} == {5}
@@ -645,10 +645,10 @@ class LiveLimitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"tokens": strict(10), "mutex": at_once()}
-        draws = [("tokens", "acme"), ("mutex", "m")]
-        await store_user.add(draws=draws, costs=(8, 1))
+        buckets = [("tokens", "acme"), ("mutex", "m")]
+        await store_user.add(buckets=buckets, costs=(8, 1))
         await store_user.succeed(await store_user.take_one())
-        (id,) = await store_user.add(draws=draws, costs=(4, 1))
+        (id,) = await store_user.add(buckets=buckets, costs=(4, 1))
         before = await store_user.storage.queue_position(id)
         assert before is not None
         assert (before.is_due, before.behind, before.demands) == (True, None, ((4, 1), (None, id)))
@@ -656,20 +656,20 @@ class LiveLimitsConformance(Conformance):
         standing = await store_user.storage.queue_position(id)
         assert standing is not None
         assert (standing.position, standing.waiting, standing.is_due) == (1, 1, False)
-        assert standing.behind == Draw("tokens", "acme")
+        assert standing.behind == BucketRef("tokens", "acme")
         tokens, mutex = standing.buckets
-        assert (tokens.draw, tokens.waiting, tokens.lanes) == (Draw("tokens", "acme"), 1, 1)
+        assert (tokens.ref, tokens.waiting, tokens.lanes) == (BucketRef("tokens", "acme"), 1, 1)
         assert tokens.opens_at == store_user.storage.limit_now() + MINUTE
-        assert (mutex.draw, mutex.waiting, mutex.opens_at) == (Draw("mutex", "m"), 0, None)
+        assert (mutex.ref, mutex.waiting, mutex.opens_at) == (BucketRef("mutex", "m"), 0, None)
 
     async def test_a_waiting_holder_of_a_permit_is_in_the_lane_of_its_other_limits(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once(), "tokens": strict(10)}
-        await store_user.add(draws=[("mutex", ""), ("tokens", "")], costs=(1, 7), hold="until_final")
+        await store_user.add(buckets=[("mutex", ""), ("tokens", "")], costs=(1, 7), hold="until_final")
         job = await store_user.take_one()
         await store_user.give_back(job)
         standing = await store_user.storage.queue_position(job.id)
         assert standing is not None
-        assert [bucket.draw for bucket in standing.buckets] == [Draw("tokens", "")]
+        assert [bucket.ref for bucket in standing.buckets] == [BucketRef("tokens", "")]
         assert standing.demands == ((7,), (None,))
 
     async def test_the_predicted_position_is_that_of_the_next_job(self, store_user: StoreUser) -> None:
@@ -677,7 +677,7 @@ class LiveLimitsConformance(Conformance):
         empty = await store_user.storage.prediction_input("default", [ACME])
         assert (empty.position, empty.waiting, empty.behind) == (1, 1, None)
         assert [bucket.state for bucket in empty.buckets] == [None]
-        await store_user.add(4, draws=API)
+        await store_user.add(4, buckets=API)
         await store_user.take()
         outlook = await store_user.storage.prediction_input("default", [ACME])
         assert (outlook.position, outlook.waiting, outlook.behind) == (4, 4, ACME)
@@ -693,8 +693,8 @@ class LiveLimitsConformance(Conformance):
     async def test_keys_share_a_capacity(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"shared": shared(20)}
         for key in "ab":
-            await store_user.add(30, draws=[("shared", key)])
-        started = [job.draws[0].key for job in await store_user.take(100)]
+            await store_user.add(30, buckets=[("shared", key)])
+        started = [job.buckets[0].key for job in await store_user.take(100)]
         assert (started.count("a"), started.count("b")) == (10, 10)
         assert (await store_user.claim()).next_in is not None
         clock.advance(60)
@@ -704,32 +704,32 @@ class LiveLimitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"shared": shared(4, min_count=4)}
-        await store_user.add(9, draws=[("shared", "a")])
+        await store_user.add(9, buckets=[("shared", "a")])
         assert len(await store_user.take()) == 4
-        (late,) = await store_user.add(1, draws=[("shared", "b")])
+        (late,) = await store_user.add(1, buckets=[("shared", "b")])
         assert await store_user.take() == []
         record = await store_user.record(late)
-        assert record.waits_for == Draw("shared", "b")
-        assert {bucket.draw.key for bucket in await store_user.storage.buckets(limit="shared")} == {"a", "b"}
+        assert record.waits_for == BucketRef("shared", "b")
+        assert {bucket.ref.key for bucket in await store_user.storage.buckets(limit="shared")} == {"a", "b"}
         # The newcomer goes before the key that has had its share.
         clock.advance(60)
         assert late in await store_user.take_ids()
 
     async def test_the_state_of_a_shared_window_is_reset_as_one(self, store_user: StoreUser) -> None:
         store_user.rules = {"shared": shared(4)}
-        await store_user.add(9, draws=[("shared", "a")])
-        await store_user.add(9, draws=[("shared", "b")])
+        await store_user.add(9, buckets=[("shared", "a")])
+        await store_user.add(9, buckets=[("shared", "b")])
         assert len(await store_user.take()) == 4
-        assert await store_user.storage.reset(Draw("shared", "")) == 0
+        assert await store_user.storage.reset(BucketRef("shared", "")) == 0
         assert len(await store_user.take()) == 4
         assert await store_user.take() == []
 
     async def test_a_refund_of_a_shared_window_opens_it_for_its_key(self, store_user: StoreUser) -> None:
         store_user.rules = {"shared": shared(2)}
-        ids = await store_user.add(3, draws=[("shared", "a")])
+        ids = await store_user.add(3, buckets=[("shared", "a")])
         first, _ = await store_user.take()
         assert await store_user.take() == []
-        refund = Amendment(first.draws[0], first.charged_at, 1, first.charged_at, 0)
+        refund = Amendment(first.buckets[0], first.charged_at, 1, first.charged_at, 0)
         await store_user.storage.amend([refund], store_user.rules)
         assert await store_user.take_ids() == ids[2:]
 
@@ -737,11 +737,11 @@ class LiveLimitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"shared": shared(3, min_count=3)}
-        await store_user.add(3, draws=[("shared", "a")])
+        await store_user.add(3, buckets=[("shared", "a")])
         await store_user.succeed(*await store_user.take())
         for _ in range(5):
             await store_user.storage.evict()
-        (waiting,) = await store_user.add(draws=[("shared", "b")])
+        (waiting,) = await store_user.add(buckets=[("shared", "b")])
         assert await store_user.take() == []
         clock.advance(60)
         assert await store_user.take_ids() == [waiting]
@@ -755,7 +755,7 @@ class LiveLimitsConformance(Conformance):
 
     async def test_a_shared_window_is_raised_and_paused_like_any_other(self, store_user: StoreUser) -> None:
         store_user.rules = {"shared": shared(2)}
-        await store_user.add(9, draws=[("shared", "a")])
+        await store_user.add(9, buckets=[("shared", "a")])
         assert len(await store_user.take()) == 2
         await store_user.set("shared", shared(5))
         assert len(await store_user.take()) == 3

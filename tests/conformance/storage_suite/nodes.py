@@ -212,7 +212,7 @@ class NodesConformance(Conformance):
 
     async def test_the_data_of_a_claimed_job_can_be_read_again(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(100), "all": strict(100)}
-        await store_user.add(draws=[("api", "acme"), ("all", "")], costs=(2, 3), headers={"a": "b"})
+        await store_user.add(buckets=[("api", "acme"), ("all", "")], costs=(2, 3), headers={"a": "b"})
         clock.advance(1)
         job = await store_user.take_one()
         assert (await store_user.record(job.id)).as_claimed() == job
@@ -233,7 +233,7 @@ class NodesConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        ids = [*await store_user.add(2), *await store_user.add(2, draws=[("api", "acme")])]
+        ids = [*await store_user.add(2), *await store_user.add(2, buckets=[("api", "acme")])]
         await store_user.take()
         clock.advance(1)
         recovered = await store_user.storage.leave(store_user.node)
@@ -269,7 +269,7 @@ class NodesConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(2)}
-        await store_user.add(draws=[("api", "acme")])
+        await store_user.add(buckets=[("api", "acme")])
         job = await store_user.take_one()
         clock.advance(30)
         recovered = await recover(store_user)

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.jobs.gating import NO_GATES, GateChange, KnownGates
-from headgate.jobs.job import ClaimedJob, Draw, JobState
+from headgate.jobs.job import BucketRef, ClaimedJob, JobState
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.concurrency import Semaphore
@@ -42,7 +42,7 @@ class PermitsConformance(Conformance):
 
     async def test_no_more_jobs_than_the_count_run_at_once(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": at_once(3)}
-        ids = await store_user.add(8, draws=[("api", "acme")])
+        ids = await store_user.add(8, buckets=[("api", "acme")])
         jobs = await store_user.take()
         assert [job.id for job in jobs] == ids[:3]
         assert await store_user.take() == []
@@ -57,7 +57,7 @@ class PermitsConformance(Conformance):
         store_user.rules = {"mutex": at_once()}
         ids = []
         for _ in range(5):
-            ids += await store_user.add(draws=MUTEX)
+            ids += await store_user.add(buckets=MUTEX)
             clock.advance(1)
         order = []
         while jobs := await store_user.take():
@@ -73,8 +73,8 @@ class PermitsConformance(Conformance):
         queues = ["left", "right"]
         ids = []
         for number in range(6):
-            draws = [*MUTEX, ("api", str(number))] if number % 3 else MUTEX
-            ids += await store_user.add(draws=draws, queue=queues[number % 2])
+            buckets = [*MUTEX, ("api", str(number))] if number % 3 else MUTEX
+            ids += await store_user.add(buckets=buckets, queue=queues[number % 2])
             clock.advance(1)
         order = []
         while jobs := await store_user.take(queues=queues):
@@ -87,18 +87,22 @@ class PermitsConformance(Conformance):
     async def test_each_key_has_its_own_permits(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": at_once(2)}
         for key in "abc":
-            await store_user.add(5, draws=[("api", key)])
+            await store_user.add(5, buckets=[("api", key)])
         assert len(await store_user.take()) == 6
 
     async def test_a_job_that_waits_for_a_permit_has_no_predicted_start(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        holder, first, second = await store_user.add(3, draws=MUTEX)
+        holder, first, second = await store_user.add(3, buckets=MUTEX)
         claims = [await store_user.claim() for _ in range(3)]
         (throttled,) = [throttled for claim in claims for throttled in claim.throttled]
-        assert (throttled.draw, throttled.opens_at, throttled.waiting) == (Draw("mutex", "orders"), None, 2)
+        assert (throttled.ref, throttled.opens_at, throttled.waiting) == (BucketRef("mutex", "orders"), None, 2)
         assert (claims[-1].next_in, claims[-1].more) == (None, False)
         record = await store_user.record(second)
-        assert (record.throttled_until, record.waits_for, record.lane_waiting) == (None, Draw("mutex", "orders"), 2)
+        assert (record.throttled_until, record.waits_for, record.lane_waiting) == (
+            None,
+            BucketRef("mutex", "orders"),
+            2,
+        )
         assert [(await store_user.record(id)).held for id in (holder, first)] == [1, 0]
         bucket = await store_user.bucket("mutex", "orders")
         assert (bucket.opens_at, bucket.waiting, bucket.lanes) == (NEVER, 2, 1)
@@ -108,7 +112,7 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser, storage: Store
     ) -> None:
         store_user.rules = {"mutex": at_once(), "own": strict(100)}
-        jobs = [store_user.new(draws=[*MUTEX, ("own", str(number))]) for number in range(300)]
+        jobs = [store_user.new(buckets=[*MUTEX, ("own", str(number))]) for number in range(300)]
         await storage.add(jobs)
         holder = await store_user.take_one()
         while (await store_user.claim(100)).more:
@@ -124,7 +128,7 @@ class PermitsConformance(Conformance):
 
     async def test_ten_thousand_jobs_wait_for_one_mutex(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        jobs = [store_user.new(draws=MUTEX) for _ in range(10_000)]
+        jobs = [store_user.new(buckets=MUTEX) for _ in range(10_000)]
         await store_user.storage.add(jobs)
         for job in jobs[:50]:
             holder = await store_user.take_one()
@@ -134,10 +138,10 @@ class PermitsConformance(Conformance):
 
     async def test_jobs_of_other_keys_start_while_a_mutex_is_held(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(500, draws=MUTEX)
+        await store_user.add(500, buckets=MUTEX)
         await store_user.take()
         for number in range(10):
-            (other,) = await store_user.add(draws=[("mutex", f"other {number}")])
+            (other,) = await store_user.add(buckets=[("mutex", f"other {number}")])
             claimed = await store_user.claim(2)
             assert [job.id for job in claimed.jobs] == [other]
             assert list(claimed.throttled) == []
@@ -149,9 +153,9 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock, outcome: str
     ) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, priority=1)
+        await store_user.add(buckets=MUTEX, priority=1)
         job = await store_user.take_one()
-        (waiting,) = await store_user.add(draws=MUTEX)
+        (waiting,) = await store_user.add(buckets=MUTEX)
         assert await store_user.take() == []
         match outcome:
             case "succeeded":
@@ -173,7 +177,7 @@ class PermitsConformance(Conformance):
 
     async def test_a_returned_permit_wakes_watchers(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(2, draws=MUTEX)
+        await store_user.add(2, buckets=MUTEX)
         job = await store_user.take_one()
         woken: list[bool] = []
         unwatch = store_user.storage.watch_queues(lambda queues: woken.append(True))
@@ -183,7 +187,7 @@ class PermitsConformance(Conformance):
 
     async def test_a_permit_is_returned_when_the_node_of_its_holder_dies(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        first, second = await store_user.add(2, draws=MUTEX)
+        first, second = await store_user.add(2, buckets=MUTEX)
         await store_user.take_one()
         await recover(store_user)
         assert await store_user.permits("mutex", "orders") == {}
@@ -196,7 +200,7 @@ class PermitsConformance(Conformance):
 
     async def test_a_permit_is_returned_when_the_node_of_its_holder_leaves(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        ids = await store_user.add(2, draws=MUTEX)
+        ids = await store_user.add(2, buckets=MUTEX)
         await store_user.take_one()
         await store_user.storage.leave(store_user.node)
         assert await store_user.permits("mutex", "orders") == {}
@@ -205,8 +209,8 @@ class PermitsConformance(Conformance):
 
     async def test_a_poisonous_job_returns_its_permit(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        (poisonous,) = await store_user.add(draws=MUTEX, priority=1, hold="until_final")
-        (next_one,) = await store_user.add(draws=MUTEX)
+        (poisonous,) = await store_user.add(buckets=MUTEX, priority=1, hold="until_final")
+        (next_one,) = await store_user.add(buckets=MUTEX)
         for _ in range(POISONOUS_AFTER):
             assert await store_user.take_ids() == [poisonous]
             await recover(store_user)
@@ -216,9 +220,9 @@ class PermitsConformance(Conformance):
 
     async def test_a_job_asked_to_stop_returns_its_permit_instead_of_waiting_again(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold="until_success")
+        await store_user.add(buckets=MUTEX, hold="until_success")
         job = await store_user.take_one()
-        (waiting,) = await store_user.add(draws=MUTEX)
+        (waiting,) = await store_user.add(buckets=MUTEX)
         await store_user.take()
         await store_user.storage.cancel(job.id)
         await store_user.retry_later(job)
@@ -227,7 +231,7 @@ class PermitsConformance(Conformance):
 
     async def test_a_late_finish_returns_no_permit(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(2, draws=MUTEX)
+        await store_user.add(2, buckets=MUTEX)
         job = await store_user.take_one()
         await recover(store_user)
         again = await store_user.take_one(node="node-b")
@@ -239,7 +243,7 @@ class PermitsConformance(Conformance):
 
     async def test_cancelling_a_waiting_job_does_not_change_the_holder(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        holder, cancelled, next_one = await store_user.add(3, draws=MUTEX)
+        holder, cancelled, next_one = await store_user.add(3, buckets=MUTEX)
         job = await store_user.take_one()
         await store_user.take()
         await store_user.storage.cancel(cancelled)
@@ -250,13 +254,13 @@ class PermitsConformance(Conformance):
 
     async def test_held_permits_are_not_evicted(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold="until_final")
+        await store_user.add(buckets=MUTEX, hold="until_final")
         job = await store_user.take_one()
         await store_user.retry_later(job)
         clock.advance(3600)
         for _ in range(5):
             await store_user.storage.evict()
-        (other,) = await store_user.add(draws=MUTEX)
+        (other,) = await store_user.add(buckets=MUTEX)
         again = await store_user.take_one()
         assert again.id == job.id
         assert await store_user.take() == []
@@ -265,7 +269,7 @@ class PermitsConformance(Conformance):
 
     async def test_a_bucket_without_holders_is_evicted(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold="until_success")
+        await store_user.add(buckets=MUTEX, hold="until_success")
         job = await store_user.take_one()
         await store_user.fail(job)
         for _ in range(5):
@@ -280,8 +284,8 @@ class PermitsConformance(Conformance):
 
     async def test_a_claim_that_fails_holds_and_charges_nothing(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(1), "own": at_once()}
-        draws = [*MUTEX, ("api", ""), ("own", "")]
-        ids = await store_user.add(3, draws=draws)
+        buckets = [*MUTEX, ("api", ""), ("own", "")]
+        ids = await store_user.add(3, buckets=buckets)
         ungated = await store_user.add(2)
         with pytest.raises(ZeroDivisionError):
             await store_user.claim(rules={**store_user.rules, "own": BrokenRule(1)})
@@ -296,7 +300,7 @@ class PermitsConformance(Conformance):
         store_user.rules = {"mutex": at_once(), "own": strict(100)}
         ids = []
         for number in range(4):
-            ids += await store_user.add(draws=[*MUTEX, ("own", str(number))])
+            ids += await store_user.add(buckets=[*MUTEX, ("own", str(number))])
             clock.advance(1)
         for id in ids[:3]:
             holder = await store_user.take_one()
@@ -313,9 +317,9 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock, hold: HoldUntil
     ) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold=hold)
+        await store_user.add(buckets=MUTEX, hold=hold)
         job = await store_user.take_one()
-        others = await store_user.add(2, draws=MUTEX, priority=9)
+        others = await store_user.add(2, buckets=MUTEX, priority=9)
         await store_user.retry_later(job, 10)
         record = await store_user.record(job.id)
         assert (record.held, record.waits_for, record.lane_waiting) == (1, None, 1)
@@ -334,9 +338,9 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock, hold: HoldUntil
     ) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold=hold)
+        await store_user.add(buckets=MUTEX, hold=hold)
         job = await store_user.take_one()
-        await store_user.add(2, draws=MUTEX, priority=9)
+        await store_user.add(2, buckets=MUTEX, priority=9)
 
         async def again(give_up: Callable[[ClaimedJob], Awaitable[object]]) -> None:
             nonlocal job
@@ -360,9 +364,9 @@ class PermitsConformance(Conformance):
 
     async def test_a_permit_held_until_final_is_returned_by_a_failure(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold="until_final")
+        await store_user.add(buckets=MUTEX, hold="until_final")
         job = await store_user.take_one()
-        (waiting,) = await store_user.add(draws=MUTEX)
+        (waiting,) = await store_user.add(buckets=MUTEX)
         await store_user.retry_later(job, 0)
         await store_user.fail(await store_user.take_one())
         assert (await store_user.record(job.id)).held == 0
@@ -373,9 +377,9 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser, hold: HoldUntil
     ) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold=hold)
+        await store_user.add(buckets=MUTEX, hold=hold)
         job = await store_user.take_one()
-        (waiting,) = await store_user.add(draws=MUTEX)
+        (waiting,) = await store_user.add(buckets=MUTEX)
         await store_user.retry_later(job)
         assert await store_user.take() == []
         await store_user.storage.cancel(job.id)
@@ -384,23 +388,23 @@ class PermitsConformance(Conformance):
 
     async def test_a_holder_that_expires_returns_its_permit(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold="until_final", expires_in=5)
+        await store_user.add(buckets=MUTEX, hold="until_final", expires_in=5)
         job = await store_user.take_one()
-        (waiting,) = await store_user.add(draws=MUTEX)
+        (waiting,) = await store_user.add(buckets=MUTEX)
         await store_user.retry_later(job, 60)
         assert await store_user.take() == []
         clock.advance(5)
         assert [dropped.id for dropped in await store_user.storage.expire()] == [job.id]
         assert await store_user.take_ids() == [waiting]
 
-    @pytest.mark.parametrize("draws", [MUTEX, [*MUTEX, ("api", "")]], ids=["then ungated", "then gated"])
+    @pytest.mark.parametrize("buckets", [MUTEX, [*MUTEX, ("api", "")]], ids=["then ungated", "then gated"])
     async def test_the_permit_of_a_holder_that_a_claim_finds_expired_is_free_immediately(
-        self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, clock: ManualClock, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(100)}
-        await store_user.add(draws=draws, hold="until_final", expires_in=5)
+        await store_user.add(buckets=buckets, hold="until_final", expires_in=5)
         job = await store_user.take_one()
-        (waiting,) = await store_user.add(draws=MUTEX)
+        (waiting,) = await store_user.add(buckets=MUTEX)
         await store_user.retry_later(job, 4)
         assert await store_user.take() == []
         clock.advance(5)
@@ -412,10 +416,10 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"mutex": at_once()}
-        (holder,) = await store_user.add(draws=MUTEX)
+        (holder,) = await store_user.add(buckets=MUTEX)
         # Of a release to which it was a rate.
         store_user.rules = {"mutex": strict(1)}
-        (old,) = await store_user.add(draws=MUTEX)
+        (old,) = await store_user.add(buckets=MUTEX)
         store_user.rules = {"mutex": at_once()}
         first = await store_user.take_one()
         assert first.id == holder
@@ -428,11 +432,11 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"slots": at_once(2), "api": strict(100)}
-        await store_user.add(draws=[("slots", ""), ("api", "")], hold="until_final", expires_in=5)
+        await store_user.add(buckets=[("slots", ""), ("api", "")], hold="until_final", expires_in=5)
         job = await store_user.take_one()
         await store_user.retry_later(job, 4)
         clock.advance(5)
-        ids = await store_user.add(3, draws=[("slots", "")])
+        ids = await store_user.add(3, buckets=[("slots", "")])
         assert await store_user.take_ids() == ids[:2]
         assert await store_user.permits("slots") == dict.fromkeys(ids[:2], 1)
 
@@ -440,9 +444,9 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold="until_success")
+        await store_user.add(buckets=MUTEX, hold="until_success")
         job = await store_user.take_one()
-        (waiting,) = await store_user.add(draws=MUTEX)
+        (waiting,) = await store_user.add(buckets=MUTEX)
         await store_user.fail(job)
         record = await store_user.record(job.id)
         assert (record.state, record.held) == (JobState.FAILED, 1)
@@ -456,12 +460,12 @@ class PermitsConformance(Conformance):
 
     async def test_a_permit_held_until_success_is_returned_by_a_reset(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold="until_success")
+        await store_user.add(buckets=MUTEX, hold="until_success")
         job = await store_user.take_one()
-        (waiting,) = await store_user.add(draws=MUTEX)
+        (waiting,) = await store_user.add(buckets=MUTEX)
         await store_user.fail(job)
         assert await store_user.take() == []
-        assert await store_user.storage.reset(Draw("mutex", "orders")) == 0
+        assert await store_user.storage.reset(BucketRef("mutex", "orders")) == 0
         assert (await store_user.record(job.id)).held == 0
         assert await store_user.take_ids() == [waiting]
 
@@ -470,23 +474,23 @@ class PermitsConformance(Conformance):
     ) -> None:
         storage = store_user.storage
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold="until_success")
+        await store_user.add(buckets=MUTEX, hold="until_success")
         job = await store_user.take_one()
-        (waiting,) = await store_user.add(draws=MUTEX)
+        (waiting,) = await store_user.add(buckets=MUTEX)
         tasks = frozenset({"work"})
         assert list(await storage.failed_holders(tasks, other_than=NO_GATES)) == []
-        draws = (Draw("mutex", "orders"),)
-        without = GateChange(job.id, draws, (), None, None)
+        buckets = (BucketRef("mutex", "orders"),)
+        without = GateChange(job.id, buckets, (), None, None)
         # It is not failed yet.
         assert await storage.release_failed([without]) == 0
         await store_user.fail(job)
         (holder,) = await storage.failed_holders(tasks, other_than=NO_GATES)
-        assert (holder.id, holder.draws) == (job.id, draws)
+        assert (holder.id, holder.buckets) == (job.id, buckets)
         assert list(await storage.failed_holders(tasks, other_than=KnownGates([holder.gate]))) == []
         assert list(await storage.failed_holders(frozenset({"other"}), other_than=NO_GATES)) == []
         assert list(await storage.failed_holders(tasks, other_than=NO_GATES, after=job.id)) == []
         same = GateTerms((PermitTerms("until_success"),))
-        assert await storage.release_failed([GateChange(job.id, draws, draws, None, same)]) == 0
+        assert await storage.release_failed([GateChange(job.id, buckets, buckets, None, same)]) == 0
         assert await store_user.take() == []
         assert await storage.release_failed([without]) == 1
         assert await storage.release_failed([without]) == 0
@@ -500,9 +504,9 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold="until_success")
+        await store_user.add(buckets=MUTEX, hold="until_success")
         job = await store_user.take_one()
-        (waiting,) = await store_user.add(draws=MUTEX)
+        (waiting,) = await store_user.add(buckets=MUTEX)
         await store_user.fail(job)
         assert await store_user.take() == []
         clock.advance(1)
@@ -513,9 +517,9 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(draws=MUTEX, hold="until_success")
+        await store_user.add(buckets=MUTEX, hold="until_success")
         job = await store_user.take_one()
-        (waiting,) = await store_user.add(draws=MUTEX)
+        (waiting,) = await store_user.add(buckets=MUTEX)
         await store_user.fail(job)
         await store_user.storage.retry(job.id)
         await store_user.storage.cancel(job.id)
@@ -523,23 +527,23 @@ class PermitsConformance(Conformance):
 
     async def test_a_holder_waits_for_its_other_limits(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(1)}
-        await store_user.add(draws=[*MUTEX, ("api", "acme")], hold="until_final")
+        await store_user.add(buckets=[*MUTEX, ("api", "acme")], hold="until_final")
         job = await store_user.take_one()
-        assert job.draws == (Draw("mutex", "orders"), Draw("api", "acme"))
+        assert job.buckets == (BucketRef("mutex", "orders"), BucketRef("api", "acme"))
         await store_user.give_back(job)
         assert await store_user.take() == []
         record = await store_user.record(job.id)
-        assert (record.waits_for, record.held) == (Draw("api", "acme"), 1)
+        assert (record.waits_for, record.held) == (BucketRef("api", "acme"), 1)
         clock.advance(60)
         again = await store_user.take_one()
-        assert (again.id, again.draws, again.gated) == (job.id, (Draw("api", "acme"),), True)
+        assert (again.id, again.buckets, again.gated) == (job.id, (BucketRef("api", "acme"),), True)
         await store_user.succeed(again)
 
     async def test_costs_stay_with_their_limits_when_a_permit_is_kept(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"slots": at_once(5), "tokens": strict(10)}
-        await store_user.add(draws=[("slots", ""), ("tokens", "")], costs=(4, 7), hold="until_final")
+        await store_user.add(buckets=[("slots", ""), ("tokens", "")], costs=(4, 7), hold="until_final")
         job = await store_user.take_one()
         assert job.costs == (4, 7)
         await store_user.retry_later(job, 0)
@@ -548,8 +552,8 @@ class PermitsConformance(Conformance):
         again = await store_user.take_one()
         assert again.costs == (7,)
         assert len(await store_user.take_ids()) == 0
-        (small,) = await store_user.add(draws=[("slots", ""), ("tokens", "")], costs=(1, 3))
-        await store_user.add(draws=[("slots", ""), ("tokens", "")], costs=(1, 1))
+        (small,) = await store_user.add(buckets=[("slots", ""), ("tokens", "")], costs=(1, 3))
+        await store_user.add(buckets=[("slots", ""), ("tokens", "")], costs=(1, 1))
         assert await store_user.take_ids() == [small]
         assert await store_user.permits("slots") == {job.id: 1, small: 1}
 
@@ -557,12 +561,12 @@ class PermitsConformance(Conformance):
 
     async def test_jobs_of_one_owner_share_a_permit_and_others_wait(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        batch = await store_user.add(3, draws=MUTEX, owner="batch 1")
-        other = await store_user.add(2, draws=MUTEX, owner="batch 2")
+        batch = await store_user.add(3, buckets=MUTEX, owner="batch 1")
+        other = await store_user.add(2, buckets=MUTEX, owner="batch 2")
         jobs = await store_user.take()
         assert [job.id for job in jobs] == batch
         assert await store_user.permits("mutex", "orders") == {"owner:batch 1": 3}
-        late = await store_user.add(draws=MUTEX, owner="batch 1")
+        late = await store_user.add(buckets=MUTEX, owner="batch 1")
         jobs += await store_user.take()
         assert [job.id for job in jobs] == [*batch, *late]
         for job in jobs:
@@ -572,22 +576,22 @@ class PermitsConformance(Conformance):
 
     async def test_an_owner_is_not_the_job_with_that_id(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        (holder,) = await store_user.add(draws=MUTEX)
+        (holder,) = await store_user.add(buckets=MUTEX)
         await store_user.take_one()
-        await store_user.add(draws=MUTEX, owner=holder)
+        await store_user.add(buckets=MUTEX, owner=holder)
         assert await store_user.take() == []
 
     async def test_an_owner_keeps_its_permit_while_one_of_its_jobs_does(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(2, draws=MUTEX, owner="batch", hold="until_final")
-        (outsider,) = await store_user.add(draws=MUTEX)
+        await store_user.add(2, buckets=MUTEX, owner="batch", hold="until_final")
+        (outsider,) = await store_user.add(buckets=MUTEX)
         first, second = await store_user.take()
         await store_user.retry_later(first, 10)
         await store_user.succeed(second)
         assert await store_user.permits("mutex", "orders") == {"owner:batch": 1}
-        (late,) = await store_user.add(draws=MUTEX, owner="batch", hold="until_final")
+        (late,) = await store_user.add(buckets=MUTEX, owner="batch", hold="until_final")
         assert await store_user.take_ids() == [late]
         clock.advance(10)
         again = await store_user.take_one()
@@ -603,19 +607,19 @@ class PermitsConformance(Conformance):
 
     async def test_an_owner_shares_its_permit_across_queues(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        (left,) = await store_user.add(draws=MUTEX, owner="batch", queue="left")
+        (left,) = await store_user.add(buckets=MUTEX, owner="batch", queue="left")
         assert await store_user.take_ids(queues=["left"]) == [left]
-        (right,) = await store_user.add(draws=MUTEX, owner="batch", queue="right")
+        (right,) = await store_user.add(buckets=MUTEX, owner="batch", queue="right")
         assert await store_user.take_ids(queues=["right"]) == [right]
         assert await store_user.permits("mutex", "orders") == {"owner:batch": 2}
 
     async def test_a_crashed_owner_returns_one_use_for_each_of_its_jobs(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
         await store_user.storage.join("node-b", "b")
-        mine, theirs = await store_user.add(2, draws=MUTEX, owner="batch")
+        mine, theirs = await store_user.add(2, buckets=MUTEX, owner="batch")
         assert await store_user.take_ids(1) == [mine]
         assert await store_user.take_ids(1, node="node-b") == [theirs]
-        (outsider,) = await store_user.add(draws=MUTEX)
+        (outsider,) = await store_user.add(buckets=MUTEX)
         await recover(store_user)
         assert await store_user.permits("mutex", "orders") == {"owner:batch": 1}
         await store_user.storage.cancel(mine)
@@ -630,23 +634,23 @@ class PermitsConformance(Conformance):
     async def test_a_job_refused_by_a_rate_holds_no_permit(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(1)}
         both = [*MUTEX, ("api", "acme")]
-        for draws in (both, both[::-1]):
-            await store_user.add(2, draws=draws)
+        for buckets in (both, both[::-1]):
+            await store_user.add(2, buckets=buckets)
         await store_user.succeed(await store_user.take_one())
         assert await store_user.take() == []
         assert await store_user.permits("mutex", "orders") == {}
-        (other,) = await store_user.add(draws=MUTEX)
+        (other,) = await store_user.add(buckets=MUTEX)
         assert await store_user.take_ids() == [other]
 
     async def test_a_job_refused_for_a_permit_is_charged_for_no_rate(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(2)}
         both = [*MUTEX, ("api", "acme")]
-        for draws in (both, both[::-1]):
-            await store_user.add(2, draws=draws)
+        for buckets in (both, both[::-1]):
+            await store_user.add(2, buckets=buckets)
         holder = await store_user.take_one()
         for _ in range(3):
             assert await store_user.take() == []
-        (other,) = await store_user.add(draws=[("api", "acme")])
+        (other,) = await store_user.add(buckets=[("api", "acme")])
         assert await store_user.take_ids() == [other]
         assert [start.cost for start in await store_user.storage.starts("api", "acme", 0)] == [1, 1]
         await store_user.succeed(holder)
@@ -657,12 +661,12 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(1)}
-        holder = await store_user.add_one(draws=[*MUTEX, ("api", "acme")])
+        holder = await store_user.add_one(buckets=[*MUTEX, ("api", "acme")])
         assert await store_user.take_ids() == [holder]
-        (slow,) = await store_user.add(draws=[*MUTEX, ("api", "acme")])
+        (slow,) = await store_user.add(buckets=[*MUTEX, ("api", "acme")])
         await store_user.take()
         clock.advance(1)
-        quick = await store_user.add(2, draws=MUTEX)
+        quick = await store_user.add(2, buckets=MUTEX)
         await store_user.take()
         for id in (holder, *quick):
             (running,) = await store_user.storage.jobs(JobFilter(state=JobState.RUNNING))
@@ -676,7 +680,7 @@ class PermitsConformance(Conformance):
 
     async def test_a_permit_may_cost_more_than_one(self, store_user: StoreUser) -> None:
         store_user.rules = {"slots": at_once(5)}
-        ids = [await store_user.add_one(draws=[("slots", "")], costs=(cost,)) for cost in (2, 2, 2, 1)]
+        ids = [await store_user.add_one(buckets=[("slots", "")], costs=(cost,)) for cost in (2, 2, 2, 1)]
         jobs = await store_user.take()
         # No overtaking inside a lane: the cheap one waits behind the costly one.
         assert [job.id for job in jobs] == ids[:2]
@@ -687,13 +691,13 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"slots": at_once(3), "own": strict(1000)}
-        cheap = await store_user.add(3, draws=[("slots", ""), ("own", "first")], costs=(1, 1))
+        cheap = await store_user.add(3, buckets=[("slots", ""), ("own", "first")], costs=(1, 1))
         running = await store_user.take()
         assert [job.id for job in running] == cheap
-        (costly,) = await store_user.add(draws=[("slots", ""), ("own", "costly")], costs=(3, 1))
+        (costly,) = await store_user.add(buckets=[("slots", ""), ("own", "costly")], costs=(3, 1))
         await store_user.take()
         for number in range(3):
-            await store_user.add(draws=[("slots", ""), ("own", str(number))], costs=(1, 1))
+            await store_user.add(buckets=[("slots", ""), ("own", str(number))], costs=(1, 1))
             clock.advance(1)
             await store_user.succeed(running.pop())
             started = await store_user.take_ids()
@@ -704,12 +708,12 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock, limit: str
     ) -> None:
         store_user.rules = {"slots": at_once(3), "tokens": strict(3)}
-        draws = [(limit, "")]
-        await store_user.add(draws=draws, costs=(2,))
+        buckets = [(limit, "")]
+        await store_user.add(buckets=buckets, costs=(2,))
         await store_user.take_one()
-        (costly,) = await store_user.add(draws=draws, costs=(2,), patience=0)
+        (costly,) = await store_user.add(buckets=buckets, costs=(2,), patience=0)
         clock.advance(1)
-        (cheap,) = await store_user.add(draws=draws, costs=(1,))
+        (cheap,) = await store_user.add(buckets=buckets, costs=(1,))
         assert await store_user.take_ids() == [cheap]
         assert await store_user.states([costly]) == [JobState.FAILED]
 
@@ -719,20 +723,22 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser, limit: str, same_lane: bool
     ) -> None:
         store_user.rules = {"slots": at_once(3), "tokens": strict(3), "own": strict(100)}
-        draws = [(limit, ""), ("own", "")]
-        await store_user.add(draws=draws, costs=(2, 1))
+        buckets = [(limit, ""), ("own", "")]
+        await store_user.add(buckets=buckets, costs=(2, 1))
         await store_user.take_one()
-        (costly,) = await store_user.add(draws=draws, costs=(2, 1))
+        (costly,) = await store_user.add(buckets=buckets, costs=(2, 1))
         assert await store_user.take() == []
-        (cheap,) = await store_user.add(draws=draws if same_lane else draws[:1], costs=(1, 1) if same_lane else (1,))
+        (cheap,) = await store_user.add(
+            buckets=buckets if same_lane else buckets[:1], costs=(1, 1) if same_lane else (1,)
+        )
         assert await store_user.take() == []
         await store_user.storage.cancel(costly)
         assert await store_user.take_ids() == [cheap]
 
     async def test_a_job_that_needs_more_permits_than_there_are_fails(self, store_user: StoreUser) -> None:
         store_user.rules = {"slots": at_once(5)}
-        (impossible,) = await store_user.add(draws=[("slots", "")], costs=(6,))
-        (possible,) = await store_user.add(draws=[("slots", "")], costs=(5,))
+        (impossible,) = await store_user.add(buckets=[("slots", "")], costs=(6,))
+        (possible,) = await store_user.add(buckets=[("slots", "")], costs=(5,))
         assert await store_user.take_ids() == [possible]
         record = await store_user.record(impossible)
         assert record.error is not None
@@ -744,7 +750,7 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"api": at_once(4)}
-        ids = await store_user.add(8, draws=[("api", "")])
+        ids = await store_user.add(8, buckets=[("api", "")])
         jobs = await store_user.take()
         store_user.rules = {"api": at_once(2)}
         for number, job in enumerate(jobs[:2]):
@@ -759,7 +765,7 @@ class PermitsConformance(Conformance):
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"api": at_once(2)}
-        ids = await store_user.add(3, draws=[("api", "")], hold="until_final")
+        ids = await store_user.add(3, buckets=[("api", "")], hold="until_final")
         first, second = await store_user.take()
         store_user.rules = {"api": at_once(1)}
         await store_user.give_back(first)
@@ -768,12 +774,12 @@ class PermitsConformance(Conformance):
 
     async def test_permits_are_not_closed_by_a_refusal(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(100)}
-        await store_user.add(draws=[*MUTEX, ("api", "acme")])
+        await store_user.add(buckets=[*MUTEX, ("api", "acme")])
         job = await store_user.take_one()
         await store_user.give_back(job, "refused", closed_for=30 * SECOND)
-        (other,) = await store_user.add(draws=MUTEX)
+        (other,) = await store_user.add(buckets=MUTEX)
         assert await store_user.take_ids() == [other]
-        assert (await store_user.record(job.id)).waits_for == Draw("api", "acme")
+        assert (await store_user.record(job.id)).waits_for == BucketRef("api", "acme")
 
     # ------------------------------------------------------------------------------------ many at random
 
@@ -781,8 +787,8 @@ class PermitsConformance(Conformance):
     async def test_a_mutex_never_has_two_holders(self, store_user: StoreUser, clock: ManualClock, seed: int) -> None:
         store_user.rules = {"mutex": at_once(), "api": strict(20, per=10)}
         for number in range(60):
-            draws = [("mutex", "ab"[number % 2]), ("api", "")]
-            await store_user.add(draws=draws[: 1 + number % 3 % 2], hold=("running", "until_final")[number % 5 % 2])
+            buckets = [("mutex", "ab"[number % 2]), ("api", "")]
+            await store_user.add(buckets=buckets[: 1 + number % 3 % 2], hold=("running", "until_final")[number % 5 % 2])
         dice = _numbers(seed)
         running: list[ClaimedJob] = []
         finished = 0

@@ -88,7 +88,7 @@ class QueuesConformance(Conformance):
         clock.advance(31)
         assert await left(store_user) == (True, True)
         await store_user.succeed(await store_user.take_one())
-        await store_user.add(2, draws=[("api", "acme")])
+        await store_user.add(2, buckets=[("api", "acme")])
         await store_user.succeed(await store_user.take_one())
         assert await store_user.take() == []
         assert await left(store_user) == (False, True)
@@ -119,7 +119,7 @@ class QueuesConformance(Conformance):
         store_user.rules = {"api": strict(100)}
         await store_user.storage.join("node-b", "b")
         free = await store_user.add(2)
-        gated = await store_user.add(2, draws=[("api", "acme")])
+        gated = await store_user.add(2, buckets=[("api", "acme")])
         late = await store_user.add(1, delay=5)
         assert await store_user.storage.paused_queues() == {}
         assert await store_user.storage.pause_queue("default")
@@ -142,10 +142,10 @@ class QueuesConformance(Conformance):
 
     async def test_other_queues_continue(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(3, draws=[("api", "acme")])
+        await store_user.add(3, buckets=[("api", "acme")])
         await store_user.storage.pause_queue("default")
         ids = await store_user.add(2, queue="other")
-        gated = await store_user.add(2, queue="other", draws=[("api", "acme")])
+        gated = await store_user.add(2, queue="other", buckets=[("api", "acme")])
         assert sorted(await store_user.take_ids(queues=BOTH)) == sorted(ids + gated[:1])
         # Jobs of the paused queue do not block the same bucket.
         clock.advance(60)
@@ -157,12 +157,12 @@ class QueuesConformance(Conformance):
 
     async def test_lanes_of_a_paused_queue_do_not_block_permits_for_others(self, store_user: StoreUser) -> None:
         store_user.rules = {"one": at_once()}
-        first = await store_user.add_one(draws=[("one", "")])
+        first = await store_user.add_one(buckets=[("one", "")])
         (holder,) = await store_user.take()
-        waits = await store_user.add_one(draws=[("one", "")])
+        waits = await store_user.add_one(buckets=[("one", "")])
         assert await store_user.take() == []
         await store_user.storage.pause_queue("default")
-        other = await store_user.add_one(queue="other", draws=[("one", "")])
+        other = await store_user.add_one(queue="other", buckets=[("one", "")])
         await store_user.succeed(holder)
         (second,) = await store_user.take(queues=BOTH)
         assert (holder.id, second.id) == (first, other)
@@ -177,22 +177,22 @@ class QueuesConformance(Conformance):
         ceiling: Any = DynamicWindow(per=60, capacity=8, min_count=1).rule
         store_user.rules = {"ceiling": ceiling}
         for key in ("a", "b", "c"):
-            await store_user.add(20, draws=[("ceiling", key)])
-        await store_user.add(20, queue="other", draws=[("ceiling", "d")])
+            await store_user.add(20, buckets=[("ceiling", key)])
+        await store_user.add(20, queue="other", buckets=[("ceiling", "d")])
         assert len(await store_user.take(queues=BOTH)) == 8
         await store_user.storage.pause_queue("default")
         clock.advance(180)
         assert len(await store_user.take(queues=BOTH)) == 8
         await store_user.storage.resume_queue("default")
         clock.advance(180)
-        shares = Counter(job.draws[0].key for job in await store_user.take(queues=BOTH))
+        shares = Counter(job.buckets[0].key for job in await store_user.take(queues=BOTH))
         assert shares == {"a": 2, "b": 2, "c": 2, "d": 2}
 
     async def test_a_bucket_that_opens_during_a_pause_is_open_after_it(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        ids = await store_user.add(3, draws=[("api", "acme")])
+        ids = await store_user.add(3, buckets=[("api", "acme")])
         assert await store_user.take_ids() == ids[:1]
         await store_user.storage.pause_queue("default")
         clock.advance(600)
@@ -266,14 +266,14 @@ class QueuesConformance(Conformance):
         low = await store_user.add(1)
         clock.advance(1)
         await store_user.add(2, priority=9)
-        await store_user.add(2, priority=9, draws=[("api", "acme")])
-        await store_user.add(1, queue="other", draws=[("api", "acme")])
+        await store_user.add(2, priority=9, buckets=[("api", "acme")])
+        await store_user.add(1, queue="other", buckets=[("api", "acme")])
         assert (await record_of(store_user)).oldest_at == began + SECOND
         assert (await record_of(store_user, "other")).oldest_at == began + 2 * SECOND
         assert [record.queue for record in await store_user.storage.queues()] == ["default", "other"]
         await store_user.storage.cancel(low[0])
         assert (await record_of(store_user)).oldest_at == began + 2 * SECOND
-        # One of the two that draw on the same bucket has to wait.
+        # One of the two that use the same bucket has to wait.
         assert len(await store_user.take()) == 3
         assert (await record_of(store_user)).oldest_at == began + 2 * SECOND
         clock.advance(8)
@@ -309,13 +309,13 @@ class QueuesConformance(Conformance):
     ) -> None:
         store_user.rules = {"api": strict(100)}
         began = clock.now()
-        await store_user.add(3, draws=[("api", "acme")])
+        await store_user.add(3, buckets=[("api", "acme")])
         # Limit time has nothing to do with it.
         clock.step_wall(-3600)
         clock.advance(5)
         assert (await record_of(store_user)).ready_at == began - 3600 * SECOND
         await store_user.take()
-        await store_user.add(1, draws=[("api", "acme")], delay=10)
+        await store_user.add(1, buckets=[("api", "acme")], delay=10)
         due_at = clock.now() + 10 * SECOND
         assert (await record_of(store_user)).ready_at is None
         clock.advance(60)
@@ -324,8 +324,8 @@ class QueuesConformance(Conformance):
     async def test_a_job_behind_a_closed_bucket_has_no_lag(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1), "one": at_once()}
         began = clock.now()
-        await store_user.add(2, draws=[("api", "acme")])
-        await store_user.add(2, draws=[("one", "")], queue="other")
+        await store_user.add(2, buckets=[("api", "acme")])
+        await store_user.add(2, buckets=[("one", "")], queue="other")
         first = await store_user.take(queues=BOTH)
         assert len(first) == 2
         assert await record_of(store_user) == QueueRecord("default", None, began, None)
@@ -364,26 +364,26 @@ class QueuesConformance(Conformance):
             case MemoryFacts():
                 pass
 
-    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)])
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)])
     async def test_a_claim_divides_its_slots_among_queues(
-        self, store_user: StoreUser, draws: tuple[tuple[str, str], ...]
+        self, store_user: StoreUser, buckets: tuple[tuple[str, str], ...]
     ) -> None:
         store_user.rules = {"api": rate(1000, burst=1000)}
         for queue in ("one", "two"):
-            await store_user.add(20, queue=queue, draws=draws)
+            await store_user.add(20, queue=queue, buckets=buckets)
         rooms = {"one": Room(10), "two": Room(10, weight=3), "none": Room(10)}
         asked = Claim(store_user.node, rooms, store_user.rules, frozenset(store_user.tasks), slots=8)
         claimed = await store_user.storage.claim(asked)
         counts = Counter(job.queue for job in claimed.jobs)
         # Of one lane, a claim reads as many jobs as the slots for each lane that it visits.
-        assert counts == {"one": 2, "two": 4 if draws else 6}
+        assert counts == {"one": 2, "two": 4 if buckets else 6}
         assert claimed.more
 
     async def test_slots_that_jobs_with_limits_cannot_use_go_to_jobs_without_limits(
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"api": rate(1, burst=1)}
-        await store_user.add(20, queue="one", draws=[("api", "acme")])
+        await store_user.add(20, queue="one", buckets=[("api", "acme")])
         await store_user.add(20, queue="two")
         rooms = {"one": Room(10), "two": Room(10)}
         asked = Claim(store_user.node, rooms, store_user.rules, frozenset(store_user.tasks), slots=8)

@@ -157,7 +157,7 @@ class RefusalsConformance(Conformance):
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"api": at_once(1)}
-        await store_user.add(3, draws=[("api", "acme")])
+        await store_user.add(3, buckets=[("api", "acme")])
         await store_user.take_one()
         with pytest.raises(LimitInUse) as caught:
             await store_user.storage.forget("api")

@@ -20,12 +20,12 @@ async def later(store_user: StoreUser, id: str, seconds: float) -> JobState | No
 
 
 class ReschedulingConformance(Conformance):
-    @pytest.mark.parametrize("draws", [(), LIMITED], ids=["open lane", "limited"])
+    @pytest.mark.parametrize("buckets", [(), LIMITED], ids=["open lane", "limited"])
     async def test_a_ready_job_is_postponed(
-        self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, clock: ManualClock, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": strict(10)}
-        first, second = await store_user.add(2, draws=draws)
+        first, second = await store_user.add(2, buckets=buckets)
         assert await later(store_user, first, 60) is JobState.WAITING
         record = await store_user.record(first)
         assert (record.run_at, record.delayed) == (clock.now() + MINUTE, True)
@@ -39,19 +39,19 @@ class ReschedulingConformance(Conformance):
         clock.advance(0.000001)
         assert await store_user.take_ids() == [first]
 
-    @pytest.mark.parametrize("draws", [(), LIMITED], ids=["open lane", "limited"])
+    @pytest.mark.parametrize("buckets", [(), LIMITED], ids=["open lane", "limited"])
     async def test_a_delayed_job_is_moved_to_an_earlier_time(
-        self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, clock: ManualClock, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": strict(10)}
-        (id,) = await store_user.add(1, draws=draws, delay=3600)
+        (id,) = await store_user.add(1, buckets=buckets, delay=3600)
         assert await store_user.take() == []
         await later(store_user, id, 30)
         claimed = await store_user.claim()
         assert claimed.next_in == 30 * SECOND
         clock.advance(30)
         assert await store_user.take_ids() == [id]
-        (id,) = await store_user.add(1, draws=draws, delay=3600)
+        (id,) = await store_user.add(1, buckets=buckets, delay=3600)
         await later(store_user, id, -5)
         assert (await store_user.record(id)).run_at == clock.now(), "what has passed is now"
         assert await store_user.take_ids() == [id]
@@ -62,12 +62,12 @@ class ReschedulingConformance(Conformance):
         await later(store_user, ids[1], 0)
         assert await store_user.take_ids() == ids
 
-    @pytest.mark.parametrize("draws", [(), LIMITED], ids=["open lane", "limited"])
+    @pytest.mark.parametrize("buckets", [(), LIMITED], ids=["open lane", "limited"])
     async def test_another_priority_moves_a_job_in_its_lane(
-        self, store_user: StoreUser, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": strict(10)}
-        ids = await store_user.add(4, draws=draws, priority=5)
+        ids = await store_user.add(4, buckets=buckets, priority=5)
         await store_user.storage.reschedule(ids[2], priority=9)
         await store_user.storage.reschedule(ids[0], priority=0)
         assert (await store_user.record(ids[2])).priority == 9
@@ -77,7 +77,7 @@ class ReschedulingConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        ids = await store_user.add(3, draws=LIMITED)
+        ids = await store_user.add(3, buckets=LIMITED)
         assert await store_user.take_ids() == ids[:1]
         await later(store_user, ids[1], 300)
         clock.advance(60)
@@ -89,7 +89,7 @@ class ReschedulingConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        first, second = await store_user.add(2, draws=LIMITED)
+        first, second = await store_user.add(2, buckets=LIMITED)
         assert await store_user.take_ids() == [first]
         await later(store_user, second, 600)
         clock.advance(60)
@@ -100,10 +100,10 @@ class ReschedulingConformance(Conformance):
 
     async def test_a_postponed_costly_job_delays_no_other(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(3)}
-        await store_user.add(1, draws=LIMITED, costs=(2,))
+        await store_user.add(1, buckets=LIMITED, costs=(2,))
         await store_user.take_one()
-        (costly,) = await store_user.add(1, draws=LIMITED, costs=(3,))
-        (cheap,) = await store_user.add(1, draws=LIMITED, costs=(1,))
+        (costly,) = await store_user.add(1, buckets=LIMITED, costs=(3,))
+        (cheap,) = await store_user.add(1, buckets=LIMITED, costs=(1,))
         assert await store_user.take() == []
         await later(store_user, costly, 600)
         assert await store_user.take_ids() == [cheap]
@@ -122,9 +122,9 @@ class ReschedulingConformance(Conformance):
 
     async def test_max_wait_counts_from_the_new_time(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(1, draws=LIMITED)
+        await store_user.add(1, buckets=LIMITED)
         await store_user.take()
-        id = await store_user.add_one(draws=LIMITED, patience=30)
+        id = await store_user.add_one(buckets=LIMITED, patience=30)
         await later(store_user, id, 100)
         await store_user.storage.reschedule(id, priority=3)
         clock.advance(129)

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from headgate.clock import SECOND, SystemClock, microseconds, sleep
-from headgate.jobs.draw_set import DrawSet
+from headgate.jobs.bucket_mask import BucketMask
 from headgate.jobs.gating import Gates
 from headgate.jobs.history import ALL
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobRecord, JobState, NewJob
+from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobOptions, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency, load_permits
@@ -76,7 +76,7 @@ class StoreUser:
     def new(
         self,
         *,
-        draws: Iterable[tuple[str, str]] = (),
+        buckets: Iterable[tuple[str, str]] = (),
         costs: tuple[int, ...] | None = None,
         delay: float | None = None,
         expires_in: float | None = None,
@@ -96,14 +96,14 @@ class StoreUser:
         rejection: JobError | None = None,
         gate: str = "",
     ) -> NewJob:
-        """Return a new job. `hold` and `owner` apply to its draws that are on permits by the rules of this user."""
+        """Return a new job. `hold` and `owner` apply to its buckets that are on permits by the rules of this user."""
         now = self.clock.now()
-        drawn = tuple(Draw(limit, key) for limit, key in draws)
-        known = [self.rules.get(draw.limit) for draw in drawn]
+        used = tuple(BucketRef(limit, key) for limit, key in buckets)
+        known = [self.rules.get(ref.limit) for ref in used]
         on_permits = [rule is not None and rule.holds_permits for rule in known]
         terms = GateTerms(
             holds=tuple(PermitTerms(hold, owner) if held else None for held in on_permits) if any(on_permits) else (),
-            free_retries=DrawSet(free_retries),
+            free_retries=BucketMask(free_retries),
             patience=None if patience is None else microseconds(patience),
             cancels=cancels,
             skips=skips,
@@ -120,7 +120,7 @@ class StoreUser:
             enqueued_at=now,
             aging=None if aging is None else microseconds(aging),
             expires_at=None if expires_in is None else now + microseconds(expires_in),
-            draws=drawn,
+            buckets=used,
             costs=costs,
             headers=headers,
             options=options,

@@ -29,7 +29,9 @@ class TakenIdsConformance(Conformance):
             if kind == "unique":
                 return [store_user.new(), unique(store_user, key="a"), store_user.new()], []
             options = JobOptions(tags=("vip",)) if kind == "tagged" else None
-            jobs = [store_user.new(draws=[("api", "acme")] if kind == "gated" else (), options=options) for _ in "abc"]
+            jobs = [
+                store_user.new(buckets=[("api", "acme")] if kind == "gated" else (), options=options) for _ in "abc"
+            ]
             if kind != "batch":
                 return jobs, []
             batch = NewBatch(store_user.new().id, 3, store_user.clock.now())

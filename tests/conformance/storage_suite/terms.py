@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headgate.clock import SECOND
-from headgate.jobs.job import Draw, JobError, JobState
+from headgate.jobs.job import BucketRef, JobError, JobState
 from headgate.jobs.lifecycle import Charge, Finished, Returned
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule
@@ -32,7 +32,7 @@ from tests.conformance.storage_suite.store_user import (
 )
 
 API = [("api", "acme")]
-ACME = Draw("api", "acme")
+ACME = BucketRef("api", "acme")
 REJECTED = "headgate.errors.LimitRejected"
 
 
@@ -43,7 +43,7 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(2)}
-        ids = await store_user.add(4, draws=API, patience=0)
+        ids = await store_user.add(4, buckets=API, patience=0)
         claimed = await store_user.claim()
         assert [job.id for job in claimed.jobs] == ids[:2]
         assert [(dropped.id, dropped.state) for dropped in claimed.dropped] == [(id, JobState.FAILED) for id in ids[2:]]
@@ -64,7 +64,7 @@ class TermsConformance(Conformance):
 
     async def test_a_rejected_retry_reports_the_attempts_it_had(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        (id,) = await store_user.add(draws=API, patience=0)
+        (id,) = await store_user.add(buckets=API, patience=0)
         job = await store_user.take_one()
         await store_user.storage.finish(store_user.node, [Returned(job.id, job.fence, "failed", spent=True)])
         claimed = await store_user.claim()
@@ -72,7 +72,7 @@ class TermsConformance(Conformance):
 
     async def test_a_rejected_job_can_be_cancelled_instead_of_failed(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        ids = await store_user.add(2, draws=[("mutex", "")], patience=0, cancels=True)
+        ids = await store_user.add(2, buckets=[("mutex", "")], patience=0, cancels=True)
         claimed = await store_user.claim()
         assert [(dropped.id, dropped.state) for dropped in claimed.dropped] == [(ids[1], JobState.CANCELLED)]
         error = (await store_user.record(ids[1])).error
@@ -92,7 +92,7 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, outcome: str, spent: bool, state: JobState
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        (ran, never) = await store_user.add(2, draws=API, patience=0, skips=True)
+        (ran, never) = await store_user.add(2, buckets=API, patience=0, skips=True)
         claimed = await store_user.claim()
         (job,) = claimed.jobs
         assert [(each.id, each.state) for each in claimed.dropped] == [(never, JobState.CANCELLED)]
@@ -108,7 +108,7 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock, by_claim: bool, spent: bool
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        (id,) = await store_user.add(draws=API, patience=30, skips=True)
+        (id,) = await store_user.add(buckets=API, patience=30, skips=True)
         job = await store_user.take_one()
         await store_user.give_back(job, "failed", spent=spent)
         assert await store_user.take() == []
@@ -121,7 +121,7 @@ class TermsConformance(Conformance):
     async def test_an_occurrence_that_was_lost_with_its_node_is_not_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.storage.join(store_user.node, "a")
-        (id,) = await store_user.add(draws=API, patience=0, skips=True)
+        (id,) = await store_user.add(buckets=API, patience=0, skips=True)
         await store_user.take_one()
         await recover(store_user)
         dropped = (await store_user.claim(node="node-b")).dropped
@@ -142,9 +142,9 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        (ran,) = await store_user.add(draws=API, patience=0, skips=True)
+        (ran,) = await store_user.add(buckets=API, patience=0, skips=True)
         await store_user.fail(await store_user.take_one())
-        (skipped,) = await store_user.add(draws=API, patience=0, skips=True)
+        (skipped,) = await store_user.add(buckets=API, patience=0, skips=True)
         assert await store_user.take() == []
         for id in (ran, skipped):
             await store_user.storage.retry(id)
@@ -153,13 +153,13 @@ class TermsConformance(Conformance):
 
     async def test_a_whole_backlog_of_jobs_that_do_not_wait_is_rejected(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(3)}
-        ids = await store_user.add(300, draws=API, patience=0)
+        ids = await store_user.add(300, buckets=API, patience=0)
         assert await store_user.take_ids() == ids[:3]
         assert await store_user.counts() == QueueCounts("default", 0, 3, 0, 297, 0)
 
     async def test_watchers_are_woken_by_a_rejection(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(2, draws=API, patience=0)
+        await store_user.add(2, buckets=API, patience=0)
         woken: list[bool] = []
         unwatch = store_user.storage.watch(lambda: woken.append(True))
         claimed = await store_user.claim()
@@ -171,32 +171,32 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        (first,) = await store_user.add(draws=API)
+        (first,) = await store_user.add(buckets=API)
         assert await store_user.take_ids() == [first]
-        patient = await store_user.add(2, draws=API)
-        (rejected,) = await store_user.add(draws=API, patience=0)
+        patient = await store_user.add(2, buckets=API)
+        (rejected,) = await store_user.add(buckets=API, patience=0)
         assert await store_user.take() == []
         assert (await store_user.record(rejected)).state is JobState.FAILED
         assert (await store_user.record(patient[0])).throttled_until == clock.now() + MINUTE
         clock.advance(60)
-        (late,) = await store_user.add(draws=API, patience=0)
+        (late,) = await store_user.add(buckets=API, patience=0)
         assert await store_user.take_ids() == patient[:1]
         assert (await store_user.record(late)).state is JobState.FAILED
 
     async def test_a_job_rejected_by_one_limit_is_charged_for_none(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(2), "mutex": at_once()}
         both = [*API, ("mutex", "")]
-        (holder,) = await store_user.add(draws=both, patience=0)
-        await store_user.add(3, draws=both, patience=0)
+        (holder,) = await store_user.add(buckets=both, patience=0)
+        await store_user.add(3, buckets=both, patience=0)
         assert await store_user.take_ids() == [holder]
-        alone = await store_user.add(2, draws=API)
+        alone = await store_user.add(2, buckets=API)
         assert await store_user.take_ids() == alone[:1]
         assert await store_user.permits("mutex") == {holder: 1}
 
     async def test_a_rejected_retry_returns_its_permit(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "mutex": at_once()}
-        (id,) = await store_user.add(draws=[*API, ("mutex", "")], patience=0, hold="until_final")
-        (waiting,) = await store_user.add(draws=[("mutex", "")])
+        (id,) = await store_user.add(buckets=[*API, ("mutex", "")], patience=0, hold="until_final")
+        (waiting,) = await store_user.add(buckets=[("mutex", "")])
         await store_user.retry_later(await store_user.take_one(), 0)
         assert await store_user.take_ids() == [waiting]
         assert await store_user.states([id]) == [JobState.FAILED]
@@ -204,7 +204,7 @@ class TermsConformance(Conformance):
     async def test_a_paused_limit_rejects_jobs_that_do_not_wait(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100)}
         await store_user.pause("api")
-        (id,) = await store_user.add(draws=API, patience=0)
+        (id,) = await store_user.add(buckets=API, patience=0)
         claimed = await store_user.claim()
         assert [dropped.id for dropped in claimed.dropped] == [id]
         assert claimed.next_in is None
@@ -213,7 +213,7 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        (first, second) = [await store_user.add_one(draws=API, patience=0, delay=delay) for delay in (0, 30)]
+        (first, second) = [await store_user.add_one(buckets=API, patience=0, delay=delay) for delay in (0, 30)]
         assert await store_user.take_ids() == [first]
         assert (await store_user.record(second)).state is JobState.WAITING
         assert (await store_user.claim()).next_in == 30 * SECOND
@@ -223,7 +223,7 @@ class TermsConformance(Conformance):
 
     async def test_a_rejected_job_can_be_retried(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        ids = await store_user.add(2, draws=API, patience=0)
+        ids = await store_user.add(2, buckets=API, patience=0)
         await store_user.take()
         clock.advance(60)
         await store_user.storage.retry(ids[1])
@@ -237,10 +237,10 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock, by_claim: bool, cancels: bool
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        (running,) = await store_user.add(draws=API, patience=30)
+        (running,) = await store_user.add(buckets=API, patience=30)
         assert await store_user.take_ids() == [running]
-        (late,) = await store_user.add(draws=API, patience=30, cancels=cancels)
-        (patient,) = await store_user.add(draws=API, patience=90)
+        (late,) = await store_user.add(buckets=API, patience=30, cancels=cancels)
+        (patient,) = await store_user.add(buckets=API, patience=90)
         assert await store_user.take() == []
         clock.advance(29.999999)
         assert not (await store_user.storage.upkeep()).has_expired
@@ -267,10 +267,10 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(draws=API)
+        await store_user.add(buckets=API)
         await store_user.take()
-        (expired,) = await store_user.add(draws=API, patience=20, expires_in=10)
-        (rejected,) = await store_user.add(draws=API, patience=10, expires_in=20)
+        (expired,) = await store_user.add(buckets=API, patience=20, expires_in=10)
+        (rejected,) = await store_user.add(buckets=API, patience=10, expires_in=20)
         clock.advance(10)
         assert {dropped.id for dropped in await store_user.storage.expire()} == {expired, rejected}
         assert (await store_user.record(expired)).error == EXPIRED_ERROR
@@ -280,7 +280,7 @@ class TermsConformance(Conformance):
 
     async def test_max_wait_begins_again_with_each_wait(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1, per=600)}
-        await store_user.add(draws=API, patience=30)
+        await store_user.add(buckets=API, patience=30)
         job = await store_user.take_one()
         clock.advance(100)
         assert list(await store_user.storage.expire()) == []
@@ -305,8 +305,8 @@ class TermsConformance(Conformance):
     ) -> None:
         store_user.rules = {"api": strict(1)}
         rejection = JobError(type=REJECTED, message="would wait too long", data={"limit": "api"})
-        (rejected,) = await store_user.add(draws=API, patience=30, cancels=cancels, rejection=rejection, expires_in=5)
-        (accepted,) = await store_user.add(draws=API, patience=30, cancels=cancels)
+        (rejected,) = await store_user.add(buckets=API, patience=30, cancels=cancels, rejection=rejection, expires_in=5)
+        (accepted,) = await store_user.add(buckets=API, patience=30, cancels=cancels)
         record = await store_user.record(rejected)
         state = JobState.CANCELLED if cancels else JobState.FAILED
         assert (record.state, record.error, record.finished_at) == (state, rejection, record.enqueued_at)
@@ -322,7 +322,7 @@ class TermsConformance(Conformance):
 
     async def test_a_job_stored_as_rejected_can_be_retried(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        (id,) = await store_user.add(draws=API, patience=30, rejection=BOOM)
+        (id,) = await store_user.add(buckets=API, patience=30, rejection=BOOM)
         assert await store_user.take_ids() == []
         await store_user.storage.retry(id)
         assert await store_user.take_ids() == [id]
@@ -334,17 +334,17 @@ class TermsConformance(Conformance):
     ) -> None:
         store_user.rules = {"api": strict(1), "mutex": at_once()}
         both = [*API, ("mutex", "")]
-        await store_user.add(draws=both, free_retries=0b01)
+        await store_user.add(buckets=both, free_retries=0b01)
         job = await store_user.take_one()
         await store_user.retry_later(job, 5)
-        (other,) = await store_user.add(draws=[("mutex", "")])
+        (other,) = await store_user.add(buckets=[("mutex", "")])
         assert await store_user.take_ids() == [other]
         clock.advance(5)
         assert await store_user.take() == []
-        assert (await store_user.record(job.id)).waits_for == Draw("mutex", "")
+        assert (await store_user.record(job.id)).waits_for == BucketRef("mutex", "")
         await store_user.storage.finish(store_user.node, [Finished(other, 1, JobState.SUCCEEDED)])
         again = await store_user.take_one()
-        assert (again.id, again.draws) == (job.id, (Draw("mutex", ""),))
+        assert (again.id, again.buckets) == (job.id, (BucketRef("mutex", ""),))
         assert [start.started_at for start in await store_user.storage.starts("api", None, 0)] == [job.charged_at]
 
     @pytest.mark.parametrize("has_time", [False, True], ids=["handed back", "retried"])
@@ -353,7 +353,7 @@ class TermsConformance(Conformance):
     ) -> None:
         """The fault: one store started what the others had given up on."""
         store_user.rules = {"api": strict(3)}
-        await store_user.add(1, draws=[("api", "acme")], free_retries=1, patience=30)
+        await store_user.add(1, buckets=[("api", "acme")], free_retries=1, patience=30)
         job = await store_user.take_one()
         run_at = clock.now() + SECOND if has_time else None
         await store_user.give_back(job, "failed", spent=True, run_at=run_at, error=BOOM)
@@ -364,27 +364,27 @@ class TermsConformance(Conformance):
 
     async def test_costs_stay_with_their_limits_when_a_retry_is_free(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "tokens": strict(10)}
-        await store_user.add(draws=[*API, ("tokens", "")], costs=(1, 7), free_retries=0b01)
+        await store_user.add(buckets=[*API, ("tokens", "")], costs=(1, 7), free_retries=0b01)
         await store_user.retry_later(await store_user.take_one(), 0)
         store_user.rules["tokens"] = strict(14)
         again = await store_user.take_one()
-        assert (again.draws, again.costs) == ((Draw("tokens", ""),), (7,))
+        assert (again.buckets, again.costs) == ((BucketRef("tokens", ""),), (7,))
         assert [start.cost for start in await store_user.storage.starts("tokens", None, 0)] == [7, 7]
 
     async def test_a_retry_that_is_free_of_all_its_limits_is_charged_for_nothing(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(draws=API, free_retries=0b1)
+        await store_user.add(buckets=API, free_retries=0b1)
         job = await store_user.take_one()
         for _ in range(3):
             await store_user.retry_later(job, 1)
             clock.advance(1)
             job = await store_user.take_one()
-            assert (job.draws, job.gated) == ((), False)
+            assert (job.buckets, job.gated) == ((), False)
         await store_user.succeed(job)
         assert len(await store_user.storage.starts("api", "acme", 0)) == 1
-        (other,) = await store_user.add(draws=API)
+        (other,) = await store_user.add(buckets=API)
         assert await store_user.take() == []
         clock.advance(57)
         assert await store_user.take_ids() == [other]
@@ -393,7 +393,7 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(draws=API, free_retries=0b1)
+        await store_user.add(buckets=API, free_retries=0b1)
         await store_user.give_back(await store_user.take_one(), "snoozed", run_at=clock.now())
         assert await store_user.take() == []
         clock.advance(60)
@@ -406,7 +406,7 @@ class TermsConformance(Conformance):
 
     async def test_a_free_retry_that_is_returned_stays_free(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(draws=API, free_retries=0b1)
+        await store_user.add(buckets=API, free_retries=0b1)
         await store_user.retry_later(await store_user.take_one(), 0)
         await store_user.give_back(await store_user.take_one())
         assert len(await store_user.take()) == 1
@@ -415,7 +415,7 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(draws=API, free_retries=0b1)
+        await store_user.add(buckets=API, free_retries=0b1)
         await store_user.retry_later(await store_user.take_one(), 0)
         job = await store_user.take_one()
         await store_user.fail(job)
@@ -428,9 +428,9 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        await store_user.add(draws=API, free_retries=0b1)
+        await store_user.add(buckets=API, free_retries=0b1)
         await store_user.retry_later(await store_user.take_one(), 0)
-        (other,) = await store_user.add(draws=API)
+        (other,) = await store_user.add(buckets=API)
         job = await store_user.take_one()
         await store_user.give_back(job, "refused", closed_for=30 * SECOND)
         taken = await store_user.take_ids()
@@ -442,7 +442,7 @@ class TermsConformance(Conformance):
 
     async def test_a_refund_opens_the_bucket_for_its_lanes(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        ids = await store_user.add(3, draws=API)
+        ids = await store_user.add(3, buckets=API)
         job = await store_user.take_one()
         assert await store_user.take() == []
         await store_user.storage.amend([Amendment(ACME, job.charged_at, 1, job.charged_at, 0)], store_user.rules)
@@ -451,7 +451,7 @@ class TermsConformance(Conformance):
 
     async def test_a_refund_wakes_watchers(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(2, draws=API)
+        await store_user.add(2, buckets=API)
         job = await store_user.take_one()
         woken: list[bool] = []
         unwatch = store_user.storage.watch(lambda: woken.append(True))
@@ -463,7 +463,7 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        ids = await store_user.add(2, draws=API)
+        ids = await store_user.add(2, buckets=API)
         job = await store_user.take_one()
         clock.advance(20)
         move = store_user.storage.move_starts
@@ -487,7 +487,7 @@ class TermsConformance(Conformance):
     ) -> None:
         """As after a lost reply: the store knows where it counts, whatever its node believes."""
         store_user.rules = {"api": strict(2)}
-        ids = await store_user.add(4, draws=API)
+        ids = await store_user.add(4, buckets=API)
         first, _ = await store_user.take(2)
         start = StartMove(first.id, first.fence, [ACME], [1], 5 * SECOND)
         for _ in range(2):
@@ -505,7 +505,7 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(1)}
-        await store_user.add(1, draws=API)
+        await store_user.add(1, buckets=API)
         job = await store_user.take_one()
         clock.advance(60)
         start = StartMove(job.id, job.fence, [ACME], [1])
@@ -514,12 +514,12 @@ class TermsConformance(Conformance):
 
     async def test_a_settled_cost_replaces_the_charged_one(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"tokens": strict(10)}
-        draws = [("tokens", "")]
-        (big,) = await store_user.add(draws=draws, costs=(6,))
+        buckets = [("tokens", "")]
+        (big,) = await store_user.add(buckets=buckets, costs=(6,))
         job = await store_user.take_one()
-        ids = [await store_user.add_one(draws=draws, costs=(cost,)) for cost in (5, 4, 1)]
+        ids = [await store_user.add_one(buckets=buckets, costs=(cost,)) for cost in (5, 4, 1)]
         assert await store_user.take() == []
-        tokens = Draw("tokens", "")
+        tokens = BucketRef("tokens", "")
         await store_user.storage.amend([Amendment(tokens, job.charged_at, 6, job.charged_at, 2)], store_user.rules)
         assert await store_user.take_ids() == ids[:1]
         await store_user.storage.amend([Amendment(tokens, job.charged_at, 2, job.charged_at, 5)], store_user.rules)
@@ -530,7 +530,7 @@ class TermsConformance(Conformance):
 
     async def test_a_late_start_counts_when_it_began(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
-        ids = await store_user.add(2, draws=API)
+        ids = await store_user.add(2, buckets=API)
         job = await store_user.take_one()
         clock.advance(10)
         now = store_user.storage.limit_now()
@@ -543,11 +543,11 @@ class TermsConformance(Conformance):
     async def test_amending_an_unknown_charge_changes_nothing(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         now = store_user.storage.limit_now()
-        unknown = Amendment(Draw("elsewhere", ""), now, 1, now, 0)
-        unseen = Amendment(Draw("api", "nobody"), now, 1, now, 0)
+        unknown = Amendment(BucketRef("elsewhere", ""), now, 1, now, 0)
+        unseen = Amendment(BucketRef("api", "nobody"), now, 1, now, 0)
         await store_user.storage.amend([unknown, unseen], store_user.rules)
         await store_user.storage.amend([], store_user.rules)
-        await store_user.add(2, draws=[("api", "nobody")])
+        await store_user.add(2, buckets=[("api", "nobody")])
         assert len(await store_user.take()) == 1
 
     @pytest.mark.parametrize("rule", [rate(100), rate(100, burst=200), strict(100), shared(100)])
@@ -555,13 +555,13 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock, rule: AnyRule
     ) -> None:
         store_user.rules = {"kept": rule, "forgotten": rule}
-        await store_user.add(1, draws=[("kept", "acme"), ("forgotten", "acme")])
+        await store_user.add(1, buckets=[("kept", "acme"), ("forgotten", "acme")])
         at = (await store_user.take_one()).charged_at
         clock.advance(61)
-        await store_user.storage.amend([Amendment(Draw("kept", "acme"), at, 1, at, 190)], store_user.rules)
+        await store_user.storage.amend([Amendment(BucketRef("kept", "acme"), at, 1, at, 190)], store_user.rules)
         while await store_user.storage.evict():
             pass
-        await store_user.storage.amend([Amendment(Draw("forgotten", "acme"), at, 1, at, 190)], store_user.rules)
+        await store_user.storage.amend([Amendment(BucketRef("forgotten", "acme"), at, 1, at, 190)], store_user.rules)
         buckets = StoredBuckets(store_user.storage)
         kept = await buckets.snapshot(Bucket("kept", "acme", rule))
         assert await buckets.snapshot(Bucket("forgotten", "acme", rule)) == kept
@@ -571,13 +571,13 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": rate(60, burst=60)}
-        await store_user.add(1, draws=API)
+        await store_user.add(1, buckets=API)
         job = await store_user.take_one()
         clock.advance(2)
         while await store_user.storage.evict():
             pass
         await store_user.storage.amend([Amendment(ACME, job.charged_at, 1, job.charged_at, 120)], store_user.rules)
-        (id,) = await store_user.add(1, draws=API)
+        (id,) = await store_user.add(1, buckets=API)
         assert await store_user.take() == []
         clock.advance(58)
         assert await store_user.take() == []
@@ -586,10 +586,10 @@ class TermsConformance(Conformance):
 
     async def test_refunding_a_start_returns_no_permit(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once()}
-        await store_user.add(2, draws=[("mutex", "")])
+        await store_user.add(2, buckets=[("mutex", "")])
         job = await store_user.take_one()
         await store_user.storage.amend(
-            [Amendment(job.draws[0], job.charged_at, 1, job.charged_at, 0)], store_user.rules
+            [Amendment(job.buckets[0], job.charged_at, 1, job.charged_at, 0)], store_user.rules
         )
         assert await store_user.take() == []
         assert await store_user.permits("mutex") == {job.id: 1}
@@ -599,7 +599,7 @@ class TermsConformance(Conformance):
     async def test_starts_are_recorded_as_they_were_charged(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": rate(100), "tokens": strict(100)}
         for key, cost in (("acme", 3), ("globex", 5), ("acme", 2)):
-            await store_user.add(draws=[("api", key), ("tokens", "all")], costs=(1, cost))
+            await store_user.add(buckets=[("api", key), ("tokens", "all")], costs=(1, cost))
             clock.advance(1)
         jobs = [await store_user.take_one() for _ in range(3)]
         await store_user.succeed(*jobs[:1])
@@ -616,7 +616,7 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        await store_user.add(draws=API)
+        await store_user.add(buckets=API)
         charged: list[int] = []
         for ending in ("retried", "snoozed", "lost", "left", "failed", "running"):
             job = await store_user.take_one()
@@ -647,9 +647,9 @@ class TermsConformance(Conformance):
         keys = ["acme", 'a"b\\c', "ü\n\t\x7f\u2028", "['x']", "acme"]
         for _ in range(3):
             for place, key in enumerate(keys):
-                await store_user.add(draws=[("other", "x"), ("api", key)], costs=(9, 1 + place))
+                await store_user.add(buckets=[("other", "x"), ("api", key)], costs=(9, 1 + place))
             # One more is no start on this limit, however much it looks like one.
-            await store_user.add(draws=[('a"],["p', "acme"), ("other", "api")])
+            await store_user.add(buckets=[('a"],["p', "acme"), ("other", "api")])
             taken = await store_user.take()
             assert len(taken) == 6
             await store_user.succeed(*taken[:4])
@@ -670,7 +670,7 @@ class TermsConformance(Conformance):
 
     async def test_the_starts_of_a_limit_exclude_those_it_was_not_charged_for(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100), "tokens": strict(100)}
-        await store_user.add(2, draws=[*API, ("tokens", "")], free_retries=0b01)
+        await store_user.add(2, buckets=[*API, ("tokens", "")], free_retries=0b01)
         for job in await store_user.take():
             await store_user.retry_later(job, 0)
         assert len(await store_user.take()) == 2
@@ -683,7 +683,7 @@ class TermsConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(100), "tokens": strict(100)}
-        await store_user.add(4, draws=[*API, ("tokens", "")], costs=(1, 10))
+        await store_user.add(4, buckets=[*API, ("tokens", "")], costs=(1, 10))
         late, settled, refunded, retried = await store_user.take()
         at = late.charged_at
         clock.advance(5)
@@ -702,12 +702,12 @@ class TermsConformance(Conformance):
         calls = await store_user.storage.starts("api", None, 0)
         assert sorted((start.started_at - at, start.cost) for start in calls) == [(0, 0), (0, 1), (SECOND, 1)]
 
-    async def test_a_settled_cost_is_recorded_of_the_draw_it_was_for(self, store_user: StoreUser) -> None:
+    async def test_a_settled_cost_is_recorded_of_the_bucket_it_was_for(self, store_user: StoreUser) -> None:
         store_user.rules = {"mutex": at_once(), "tokens": strict(100)}
-        await store_user.add(draws=[("mutex", ""), ("tokens", "")], costs=(1, 5), hold="until_final")
+        await store_user.add(buckets=[("mutex", ""), ("tokens", "")], costs=(1, 5), hold="until_final")
         await store_user.give_back(await store_user.take_one())
         job = await store_user.take_one()
-        assert job.draws == (Draw("tokens", ""),)
+        assert job.buckets == (BucketRef("tokens", ""),)
         charge = Charge(job.charged_at, (30,))
         await store_user.storage.finish(
             store_user.node, [Finished(job.id, job.fence, JobState.SUCCEEDED, charge=charge)]
@@ -717,7 +717,7 @@ class TermsConformance(Conformance):
 
     async def test_the_recorded_starts_prove_that_a_limit_was_kept(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(7, per=10)}
-        await store_user.add(100, draws=API)
+        await store_user.add(100, buckets=API)
         await store_user.starts(100, step=0.7)
         starts = await store_user.storage.starts("api", "acme", 0)
         assert most_in_a_window([start.started_at for start in starts], 10 * SECOND) == 7

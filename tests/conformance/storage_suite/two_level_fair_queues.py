@@ -18,7 +18,7 @@ from tests.conformance.storage_suite.store_user import Conformance, StoreUser, a
 async def add(
     user: StoreUser, tenant: str, member: str, count: int = 1, *limits: tuple[str, str], delay: float | None = None
 ) -> None:
-    await user.add(count, draws=[*limits, (ORDER, f"{tenant}{BETWEEN_LEVELS}{member}")], delay=delay)
+    await user.add(count, buckets=[*limits, (ORDER, f"{tenant}{BETWEEN_LEVELS}{member}")], delay=delay)
 
 
 async def started(user: StoreUser, count: int, slots: int = 2) -> list[tuple[str, ...]]:
@@ -56,7 +56,7 @@ class TwoLevelFairQueuesConformance(Conformance):
         jobs = []
         for tenant, members in (("a", 40), ("b", 1), ("c", 7)):
             key = [f"{tenant}{BETWEEN_LEVELS}{n % members}" for n in range(5 * part)]
-            jobs += [store_user.new(draws=[(ORDER, each)]) for each in key]
+            jobs += [store_user.new(buckets=[(ORDER, each)]) for each in key]
         await store_user.storage.add(jobs)
         found = await started(store_user, 7 * part, slots)
         counts = tenants(found)
@@ -128,7 +128,7 @@ class TwoLevelFairQueuesConformance(Conformance):
     ) -> None:
         store_user.rules = turns()
         await add(store_user, "b", "only", 3)
-        jobs = [store_user.new(draws=[(ORDER, f"a{BETWEEN_LEVELS}{n}")]) for n in range(3)]
+        jobs = [store_user.new(buckets=[(ORDER, f"a{BETWEEN_LEVELS}{n}")]) for n in range(3)]
         await store_user.storage.add(jobs)
         for job in jobs:
             await storage.cancel(job.id)
@@ -142,7 +142,7 @@ class TwoLevelFairQueuesConformance(Conformance):
     async def test_keys_of_one_level_and_of_two_share_a_line(self, store_user: StoreUser) -> None:
         """As while a deploy changes the key, and waiting jobs move."""
         store_user.rules = turns()
-        await store_user.add(20, draws=[(ORDER, "old")])
+        await store_user.add(20, buckets=[(ORDER, "old")])
         for member in range(5):
             await add(store_user, "a", f"{member}", 4)
         keys = await starts(store_user, 20, 2)
@@ -189,7 +189,7 @@ class TwoLevelFairQueuesConformance(Conformance):
         weights = {"a": 1, "b": 2, "c": 3, "d": 4}
         store_user.rules = turns(**weights)
         jobs = [
-            store_user.new(draws=[(ORDER, f"{tenant}{BETWEEN_LEVELS}{number % (7 * weight)}")])
+            store_user.new(buckets=[(ORDER, f"{tenant}{BETWEEN_LEVELS}{number % (7 * weight)}")])
             for tenant, weight in weights.items()
             for number in range(500)
         ]

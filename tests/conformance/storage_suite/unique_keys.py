@@ -184,43 +184,43 @@ class UniqueKeysConformance(Conformance):
         await store_user.succeed(taken)
         assert await store_user.take_ids() == []
 
-    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
     async def test_a_replacement_can_make_a_delayed_job_immediate_or_move_it(
-        self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, clock: ManualClock, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": at_once(100)}
         for delay in (60, 20, 40):
-            first = await self.add(store_user, on_conflict="replace", draws=draws, delay=delay)
+            first = await self.add(store_user, on_conflict="replace", buckets=buckets, delay=delay)
         assert await store_user.take_ids() == []
         clock.advance(21)
         assert await store_user.take_ids() == []
-        await self.add(store_user, on_conflict="replace", draws=draws)
+        await self.add(store_user, on_conflict="replace", buckets=buckets)
         assert await store_user.take_ids() == [first]
 
-    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
     async def test_a_replaced_job_keeps_its_place_in_its_lane(
-        self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, clock: ManualClock, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": at_once(100)}
-        first = await self.add(store_user, draws=draws)
+        first = await self.add(store_user, buckets=buckets)
         clock.advance(1)
-        second = await store_user.add_one(draws=draws)
+        second = await store_user.add_one(buckets=buckets)
         clock.advance(1)
-        await self.add(store_user, on_conflict="replace", draws=draws, payload="2")
+        await self.add(store_user, on_conflict="replace", buckets=buckets, payload="2")
         assert await store_user.take_ids() == [first, second]
 
     async def test_a_lane_keeps_its_place_in_line_when_its_only_job_is_replaced(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"all": rate(1, burst=1), "tenant": at_once(100)}
-        await store_user.add_one(draws=[("all", "")])
+        await store_user.add_one(buckets=[("all", "")])
         await store_user.take_one()
-        first = await self.add(store_user, draws=[("all", ""), ("tenant", "a")])
+        first = await self.add(store_user, buckets=[("all", ""), ("tenant", "a")])
         clock.advance(0.1)
-        second = await store_user.add_one(draws=[("all", ""), ("tenant", "b")])
+        second = await store_user.add_one(buckets=[("all", ""), ("tenant", "b")])
         assert await store_user.take_ids() == []
         clock.advance(0.1)
-        await self.add(store_user, on_conflict="replace", draws=[("all", ""), ("tenant", "a")], payload="2")
+        await self.add(store_user, on_conflict="replace", buckets=[("all", ""), ("tenant", "a")], payload="2")
         clock.advance(100)
         assert await store_user.take_ids(1) == [first]
         clock.advance(100)
@@ -230,13 +230,13 @@ class UniqueKeysConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": at_once(100)}
-        first = await self.add(store_user, draws=[("api", "acme")])
+        first = await self.add(store_user, buckets=[("api", "acme")])
         clock.advance(1)
-        second = await store_user.add_one(draws=[("api", "globex")])
+        second = await store_user.add_one(buckets=[("api", "globex")])
         clock.advance(1)
-        await self.add(store_user, on_conflict="replace", draws=[("api", "globex")])
+        await self.add(store_user, on_conflict="replace", buckets=[("api", "globex")])
         record = await store_user.record(first)
-        assert ([draw.key for draw in record.draws], record.lane_waiting) == (["globex"], 2)
+        assert ([ref.key for ref in record.buckets], record.lane_waiting) == (["globex"], 2)
         assert await store_user.take_ids() == [second, first]
 
     async def test_a_replacement_can_move_a_job_to_another_queue(self, store_user: StoreUser) -> None:
@@ -255,13 +255,13 @@ class UniqueKeysConformance(Conformance):
         assert len(await store_user.storage.attempts(first)) == 1
         assert (await store_user.take_one()).attempt == 1
 
-    async def test_a_job_that_no_longer_draws_returns_the_permit_it_held(self, store_user: StoreUser) -> None:
+    async def test_a_job_that_no_longer_uses_the_limit_returns_the_permit_it_held(self, store_user: StoreUser) -> None:
         rules: dict[str, Any] = {"mutex": Concurrency(1).rule}
         store_user.rules = rules
-        first = await self.add(store_user, draws=[("mutex", "m")], hold="until_final")
+        first = await self.add(store_user, buckets=[("mutex", "m")], hold="until_final")
         await store_user.retry_later(await store_user.take_one(), 60)
         assert await store_user.permits("mutex", "m") == {first: 1}
-        await self.add(store_user, on_conflict="replace", draws=[("mutex", "m")], hold="until_final", payload="2")
+        await self.add(store_user, on_conflict="replace", buckets=[("mutex", "m")], hold="until_final", payload="2")
         assert await store_user.permits("mutex", "m") == {first: 1}
         await self.add(store_user, on_conflict="replace", payload="3")
         assert await store_user.permits("mutex", "m") == {}
@@ -269,19 +269,19 @@ class UniqueKeysConformance(Conformance):
 
     async def test_replacing_a_costly_job_makes_its_lane_due(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": rate(10, burst=10)}
-        await store_user.add_one(draws=[("api", "a")], costs=(5,))
+        await store_user.add_one(buckets=[("api", "a")], costs=(5,))
         await store_user.take_one()
-        first = await self.add(store_user, draws=[("api", "a")], costs=(10,))
+        first = await self.add(store_user, buckets=[("api", "a")], costs=(10,))
         assert await store_user.take_ids() == []
-        await self.add(store_user, on_conflict="replace", draws=[("api", "a")], costs=(2,))
+        await self.add(store_user, on_conflict="replace", buckets=[("api", "a")], costs=(2,))
         assert await store_user.take_ids() == [first]
 
     async def test_replacing_again_and_again_leaves_one_job(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": at_once(100)}
         for number in range(100):
-            draws = [("api", str(number % 3))] if number % 4 else []
+            buckets = [("api", str(number % 3))] if number % 4 else []
             await self.add(
-                store_user, on_conflict="replace", draws=draws, delay=(None, 5, 10)[number % 3], payload=str(number)
+                store_user, on_conflict="replace", buckets=buckets, delay=(None, 5, 10)[number % 3], payload=str(number)
             )
             clock.advance(0.01)
         assert await self.waiting(store_user) == 1
@@ -314,13 +314,13 @@ class UniqueKeysConformance(Conformance):
         assert successor != running.id
         return running, successor
 
-    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
     @pytest.mark.parametrize("fails", [False, True])
     async def test_replacing_a_running_job_lets_it_run_once_more_however_it_ends(
-        self, store_user: StoreUser, fails: bool, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, fails: bool, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": at_once(100)}
-        running, successor = await self.running(store_user, draws=draws)
+        running, successor = await self.running(store_user, buckets=buckets)
         record = await store_user.record(successor)
         assert (record.state, record.is_blocked) == (JobState.WAITING, True)
         assert await store_user.take_ids() == []
@@ -341,13 +341,13 @@ class UniqueKeysConformance(Conformance):
         taken = await store_user.take(queues=["slow", "default"])
         assert [(job.id, job.payload, job.queue, job.attempt) for job in taken] == [(successor, "3", "slow", 1)]
 
-    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
     @pytest.mark.parametrize("outcome", ["retry", "snooze", "leave", "recover"])
     async def test_a_running_job_with_a_successor_is_not_retried(
-        self, store_user: StoreUser, outcome: str, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, outcome: str, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": at_once(100)}
-        running, successor = await self.running(store_user, draws=draws)
+        running, successor = await self.running(store_user, buckets=buckets)
         if outcome == "retry":
             await store_user.retry_later(running)
         elif outcome == "snooze":
@@ -371,7 +371,7 @@ class UniqueKeysConformance(Conformance):
     async def test_the_permit_of_a_job_replaced_by_its_successor_is_returned(self, store_user: StoreUser) -> None:
         rules: dict[str, Any] = {"mutex": Concurrency(1).rule}
         store_user.rules = rules
-        running, successor = await self.running(store_user, draws=[("mutex", "m")], hold="until_final")
+        running, successor = await self.running(store_user, buckets=[("mutex", "m")], hold="until_final")
         await store_user.retry_later(running)
         assert await store_user.permits("mutex", "m") == {}
         assert await store_user.take_ids() == [successor]
@@ -447,7 +447,7 @@ class UniqueKeysConformance(Conformance):
         store_user.rules = {"api": at_once(1)}
         assert await store_user.storage.backlog("default") == 0
         ids = await store_user.add(3)
-        await store_user.add(2, draws=[("api", "acme")])
+        await store_user.add(2, buckets=[("api", "acme")])
         await store_user.add(4, delay=5)
         await store_user.add(1, queue="other")
         assert await store_user.storage.backlog("default") == 9

@@ -170,12 +170,12 @@ class UniqueTermsConformance(Conformance):
         entries = await store_user.storage.audit_log(AuditFilter(subject=job_id, count=10))
         return [entry.detail for entry in entries if entry.action == "cancel"]
 
-    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
     async def test_the_running_job_is_cancelled_and_the_new_one_starts_when_it_has_ended(
-        self, store_user: StoreUser, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": at_once(100)}
-        running, successor = await self.running_and_next(store_user, draws=draws)
+        running, successor = await self.running_and_next(store_user, buckets=buckets)
         assert list(await store_user.storage.cancels(store_user.node, [running.id])) == [running.id]
         assert await self.cancellations(store_user, running.id) == [f"job {successor} was enqueued under its key"]
         assert await store_user.take_ids() == []
@@ -245,30 +245,30 @@ class UniqueTermsConformance(Conformance):
         assert [(job.id, job.payload) for job in await store_user.take()] == [(*ids, "3")]
         assert (await store_user.counts()).waiting == 0
 
-    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
     async def test_a_start_is_postponed_no_longer_than_its_first_enqueue_allows(
-        self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, clock: ManualClock, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": at_once(100)}
         began = clock.now()
         for second in range(0, 20, 4):
-            first = await stored(store_user, self.debounced(store_user, 5, 18, draws=draws, payload=str(second)))
+            first = await stored(store_user, self.debounced(store_user, 5, 18, buckets=buckets, payload=str(second)))
             assert (await store_user.record(first)).run_at == began + min(second + 5, 18) * SECOND
             clock.advance(4 if second < 16 else 1)
             assert await store_user.take_ids() == []
         clock.advance(1)
         assert [job.payload for job in await store_user.take()] == ["16"]
 
-    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
     async def test_a_job_that_nothing_starts_in_time_keeps_its_time_and_gets_the_last_arguments(
-        self, store_user: StoreUser, clock: ManualClock, draws: list[tuple[str, str]]
+        self, store_user: StoreUser, clock: ManualClock, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": at_once(100)}
         began = clock.now()
-        first = await stored(store_user, self.debounced(store_user, 5, 10, draws=draws, payload="1"))
+        first = await stored(store_user, self.debounced(store_user, 5, 10, buckets=buckets, payload="1"))
         for payload in "23":
             clock.advance(30)
-            new = self.debounced(store_user, 5, 10, draws=draws, payload=payload)
+            new = self.debounced(store_user, 5, 10, buckets=buckets, payload=payload)
             assert await stored(store_user, new) == first
             assert (await store_user.record(first)).run_at == began + 10 * SECOND
         assert [job.payload for job in await store_user.take()] == ["3"]

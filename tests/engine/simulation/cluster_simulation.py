@@ -33,7 +33,7 @@ from headgate.clock import SECOND, Clock
 from headgate.engine.node import Node
 from headgate.errors import IllegalTransition, StorageUnavailable
 from headgate.jobs.event import Event, JobFinished, JobStarted
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.store import Store
@@ -366,7 +366,7 @@ class ClusterSimulation:
                 await limits.penalize("shared", "", self.random.uniform(0, 20))
 
     async def check_neighbours_flow(self) -> None:
-        """A job that draws on nothing starts at once, whatever waits."""
+        """A job that uses nothing starts at once, whatever waits."""
         await asyncio.sleep(40)
         started = self.clock.monotonic()
         job = await self.tasks["free"].using(priority=9).enqueue("probe", 0.0, False)
@@ -427,16 +427,16 @@ class ClusterSimulation:
         by_kind["now:rate"] = StrictRate("4/10s")
         by_kind["choosy:rate"] = self.ties.choosy
         by_kind["free-retries"] = self.free_retries
-        for draw, charges in self.history.charges.items():
-            if draw.limit in ("mutex", "pool", "queue:mail"):
+        for ref, charges in self.history.charges.items():
+            if ref.limit in ("mutex", "pool", "queue:mail"):
                 continue
-            limit = by_kind[draw.limit]
+            limit = by_kind[ref.limit]
             window = round(limit.rule.period)
             for length in (window, 3 * window, window // 2):
-                check_bound(draw, charges, length, limit.rule.bound(length))
+                check_bound(ref, charges, length, limit.rule.bound(length))
 
         ceiling = sorted(
-            charge for draw, charges in self.history.charges.items() if draw.limit == "ceiling" for charge in charges
+            charge for ref, charges in self.history.charges.items() if ref.limit == "ceiling" for charge in charges
         )
         window = round(CEILING.rule.period)
         in_windows = Counter[int]()
@@ -451,7 +451,7 @@ class ClusterSimulation:
             last[job_id] = fence
 
 
-def check_bound(draw: Draw, charges: Sequence[tuple[int, int]], window: int, bound: int) -> None:
+def check_bound(ref: BucketRef, charges: Sequence[tuple[int, int]], window: int, bound: int) -> None:
     """No half-open window holds more than the bound, counted the slow way."""
     first = 0
     inside = 0
@@ -460,7 +460,7 @@ def check_bound(draw: Draw, charges: Sequence[tuple[int, int]], window: int, bou
         while charges[first][0] <= at - window:
             inside -= charges[first][1]
             first += 1
-        assert inside <= bound, f"{draw}: {inside} starts within {window / SECOND} s, allowed are {bound}"
+        assert inside <= bound, f"{ref}: {inside} starts within {window / SECOND} s, allowed are {bound}"
 
 
 def simulate(seed: int, steps: int = 50, make_store: MakeStore = MemoryStorage) -> ClusterSimulation:

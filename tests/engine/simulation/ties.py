@@ -176,14 +176,14 @@ class Ties:
 
     def _look_at_start(self, claimed: ClaimedJob) -> None:
         new = self._simulation.history.stored.get(claimed.id)
-        for index, draw in enumerate(() if new is None else new.draws):
-            if new is None or draw.limit != "mutex" or not draw.key.startswith("tied:"):
+        for index, ref in enumerate(() if new is None else new.buckets):
+            if new is None or ref.limit != "mutex" or not ref.key.startswith("tied:"):
                 continue
             of_batch = new.terms is not None and new.terms.of_batch >> index & 1
             holder = new.origin.batch if of_batch and new.origin is not None and new.origin.batch else new.id
-            before = self._holders.get(draw.key, holder)
-            self._job_checker.require(before == holder, f"{holder} starts on {draw.key} while {before} holds it")
-            self._holders[draw.key] = holder
+            before = self._holders.get(ref.key, holder)
+            self._job_checker.require(before == holder, f"{holder} starts on {ref.key} while {before} holds it")
+            self._holders[ref.key] = holder
 
     def _let_go(self) -> None:
         for key, holder in list(self._holders.items()):

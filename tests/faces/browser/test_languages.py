@@ -89,14 +89,14 @@ async def test_no_page_has_a_text_in_english(browser: Browser, shop: Shop, langu
 async def test_the_tabs_of_jobs_have_the_same_icons_in_each_language(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         icons = visit.page.get_by_role("navigation").and_(visit.page.locator(".tabs")).locator("svg")
-        drawn: dict[str, list[str]] = {}
+        used: dict[str, list[str]] = {}
         for language in ("en", "de", "it"):
             cookie = {"name": "headgate_language", "value": language, "url": shop.base}
             await visit.page.context.add_cookies([cookie])  # type: ignore[list-item]
             await visit.go("jobs")
-            drawn[language] = [await each.inner_html() for each in await icons.all()]
-        assert len(set(drawn["en"])) == 9, "each state has an icon of its own"
-        assert drawn["de"] == drawn["it"] == drawn["en"]
+            used[language] = [await each.inner_html() for each in await icons.all()]
+        assert len(set(used["en"])) == 9, "each state has an icon of its own"
+        assert used["de"] == used["it"] == used["en"]
 
 
 async def test_a_user_chooses_a_language_which_is_kept(browser: Browser, shop: Shop) -> None:

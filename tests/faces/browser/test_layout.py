@@ -104,14 +104,14 @@ async def test_names_of_deploys_do_not_overlap(browser: Browser, shop: Shop) -> 
         await visit.go("nodes")
         for size in ("wide", "narrow"):
             await visit.look(size, "light")
-            drawn = await visit.page.evaluate(MARKS, marks)
-            assert drawn["lines"] == len(marks)
-            names = [name for name, _, _ in drawn["found"]]
+            used = await visit.page.evaluate(MARKS, marks)
+            assert used["lines"] == len(marks)
+            names = [name for name, _, _ in used["found"]]
             assert names[0] == "first"
             assert "too near" not in names
-            ends = [right for _, _, right in drawn["found"]]
-            assert all(end <= left for end, (_, left, _) in zip(ends, drawn["found"][1:], strict=False))
-            assert ends[-1] <= drawn["right"]
+            ends = [right for _, _, right in used["found"]]
+            assert all(end <= left for end, (_, left, _) in zip(ends, used["found"][1:], strict=False))
+            assert ends[-1] <= used["right"]
 
 
 async def test_tasks_show_how_many_jobs_wait_and_enqueue_one(browser: Browser, shop: Shop) -> None:

@@ -137,7 +137,7 @@ def test_the_key_is_the_host_a_text_or_the_result_of_a_function(limited: Callabl
     assert [limiter.sync.snapshot(key).used for key in ("127.0.0.1", "partner", "acme")] == [1, 1, 1]
 
 
-def test_a_redirect_draws_on_the_budget_again(limited: Callable[..., Get], site: Site) -> None:
+def test_a_redirect_uses_the_budget_again(limited: Callable[..., Get], site: Site) -> None:
     limiter = Limiter(RateLimit("9/h"))
     assert limited(limiter)(f"{site.url}/moved") == (200, b"hello")
     assert limiter.sync.snapshot("127.0.0.1").used == 2

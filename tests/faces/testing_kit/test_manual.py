@@ -391,9 +391,9 @@ async def test_a_cancelled_drain_stops_its_job_and_returns_it(jobs: Workbench) -
     assert job.attempt == 0
 
 
-async def test_a_limiter_made_at_import_draws_on_the_buckets_of_the_test(jobs: Workbench) -> None:
+async def test_a_limiter_made_at_import_uses_the_buckets_of_the_test(jobs: Workbench) -> None:
     assert (await shop.outside.try_acquire("acme")).remaining == 9
-    assert [bucket.draw.limit for bucket in await store_of(jobs).buckets()] == ["outside"]
+    assert [bucket.ref.limit for bucket in await store_of(jobs).buckets()] == ["outside"]
 
 
 async def test_operators_change_jobs_and_limits_of_the_test(jobs: Workbench) -> None:

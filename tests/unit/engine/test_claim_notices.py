@@ -8,12 +8,12 @@ from headgate.clock import SECOND
 from headgate.engine import claim_notices
 from headgate.engine.claim_notices import ThrottleLog
 from headgate.jobs.event import JobThrottled
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.storage.records import Throttled
 
 
 def met(key: str, waiting: int = 1, *, limit: str = "api", job_id: str = "j1") -> Throttled:
-    return Throttled(Draw(limit, key), 7 * SECOND, waiting, job_id)
+    return Throttled(BucketRef(limit, key), 7 * SECOND, waiting, job_id)
 
 
 def test_a_bucket_that_makes_room_for_others_is_summed_up() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headgate.jobs.job import Draw, JobError, JobOptions, JobState, NewJob, RetryTerms, truncated_error
+from headgate.jobs.job import BucketRef, JobError, JobOptions, JobState, NewJob, RetryTerms, truncated_error
 
 JOB = NewJob(
     id="job",
@@ -31,7 +31,7 @@ def test_a_state_is_its_name() -> None:
 def test_a_job_comes_back_from_json_as_it_was() -> None:
     job = msgspec.structs.replace(
         JOB,
-        draws=(Draw("sync_tenant:rate", "acme"), Draw("everyone", "")),
+        buckets=(BucketRef("sync_tenant:rate", "acme"), BucketRef("everyone", "")),
         costs=(1, 5),
         headers={"tenant": "acme"},
         options=JobOptions(timeout=2.5, retry=RetryTerms(retries=0)),

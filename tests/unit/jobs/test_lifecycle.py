@@ -9,7 +9,7 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
-from headgate.jobs.job import ClaimedJob, Draw, JobError, JobState
+from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobState
 from headgate.jobs.lifecycle import (
     FOLLOWS,
     POISONOUS_AFTER,
@@ -49,7 +49,7 @@ JOB = ClaimedJob(
     enqueued_at=NOON,
     run_at=NOON,
     started_at=NOON,
-    draws=(Draw("api", "acme"),),
+    buckets=(BucketRef("api", "acme"),),
 )
 
 

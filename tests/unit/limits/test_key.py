@@ -1,4 +1,4 @@
-"""Keys: which bucket a job draws on."""
+"""Keys: which bucket a job uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Order:
 
 
 def key_of(key: object, headers: dict[str, str] | None = None, **arguments: object) -> str:
-    """The bucket that a job with these arguments draws on."""
+    """The bucket that a job with these arguments uses."""
     compute = compile_key(key, tuple(arguments), WHERE)
     return bucket_key(compute(arguments, headers or {}))
 

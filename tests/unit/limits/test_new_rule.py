@@ -20,7 +20,7 @@ from headgate.arguments import parse_duration
 from headgate.cli.main import main
 from headgate.clock import FARTHEST, SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.limits import kinds
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.kinds import RULES, RuleKinds, dump_rule, load_rule, spelled_limit
@@ -177,7 +177,7 @@ def test_redis_refuses_it_while_it_has_no_script() -> None:
 
 
 def test_admission_charges_it() -> None:
-    bucket = BucketView(Draw("rest", "acme"), RestBetween(30).rule, None)
+    bucket = BucketView(BucketRef("rest", "acme"), RestBetween(30).rule, None)
     lane = LaneView("1", "default", [bucket], [None, None])
     admit([lane], {"default": 10}, NOON)
     assert (lane.taken, lane.behind, lane.opens_at) == (1, bucket, NOON + 30 * SECOND)
@@ -187,8 +187,8 @@ def test_admission_charges_it() -> None:
 
 async def test_a_claim_on_sqlite_charges_it_for_each_key(store_user: StoreUser) -> None:
     store_user.rules = {"rest": RestBetween(30).rule}
-    await store_user.add(2, draws=[("rest", "acme")])
-    await store_user.add(2, draws=[("rest", "globex")])
+    await store_user.add(2, buckets=[("rest", "acme")])
+    await store_user.add(2, buckets=[("rest", "globex")])
     assert len(await store_user.take()) == 2
     assert len(await store_user.take()) == 0
     assert (await store_user.bucket("rest", "acme")).state == f"1:rest:{store_user.storage.limit_now()}"
@@ -196,13 +196,13 @@ async def test_a_claim_on_sqlite_charges_it_for_each_key(store_user: StoreUser) 
     assert len(await store_user.take()) == 2
 
 
-async def test_plain_code_draws_on_it_in_memory_and_where_the_jobs_are(store_user: StoreUser) -> None:
+async def test_plain_code_uses_it_in_memory_and_where_the_jobs_are(store_user: StoreUser) -> None:
     limiter = Limiter(RestBetween(30))
     assert [bool(await limiter.try_acquire("acme")) for _ in range(2)] == [True, False]
-    stored, drawn = StoredBuckets(store_user.storage), Bucket("rest", "acme", RestBetween(30).rule)
-    assert [(await stored.take(drawn)).granted for _ in range(2)] == [1, 0]
+    stored, used = StoredBuckets(store_user.storage), Bucket("rest", "acme", RestBetween(30).rule)
+    assert [(await stored.take(used)).granted for _ in range(2)] == [1, 0]
     await stored.amend(Bucket("rest", "idle", RestBetween(30).rule), NOON, 1, NOON, 0)
-    assert (await stored.snapshot(drawn)).used == 1
+    assert (await stored.snapshot(used)).used == 1
 
 
 def test_the_command_line_shows_it_sets_it_and_audits_it(target: str) -> None:

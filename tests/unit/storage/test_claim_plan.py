@@ -9,7 +9,7 @@ import pytest
 
 from headgate import StrictRate
 from headgate.clock import SECOND
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.limits.concurrency import HeldPermits, Semaphore
 from headgate.storage.admission import BucketView
 from headgate.storage.claim_rows import LaneHead, LaneRow
@@ -19,19 +19,19 @@ from headgate.storage.records import Claim, Claimed, Room
 
 NOW = 1_000 * SECOND
 RULE = FetchedStarts(StrictRate("100/h", margin=0).rule)
-TOKENS = Draw("tokens", "")
+TOKENS = BucketRef("tokens", "")
 
 
-def a_bucket(state: FetchedBalance | None = None, draw: Draw = TOKENS) -> BucketView:
-    return BucketView(draw, RULE, state, id=draw.key or "tokens", opens_at=NOW - 1)
+def a_bucket(state: FetchedBalance | None = None, ref: BucketRef = TOKENS) -> BucketView:
+    return BucketView(ref, RULE, state, id=ref.key or "tokens", opens_at=NOW - 1)
 
 
 def refused(cost: int, opens_at: int) -> FetchedBalance:
     return FetchedBalance(0, NOW - SECOND, 0, opens_at, RULE.real.describe(), cost)
 
 
-def a_lane(id: str = "lane", behind: str | None = "tokens", draws: Sequence[Draw] = (TOKENS,)) -> LaneRow:
-    return LaneRow(id, "q", tuple(draws), 10, NOW - 10, behind, None, "")
+def a_lane(id: str = "lane", behind: str | None = "tokens", buckets: Sequence[BucketRef] = (TOKENS,)) -> LaneRow:
+    return LaneRow(id, "q", tuple(buckets), 10, NOW - 10, behind, None, "")
 
 
 def a_head(cost: int | None = None, lane: str = "lane", id: str = "1") -> LaneHead:
@@ -52,11 +52,11 @@ def claim(plan: ClaimPlan, rows: Sequence[LaneRow], due: Sequence[LaneRow], head
     shares = plan.shares({})
     visits = plan.choose(plan.grants(), rows, due, [], shares)
     visited = {visit.row.id for visit in visits}
-    views = {view.draw: view for view in plan.opened}
+    views = {view.ref: view for view in plan.opened}
     if visits:
         read = [head for head in heads if head.lane in visited]
         plan.assign_heads(visits, read, plan.most_heads(visits, sum(shares.values())))
-    plan.decide(visits, lambda draw: views.setdefault(draw, BucketView(draw, RULE, None)), shares)
+    plan.decide(visits, lambda ref: views.setdefault(ref, BucketView(ref, RULE, None)), shares)
     timers = plan.timers(set())
     moves = [plan.move(visit, has_ready=True, earliest=None) for visit in visits]
     return plan.claimed(
@@ -66,8 +66,8 @@ def claim(plan: ClaimPlan, rows: Sequence[LaneRow], due: Sequence[LaneRow], head
     )
 
 
-def asked(claimed: Claimed) -> list[tuple[Draw, int]]:
-    return [(starved.draw, starved.cost) for starved in claimed.starved]
+def asked(claimed: Claimed) -> list[tuple[BucketRef, int]]:
+    return [(starved.ref, starved.cost) for starved in claimed.starved]
 
 
 @pytest.mark.parametrize("cost", [None, 1, 60])
@@ -113,16 +113,16 @@ def test_a_starving_bucket_without_a_visited_lane_stays_open_and_fetches_nothing
 
 
 def test_lanes_behind_starving_buckets_use_no_slots_of_others() -> None:
-    draws = [Draw("tokens", str(number)) for number in range(4)]
-    lanes = [a_lane(f"lane {draw.key}", draw.key, [draw]) for draw in draws]
+    buckets = [BucketRef("tokens", str(number)) for number in range(4)]
+    lanes = [a_lane(f"lane {ref.key}", ref.key, [ref]) for ref in buckets]
     filled = FetchedBalance(5, NOW, NOW, NOW, RULE.real.describe())
-    ready = a_bucket(filled, Draw("tokens", "ready"))
-    plan = a_plan(*(a_bucket(draw=draw) for draw in draws), ready, slots=1)
+    ready = a_bucket(filled, BucketRef("tokens", "ready"))
+    plan = a_plan(*(a_bucket(ref=ref) for ref in buckets), ready, slots=1)
     heads = [a_head(60, lane.id, lane.id) for lane in lanes]
-    ready_lane = a_lane("ready", "ready", [ready.draw])
+    ready_lane = a_lane("ready", "ready", [ready.ref])
     claimed = claim(plan, [*lanes, ready_lane], [], [*heads, a_head(None, "ready", "job")])
     assert [job.id for job in claimed.jobs] == ["job"]
-    assert asked(claimed) == [(draw, 60) for draw in draws]
+    assert asked(claimed) == [(ref, 60) for ref in buckets]
 
 
 def test_nothing_is_fetched_without_free_slots() -> None:
@@ -132,7 +132,7 @@ def test_nothing_is_fetched_without_free_slots() -> None:
 
 # ------------------------------------------------------------------------------------------------ jobs worth reading
 
-SLOTS = Draw("slots", "")
+SLOTS = BucketRef("slots", "")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,8 @@ def test_of_a_lane_no_more_jobs_are_read_than_its_bucket_grants_and_one(
 
 def test_of_a_lane_with_several_limits_the_tightest_counts_and_of_several_lanes_the_one_that_can_start_most() -> None:
     views = {
-        Draw("slots", str(count)): BucketView(Draw("slots", str(count)), Semaphore(count), None) for count in (1, 7, 20)
+        BucketRef("slots", str(count)): BucketView(BucketRef("slots", str(count)), Semaphore(count), None)
+        for count in (1, 7, 20)
     }
     one, seven, twenty = views
     both = LaneVisit(a_lane("both", None, [twenty, seven]))
@@ -167,13 +168,13 @@ def test_of_a_lane_with_several_limits_the_tightest_counts_and_of_several_lanes_
 
 def test_a_bucket_with_waiting_lanes_grants_new_lanes_nothing() -> None:
     bucket = BucketView(SLOTS, Semaphore(50), None, id="slots", opens_at=NOW + SECOND)
-    visits = [LaneVisit(a_lane(behind=None, draws=[SLOTS]))]
+    visits = [LaneVisit(a_lane(behind=None, buckets=[SLOTS]))]
     assert a_plan(slots=100).heads_to_read(visits, 100, {SLOTS: bucket}.__getitem__) == 1
 
 
 @pytest.mark.parametrize("variant", ["[true,[]]", '[false,["batch:b"]]'])
 def test_jobs_that_are_rejected_or_share_a_permit_are_all_read(variant: str) -> None:
     bucket = BucketView(SLOTS, Semaphore(1), HeldPermits(1, {}), id="slots")
-    lane = a_lane(draws=[SLOTS])
+    lane = a_lane(buckets=[SLOTS])
     lane.variant = variant
     assert a_plan(slots=100).heads_to_read([LaneVisit(lane)], 100, {SLOTS: bucket}.__getitem__) == 100

@@ -24,7 +24,7 @@ from tests.until import patient
 
 ID, OTHER_ID = "a" * 22, "b" * 22
 
-LANE = {"id": ID, "queue": "default", "draws": "[]", "waiting": 1, "since": 1}
+LANE = {"id": ID, "queue": "default", "buckets": "[]", "waiting": 1, "since": 1}
 BUCKET = {"id": ID, "limit_name": "calls", "key": "acme", "idle_at": 0}
 JOB = {
     "id": 1,
@@ -37,7 +37,7 @@ JOB = {
     "enqueued_at": 1,
     "task": "work",
     "queue": "default",
-    "draws": "[]",
+    "buckets": "[]",
     "payload": "{}",
 }
 BLOCKED = {"state": "blocked", "waiting": False, "blocked": True, "follows": 7, "origin": "{}"}
@@ -54,7 +54,7 @@ NODE = {
 ARRIVAL = {
     "lane": ID,
     "queue": "default",
-    "draws": "[]",
+    "buckets": "[]",
     "variant": "",
     "jobs": 1,
     "is_ready": True,
@@ -250,13 +250,13 @@ async def test_what_is_there_once_cannot_be_there_twice(
             await tables.insert(table, **{**ROWS[table], **again})
 
 
-async def test_whether_a_lane_is_gated_and_by_which_limits_follows_from_its_draws(
+async def test_whether_a_lane_is_gated_and_by_which_limits_follows_from_its_buckets(
     postgres_url: str, schema: str
 ) -> None:
     async with tables_of(postgres_url, schema) as tables:
         await tables.insert("lane", **LANE)
-        draws = r'[["calls","ac\"me"],["all",""]]'
-        await tables.insert("lane", **{**LANE, "id": OTHER_ID, "draws": draws})
+        buckets = r'[["calls","ac\"me"],["all",""]]'
+        await tables.insert("lane", **{**LANE, "id": OTHER_ID, "buckets": buckets})
         rows = await tables.connection.fetch("SELECT gated, limits FROM lane ORDER BY id")
         assert [tuple(row) for row in rows] == [(False, "[]"), (True, '[["calls"],["all"]]')]
         with pytest.raises(asyncpg.GeneratedAlwaysError):

@@ -13,7 +13,7 @@ import pytest_asyncio
 from headgate import RateLimit
 from headgate.errors import IllegalTransition, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.job import Draw, JobError, JobState, NewJob
+from headgate.jobs.job import BucketRef, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import Finished, Returned
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.limits.kinds import dump_rule
@@ -46,7 +46,7 @@ async def storage(clock: ManualClock, tmp_path: Path) -> AsyncIterator[SqliteSto
     await storage.close()
 
 
-def job(id: str, clock: ManualClock, *, run_at: int | None = None, draws: tuple[Draw, ...] = ()) -> NewJob:
+def job(id: str, clock: ManualClock, *, run_at: int | None = None, buckets: tuple[BucketRef, ...] = ()) -> NewJob:
     now = clock.now()
     return NewJob(
         id=id,
@@ -57,7 +57,7 @@ def job(id: str, clock: ManualClock, *, run_at: int | None = None, draws: tuple[
         delayed=run_at is not None,
         run_at=now if run_at is None else run_at,
         enqueued_at=now,
-        draws=draws,
+        buckets=buckets,
     )
 
 
@@ -101,8 +101,8 @@ async def test_a_bad_add_does_not_keep_other_verbs_of_its_group_from_happening(
 
 
 async def test_the_same_job_added_twice_at_once_is_stored_once(storage: SqliteStorage, clock: ManualClock) -> None:
-    draws = (Draw("calls", "acme"),)
-    await asyncio.gather(*(storage.add([job("same", clock, draws=draws)]) for _ in range(5)))
+    buckets = (BucketRef("calls", "acme"),)
+    await asyncio.gather(*(storage.add([job("same", clock, buckets=buckets)]) for _ in range(5)))
     ((_, waiting, *_),) = [(c.queue, c.waiting) for c in await storage.counts()]
     assert waiting == 1
 
@@ -204,7 +204,7 @@ async def test_a_setting_whose_group_was_rolled_back_is_not_cached(storage: Sqli
     claim = Claim("node-a", {"default": Room(100)}, rules, frozenset({"work"}))
     call = ScheduledCall(task="work", queue="default", payload="x" * 10_000_000)
     huge = ScheduleRecord("huge", call, ScheduleRules(trigger="{}"), ScheduleProgress(0, None))
-    await storage.add([job(f"{number}", clock, draws=(Draw("api", ""),)) for number in range(100)])
+    await storage.add([job(f"{number}", clock, buckets=(BucketRef("api", ""),)) for number in range(100)])
     writer = writer_of(storage.driver)
     assert writer is not None
 
@@ -228,7 +228,7 @@ async def test_a_setting_of_a_call_that_was_rolled_back_is_not_cached(
 ) -> None:
     fast, slow = RateLimit("100/s", burst=100).rule, RateLimit("1/h").rule
     claim = Claim("node-a", {"default": Room(100)}, {"api": fast}, frozenset({"work"}))
-    await storage.add([job(f"{number}", clock, draws=(Draw("api", ""),)) for number in range(100)])
+    await storage.add([job(f"{number}", clock, buckets=(BucketRef("api", ""),)) for number in range(100)])
 
     def fails(_: object) -> None:
         raise ValueError("no")
@@ -237,7 +237,7 @@ async def test_a_setting_of_a_call_that_was_rolled_back_is_not_cached(
     results = await asyncio.gather(
         storage.add_audit_record(AuditRecord("ada", "look", "job", "1")),
         change(storage, LimitSetting("api", "all", rule=dump_rule(slow))),
-        storage.visit(Draw("api", ""), {"api": fast}, fails),
+        storage.visit(BucketRef("api", ""), {"api": fast}, fails),
         storage.add([job("bad", clock, run_at=TOO_LATE)]),
         storage.claim(claim),
         return_exceptions=True,

@@ -25,14 +25,14 @@ def insert(schema: sqlite3.Connection, table: str, **values: object) -> None:
     schema.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", values)
 
 
-LANE = {"id": "lane-1", "queue": "default", "draws": "[]", "waiting": 1, "since": 1}
+LANE = {"id": "lane-1", "queue": "default", "buckets": "[]", "waiting": 1, "since": 1}
 BUCKET = {"id": "bucket-1", "limit_name": "calls", "key": "acme", "idle_at": 0}
 JOB = {
     "id": 1,
     "task": "work",
     "queue": "default",
     "lane": "lane-1",
-    "draws": "[]",
+    "buckets": "[]",
     "priority": 0,
     "delayed": 0,
     "run_at": 1,
@@ -110,7 +110,7 @@ def test_the_rows_of_these_tests_are_sound(schema: sqlite3.Connection) -> None:
 @pytest.mark.parametrize(
     ("table", "broken"),
     [
-        ("lane", {"draws": "not json"}),
+        ("lane", {"buckets": "not json"}),
         ("lane", {"behind": "bucket-1", "since": None, "wakes_at": 5}),
         ("job", {"priority": -1}),
         ("job", {"priority": 10}),
@@ -141,7 +141,7 @@ def test_the_rows_of_these_tests_are_sound(schema: sqlite3.Connection) -> None:
         ("job", {"state": "running", "waiting": 0, "node": "node-1", "finished_at": 5}),
         ("job", {"run_at": 8.64e19}),
         ("job", {"run_at": "soon"}),
-        ("job", {"draws": "[["}),
+        ("job", {"buckets": "[["}),
         ("job", {"costs": "one"}),
         ("job", {"headers": "{"}),
         ("job", {"options": "{timeout"}),
@@ -206,9 +206,9 @@ def test_what_is_there_once_cannot_be_there_twice(
         insert(schema, table, **{**ROWS[table], **again})
 
 
-def test_whether_a_lane_is_gated_follows_from_its_draws(schema: sqlite3.Connection) -> None:
+def test_whether_a_lane_is_gated_follows_from_its_buckets(schema: sqlite3.Connection) -> None:
     insert(schema, "lane", **LANE)
-    insert(schema, "lane", **{**LANE, "id": "lane-2", "draws": '[["calls","acme"]]'})
+    insert(schema, "lane", **{**LANE, "id": "lane-2", "buckets": '[["calls","acme"]]'})
     assert schema.execute("SELECT id, gated FROM lane ORDER BY id").fetchall() == [("lane-1", 0), ("lane-2", 1)]
     with pytest.raises(sqlite3.OperationalError, match="gated"):
         schema.execute("UPDATE lane SET gated = 1")

@@ -8,23 +8,23 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.storage.stored_rows import RowDecoder
 
 
 class AsStruct(msgspec.Struct):
     id: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     is_followed: bool
 
     @property
-    def first(self) -> Draw:
-        return self.draws[0]
+    def first(self) -> BucketRef:
+        return self.buckets[0]
 
 
 class AsTuple(NamedTuple):
     id: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     is_followed: bool
 
 
@@ -39,10 +39,10 @@ def test_sound_rows_are_read_at_once(kind: type[Any], monkeypatch: pytest.Monkey
     monkeypatch.setattr(decoder, "repaired", repaired)
     (row,) = decoder.decode('[["a",[["calls","acme"]],true]]')
     assert isinstance(row, kind)
-    assert (row.id, row.draws, row.is_followed) == ("a", (Draw("calls", "acme"),), True)
+    assert (row.id, row.buckets, row.is_followed) == ("a", (BucketRef("calls", "acme"),), True)
 
 
 def test_rows_of_a_struct_are_its_own() -> None:
     (row,) = RowDecoder(AsStruct, "job").decode('[["a",[["calls","acme"]],false]]')
-    assert row.first == Draw("calls", "acme")
+    assert row.first == BucketRef("calls", "acme")
     assert repr(row).startswith("AsStruct(id=")

@@ -27,7 +27,7 @@ from headgate import (
 from headgate.engine.enqueuer import group_calls
 from headgate.errors import UnknownQueue
 from headgate.jobs.event import Event, LimitSkipped
-from headgate.jobs.job import Draw, NewJob
+from headgate.jobs.job import BucketRef, NewJob
 from headgate.limits.limit import Limit
 from headgate.settings import load_settings
 from tests.internals import client_of
@@ -235,7 +235,7 @@ async def test_a_computed_cost_is_checked_at_enqueue(app: Headgate) -> None:
         await call.enqueue("acme", 100)
 
 
-def drawn(limit: Limit, **using: Any) -> tuple[Draw, ...]:
+def used(limit: Limit, **using: Any) -> tuple[BucketRef, ...]:
     app = Headgate("memory://")
 
     @app.task(limits=[limit], name="call")
@@ -244,18 +244,20 @@ def drawn(limit: Limit, **using: Any) -> tuple[Draw, ...]:
     task = call.using(**using)
     (job,) = client_of(app).enqueuer._jobs_of(task, group_calls(task, [task.call("acme")]))
     assert isinstance(job, NewJob)
-    return job.draws
+    return job.buckets
 
 
 def test_a_limit_counts_by_template_callable_header_or_one_for_all() -> None:
     from headgate import header
 
-    assert drawn(RateLimit("1/s", key="{tenant}")) == (Draw("call:rate", "acme"),)
-    assert drawn(RateLimit("1/s", key=lambda tenant: tenant.upper())) == (Draw("call:rate", "ACME"),)
-    assert drawn(RateLimit("1/s", key=header("tenant")), headers={"tenant": "globex"}) == (Draw("call:rate", "globex"),)
-    assert drawn(RateLimit("1/s", key=header("tenant"))) == (Draw("call:rate", "global"),)
-    assert drawn(RateLimit("1/s")) == (Draw("call:rate", ""),)
-    assert drawn(RateLimit("1/s", name="shared")) == (Draw("shared", ""),)
+    assert used(RateLimit("1/s", key="{tenant}")) == (BucketRef("call:rate", "acme"),)
+    assert used(RateLimit("1/s", key=lambda tenant: tenant.upper())) == (BucketRef("call:rate", "ACME"),)
+    assert used(RateLimit("1/s", key=header("tenant")), headers={"tenant": "globex"}) == (
+        BucketRef("call:rate", "globex"),
+    )
+    assert used(RateLimit("1/s", key=header("tenant"))) == (BucketRef("call:rate", "global"),)
+    assert used(RateLimit("1/s")) == (BucketRef("call:rate", ""),)
+    assert used(RateLimit("1/s", name="shared")) == (BucketRef("shared", ""),)
 
 
 async def test_a_missing_or_failing_key_leaves_the_job_ungated_with_one_warning() -> None:

@@ -373,8 +373,8 @@ async def test_no_job_of_a_checked_declaration_runs_without_its_limit(app: Headg
     work = declare(app, StructOrder, StrictRate("15/m", key="{o.tenant}"))
     async with app.open():
         await work.enqueue_many([(StructOrder("acme"),)] * 20)
-        (bucket,) = {job.draws for job in await store_of(app).jobs(_all())}
-        assert [draw.key for draw in bucket] == ["acme"]
+        (bucket,) = {job.buckets for job in await store_of(app).jobs(_all())}
+        assert [ref.key for ref in bucket] == ["acme"]
     assert skipped == []
 
 

@@ -1,7 +1,7 @@
 """Hooks for httpx inside a job: a refusal puts the job back until the server accepts requests again.
 
 `httpx.AsyncClient(event_hooks={"response": [raise_rate_limited]})`. The attempt is not spent, and until then nothing
-starts on the buckets that the job draws on, on any worker.
+starts on the buckets that the job uses, on any worker.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from headgate.contrib.retry_after import closed_for
 logger = logging.getLogger("headgate.httpx")
 
 Key = str | Callable[[httpx.Request], str]
-"""The key of the budget that a request draws on: one for all, or the result of a function."""
+"""The key of the budget that a request uses: one for all, or the result of a function."""
 
 
 def host_of(request: httpx.Request) -> str:
@@ -34,7 +34,7 @@ class LimitedTransport(httpx.AsyncBaseTransport):
 
     An answer that refuses, or was the last one of its window, penalizes its key for as long as `closed_for` returns:
     until then nothing starts on the same bucket, in other clients and, with a shared store, in other programs. The
-    answer itself is returned unchanged: nothing is sent again automatically. Redirects and repeats draw on the budget,
+    answer itself is returned unchanged: nothing is sent again automatically. Redirects and repeats use the budget,
     too.
     """
 

@@ -1,4 +1,4 @@
-"""Limiters of an app: they report refusals, and draw on the current bucket store of the app.
+"""Limiters of an app: they report refusals, and use the current bucket store of the app.
 
 A test may replace that store for a while.
 """

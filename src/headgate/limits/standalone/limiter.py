@@ -154,7 +154,7 @@ class Limiter:
     async def penalize(self, key: str, until: datetime | Duration) -> None:
         """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` ends it.
 
-        For the refusals of a server. It applies to all that draw on the same bucket, in other programs and in jobs,
+        For the refusals of a server. It applies to all that use the same bucket, in other programs and in jobs,
         too. A bucket that is closed for longer stays so, and slots that were booked before are kept.
         """
         await self._budget.penalize_async(key, until)

@@ -17,7 +17,7 @@ from headgate.limits.standalone.waiting_lines import ONLY_WHEN_CALLED
 
 
 class LocalBudget:
-    """A Budget that draws on one table; only `acquire` waits."""
+    """A Budget that uses one table; only `acquire` waits."""
 
     decides_at_once = True
 
@@ -54,7 +54,7 @@ class LocalBudget:
         return self.table.cancel(key, id)
 
     def settle(self, key: str, charged_at: int, cost: int, actual: int) -> None:
-        # Also when closed: the charge matters to others that draw on the same buckets.
+        # Also when closed: the charge matters to others that use the same buckets.
         self.table.amend(key, charged_at, cost, charged_at, actual)
 
     def penalize(self, key: str, until: datetime | Duration) -> None:

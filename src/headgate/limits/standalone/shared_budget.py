@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class SharedBudget:
-    """A Budget that draws on an async store. Its lines and the store belong to one event loop.
+    """A Budget that uses an async store. Its lines and the store belong to one event loop.
 
     `open_store` returns the store. If it returns a new one each time, the budget survives the end of its event loop:
     another loop takes its place, with another store, and a store is closed with its loop or with the budget.

@@ -20,7 +20,7 @@ logger = logging.getLogger("headgate.limiter")
 
 
 class SharedSession:
-    """Draws on an async store, on one event loop. With `closes_store` the store is closed with the session."""
+    """Buckets on an async store, on one event loop. With `closes_store` the store is closed with the session."""
 
     def __init__(self, store: BucketStore, limit: str, rule: AnyRule, clock: Clock, *, closes_store: bool) -> None:
         self._store = store

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from headgate.errors import DeclarationError
 from headgate.storage.statements import Column, Table, Template, as_json, compile_statements, numbers_in
-from headgate.storage.stored_rows import UNREADABLE_DRAWS
+from headgate.storage.stored_rows import UNREADABLE_BUCKETS
 
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
 
@@ -20,13 +20,13 @@ _LITERAL = re.compile(r"""--[^\n]*|"[^"]*"|\b[Ee]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+(?:\.[a-z_]+)?)")
 
 _TEXT = r'"([^"\\\u0001-\u001f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
-_DRAW = rf"\[{_TEXT}(,{_TEXT})?\]"
-_DRAWS = rf"^\[({_DRAW}(,{_DRAW})*)?\]$"
-"""The shape of draws, or of draws without their keys."""
+_REF = rf"\[{_TEXT}(,{_TEXT})?\]"
+_REFS = rf"^\[({_REF}(,{_REF})*)?\]$"
+"""The shape of buckets, or of buckets without their keys."""
 
-_DRAWS_OF_JOB = rf"^\[(\[{_TEXT},{_TEXT}\](,\[{_TEXT},{_TEXT}\])*)?\]$"
+_REFS_OF_JOB = rf"^\[(\[{_TEXT},{_TEXT}\](,\[{_TEXT},{_TEXT}\])*)?\]$"
 _COUNTS = r"^\[([0-9]{1,9}(, ?[0-9]{1,9})*)?\]$"
-_DRAWS_CAST = re.compile(r"\b((?:[a-z]+\.)?draws)::json\b")
+_REFS_CAST = re.compile(r"\b((?:[a-z]+\.)?buckets)::json\b")
 _COUNTS_CAST = re.compile(r"((?:\b[a-z]+\.(?:waits|runs))|coalesce\(start\.settled, start\.costs\))::json\b")
 
 
@@ -67,12 +67,12 @@ class PostgresDialect:
     def array(self, values: str) -> str:
         return f"json_build_array({values})::text"
 
-    def draws(self, column: str) -> str:
+    def buckets(self, column: str) -> str:
         # A cast of text that is not JSON would fail the whole statement. `IS JSON` needs PostgreSQL 16.
-        read = f"(CASE WHEN {column} ~ '{_DRAWS}' THEN {column} ELSE '{as_json(UNREADABLE_DRAWS)}' END)::json"
+        read = f"(CASE WHEN {column} ~ '{_REFS}' THEN {column} ELSE '{as_json(UNREADABLE_BUCKETS)}' END)::json"
         return (
             "(SELECT value ->> 0 AS limit_name, value ->> 1 AS key, place - 1 AS place "
-            f"FROM json_array_elements({read}) WITH ORDINALITY AS each (value, place)) AS draw"
+            f"FROM json_array_elements({read}) WITH ORDINALITY AS each (value, place)) AS ref"
         )
 
     def finish(self, sql: str) -> str:
@@ -112,7 +112,7 @@ def _guarded(statement: str) -> str:
     def guard(shape: str, otherwise: str) -> Callable[[re.Match[str]], str]:
         return lambda cast: f"(CASE WHEN {cast[1]} ~ '{shape}' THEN {cast[1]} ELSE '{otherwise}' END)::json"
 
-    statement = _DRAWS_CAST.sub(guard(_DRAWS_OF_JOB, as_json(UNREADABLE_DRAWS)), statement)
+    statement = _REFS_CAST.sub(guard(_REFS_OF_JOB, as_json(UNREADABLE_BUCKETS)), statement)
     return _COUNTS_CAST.sub(guard(_COUNTS, "[]"), statement)
 
 

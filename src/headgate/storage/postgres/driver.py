@@ -298,7 +298,7 @@ class PostgresDriver(Driver):
             queues = None
         else:
             await self._additions.write((jobs, batches))
-        if any(job.draws for job in jobs):
+        if any(job.buckets for job in jobs):
             for claimer in self._claimers:
                 claimer.expect_arrivals()
         self._changed(queues=queues)

@@ -16,7 +16,7 @@ from msgspec.structs import astuple
 
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import IdTaken, JobId, job_number
-from headgate.jobs.job import Draw, JobOptions, JobState, NewJob, Origin
+from headgate.jobs.job import BucketRef, JobOptions, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
 from headgate.storage.following import NO_PLACEMENTS, FollowerPlacement, Placements, leaders_of, rejected
 from headgate.storage.procedures.following import grow_batches, placements_of, store_ties
@@ -49,7 +49,7 @@ class _LaneRow(NamedTuple):
 
     id: str
     queue: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     variant: str
     place: int
 
@@ -164,15 +164,15 @@ async def _without_stored(tx: Transaction, jobs: Sequence[NewJob], rows: list[_N
 
 def _lane_rows(lanes: Mapping[str, Lane]) -> list[_LaneRow]:
     places = enumerate(lanes.items())
-    return [_LaneRow(id, lane.queue, lane.draws, lane.variant, place) for place, (id, lane) in places]
+    return [_LaneRow(id, lane.queue, lane.buckets, lane.variant, place) for place, (id, lane) in places]
 
 
 def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes: dict[str, Lane]) -> list[_NewRow]:
     """Return the jobs as they are inserted; their lanes are added to `lanes`."""
-    ids: dict[tuple[str, tuple[Draw, ...], str], str] = {}
+    ids: dict[tuple[str, tuple[BucketRef, ...], str], str] = {}
     rows: list[_NewRow] = []
     for job in jobs:
-        key = (job.queue, job.draws, job.variant)
+        key = (job.queue, job.buckets, job.variant)
         lane = ids.get(key)
         if lane is None:
             known = Lane(*key)

@@ -8,9 +8,9 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from headgate.jobs.draw_set import DrawSet, chosen
+from headgate.jobs.bucket_mask import BucketMask, chosen
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import (
     OF_BATCH,
@@ -41,8 +41,8 @@ class BucketRow(msgspec.Struct):
     closed_until: int
 
     @property
-    def draw(self) -> Draw:
-        return Draw(self.limit, self.key)
+    def ref(self) -> BucketRef:
+        return BucketRef(self.limit, self.key)
 
 
 class BucketName(NamedTuple):
@@ -64,7 +64,7 @@ class Charged(msgspec.Struct):
 
     @classmethod
     def of(cls, view: BucketView) -> Self:
-        return cls(bucket_id(view.draw), view.draw.limit, view.draw.key, *view.stored)
+        return cls(bucket_id(view.ref), view.ref.limit, view.ref.key, *view.stored)
 
 
 BUCKETS = RowDecoder(BucketRow, "bucket", state=UNREADABLE)
@@ -77,55 +77,55 @@ class BucketViews:
         self._rules = rules
         self._live = live
         self._limit_now = limit_now
-        self._found: dict[Draw, BucketView] = {}
+        self._found: dict[BucketRef, BucketView] = {}
 
-    def __getitem__(self, draw: Draw) -> BucketView:
-        view = self._found.get(draw)
+    def __getitem__(self, ref: BucketRef) -> BucketView:
+        view = self._found.get(ref)
         if view is None:
-            rule = self.rule_of(draw)
+            rule = self.rule_of(ref)
             if not rule.orders_turns:
-                raise KeyError(draw)
-            view = self._found[draw] = TurnView(draw, rule, None)
+                raise KeyError(ref)
+            view = self._found[ref] = TurnView(ref, rule, None)
         return view
 
-    def add(self, rows: Iterable[BucketRow], draws: Iterable[Draw] = ()) -> None:
+    def add(self, rows: Iterable[BucketRow], buckets: Iterable[BucketRef] = ()) -> None:
         """Create the views of these rows, and of these buckets, which need not have a row.
 
         The buckets of the limits themselves come before those of their keys.
         """
         for row in sorted(rows, key=lambda row: row.key != FOR_ALL_KEYS):
             self.of(row)
-        for draw in sorted(draws, key=lambda draw: draw.key != FOR_ALL_KEYS):
-            if draw not in self._found:
-                self._found[draw] = self._make(draw, None)
+        for ref in sorted(buckets, key=lambda ref: ref.key != FOR_ALL_KEYS):
+            if ref not in self._found:
+                self._found[ref] = self._make(ref, None)
 
     def of(self, row: BucketRow) -> BucketView:
         """Return the view of a row."""
-        view = self._found.get(row.draw)
+        view = self._found.get(row.ref)
         if view is None:
-            view = self._found[row.draw] = self._make(row.draw, row)
+            view = self._found[row.ref] = self._make(row.ref, row)
         return view
 
-    def rule_of(self, draw: Draw) -> AnyRule:
+    def rule_of(self, ref: BucketRef) -> AnyRule:
         """Return the rule in force for a bucket."""
-        return self._live.rule(draw, self._rules[draw.limit])
+        return self._live.rule(ref, self._rules[ref.limit])
 
-    def with_homes(self, draws: Iterable[Draw]) -> set[Draw]:
+    def with_homes(self, buckets: Iterable[BucketRef]) -> set[BucketRef]:
         """Return these buckets, and the buckets in which their limits keep one state for all keys.
 
         Without those of fair queues, which are not stored.
         """
-        found = {draw for draw in draws if not self.rule_of(draw).orders_turns}
-        for draw in list(found):
-            if self.rule_of(draw).shares_state:
-                found.add(Draw(draw.limit, FOR_ALL_KEYS))
+        found = {ref for ref in buckets if not self.rule_of(ref).orders_turns}
+        for ref in list(found):
+            if self.rule_of(ref).shares_state:
+                found.add(BucketRef(ref.limit, FOR_ALL_KEYS))
         return found
 
     async def read_rivals(self, tx: Transaction) -> None:
         """Read, for each home, which of its keys have jobs to start now."""
         for view in self._found.values():
             if view.rule.shares_state and view.home is view:
-                view.rivals = set(await tx.values("rivals", limit=view.draw.limit, limit_now=self._limit_now))
+                view.rivals = set(await tx.values("rivals", limit=view.ref.limit, limit_now=self._limit_now))
 
     @property
     def charged(self) -> list[BucketView]:
@@ -139,36 +139,36 @@ class BucketViews:
             await tx.execute("charge", wanted=[Charged.of(view) for view in charged])
         return bool(charged)
 
-    def _make(self, draw: Draw, row: BucketRow | None) -> BucketView:
-        rule = self.rule_of(draw)
-        view = BucketView(draw, rule, None)
+    def _make(self, ref: BucketRef, row: BucketRow | None) -> BucketView:
+        rule = self.rule_of(ref)
+        view = BucketView(ref, rule, None)
         if row is not None:
             view.id, view.opens_at, view.closed_until = row.id, row.opens_at, row.closed_until
             if row.state is not None:
-                view.state = load_state(rule, draw, row.state, self._limit_now)
+                view.state = load_state(rule, ref, row.state, self._limit_now)
                 # The load converts a state of another rule as of now, so it has to be stored as of now.
                 view.charged = rule.dump(view.state) != row.state
-        if self._live.is_paused(draw):
+        if self._live.is_paused(ref):
             view.closed_until = NEVER
-        if rule.shares_state and draw.key != FOR_ALL_KEYS:
-            home = Draw(draw.limit, FOR_ALL_KEYS)
+        if rule.shares_state and ref.key != FOR_ALL_KEYS:
+            home = BucketRef(ref.limit, FOR_ALL_KEYS)
             view.home = self._found.get(home) or self._new(home)
         return view
 
-    def _new(self, draw: Draw) -> BucketView:
-        view = self._found[draw] = BucketView(draw, self.rule_of(draw), None)
+    def _new(self, ref: BucketRef) -> BucketView:
+        view = self._found[ref] = BucketView(ref, self.rule_of(ref), None)
         return view
 
 
-async def lock_buckets(tx: Transaction, draws: Iterable[Draw]) -> list[BucketRow]:
+async def lock_buckets(tx: Transaction, buckets: Iterable[BucketRef]) -> list[BucketRow]:
     """Lock the rows of these buckets, in the order of their ids, as every transaction does."""
-    ids = sorted({bucket_id(draw) for draw in draws})
+    ids = sorted({bucket_id(ref) for ref in buckets})
     return await tx.fetch(BUCKETS, "buckets_for_update", ids=ids) if ids else []
 
 
-async def lock_or_insert(tx: Transaction, draws: Iterable[Draw]) -> list[BucketRow]:
+async def lock_or_insert(tx: Transaction, buckets: Iterable[BucketRef]) -> list[BucketRow]:
     """As lock_buckets, after inserting missing rows."""
-    wanted = set(draws)
+    wanted = set(buckets)
     rows = await lock_buckets(tx, wanted)
     while len(rows) < len(wanted):
         # New, or deleted for being idle a moment ago.
@@ -178,14 +178,14 @@ async def lock_or_insert(tx: Transaction, draws: Iterable[Draw]) -> list[BucketR
 
 
 async def lock_views(
-    tx: Transaction, draws: Iterable[Draw], rules: Mapping[str, AnyRule], live: LiveRules
+    tx: Transaction, buckets: Iterable[BucketRef], rules: Mapping[str, AnyRule], live: LiveRules
 ) -> BucketViews:
     """Lock these buckets, after inserting missing rows, and return their views at the time of the lock.
 
     From then on, the time of the transaction is that of the lock.
     """
-    wanted = BucketViews(rules, live, tx.limit_now).with_homes(draws)
-    ids = sorted(bucket_id(draw) for draw in wanted)
+    wanted = BucketViews(rules, live, tx.limit_now).with_homes(buckets)
+    ids = sorted(bucket_id(ref) for ref in wanted)
     rows = await tx.lock(BUCKETS, "buckets_for_update", ids=ids) if ids else []
     while len(rows) < len(ids) and not tx.has_one_writer:
         # New, or deleted for being idle a moment ago.
@@ -197,9 +197,9 @@ async def lock_views(
     return views
 
 
-async def ensure_rows(tx: Transaction, draws: Iterable[Draw]) -> None:
+async def ensure_rows(tx: Transaction, buckets: Iterable[BucketRef]) -> None:
     """Insert a row for each bucket that has none, so that it can be locked and lanes can wait behind it."""
-    wanted = {(bucket_id(draw)): BucketName(bucket_id(draw), draw.limit, draw.key) for draw in draws}
+    wanted = {(bucket_id(ref)): BucketName(bucket_id(ref), ref.limit, ref.key) for ref in buckets}
     if not wanted:
         return
     missing = await tx.values("missing_buckets", wanted=list(wanted.values()))
@@ -207,9 +207,9 @@ async def ensure_rows(tx: Transaction, draws: Iterable[Draw]) -> None:
         await tx.execute("ensure_buckets", wanted=[wanted[id] for id in missing], limit_now=tx.limit_now)
 
 
-async def close_buckets(tx: Transaction, draws: Iterable[Draw], until: int) -> None:
+async def close_buckets(tx: Transaction, buckets: Iterable[BucketRef], until: int) -> None:
     """Let nothing start on these buckets before that limit time."""
-    rows = await lock_or_insert(tx, draws)
+    rows = await lock_or_insert(tx, buckets)
     if rows:
         await tx.execute("close_buckets", ids=[row.id for row in rows], until=until)
 
@@ -218,29 +218,29 @@ class PermitRelease(NamedTuple):
     """The permits that a job releases, and those that it keeps."""
 
     job_id: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     terms: GateTerms
-    given: DrawSet
-    kept: DrawSet
+    given: BucketMask
+    kept: BucketMask
 
 
 class Holder(msgspec.Struct, array_like=True):
     """A job that holds permits."""
 
     id: JobId
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     terms: GateTerms | None
-    held: DrawSet
+    held: BucketMask
 
 
-def leaving_holders(jobs: Iterable[PermitRelease]) -> dict[Draw, list[str]]:
+def leaving_holders(jobs: Iterable[PermitRelease]) -> dict[BucketRef, list[str]]:
     """Return the holders that leave each bucket."""
-    leaving: dict[Draw, list[str]] = {}
+    leaving: dict[BucketRef, list[str]] = {}
     for job in jobs:
-        # A row that contradicts itself may name more permits than draws.
-        for draw, holding in chosen(zip(job.draws, job.terms.holds, strict=False), job.given):
+        # A row that contradicts itself may name more permits than buckets.
+        for ref, holding in chosen(zip(job.buckets, job.terms.holds, strict=False), job.given):
             if holding is not None:
-                leaving.setdefault(draw, []).append(holding.holder(job.job_id))
+                leaving.setdefault(ref, []).append(holding.holder(job.job_id))
     return leaving
 
 
@@ -252,9 +252,9 @@ def permits_left(state: str | None, leaving: Iterable[str]) -> HeldPermits:
     return permits
 
 
-def draws_of_batch(draws: Sequence[Draw], terms: GateTerms | None) -> list[Draw]:
+def buckets_of_batch(buckets: Sequence[BucketRef], terms: GateTerms | None) -> list[BucketRef]:
     """Return the buckets of which the job's batch holds permits."""
-    return [] if terms is None else chosen(draws, terms.of_batch)
+    return [] if terms is None else chosen(buckets, terms.of_batch)
 
 
 def holding_batches(states: Iterable[str | None]) -> set[str]:
@@ -270,34 +270,34 @@ class PermitBucket(NamedTuple):
 
 
 def permit_contradictions(
-    holders: Iterable[Holder], buckets: Mapping[Draw, PermitBucket], pending: Container[str], rules: LiveRules
+    holders: Iterable[Holder], buckets: Mapping[BucketRef, PermitBucket], pending: Container[str], rules: LiveRules
 ) -> Iterator[str]:
     """Yield a sentence for each contradiction between buckets, jobs and `pending` batches about who holds permits."""
-    expected: dict[Draw, Counter[str]] = {}
+    expected: dict[BucketRef, Counter[str]] = {}
     for job in holders:
         holds = () if job.terms is None else job.terms.holds
-        for draw, holding in chosen(zip(job.draws, holds, strict=False), job.held):
+        for ref, holding in chosen(zip(job.buckets, holds, strict=False), job.held):
             if holding is not None:
-                expected.setdefault(draw, Counter())[holding.holder(job.id)] += 1
-    for draw, bucket in buckets.items():
+                expected.setdefault(ref, Counter())[holding.holder(job.id)] += 1
+    for ref, bucket in buckets.items():
         permits = load_permits(bucket.state)
         # A batch keeps its permit while none of its jobs uses it.
         by_bucket = {holder: hold.uses for holder, hold in permits.holders.items() if hold.uses}
-        by_jobs = dict(expected.pop(draw, {}))
+        by_jobs = dict(expected.pop(ref, {}))
         for batch in batches_of(permits):
             if batch not in pending:
-                yield f"bucket {draw.limit}:{draw.key} is held by batch {batch}, which is final"
+                yield f"bucket {ref.limit}:{ref.key} is held by batch {batch}, which is final"
         if by_bucket != by_jobs:
-            yield f"bucket {draw.limit}:{draw.key} is held by {by_bucket}, and jobs hold {by_jobs}"
+            yield f"bucket {ref.limit}:{ref.key} is held by {by_bucket}, and jobs hold {by_jobs}"
         if permits.held != sum(hold.cost for hold in permits.holders.values()):
-            yield f"bucket {draw.limit}:{draw.key} counts {permits.held} held, but its holders have another sum"
-        if bucket.opens_at == NEVER and not permits.holders and not rules.is_paused(draw):
-            yield f"bucket {draw.limit}:{draw.key} opens when a permit is returned, but has no holder"
-    for draw, by_jobs in expected.items():
-        yield f"jobs hold {dict(by_jobs)} of bucket {draw.limit}:{draw.key}, which has no record of it"
+            yield f"bucket {ref.limit}:{ref.key} counts {permits.held} held, but its holders have another sum"
+        if bucket.opens_at == NEVER and not permits.holders and not rules.is_paused(ref):
+            yield f"bucket {ref.limit}:{ref.key} opens when a permit is returned, but has no holder"
+    for ref, by_jobs in expected.items():
+        yield f"jobs hold {dict(by_jobs)} of bucket {ref.limit}:{ref.key}, which has no record of it"
 
 
-async def return_permits(tx: Transaction, jobs: Iterable[PermitRelease]) -> Set[Draw]:
+async def return_permits(tx: Transaction, jobs: Iterable[PermitRelease]) -> Set[BucketRef]:
     """Take permits from their holders. Returns their buckets; the next claim visits the lanes behind them."""
     given = list(jobs)
     if not given:
@@ -308,22 +308,22 @@ async def return_permits(tx: Transaction, jobs: Iterable[PermitRelease]) -> Set[
     return leaving.keys()
 
 
-async def remove_holders(tx: Transaction, leaving: Mapping[Draw, Sequence[str]]) -> None:
+async def remove_holders(tx: Transaction, leaving: Mapping[BucketRef, Sequence[str]]) -> None:
     """Take one use of a permit from each of these holders of these buckets."""
     rows = await lock_buckets(tx, leaving)
-    await _write(tx, [(row, permits_left(row.state, leaving[row.draw])) for row in rows])
+    await _write(tx, [(row, permits_left(row.state, leaving[row.ref])) for row in rows])
 
 
-async def release_batch_permits(tx: Transaction, batch: str, draws: Iterable[Draw]) -> None:
+async def release_batch_permits(tx: Transaction, batch: str, buckets: Iterable[BucketRef]) -> None:
     """Take the permits of a batch that is final."""
     holder = OF_BATCH + batch
-    held = [(row, load_permits(row.state)) for row in await lock_buckets(tx, draws)]
+    held = [(row, load_permits(row.state)) for row in await lock_buckets(tx, buckets)]
     await _write(tx, [(row, Semaphore.release(permits, holder)) for row, permits in held if holder in permits.holders])
 
 
-async def release_unused_batches(tx: Transaction, draw: Draw) -> int:
+async def release_unused_batches(tx: Transaction, ref: BucketRef) -> int:
     """Take permits from batches of which no job is running. Returns how many permits others hold."""
-    (row,) = await lock_buckets(tx, [draw])
+    (row,) = await lock_buckets(tx, [ref])
     held = load_permits(row.state)
     left = without_unused(held)
     if left != held:

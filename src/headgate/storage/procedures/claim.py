@@ -28,9 +28,9 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
-from headgate.jobs.draw_set import chosen
+from headgate.jobs.bucket_mask import chosen
 from headgate.jobs.identity import job_text
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.storage.admission import RowId
 from headgate.storage.claim_rows import LOWEST_RANK, LaneHead, LaneMove, LaneRow, TurnGroupRow
 from headgate.storage.claiming import ClaimPlan, LaneVisit, sort_heads
@@ -293,7 +293,7 @@ class ClaimTransaction:
         return {"known": known.as_lines, "known_json": known.as_json}
 
     def _page_is_filled_by_unknown_lanes(self) -> bool:
-        """Whether there may be more lanes, and some that were read draw on limits that only another release has."""
+        """Whether there may be more lanes, and some that were read use limits that only another release has."""
         read = [*self._snapshot.due, *self._snapshot.woken, *self._snapshot.behind]
         return self._is_cut_short() and len(self._plan.usable(read)) < len(read)
 
@@ -308,26 +308,26 @@ class ClaimTransaction:
     # ---------------------------------------------------------------------------------------------- claim
 
     async def _claim_gated(self, visits: Sequence[LaneVisit], *, is_first: bool = True) -> Claimed:
-        opened = [row.draw for row in self._snapshot.opened]
-        draws = self._buckets.with_homes([*opened, *(draw for visit in visits for draw in visit.row.draws)])
+        opened = [row.ref for row in self._snapshot.opened]
+        refs = self._buckets.with_homes([*opened, *(ref for visit in visits for ref in visit.row.buckets)])
         for _ in range(TRIES):
             try:
                 async with self._tx.atomic(prepares=STATEMENTS):
-                    claimed = await self._in_transaction(visits, opened, draws, is_first=is_first)
+                    claimed = await self._in_transaction(visits, opened, refs, is_first=is_first)
             except _BucketsNeeded as needed:
                 # Not inside the transaction: later locks would be out of order.
-                draws |= needed.draws
-                await ensure_rows(self._tx, draws)
+                refs |= needed.refs
+                await ensure_rows(self._tx, refs)
             else:
                 return claimed
         raise ClaimConflict
 
     async def _in_transaction(
-        self, visits: Sequence[LaneVisit], opened: Sequence[Draw], draws: set[Draw], *, is_first: bool
+        self, visits: Sequence[LaneVisit], opened: Sequence[BucketRef], refs: set[BucketRef], *, is_first: bool
     ) -> Claimed:
-        await self._lock(draws)
+        await self._lock(refs)
         plan, buckets = self._plan, self._buckets
-        views = [buckets[draw] for draw in opened]
+        views = [buckets[ref] for ref in opened]
         plan.opened = [view for view in views if view.opens_at is not None and view.opens_at <= plan.limit_now]
         held = await self._lock_lanes(visits)
         if held:
@@ -343,21 +343,21 @@ class ClaimTransaction:
         self._was_hidden = is_first and bool(empty) and self._is_cut_short() and not any(visit.taken for visit in held)
         if not self._was_hidden:
             await self._take_ungated()
-        claimed = await self._write(draws)
+        claimed = await self._write(refs)
         if len(held) < len(visits):
             # Other transactions have locked the others. They are still due if that was only a merge.
             claimed = replace(claimed, next_in=min(claimed.next_in or SOON, SOON))
         return claimed
 
-    async def _lock(self, draws: set[Draw]) -> None:
+    async def _lock(self, refs: set[BucketRef]) -> None:
         """Lock the buckets, then take the time of the plan."""
         tx = self._tx
         if tx.has_one_writer:
-            known = {row.draw for row in self._snapshot.opened}
-            rows = [*self._snapshot.opened, *await lock_buckets(tx, draws - known)]
+            known = {row.ref for row in self._snapshot.opened}
+            rows = [*self._snapshot.opened, *await lock_buckets(tx, refs - known)]
         else:
             node = self._claim.node
-            if wanted := sorted(BucketName(bucket_id(draw), draw.limit, draw.key) for draw in draws):
+            if wanted := sorted(BucketName(bucket_id(ref), ref.limit, ref.key) for ref in refs):
                 ids = [name.id for name in wanted]
                 rows = await tx.lock(
                     BUCKETS, "lock_for_claim", ids=ids, wanted=wanted, node=node, limit_now=tx.limit_now
@@ -365,7 +365,7 @@ class ClaimTransaction:
                 is_locked = bool(rows)
             else:
                 rows, is_locked = [], bool(await tx.lock(_NODES, "lock_claiming_node", node=node))
-            if len(rows) < len(draws) or not is_locked:
+            if len(rows) < len(refs) or not is_locked:
                 raise _BucketsNeeded(set())
             if tx.stepped:
                 # The clock of the server has stepped. The next try reads a snapshot, which corrects the time.
@@ -373,7 +373,7 @@ class ClaimTransaction:
             self._plan = self._later_plan()
         self._buckets = self._no_buckets(self._plan.limit_now)
         # With several writers, all buckets have rows, and all rows were locked.
-        self._buckets.add(rows, draws if tx.has_one_writer else ())
+        self._buckets.add(rows, refs if tx.has_one_writer else ())
         await self._buckets.read_rivals(tx)
 
     async def _lock_lanes(self, visits: Sequence[LaneVisit]) -> list[LaneVisit]:
@@ -501,7 +501,7 @@ class ClaimTransaction:
             head.attempt -= 1
             head.fence -= 1
             if head.costs is not None or head.terms is not None:
-                head.check_draw_count(0)
+                head.check_bucket_count(0)
             visits[head.queue].heads.append(head)
         for queue, visit in visits.items():
             sort_heads(visit.heads)
@@ -518,11 +518,11 @@ class ClaimTransaction:
 
     # ---------------------------------------------------------------------------------------------- write
 
-    async def _write(self, locked: set[Draw]) -> Claimed:
+    async def _write(self, locked: set[BucketRef]) -> Claimed:
         plan, tx = self._plan, self._tx
         dropped = plan.drop()
         if plan.given and not tx.has_one_writer:
-            given = {draw for each in plan.given for draw in chosen(each.draws, each.given)}
+            given = {ref for each in plan.given for ref in chosen(each.buckets, each.given)}
             if not given <= locked:
                 raise _BucketsNeeded(given)
         # With several writers, arrivals count the jobs of lanes without limits, so claims do not wait for each other.
@@ -544,7 +544,7 @@ class ClaimTransaction:
         )
         timers = plan.timers(reopened)
         if timers:
-            rows = [BucketTimer(bucket_id(view.draw), opens_at) for view, opens_at in timers]
+            rows = [BucketTimer(bucket_id(view.ref), opens_at) for view, opens_at in timers]
             await tx.execute("set_timers", timer=rows)
         still_open = any(opens_at <= plan.limit_now for _, opens_at in timers)
         has_followers = await self._resolve_followers(dropped, ended) if dropped else False
@@ -641,7 +641,7 @@ class ClaimTransaction:
         if moves:
             # A bucket that is closed without ever having been charged (paused, or by its ceiling) has no row yet.
             behind = [visit.behind for visit in plan.gated]
-            await ensure_rows(tx, {bucket.draw for bucket in behind if bucket is not None and bucket.id is None})
+            await ensure_rows(tx, {bucket.ref for bucket in behind if bucket is not None and bucket.id is None})
             await tx.execute("move_lanes", moved=moves)
 
     async def _skip_locked(self, ids: set[str]) -> NoReturn:
@@ -669,8 +669,8 @@ class ClaimTransaction:
 class _BucketsNeeded(Exception):
     """Some buckets have no row to lock yet, or were not locked."""
 
-    def __init__(self, draws: set[Draw]) -> None:
-        self.draws = draws
+    def __init__(self, refs: set[BucketRef]) -> None:
+        self.refs = refs
 
 
 def combined(first: Claimed, second: Claimed) -> Claimed:

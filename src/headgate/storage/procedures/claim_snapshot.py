@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.storage.admission import TURN, RowId
 from headgate.storage.claim_rows import LaneRow
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import BUCKETS, BucketRow
 from headgate.storage.records import Claim
-from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder, lane_id, note_unreadable
+from headgate.storage.stored_rows import UNREADABLE_BUCKETS, RowDecoder, lane_id, note_unreadable
 
-LANES = RowDecoder(LaneRow, "lane", draws=UNREADABLE_DRAWS)
+LANES = RowDecoder(LaneRow, "lane", buckets=UNREADABLE_BUCKETS)
 
 
 class ClaimSnapshotRow(msgspec.Struct):
@@ -37,13 +37,13 @@ class ClaimSnapshotRow(msgspec.Struct):
 
 
 class SingleWriterSnapshotRow(ClaimSnapshotRow):
-    """The row with one writer. `open` has the lanes without draws; their jobs are read next."""
+    """The row with one writer. `open` has the lanes without buckets; their jobs are read next."""
 
     open: str
 
 
 class MultiWriterSnapshotRow(ClaimSnapshotRow):
-    """The row with several writers: also the jobs of lanes without draws, and work that other processes left to do."""
+    """The row with several writers: also the jobs of lanes without buckets, and work that other processes left."""
 
     ungated: str
     ahead: int
@@ -61,7 +61,7 @@ MULTI_WRITER_SNAPSHOT = RowDecoder(MultiWriterSnapshotRow, "claim snapshot")
 
 
 class UngatedLane(msgspec.Struct, array_like=True):
-    """What a snapshot found in a lane without draws: how many known jobs are ready, how many delayed ones are due, …"""
+    """A lane without buckets in a snapshot: how many known jobs are ready, how many delayed ones are due, …"""
 
     ready: int
     due: int
@@ -89,11 +89,11 @@ class UngatedLane(msgspec.Struct, array_like=True):
 
 
 class _StoredLane(msgspec.Struct, array_like=True):
-    """A lane with its draws as stored text: the decoded draws of each text are cached."""
+    """A lane with its buckets as stored text: the decoded buckets of each text are cached."""
 
     id: str
     queue: str
-    draws: str
+    buckets: str
     waiting: int
     since: int | None
     behind: str | None
@@ -109,7 +109,7 @@ class _StoredLane(msgspec.Struct, array_like=True):
 _decode_stored = RowDecoder(_StoredLane, "lane").decode
 _decode_ungated = msgspec.json.Decoder(list[UngatedLane]).decode
 _decode_paused = msgspec.json.Decoder(frozenset[str]).decode
-_decode_draws = msgspec.json.Decoder(tuple[Draw, ...]).decode
+_decode_buckets = msgspec.json.Decoder(tuple[BucketRef, ...]).decode
 
 
 class ClaimSnapshot:
@@ -203,7 +203,7 @@ def _lanes(text: str) -> list[LaneRow]:
         LaneRow(
             row.id,
             row.queue,
-            _drawn(row.draws),
+            _buckets_of(row.buckets),
             row.waiting,
             row.since,
             row.behind,
@@ -220,9 +220,9 @@ def _lanes(text: str) -> list[LaneRow]:
 
 
 @lru_cache(10_000)
-def _drawn(text: str) -> tuple[Draw, ...]:
+def _buckets_of(text: str) -> tuple[BucketRef, ...]:
     try:
-        return _decode_draws(text)
+        return _decode_buckets(text)
     except (msgspec.DecodeError, UnicodeError) as error:
-        note_unreadable("lane", text[:100], f"draws: {error}")
-        return UNREADABLE_DRAWS
+        note_unreadable("lane", text[:100], f"buckets: {error}")
+        return UNREADABLE_BUCKETS

@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeGuard
 
 import msgspec
 
-from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, difference, spread, union, without
+from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen, difference, spread, union, without
 from headgate.jobs.identity import JobId, job_number
-from headgate.jobs.job import Draw, JobError, JobState
+from headgate.jobs.job import BucketRef, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.terms import GateTerms
 from headgate.jobs.uniqueness import superseded_error
@@ -21,8 +21,8 @@ from headgate.storage.endings import EndedHere
 from headgate.storage.following import EndedJob
 from headgate.storage.procedures.buckets import (
     PermitRelease,
+    buckets_of_batch,
     close_buckets,
-    draws_of_batch,
     leaving_holders,
     lock_buckets,
     remove_holders,
@@ -58,13 +58,13 @@ class RunningJob(msgspec.Struct):
     id: JobId
     fence: int
     queue: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     cancel_requested: bool
     terms: GateTerms | None
-    held: DrawSet
-    passed: DrawSet
+    held: BucketMask
+    passed: BucketMask
     lost: int
-    uncharged: DrawSet
+    uncharged: BucketMask
     delayed: bool
     run_at: int
     rank: int
@@ -89,14 +89,14 @@ class RunningJob(msgspec.Struct):
         """Return the job as one that has become final in this state."""
         return EndedJob(self.id, state, self.is_followed, self.batch)
 
-    def kept(self, state: JobState) -> DrawSet:
+    def kept(self, state: JobState) -> BucketMask:
         """Return the permits that it keeps when it becomes `state`."""
-        return NO_DRAWS if self.terms is None else self.terms.kept(self.held, state)
+        return NO_BUCKETS if self.terms is None else self.terms.kept(self.held, state)
 
     @property
-    def rates(self) -> tuple[Draw, ...]:
+    def rates(self) -> tuple[BucketRef, ...]:
         """The buckets that count its starts."""
-        return without(self.draws, NO_DRAWS if self.terms is None else self.terms.permits)
+        return without(self.buckets, NO_BUCKETS if self.terms is None else self.terms.permits)
 
 
 class ReturnedJob(msgspec.Struct):
@@ -115,7 +115,7 @@ class _EndedRow(msgspec.Struct):
     state: JobState
     result: str | None
     error: JobError | None
-    held: DrawSet
+    held: BucketMask
 
 
 class _SettledRow(msgspec.Struct):
@@ -138,8 +138,8 @@ class _ReturnedRow(msgspec.Struct):
     run_at: int
     error: JobError | None
     give_up_at: int | None
-    held: DrawSet
-    passed: DrawSet
+    held: BucketMask
+    passed: BucketMask
     lane: str
 
 
@@ -284,7 +284,7 @@ async def end(
 
 
 async def wait_again(tx: Transaction, returned_jobs: Sequence[ReturnedJob]) -> list[EndedJob]:
-    """Let running jobs wait again in the lanes of their next draws. Returns the jobs that become final instead.
+    """Let running jobs wait again in the lanes of their next buckets. Returns the jobs that become final instead.
 
     These are jobs whose cancellation was requested, and jobs whose unique key another waiting job has by now.
     """
@@ -322,7 +322,7 @@ def states_after(
 async def release_held(tx: Transaction, jobs: Iterable[tuple[RunningJob, JobState]]) -> None:
     """Release the permits that these jobs do not keep in their new states; their rows are written already."""
     given = [
-        PermitRelease(job.id, job.draws, job.terms, difference(job.held, job.kept(state)), job.kept(state))
+        PermitRelease(job.id, job.buckets, job.terms, difference(job.held, job.kept(state)), job.kept(state))
         for job, state in jobs
         if job.held and job.terms is not None
     ]
@@ -362,15 +362,15 @@ async def _lock_buckets_of(
     """Lock all buckets that the transaction needs, at once."""
     if tx.has_one_writer:
         return
-    draws: set[Draw] = set()
+    buckets: set[BucketRef] = set()
     for attempt, job in jobs.items():
-        draws.update(chosen(job.draws, job.held))
+        buckets.update(chosen(job.buckets, job.held))
         # The job may be the last of its batch.
-        draws.update(draws_of_batch(job.draws, job.terms))
+        buckets.update(buckets_of_batch(job.buckets, job.terms))
         ending = endings.get(attempt)
         if ending is not None and _closed_for(ending) is not None:
-            draws.update(job.rates)
-    await lock_buckets(tx, draws)
+            buckets.update(job.rates)
+    await lock_buckets(tx, buckets)
 
 
 async def lock_attempts(tx: Transaction, node: str, jobs: dict[AttemptId, RunningJob]) -> dict[AttemptId, RunningJob]:
@@ -412,10 +412,10 @@ async def _supersede(tx: Transaction, jobs: Sequence[RunningJob]) -> Collection[
 
 def _lane_after(back: ReturnedJob) -> Lane:
     job = back.job
-    return lane_of(job.queue, job.draws, job.terms, union(job.kept(job.state_after), _passed_after(back)))
+    return lane_of(job.queue, job.buckets, job.terms, union(job.kept(job.state_after), _passed_after(back)))
 
 
-def _passed_after(back: ReturnedJob) -> DrawSet:
+def _passed_after(back: ReturnedJob) -> BucketMask:
     terms = back.job.terms
     return terms.free_retries if terms is not None and back.is_retry else back.job.passed
 

@@ -17,7 +17,7 @@ import msgspec
 from headgate.errors import BatchClosed, BatchNotFound
 from headgate.jobs.batch import NewBatch, ended_as
 from headgate.jobs.identity import IdTaken, JobId, process_name
-from headgate.jobs.job import Draw, JobError, JobState, NewJob
+from headgate.jobs.job import BucketRef, JobError, JobState, NewJob
 from headgate.jobs.terms import GateTerms
 from headgate.storage.driver import Transaction
 from headgate.storage.following import (
@@ -39,7 +39,7 @@ from headgate.storage.following import (
     placements,
     unrun_state,
 )
-from headgate.storage.procedures.buckets import draws_of_batch, release_batch_permits
+from headgate.storage.procedures.buckets import buckets_of_batch, release_batch_permits
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Lane, add_arrivals, arrival_of, lane_of
 from headgate.storage.records import FINAL_STATES
@@ -103,7 +103,7 @@ class _Follower(msgspec.Struct):
     leader: JobId
     outcome: str | None
     queue: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     terms: GateTerms | None
     is_followed: bool
     batch: JobId | None
@@ -115,7 +115,7 @@ class _Follower(msgspec.Struct):
 
     @property
     def lane(self) -> Lane:
-        return lane_of(self.queue, self.draws, self.terms)
+        return lane_of(self.queue, self.buckets, self.terms)
 
     @property
     def on(self) -> str:
@@ -147,7 +147,7 @@ class _Uncounted(msgspec.Struct):
 
 class _Member(msgspec.Struct):
     id: JobId
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     terms: GateTerms | None
 
 
@@ -208,7 +208,7 @@ async def _require_open(tx: Transaction, batch: _BatchState) -> None:
     if batch.ended is not None:
         raise BatchClosed(f"batch {batch.id} is final ({batch.ended.state}), and what follows it may have run")
     for member in await tx.fetch(_MEMBERS, "member_of_batch", batch=batch.id):
-        if draws_of_batch(member.draws, member.terms):
+        if buckets_of_batch(member.buckets, member.terms):
             raise BatchClosed(f"batch {batch.id} holds limits for all its jobs, so it takes no jobs later")
 
 
@@ -464,7 +464,7 @@ async def _count(tx: Transaction, counts: Sequence[BatchCount]) -> list[EndedJob
             continue
         final.append(batch.ended)
         for member in () if batch.is_join else await tx.fetch(_MEMBERS, "member_of_batch", batch=batch.id):
-            await release_batch_permits(tx, batch.id, draws_of_batch(member.draws, member.terms))
+            await release_batch_permits(tx, batch.id, buckets_of_batch(member.buckets, member.terms))
     return final
 
 

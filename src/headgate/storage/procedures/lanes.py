@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
-from headgate.jobs.job import Draw
+from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, without
+from headgate.jobs.job import BucketRef
 from headgate.jobs.terms import GateTerms
 from headgate.limits.fair import PREFIX
 from headgate.limits.key import BETWEEN_LEVELS
@@ -22,15 +22,15 @@ from headgate.storage.stored_rows import lane_id
 
 
 class Lane(msgspec.Struct, frozen=True, gc=False):
-    """What identifies a lane: its queue, draws and variant."""
+    """What identifies a lane: its queue, buckets and variant."""
 
     queue: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     variant: str
 
     @property
     def id(self) -> str:
-        return lane_id(self.queue, self.draws, self.variant)
+        return lane_id(self.queue, self.buckets, self.variant)
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -52,7 +52,7 @@ class _ArrivalRow(NamedTuple):
 
     lane: str
     queue: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     variant: str
     jobs: int
     is_ready: bool
@@ -60,15 +60,15 @@ class _ArrivalRow(NamedTuple):
     rank: int | None
 
 
-def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, exempt_draws: DrawSet = NO_DRAWS) -> Lane:
-    """Return the lane of a job. The draws in `exempt_draws` are exempt: the lane does not have them."""
-    asked = without(draws, exempt_draws)
-    return Lane(queue, asked, terms.variant(exempt_draws) if terms is not None and asked else "")
+def lane_of(queue: str, buckets: Sequence[BucketRef], terms: GateTerms | None, exempt: BucketMask = NO_BUCKETS) -> Lane:
+    """Return the lane of a job. The buckets in `exempt` are exempt: the lane does not have them."""
+    asked = without(buckets, exempt)
+    return Lane(queue, asked, terms.variant(exempt) if terms is not None and asked else "")
 
 
-def is_grouped(draws: Sequence[Draw]) -> bool:
-    """Whether the draws have the key of two levels of a fair queue."""
-    return any(BETWEEN_LEVELS in draw.key and draw.limit.startswith(PREFIX) for draw in draws)
+def is_grouped(buckets: Sequence[BucketRef]) -> bool:
+    """Whether the buckets have the key of two levels of a fair queue."""
+    return any(BETWEEN_LEVELS in ref.key and ref.limit.startswith(PREFIX) for ref in buckets)
 
 
 def arrival_of(lane: Lane, run_at: int, rank: int, *, delayed: bool, jobs: int = 1) -> Arrival:
@@ -82,7 +82,7 @@ async def add_arrivals(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
     """Count jobs that were added and removed. Call it after the jobs are written: low watermarks need that order."""
     rows = [
         _ArrivalRow(
-            to.id, to.queue, to.draws, to.variant, arrival.jobs, arrival.is_ready, arrival.wakes_at, arrival.rank
+            to.id, to.queue, to.buckets, to.variant, arrival.jobs, arrival.is_ready, arrival.wakes_at, arrival.rank
         )
         for arrival in arrivals
         for to in (arrival.to,)
@@ -95,7 +95,7 @@ async def add_arrivals(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
     left = {row.lane for row in rows if row.jobs < 0}
     behind = await tx.values("behind_of_lanes", lanes=list(left)) if left else []
     since = tx.take_places(len(rows))
-    if any(is_grouped(row.draws) for row in rows):
+    if any(is_grouped(row.buckets) for row in rows):
         await tx.execute("join_groups", arrivals=rows, since=since)
     await tx.execute("add_arrivals", arrivals=rows, since=since)
     if behind:

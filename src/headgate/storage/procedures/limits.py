@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.limits.concurrency import load_permits
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
@@ -37,15 +37,15 @@ async def amend(
 ) -> None:
     """As `Store.amend`."""
     await live.refresh(tx)
-    known = [amendment for amendment in amendments if amendment.draw.limit in rules]
-    buckets = await lock_views(tx, [amendment.draw for amendment in known], rules, live.rules)
+    known = [amendment for amendment in amendments if amendment.ref.limit in rules]
+    buckets = await lock_views(tx, [amendment.ref for amendment in known], rules, live.rules)
     for amendment in known:
-        bucket = buckets[amendment.draw]
+        bucket = buckets[amendment.ref]
         bucket.amend(amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual)
         if amendment.is_refused:
             bucket.refuse(amendment.charged_at, tx.limit_now)
     await buckets.charge(tx)
-    ids = sorted({bucket_id(amendment.draw) for amendment in known if amendment.actual < amendment.cost})
+    ids = sorted({bucket_id(amendment.ref) for amendment in known if amendment.actual < amendment.cost})
     if ids:
         await tx.execute("reopen_buckets", ids=ids, limit_now=tx.limit_now)
 
@@ -61,7 +61,7 @@ async def move_starts(
     known = {(start.id, start.fence): start for start in starts}
     running = await still_running(tx, node, known)
     buckets = await lock_views(
-        tx, {draw for attempt in running for draw in known[attempt].draws if draw.limit in rules}, rules, live.rules
+        tx, {ref for attempt in running for ref in known[attempt].buckets if ref.limit in rules}, rules, live.rules
     )
     moved: dict[AttemptId, int] = {}
     for attempt, job in (await lock_attempts(tx, node, running)).items():
@@ -69,7 +69,7 @@ async def move_starts(
         if start is None or charged_at is None:
             continue
         charges = [
-            (buckets[draw], cost) for draw, cost in zip(start.draws, start.costs, strict=True) if draw.limit in rules
+            (buckets[ref], cost) for ref, cost in zip(start.buckets, start.costs, strict=True) if ref.limit in rules
         ]
         if any(bucket.rule.counts_until(charged_at) <= tx.limit_now for bucket, _ in charges):
             continue
@@ -84,7 +84,7 @@ async def move_starts(
 
 async def visit(
     tx: Transaction,
-    draw: Draw,
+    ref: BucketRef,
     rules: Mapping[str, AnyRule],
     change: Callable[[Any], Any],
     id: str | None,
@@ -92,10 +92,10 @@ async def visit(
 ) -> tuple[Any, bool]:
     """As `Store.visit`. Returns the result of `change`, and whether permits or starts were returned."""
     await live.refresh(tx)
-    buckets = await lock_views(tx, [draw], rules, live.rules)
-    noted = {"bucket": bucket_id(draw), "id": id}
+    buckets = await lock_views(tx, [ref], rules, live.rules)
+    noted = {"bucket": bucket_id(ref), "id": id}
     note = None if id is None else await tx.value("note_of_bucket", **noted, limit_now=tx.limit_now)
-    visited = BucketVisit(buckets[draw], tx.limit_now, note)
+    visited = BucketVisit(buckets[ref], tx.limit_now, note)
     answer = change(visited)
     if await buckets.charge(tx) and tx.has_one_writer:
         # With several writers, heartbeats do it: every visit would wait for this row.
@@ -103,39 +103,39 @@ async def visit(
     if id is not None and visited.noted_until is not None:
         await tx.execute("keep_note_of_bucket", **noted, note=visited.note, until=visited.noted_until)
     if visited.reopens:
-        await reopen_limit(tx, draw.limit, draw.key)
+        await reopen_limit(tx, ref.limit, ref.key)
     return answer, visited.reopens
 
 
 async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
     """Store starts that were fetched from another store, in place of earlier ones, and wake the lanes behind."""
-    draws = [deposit.draw for deposit in deposits]
-    await lock_or_insert(tx, draws)
-    await tx.execute("charge", wanted=[_with_balance(deposit.draw, deposit.balance) for deposit in deposits])
+    buckets = [deposit.ref for deposit in deposits]
+    await lock_or_insert(tx, buckets)
+    await tx.execute("charge", wanted=[_with_balance(deposit.ref, deposit.balance) for deposit in deposits])
     timers = [
-        BucketTimer(bucket_id(deposit.draw), tx.limit_now if deposit.balance.left else deposit.balance.opens_at)
+        BucketTimer(bucket_id(deposit.ref), tx.limit_now if deposit.balance.left else deposit.balance.opens_at)
         for deposit in deposits
     ]
     await tx.execute("set_timers", timer=timers)
 
 
-def _with_balance(draw: Draw, balance: FetchedBalance) -> tuple[Any, ...]:
+def _with_balance(ref: BucketRef, balance: FetchedBalance) -> tuple[Any, ...]:
     """Return a bucket with a balance, as it is stored."""
-    return bucket_id(draw), draw.limit, draw.key, dump_balance(balance), balance.idle_at
+    return bucket_id(ref), ref.limit, ref.key, dump_balance(balance), balance.idle_at
 
 
 async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> Sequence[int]:
     """Remove what is left of these deposits, so that it can be given back. Returns how much was left of each."""
-    states = {row.draw: row.state for row in await lock_buckets(tx, [deposit.draw for deposit in deposits])}
+    states = {row.ref: row.state for row in await lock_buckets(tx, [deposit.ref for deposit in deposits])}
     left: list[int] = []
     emptied: list[tuple[Any, ...]] = []
     for deposit in deposits:
-        balance = load_balance(states.get(deposit.draw))
+        balance = load_balance(states.get(deposit.ref))
         # Another node may have stored a newer deposit there, which only it may withdraw.
         mine = balance.left if balance.charged_at == deposit.balance.charged_at else 0
         left.append(mine)
         if mine:
-            emptied.append(_with_balance(deposit.draw, replace(balance, left=0)))
+            emptied.append(_with_balance(deposit.ref, replace(balance, left=0)))
     if emptied:
         await tx.execute("charge", wanted=emptied)
     return left
@@ -161,20 +161,20 @@ async def reopen(tx: Transaction, setting: LimitSetting) -> None:
     await _reopen_for(tx, setting)
 
 
-async def penalize(tx: Transaction, draw: Draw, until: int, *, audit_record: AuditRecord | None = None) -> None:
+async def penalize(tx: Transaction, ref: BucketRef, until: int, *, audit_record: AuditRecord | None = None) -> None:
     """Let nothing start on a bucket before that limit time."""
-    await close_buckets(tx, [draw], until)
+    await close_buckets(tx, [ref], until)
     await add_audit_record(tx, audit_record)
 
 
-async def reset(tx: Transaction, draw: Draw, *, audit_record: AuditRecord | None = None) -> int:
+async def reset(tx: Transaction, ref: BucketRef, *, audit_record: AuditRecord | None = None) -> int:
     """Reset a bucket and take back permits of jobs that are not running. Returns how many permits are still held.
 
     For a dynamic window, the bucket with the key "" is the state of all keys.
     """
-    held = await release_idle(tx, draw)
-    await tx.execute("reset_bucket", id=bucket_id(draw), keep_state=held > 0)
-    await reopen_limit(tx, draw.limit, draw.key or None)
+    held = await release_idle(tx, ref)
+    await tx.execute("reset_bucket", id=bucket_id(ref), keep_state=held > 0)
+    await reopen_limit(tx, ref.limit, ref.key or None)
     await add_audit_record(tx, audit_record)
     return held
 
@@ -218,4 +218,4 @@ async def reopen_limit(tx: Transaction, limit: str, key: str | None = None) -> N
     if key is None:
         await tx.execute("reopen_limit", limit=limit, limit_now=tx.limit_now)
     else:
-        await tx.execute("reopen_buckets", ids=[bucket_id(Draw(limit, key))], limit_now=tx.limit_now)
+        await tx.execute("reopen_buckets", ids=[bucket_id(BucketRef(limit, key))], limit_now=tx.limit_now)

@@ -12,10 +12,10 @@ from msgspec.structs import asdict
 
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.batch import BatchRecord
-from headgate.jobs.draw_set import DrawSet, union
+from headgate.jobs.bucket_mask import BucketMask, union
 from headgate.jobs.gating import GatedJob, KnownGates
 from headgate.jobs.identity import JobId, numbers_beginning
-from headgate.jobs.job import AttemptRecord, Draw, JobRecord, JobState
+from headgate.jobs.job import AttemptRecord, BucketRef, JobRecord, JobState
 from headgate.jobs.terms import GateTerms
 from headgate.limits.fair import PREFIX
 from headgate.limits.key import levels_of
@@ -47,7 +47,7 @@ from headgate.storage.records import (
     WaitingCount,
 )
 from headgate.storage.statements import as_json, limit_needle, member_needle, tag_needle
-from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder, bucket_id
+from headgate.storage.stored_rows import UNREADABLE_BUCKETS, RowDecoder, bucket_id
 
 AT_ONCE = 5_000
 """How many jobs are read at most for a page or a bounded count: in order, or by an index if it finds few."""
@@ -64,7 +64,7 @@ MORE_AT_ONCE = 20_000
 
 
 LANES_SEARCHED = 250_000
-"""How many lanes are searched at most for those that draw on a bucket."""
+"""How many lanes are searched at most for those that use a bucket."""
 
 
 LANES_LOOKED_AT = 50_000
@@ -87,13 +87,13 @@ class _QueuePosition(msgspec.Struct, array_like=True):
     place: int | None
     waiting: int
     is_due: bool
-    behind: Draw | None
+    behind: BucketRef | None
     queue: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     costs: tuple[int, ...] | None
     terms: GateTerms | None
-    held: DrawSet
-    passed: DrawSet
+    held: BucketMask
+    passed: BucketMask
 
 
 class _PausedQueue(msgspec.Struct, array_like=True):
@@ -103,21 +103,21 @@ class _PausedQueue(msgspec.Struct, array_like=True):
 
 class _LaneJobs(msgspec.Struct, array_like=True):
     part: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     jobs: int
 
 
-class _Drawn(msgspec.Struct, array_like=True):
-    draws: tuple[Draw, ...]
+class _LaneBuckets(msgspec.Struct, array_like=True):
+    buckets: tuple[BucketRef, ...]
 
 
 class _PredictionInput(msgspec.Struct, array_like=True):
     waiting: int
-    behind: Draw | None
+    behind: BucketRef | None
 
 
 class _Start(msgspec.Struct, array_like=True):
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     costs: tuple[int, ...] | None
     charged_at: int
 
@@ -144,12 +144,12 @@ _PAUSED = RowDecoder(_PausedQueue, "queue")
 _BLOCKERS = RowDecoder(Blocker, "blocker", kind="blocks")
 _LIMITS_WAITING = RowDecoder(LimitWaiting, "limit")
 _LIMIT_FIGURES = RowDecoder(LimitFigures, "limit")
-_BUCKETS = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0])
+_BUCKETS = RowDecoder(BucketRecord, "bucket", ref=UNREADABLE_BUCKETS[0])
 _POSITIONS = RowDecoder(_QueuePosition, "job")
-_LANE_JOBS = RowDecoder(_LaneJobs, "lane", draws=UNREADABLE_DRAWS)
-_DRAWN = RowDecoder(_Drawn, "lane", draws=UNREADABLE_DRAWS)
+_LANE_JOBS = RowDecoder(_LaneJobs, "lane", buckets=UNREADABLE_BUCKETS)
+_LANE_BUCKETS = RowDecoder(_LaneBuckets, "lane", buckets=UNREADABLE_BUCKETS)
 _PREDICTION_INPUTS = RowDecoder(_PredictionInput, "lane")
-_STARTS = RowDecoder(_Start, "start", draws=UNREADABLE_DRAWS)
+_STARTS = RowDecoder(_Start, "start", buckets=UNREADABLE_BUCKETS)
 _GATED = RowDecoder(GatedJob, "job")
 
 
@@ -270,9 +270,9 @@ async def count_jobs(tx: Transaction, filter: JobFilter, most: int) -> int:
 
 async def _known(tx: Transaction, filter: JobFilter, most: int) -> tuple[dict[str, Any], float]:
     """Return the parameters of a filter with its index, and how many jobs that finds, counted up to `most` + 1."""
-    lanes = await _lanes_drawing(tx, filter)
+    lanes = await _lanes_with_bucket(tx, filter)
     by = _index_of(filter, knows_lanes=lanes is not None)
-    # The lane without draws of each queue, by its name.
+    # The lane without buckets of each queue, by its name.
     ungated = [Lane(queue, (), "").id for queue in await tx.values("queues_of_lanes")] if by == "ready" else []
     asked = {**_asked(filter), **_instants(tx), "lanes": lanes or (), "ungated": ungated, "by": by}
     return asked, await _count_known(tx, asked, most)
@@ -316,25 +316,25 @@ def _annotation_needles(annotation: tuple[str, str] | None) -> tuple[str | None,
 
 
 def _needle(limit: str | None, key: str | None) -> str | None:
-    """Return text that is in the draws of a job that draws on a limit, for a key, or both."""
+    """Return text that is in the buckets of a job that uses a limit, for a key, or both."""
     if limit is None:
         return None if key is None else f",{as_json(key)}]"
-    return limit_needle(limit) if key is None else as_json(Draw(limit, key))
+    return limit_needle(limit) if key is None else as_json(BucketRef(limit, key))
 
 
 def _waits(filter: JobFilter) -> bool:
     return filter.state is JobState.WAITING or filter.view is not None
 
 
-async def _lanes_drawing(tx: Transaction, filter: JobFilter) -> list[str] | None:
-    """Return the lanes of the waiting jobs that draw on the bucket of a filter; None if no index finds them."""
+async def _lanes_with_bucket(tx: Transaction, filter: JobFilter) -> list[str] | None:
+    """Return the lanes of the waiting jobs that use the bucket of a filter; None if no index finds them."""
     if filter.limit is None or filter.key is None or not _waits(filter):
         return None
     if await tx.value("count_lanes_to_search", most=LANES_SEARCHED + 1) > LANES_SEARCHED:
         return None
-    draw = Draw(filter.limit, filter.key)
+    ref = BucketRef(filter.limit, filter.key)
     queues = await tx.values("queues_of_lanes")
-    return await tx.values("lanes_drawing", queues=queues, draws=as_json((draw,)), needle=as_json(draw))
+    return await tx.values("lanes_with_bucket", queues=queues, buckets=as_json((ref,)), needle=as_json(ref))
 
 
 def _index_of(filter: JobFilter, *, knows_lanes: bool) -> str | None:
@@ -351,7 +351,7 @@ def _index_of(filter: JobFilter, *, knows_lanes: bool) -> str | None:
         case JobFilter(view="blocked"):
             return "blocked"
         case _ if knows_lanes:
-            return "draw"
+            return "bucket"
         case JobFilter(view="ready" | "throttled" as view):
             return view
         case JobFilter(state=JobState.WAITING, view=None):
@@ -430,7 +430,7 @@ async def failed_holders(
 
 
 async def tasks_of_other_limits(tx: Transaction, limits: frozenset[str]) -> Sequence[str]:
-    """Return the tasks of the first waiting jobs of up to 100 lanes that draw on a limit not in `limits`."""
+    """Return the tasks of the first waiting jobs of up to 100 lanes that use a limit not in `limits`."""
     return await tx.values("tasks_of_other_limits", limits=sorted(limits))
 
 
@@ -482,7 +482,7 @@ async def backlog(tx: Transaction, queue: str) -> int:
 
 
 async def waiting_by_key(tx: Transaction, queue: str, count: int) -> WaitingByKey:
-    """Return the `count` keys of a fair queue with most waiting jobs; none if no job draws on its order.
+    """Return the `count` keys of a fair queue with most waiting jobs; none if no job uses its order.
 
     It reads up to 2,000 lanes that are next in line, 2,000 that wait for limits, and 2,000 arrivals, and no job.
     """
@@ -491,7 +491,7 @@ async def waiting_by_key(tx: Transaction, queue: str, count: int) -> WaitingByKe
     waiting: Counter[str] = Counter()
     for lane in await tx.fetch(_LANE_JOBS, "lanes_in_turn", queue=queue, most=LANES_IN_TURN):
         read[lane.part] += 1
-        key = next((draw.key for draw in lane.draws if draw.limit == order), None)
+        key = next((ref.key for ref in lane.buckets if ref.limit == order), None)
         if key is not None:
             waiting[levels_of(key)[0]] += lane.jobs
     # Arrivals that are not merged yet may be negative.
@@ -561,24 +561,24 @@ async def buckets_by_trouble(tx: Transaction, count: int) -> Sequence[BucketReco
     return found
 
 
-async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) -> Sequence[Draw]:
+async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) -> Sequence[BucketRef]:
     """Return up to `count` keys of these limits that begin so, by limit and key; each limit is looked up once.
 
     Keys for which no job has started yet are found if their jobs wait in one of 50,000 lanes.
     """
-    found: list[Draw] = []
+    found: list[BucketRef] = []
     for limit in limits:
         if len(found) >= count:
             break
         wanted = {"limit": limit, "key": None, "prefix": prefix}
         records = await _buckets_by_name(tx, count - len(found), None, idle=False, **wanted)
-        found += [record.draw for record in records]
+        found += [record.ref for record in records]
     if len(found) >= count:
         return found
     asked = {"needle": f",{as_json(prefix)[:-1]}", "most": LANES_LOOKED_AT, "count": AT_ONCE}
-    drawn = {draw for row in await tx.fetch(_DRAWN, "draws_like", **asked) for draw in row.draws}
-    unvisited = [draw for draw in drawn.difference(found) if draw.limit in limits and draw.key.startswith(prefix)]
-    return sorted([*found, *unvisited], key=lambda draw: (limits.index(draw.limit), draw.key))[:count]
+    waiting = {ref for row in await tx.fetch(_LANE_BUCKETS, "buckets_like", **asked) for ref in row.buckets}
+    unvisited = [ref for ref in waiting.difference(found) if ref.limit in limits and ref.key.startswith(prefix)]
+    return sorted([*found, *unvisited], key=lambda ref: (limits.index(ref.limit), ref.key))[:count]
 
 
 async def waiting_by_limit(tx: Transaction) -> WaitingByLimit:
@@ -641,7 +641,7 @@ async def _buckets_by_name(
         # The last bucket of the page before is found again.
         count=count + (after is not None),
     )
-    return [each for each in found if after is None or each.draw != Draw(after.limit, after.key)][:count]
+    return [each for each in found if after is None or each.ref != BucketRef(after.limit, after.key)][:count]
 
 
 async def queue_position(tx: Transaction, job_id: str) -> QueuePosition | None:
@@ -650,17 +650,19 @@ async def queue_position(tx: Transaction, job_id: str) -> QueuePosition | None:
     if not found:
         return None
     row = found[0]
-    exempt_draws = union(row.held, row.passed)
-    drawn = await _drawn(tx, lane_of(row.queue, row.draws, row.terms, exempt_draws).draws)
-    demands = demand_of(job_id, row.costs, row.terms, exempt_draws)
-    return QueuePosition(row.place, row.waiting, row.is_due, row.behind, drawn, demands)
+    exempt = union(row.held, row.passed)
+    buckets = await _buckets_of(tx, lane_of(row.queue, row.buckets, row.terms, exempt).buckets)
+    demands = demand_of(job_id, row.costs, row.terms, exempt)
+    return QueuePosition(row.place, row.waiting, row.is_due, row.behind, buckets, demands)
 
 
-async def prediction_input(tx: Transaction, queue: str, draws: Sequence[Draw], variant: str = "") -> QueuePosition:
+async def prediction_input(
+    tx: Transaction, queue: str, buckets: Sequence[BucketRef], variant: str = ""
+) -> QueuePosition:
     """Return the queue position of a job that would be added to this lane now."""
-    (row,) = await tx.fetch(_PREDICTION_INPUTS, "prediction_input", lane=Lane(queue, tuple(draws), variant).id)
+    (row,) = await tx.fetch(_PREDICTION_INPUTS, "prediction_input", lane=Lane(queue, tuple(buckets), variant).id)
     place = row.waiting + 1
-    return QueuePosition(place, place, False, row.behind, await _drawn(tx, draws))
+    return QueuePosition(place, place, False, row.behind, await _buckets_of(tx, buckets))
 
 
 async def starts(
@@ -670,18 +672,18 @@ async def starts(
     asked = {"since": since, "until": until, "skip": skip, "count": count}
     found = await tx.fetch(_STARTS, "starts", limit=limit, needle=_needle(limit, key), **asked)
     return [
-        RecordedStart(draw.key, start.charged_at, _cost(start.costs, index))
+        RecordedStart(ref.key, start.charged_at, _cost(start.costs, index))
         for start in found
-        for index, draw in enumerate(start.draws)
-        if draw.limit == limit
+        for index, ref in enumerate(start.buckets)
+        if ref.limit == limit
     ]
 
 
 def _cost(costs: tuple[int, ...] | None, index: int) -> int:
-    # A row that contradicts itself may have fewer costs than draws.
+    # A row that contradicts itself may have fewer costs than buckets.
     return 1 if costs is None or index >= len(costs) else costs[index]
 
 
-async def _drawn(tx: Transaction, draws: Sequence[Draw]) -> list[BucketRecord]:
-    rows = [BucketName(bucket_id(draw), draw.limit, draw.key) for draw in draws]
-    return await tx.fetch(_BUCKETS, "buckets_drawn", drawn=rows)
+async def _buckets_of(tx: Transaction, buckets: Sequence[BucketRef]) -> list[BucketRecord]:
+    rows = [BucketName(bucket_id(ref), ref.limit, ref.key) for ref in buckets]
+    return await tx.fetch(_BUCKETS, "buckets_by_id", refs=rows)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from headgate.jobs.job import Draw
+from headgate.jobs.job import BucketRef
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import PermitRelease, leaving_holders, lock_buckets, remove_holders
 from headgate.storage.procedures.lanes import reopen_behind
@@ -26,22 +26,22 @@ class ReplacementNote(msgspec.Struct):
     For those costs, one of the buckets of the lane may have been closed.
     """
 
-    permits: list[tuple[Draw, str]]
+    permits: list[tuple[BucketRef, str]]
     lane: str | None
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     id: int = 0
 
 
 _NOTES = RowDecoder(ReplacementNote, "replacement note")
 
 
-def note_of(given: PermitRelease | None, lane: str | None, draws: tuple[Draw, ...]) -> ReplacementNote | None:
+def note_of(given: PermitRelease | None, lane: str | None, buckets: tuple[BucketRef, ...]) -> ReplacementNote | None:
     """Return the note for a replaced job; None if it gives nothing back."""
     leaving = leaving_holders([] if given is None else [given])
     if not leaving and lane is None:
         return None
-    permits = [(draw, holder) for draw, holders in leaving.items() for holder in holders]
-    return ReplacementNote(permits, lane, draws)
+    permits = [(ref, holder) for ref, holders in leaving.items() for holder in holders]
+    return ReplacementNote(permits, lane, buckets)
 
 
 async def keep_notes(tx: Transaction, notes: Sequence[ReplacementNote]) -> None:
@@ -62,15 +62,15 @@ async def give_back_noted(tx: Transaction) -> None:
 async def give_back(tx: Transaction, notes: Sequence[ReplacementNote]) -> None:
     """Give back the contents of notes, and let the next claim visit the lanes that wait for them."""
     leaving = holders_in(notes)
-    await lock_buckets(tx, [*leaving, *(draw for note in notes if note.lane is not None for draw in note.draws)])
+    await lock_buckets(tx, [*leaving, *(ref for note in notes if note.lane is not None for ref in note.buckets)])
     await remove_holders(tx, leaving)
     await reopen_behind(tx, [note.lane for note in notes if note.lane is not None])
 
 
-def holders_in(notes: Iterable[ReplacementNote]) -> dict[Draw, list[str]]:
+def holders_in(notes: Iterable[ReplacementNote]) -> dict[BucketRef, list[str]]:
     """Return the holders that leave each bucket."""
-    leaving: dict[Draw, list[str]] = {}
+    leaving: dict[BucketRef, list[str]] = {}
     for note in notes:
-        for draw, holder in note.permits:
-            leaving.setdefault(draw, []).append(holder)
+        for ref, holder in note.permits:
+            leaving.setdefault(ref, []).append(holder)
     return leaving

@@ -23,9 +23,9 @@ from msgspec.structs import replace
 from headgate.errors import IdInUse, LeaderNotFound, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.draw_set import DrawSet, difference, draws_where, union
+from headgate.jobs.bucket_mask import BucketMask, difference, mask_where, union
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import Draw, JobOptions, NewJob
+from headgate.jobs.job import BucketRef, JobOptions, NewJob
 from headgate.jobs.terms import GateTerms, kept_permits
 from headgate.jobs.uniqueness import (
     FollowRunning,
@@ -81,10 +81,10 @@ class UniqueJob(msgspec.Struct):
     unique_key: str
     state: str
     queue: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     terms: GateTerms | None
-    held: DrawSet
-    passed: DrawSet
+    held: BucketMask
+    passed: BucketMask
     has_costs: bool
     delayed: bool
     run_at: int
@@ -94,21 +94,21 @@ class UniqueJob(msgspec.Struct):
     @property
     def lane(self) -> Lane:
         """The lane of the job if it is waiting."""
-        return lane_of(self.queue, self.draws, self.terms, union(self.held, self.passed))
+        return lane_of(self.queue, self.buckets, self.terms, union(self.held, self.passed))
 
 
 class _Replacement(NamedTuple):
     """The job after the replacement, the permits that it still holds, and the ones that it gives back (`gone`).
 
-    Its attempts are reset. With `draws_alike` the starts of its earlier attempts still belong to the limits that it
-    draws on; otherwise they are dropped.
+    Its attempts are reset. With `has_same_buckets` the starts of its earlier attempts still belong to the limits that
+    it uses; otherwise they are dropped.
     """
 
     new: NewJob
-    held: DrawSet
-    gone: DrawSet
+    held: BucketMask
+    gone: BucketMask
     lane: Lane
-    draws_alike: bool
+    has_same_buckets: bool
 
 
 class KeptKey(NamedTuple):
@@ -277,7 +277,7 @@ class _Addition:
         await self._tx.execute("delete_job", id=job.id)
         await remove_tags(self._tx, [job])
         if next(row for row in rows if row.id == job.id).state == "waiting":
-            await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.draws, job.variant), -1)])
+            await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.buckets, job.variant), -1)])
         return False
 
     async def _try_follow(self, job: NewJob) -> bool:
@@ -333,7 +333,7 @@ class _Addition:
             aging=job.aging,
             expires_at=job.expires_at,
             give_up_at=job.give_up_at,
-            draws=as_json(job.draws),
+            buckets=as_json(job.buckets),
             costs=optional_json(job.costs),
             headers=optional_json(job.headers),
             options=optional_json(job.options),
@@ -343,15 +343,15 @@ class _Addition:
             lane=lane.id,
             held=after.held,
         )
-        if not after.draws_alike:
+        if not after.has_same_buckets:
             await self._tx.execute("forget_starts", id=now.id)
         await remove_tags(self._tx, [now])
         await add_tags(self._tx, [job])
         in_lane = now.state == "waiting"
         given = None
         if after.gone and now.terms is not None:
-            given = PermitRelease(now.id, now.draws, now.terms, after.gone, difference(now.held, after.gone))
-        note = note_of(given, before.id if now.has_costs and in_lane else None, before.draws)
+            given = PermitRelease(now.id, now.buckets, now.terms, after.gone, difference(now.held, after.gone))
+        note = note_of(given, before.id if now.has_costs and in_lane else None, before.buckets)
         if note is not None and self._tx.has_one_writer:
             # At once, while its lane still waits behind the bucket that may have been closed for its cost.
             await give_back(self._tx, [note])
@@ -365,14 +365,14 @@ class _Addition:
 
 def _replacement(old: UniqueJob, new: NewJob) -> _Replacement:
     """Return the new job with the id of the old one, and its place if both are in one lane and not delayed."""
-    keeps = kept_permits(old.id, old.draws, old.terms, old.held, new.draws, new.terms)
-    held = draws_where(draw in keeps for draw in new.draws)
-    gone = difference(old.held, draws_where(draw in keeps for draw in old.draws))
-    lane = lane_of(new.queue, new.draws, new.terms, held)
+    keeps = kept_permits(old.id, old.buckets, old.terms, old.held, new.buckets, new.terms)
+    held = mask_where(ref in keeps for ref in new.buckets)
+    gone = difference(old.held, mask_where(ref in keeps for ref in old.buckets))
+    lane = lane_of(new.queue, new.buckets, new.terms, held)
     stays = lane == old.lane
     run_at = old.run_at if stays and not old.delayed and not new.delayed else new.run_at
-    draws_alike = old.draws == new.draws and not old.has_costs and new.costs is None
-    return _Replacement(replace(new, id=old.id, run_at=run_at), held, gone, lane, draws_alike)
+    has_same_buckets = old.buckets == new.buckets and not old.has_costs and new.costs is None
+    return _Replacement(replace(new, id=old.id, run_at=run_at), held, gone, lane, has_same_buckets)
 
 
 def _by_key(rows: Iterable[UniqueJob]) -> defaultdict[Key, list[UniqueJob]]:

@@ -12,9 +12,9 @@ import msgspec
 
 from headgate.clock import FARTHEST
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen
+from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen
 from headgate.jobs.identity import JobId, job_number, job_text
-from headgate.jobs.job import Draw, JobOptions, JobState
+from headgate.jobs.job import BucketRef, JobOptions, JobState
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import UNKNOWN_PERMITS, Semaphore, dump_permits, load_permits
 from headgate.limits.limit import AnyRule
@@ -44,13 +44,13 @@ from headgate.storage.procedures.nodes import missing_nodes
 from headgate.storage.procedures.replacement_notes import holders_in, read_notes
 from headgate.storage.procedures.schedules import evict_schedule_notes
 from headgate.storage.records import FINAL_STATES, Deletion
-from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder, bucket_id, lane_id
+from headgate.storage.stored_rows import UNREADABLE_BUCKETS, RowDecoder, bucket_id, lane_id
 
 
 class _Prunable(msgspec.Struct, array_like=True):
     id: JobId
-    held: DrawSet
-    draws: tuple[Draw, ...]
+    held: BucketMask
+    buckets: tuple[BucketRef, ...]
     terms: GateTerms | None
     lines: int
     batch: JobId | None
@@ -59,7 +59,7 @@ class _Prunable(msgspec.Struct, array_like=True):
 
 class _LockedFinalJob(msgspec.Struct, array_like=True):
     id: JobId
-    held: DrawSet
+    held: BucketMask
 
 
 class _Lane(msgspec.Struct):
@@ -67,7 +67,7 @@ class _Lane(msgspec.Struct):
 
     id: str
     queue: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     variant: str
 
 
@@ -78,9 +78,9 @@ class _Placed(msgspec.Struct):
     jobs: int
     lane: str
     queue: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     terms: GateTerms | None
-    exempt: DrawSet
+    exempt: BucketMask
 
 
 class _OwnId(msgspec.Struct):
@@ -104,7 +104,7 @@ _STATE = re.compile(r"1:([a-z_]+):")
 _NUMBER = re.compile("«(-?[0-9]+)»")
 """How a stored state begins."""
 
-_LANES = RowDecoder(_Lane, "lane", draws=UNREADABLE_DRAWS)
+_LANES = RowDecoder(_Lane, "lane", buckets=UNREADABLE_BUCKETS)
 _PLACED = RowDecoder(_Placed, "job")
 _LOST_TAGS = RowDecoder(_LostTag, "tag")
 _OWN_IDS = RowDecoder(_OwnId, "job")
@@ -173,7 +173,7 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> l
     # A permit that was kept until a job succeeds is released with the job at the latest.
     holders = {job.id: job for job in found if job.held and job.terms is not None}
     if holders:
-        await lock_buckets(tx, {draw for job in holders.values() for draw in chosen(job.draws, job.held)})
+        await lock_buckets(tx, {ref for job in holders.values() for ref in chosen(job.buckets, job.held)})
     locked = await tx.fetch(_LOCKED, "lock_prunable", ids=[job.id for job in found], before=before)
     if not locked:
         return []
@@ -194,9 +194,9 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> l
     return gone
 
 
-def _given(job: _Prunable, held: DrawSet) -> PermitRelease:
+def _given(job: _Prunable, held: BucketMask) -> PermitRelease:
     assert job.terms is not None
-    return PermitRelease(job.id, job.draws, job.terms, held, NO_DRAWS)
+    return PermitRelease(job.id, job.buckets, job.terms, held, NO_BUCKETS)
 
 
 async def evict(tx: Transaction, count: int = 1000) -> int:
@@ -205,7 +205,7 @@ async def evict(tx: Transaction, count: int = 1000) -> int:
     With several writers, its statements commit by themselves.
     """
     if not tx.has_one_writer:
-        # If only plain code draws on buckets, no heartbeat does it.
+        # If only plain code uses buckets, no heartbeat does it.
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
     evicted = await tx.execute("evict_buckets", limit_now=tx.limit_now, count=count)
     evicted += await tx.execute("evict_notes", limit_now=tx.limit_now, count=count)
@@ -262,13 +262,13 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule] = MappingProxyT
     rows = await tx.fetch(BUCKETS, "all_buckets")
     rules = LiveRules(await read_settings(tx))
     unfit = {row.id: faults for row in rows if (faults := list(_faults_of(row, rules, declared, tx.limit_now)))}
-    buckets: dict[Draw, PermitBucket] = {}
+    buckets: dict[BucketRef, PermitBucket] = {}
     for row in rows:
-        if row.draw in leaving:
-            left = permits_left(row.state, leaving[row.draw])
-            buckets[row.draw] = PermitBucket(dump_permits(left), None)
+        if row.ref in leaving:
+            left = permits_left(row.state, leaving[row.ref])
+            buckets[row.ref] = PermitBucket(dump_permits(left), None)
         elif row.id not in unfit and _kind_of(row.state) == Semaphore.kind:
-            buckets[row.draw] = PermitBucket(row.state, row.opens_at)
+            buckets[row.ref] = PermitBucket(row.state, row.opens_at)
     holding = holding_batches(bucket.state for bucket in buckets.values())
     pending = set(await tx.ids("pending_batches", ids=sorted(holding)))
     return [
@@ -304,18 +304,19 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule] = MappingProxyT
 def _misplaced(lanes: Iterable[_Lane], placed: Iterable[_Placed]) -> Iterator[Contradiction]:
     """Yield the lanes that are not what their ids say, and the jobs that wait in other lanes than their own.
 
-    The invariant: the id of a lane is the hash of its queue, draws and variant, and a job waits in the lane of its own.
+    The invariant: the id of a lane is the hash of its queue, buckets and variant, and a job waits in the lane of its
+    own.
     """
     known: dict[str, _Lane] = {}
     for lane in lanes:
         known[lane.id] = lane
-        if lane_id(lane.queue, lane.draws, lane.variant) != lane.id:
+        if lane_id(lane.queue, lane.buckets, lane.variant) != lane.id:
             yield Contradiction(
                 f"lane {lane.id} is stored with {_identity(lane)}, which is another lane",
-                "stop all workers, and give its row the queue and the draws of the jobs in it",
+                "stop all workers, and give its row the queue and the buckets of the jobs in it",
             )
     for group in placed:
-        own = lane_of(group.queue, group.draws, group.terms, group.exempt)
+        own = lane_of(group.queue, group.buckets, group.terms, group.exempt)
         if own.id == group.lane:
             continue
         there = known.get(group.lane)
@@ -324,13 +325,13 @@ def _misplaced(lanes: Iterable[_Lane], placed: Iterable[_Placed]) -> Iterator[Co
             f"{counted(group.jobs, 'job')} (as {group.id}) of lane {own.id} with "
             f"{_identity(own)} {'waits' if group.jobs == 1 else 'wait'} in lane "
             f"{group.lane}{has}",
-            "stop all workers, and give the row of each job the queue, the draws and the terms of jobs in that lane",
+            "stop all workers, and give the row of each job the queue, the buckets and the terms of jobs in that lane",
         )
 
 
 def _identity(lane: Lane | _Lane) -> str:
-    drawn = ", ".join(f"{draw.limit}:{draw.key}" for draw in lane.draws) or "none"
-    return f"queue {lane.queue!r} and draws {drawn}{lane.variant and ' '}{lane.variant}"
+    used = ", ".join(f"{ref.limit}:{ref.key}" for ref in lane.buckets) or "none"
+    return f"queue {lane.queue!r} and buckets {used}{lane.variant and ' '}{lane.variant}"
 
 
 def _faults_of(
@@ -339,7 +340,7 @@ def _faults_of(
     """Yield what is wrong with a bucket by itself."""
     name = f"bucket {row.limit}:{row.key}"
     reset = f"headgate limits reset {shlex.quote(row.limit)}{f' --key {shlex.quote(row.key)}' if row.key else ''}"
-    if bucket_id(row.draw) != row.id:
+    if bucket_id(row.ref) != row.id:
         advice = "stop all workers, and delete its row, or give it the limit and the key that its id is made of"
         yield Contradiction(f"{name} has the id of another bucket, {row.id}", advice)
     if not _is_readable(row, rules, declared, limit_now):
@@ -363,7 +364,7 @@ def _is_readable(row: BucketRow, rules: LiveRules, declared: Mapping[str, AnyRul
     kind = _kind_of(row.state)
     if kind == Semaphore.kind:
         return load_permits(row.state) != UNKNOWN_PERMITS
-    rule = rules.rule(row.draw, declared[row.limit]) if row.limit in declared else None
+    rule = rules.rule(row.ref, declared[row.limit]) if row.limit in declared else None
     if kind is None or rule is None or rule.kind != kind:
         return kind is not None
     try:

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, difference, draws_where, intersection, union
+from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen, difference, intersection, mask_where, union
 from headgate.jobs.gating import GateChange
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import Draw, JobState
+from headgate.jobs.job import BucketRef, JobState
 from headgate.jobs.lifecycle import new_time, require_retriable, require_scheduled, require_waiting
 from headgate.jobs.terms import GateTerms, kept_permits
 from headgate.jobs.uniqueness import key_taken
@@ -27,7 +27,7 @@ from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import (
     PermitRelease,
-    draws_of_batch,
+    buckets_of_batch,
     lock_buckets,
     release_unused_batches,
     return_permits,
@@ -45,10 +45,10 @@ class FoundJob(msgspec.Struct):
     id: JobId
     state: JobState
     queue: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     terms: GateTerms | None
-    held: DrawSet
-    passed: DrawSet
+    held: BucketMask
+    passed: BucketMask
     has_costs: bool
     is_blocked: bool
     is_followed: bool
@@ -68,13 +68,13 @@ class FoundJob(msgspec.Struct):
     @property
     def lane(self) -> Lane:
         """The lane of the job if it is waiting."""
-        return lane_of(self.queue, self.draws, self.terms, union(self.held, self.passed))
+        return lane_of(self.queue, self.buckets, self.terms, union(self.held, self.passed))
 
-    def gives(self, gone: DrawSet) -> list[PermitRelease]:
+    def gives(self, gone: BucketMask) -> list[PermitRelease]:
         """Return what it releases when it loses the permits `gone`."""
         if not gone or self.terms is None:
             return []
-        return [PermitRelease(self.id, self.draws, self.terms, gone, difference(self.held, gone))]
+        return [PermitRelease(self.id, self.buckets, self.terms, gone, difference(self.held, gone))]
 
     def give_up_at(self, ready_at: int) -> int | None:
         """Return the end of its max_wait if it is ready then; None without one."""
@@ -90,9 +90,9 @@ class _Expired(msgspec.Struct):
     expires_at: int | None
     give_up_at: int | None
     terms: GateTerms | None
-    draws: tuple[Draw, ...]
-    held: DrawSet
-    passed: DrawSet
+    buckets: tuple[BucketRef, ...]
+    held: BucketMask
+    passed: BucketMask
     limit: str | None
     key: str | None
     has_costs: bool
@@ -105,19 +105,19 @@ class _Expired(msgspec.Struct):
         return self.id, self.lane, self.held, self.waiting
 
     @property
-    def affected_buckets(self) -> list[Draw]:
+    def affected_buckets(self) -> list[BucketRef]:
         """The buckets that may change when it leaves its lane."""
-        return affected_buckets(self.draws, self.held, self.terms, has_costs=self.has_costs)
+        return affected_buckets(self.buckets, self.held, self.terms, has_costs=self.has_costs)
 
     @property
     def came_from(self) -> Lane:
-        return lane_of(self.queue, self.draws, self.terms, union(self.held, self.passed))
+        return lane_of(self.queue, self.buckets, self.terms, union(self.held, self.passed))
 
 
 class _LockedJob(msgspec.Struct):
     id: JobId
     lane: str
-    held: DrawSet
+    held: BucketMask
     waiting: bool
     is_followed: bool
     batch: JobId | None
@@ -138,7 +138,7 @@ class EndedWaitingJob(msgspec.Struct):
 class _PlainJob(msgspec.Struct):
     id: JobId
     queue: str
-    draws: tuple[Draw, ...]
+    buckets: tuple[BucketRef, ...]
     terms: GateTerms | None
     delayed: bool
     run_at: int
@@ -152,13 +152,15 @@ TIED = RowDecoder(EndedWaitingJob, "job")
 _PLAIN = RowDecoder(_PlainJob, "job")
 
 
-def affected_buckets(draws: Sequence[Draw], held: DrawSet, terms: GateTerms | None, *, has_costs: bool) -> list[Draw]:
+def affected_buckets(
+    buckets: Sequence[BucketRef], held: BucketMask, terms: GateTerms | None, *, has_costs: bool
+) -> list[BucketRef]:
     """Return the buckets to lock when a job leaves its lane.
 
     These are the buckets of which it or its batch holds permits; for a job with costs all its buckets, because a claim
     may be about to close one for its cost.
     """
-    return list(draws) if has_costs else [*chosen(draws, held), *draws_of_batch(draws, terms)]
+    return list(buckets) if has_costs else [*chosen(buckets, held), *buckets_of_batch(buckets, terms)]
 
 
 async def cancel(
@@ -183,7 +185,7 @@ async def cancel(
     elif found.state is JobState.WAITING:
         await tx.execute("cancel_waiting", id=found.id, now=tx.now)
         await leave(tx, found.lane, have_costs=found.has_costs)
-        kept = NO_DRAWS if found.terms is None else found.terms.kept(found.held, JobState.CANCELLED)
+        kept = NO_BUCKETS if found.terms is None else found.terms.kept(found.held, JobState.CANCELLED)
         await return_permits(tx, found.gives(difference(found.held, kept)))
         await following.resolve_followers(tx, [ended])
     elif found.state is JobState.RUNNING:
@@ -218,7 +220,7 @@ async def retry(tx: Transaction, job_id: str, *, audit_record: AuditRecord | Non
         await following.undo_end(tx, ended)
         await return_permits(tx, found.gives(found.held))
         return found.state
-    lane = lane_of(found.queue, found.draws, found.terms, found.held)
+    lane = lane_of(found.queue, found.buckets, found.terms, found.held)
     rank = await tx.value("retry_job", id=found.id, lane=lane.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
     await following.undo_end(tx, ended)
     await add_arrivals(tx, [arrival_of(lane, tx.now, rank, delayed=False)])
@@ -300,7 +302,7 @@ async def expire(
     )
     if not late:
         return []
-    await lock_buckets(tx, {draw for job in late for draw in job.affected_buckets})
+    await lock_buckets(tx, {ref for job in late for ref in job.affected_buckets})
     # A job that has moved to another lane since it was read is left to the next call.
     unmoved = {row.place: row for row in await tx.fetch(_LOCKED, "lock_waiting", ids=[job.id for job in late])}
     late = [job for job in late if job.place in unmoved]
@@ -309,7 +311,7 @@ async def expire(
     await reopen_behind(tx, {job.lane for job in late if job.has_costs and job.waiting})
     await add_arrivals(tx, [Arrival(job.came_from, -1) for job in late if job.waiting])
     given = [
-        PermitRelease(job.id, job.draws, job.terms, difference(job.held, row.kept), row.kept)
+        PermitRelease(job.id, job.buckets, job.terms, difference(job.held, row.kept), row.kept)
         for job, row in zip(late, rows, strict=True)
         if job.held and job.terms is not None
     ]
@@ -324,15 +326,15 @@ async def expire(
 
 
 def _dropped(job: _Expired, now: int) -> DroppedRow:
-    behind = None if job.limit is None else Draw(job.limit, job.key or "")
+    behind = None if job.limit is None else BucketRef(job.limit, job.key or "")
     state, error = late_ending(now, job.expires_at, job.give_up_at, job.terms, job.attempt, behind)
     return DroppedRow(
-        job.id, job.lane, state, error, NO_DRAWS if job.terms is None else job.terms.kept(job.held, state)
+        job.id, job.lane, state, error, NO_BUCKETS if job.terms is None else job.terms.kept(job.held, state)
     )
 
 
 async def change_gates(tx: Transaction, jobs: Sequence[GateChange]) -> int:
-    """Move jobs that are still waiting to the lanes of their new draws. Returns how many were moved.
+    """Move jobs that are still waiting to the lanes of their new buckets. Returns how many were moved.
 
     They keep their priority and their order by `run_at`, and nodes with the new gate can start them. A permit that
     a job holds and no longer needs is returned.
@@ -350,7 +352,7 @@ async def change_gates(tx: Transaction, jobs: Sequence[GateChange]) -> int:
             async with tx.atomic():
                 count += await _change_gate(tx, job)
     stays = [job for job in jobs if job.stays]
-    # Their draws stay, and their gate changes.
+    # Their buckets stay, and their gate changes.
     return count + (await tx.execute("change_gate_names", stays=stays) if stays else 0)
 
 
@@ -361,10 +363,10 @@ async def _change_plain_gates(tx: Transaction, jobs: Sequence[GateChange]) -> se
     arrivals: list[Arrival] = []
     for row in await tx.fetch(_PLAIN, "lock_plain", ids=list(by_id)):
         job = by_id[row.id]
-        if row.draws == job.before:
-            lane = lane_of(row.queue, job.draws, job.terms)
-            moved[job.id] = (job.id, job.draws, job.costs, job.terms, lane.id, job.gate)
-            arrivals.append(Arrival(lane_of(row.queue, row.draws, row.terms), -1))
+        if row.buckets == job.before:
+            lane = lane_of(row.queue, job.buckets, job.terms)
+            moved[job.id] = (job.id, job.buckets, job.costs, job.terms, lane.id, job.gate)
+            arrivals.append(Arrival(lane_of(row.queue, row.buckets, row.terms), -1))
             arrivals.append(arrival_of(lane, row.run_at, row.rank, delayed=row.delayed))
     if moved:
         await tx.execute("change_plain_gates", asked=list(moved.values()))
@@ -373,17 +375,17 @@ async def _change_plain_gates(tx: Transaction, jobs: Sequence[GateChange]) -> se
 
 
 async def _change_gate(tx: Transaction, job: GateChange) -> bool:
-    """Move a job that is still waiting to the lane of its new draws, unless another transaction has locked it."""
+    """Move a job that is still waiting to the lane of its new buckets, unless another transaction has locked it."""
     found = await _locked(tx, job.id, waits=False)
-    if found is None or found.state is not JobState.WAITING or found.draws != job.before:
+    if found is None or found.state is not JobState.WAITING or found.buckets != job.before:
         return False
-    held = kept_permits(job.id, found.draws, found.terms, found.held, job.draws, job.terms)
-    gone = difference(found.held, draws_where(draw in held for draw in found.draws))
+    held = kept_permits(job.id, found.buckets, found.terms, found.held, job.buckets, job.terms)
+    gone = difference(found.held, mask_where(ref in held for ref in found.buckets))
     await return_permits(tx, found.gives(gone))
-    kept = draws_where(draw in held for draw in job.draws)
-    passed = NO_DRAWS if job.terms is None or not found.passed else job.terms.free_retries
-    lane = lane_of(found.queue, job.draws, job.terms, union(kept, passed))
-    asked = {"id": found.id, "draws": as_json(job.draws), "costs": optional_json(job.costs)}
+    kept = mask_where(ref in held for ref in job.buckets)
+    passed = NO_BUCKETS if job.terms is None or not found.passed else job.terms.free_retries
+    lane = lane_of(found.queue, job.buckets, job.terms, union(kept, passed))
+    asked = {"id": found.id, "buckets": as_json(job.buckets), "costs": optional_json(job.costs)}
     await tx.execute("forget_other_starts", **asked)
     await tx.execute(
         "change_gate", **asked, terms=optional_json(job.terms), held=kept, passed=passed, lane=lane.id, gate=job.gate
@@ -395,7 +397,7 @@ async def _change_gate(tx: Transaction, job: GateChange) -> bool:
 
 
 async def release_failed(tx: Transaction, jobs: Sequence[GateChange]) -> int:
-    """Release the permits that failed jobs would not keep under their new draws and terms; return of how many.
+    """Release the permits that failed jobs would not keep under their new buckets and terms; return of how many.
 
     The jobs themselves stay as they are.
 
@@ -405,33 +407,33 @@ async def release_failed(tx: Transaction, jobs: Sequence[GateChange]) -> int:
     for job in jobs:
         async with tx.atomic():
             found = await _locked(tx, job.id, waits=False)
-            if found is None or found.state is not JobState.FAILED or found.draws != job.before:
+            if found is None or found.state is not JobState.FAILED or found.buckets != job.before:
                 continue
-            held = kept_permits(job.id, found.draws, found.terms, found.held, job.draws, job.terms)
-            lasting = NO_DRAWS if job.terms is None else job.terms.kept(job.terms.permits, JobState.FAILED)
-            kept = held.intersection(chosen(job.draws, lasting))
-            gone = difference(found.held, draws_where(draw in kept for draw in found.draws))
+            held = kept_permits(job.id, found.buckets, found.terms, found.held, job.buckets, job.terms)
+            lasting = NO_BUCKETS if job.terms is None else job.terms.kept(job.terms.permits, JobState.FAILED)
+            kept = held.intersection(chosen(job.buckets, lasting))
+            gone = difference(found.held, mask_where(ref in kept for ref in found.buckets))
             count += bool(await return_permits(tx, found.gives(gone)))
     return count
 
 
-async def release_idle(tx: Transaction, draw: Draw) -> int:
+async def release_idle(tx: Transaction, ref: BucketRef) -> int:
     """Take the permits of a bucket from jobs that are not running. Returns how many permits others hold."""
-    rows = await lock_buckets(tx, [draw])
+    rows = await lock_buckets(tx, [ref])
     if not rows or not load_permits(rows[0].state).holders:
         return 0
-    for job in await tx.fetch(_FOUND, "idle_holders", needle=as_json(draw)):
-        given = intersection(job.held, draws_where(each == draw for each in job.draws))
+    for job in await tx.fetch(_FOUND, "idle_holders", needle=as_json(ref)):
+        given = intersection(job.held, mask_where(each == ref for each in job.buckets))
         if given and job.terms is not None:
             await return_permits(tx, job.gives(given))
             if job.state is JobState.WAITING:
-                # It will draw on that permit again, so its lane is another one.
+                # It will use that permit again, so its lane is another one.
                 kept = difference(job.held, given)
-                lane = lane_of(job.queue, job.draws, job.terms, union(kept, job.passed))
+                lane = lane_of(job.queue, job.buckets, job.terms, union(kept, job.passed))
                 await tx.execute("set_held", id=job.id, held=kept, passed=job.passed, lane=lane.id)
                 await leave(tx, job.lane, have_costs=job.has_costs)
                 await add_arrivals(tx, [arrival_of(lane, job.run_at, job.rank, delayed=job.delayed)])
-    return await release_unused_batches(tx, draw)
+    return await release_unused_batches(tx, ref)
 
 
 async def _locked(
@@ -451,5 +453,5 @@ async def _locked(
         return None
     found = rows[0]
     if with_buckets:
-        await lock_buckets(tx, affected_buckets(found.draws, found.held, found.terms, has_costs=found.has_costs))
+        await lock_buckets(tx, affected_buckets(found.buckets, found.held, found.terms, has_costs=found.has_costs))
     return found

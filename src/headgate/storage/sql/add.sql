@@ -5,7 +5,7 @@
 -- from its time and priority, what comes after it from its state.
 {values:new(
     id bigint, payload text, run_at bigint, enqueued_at bigint;
-    lane text, draws json;
+    lane text, buckets json;
     task text, queue text, gate text, priority smallint, aging bigint, delayed boolean;
     expires_at bigint, give_up_at bigint, costs json, headers json, options json, terms json, state text, error json,
     enqueued_by text, unique_key text, origin json, follows job_id, batch job_id, schedule text, audit smallint, own_id text
@@ -25,14 +25,14 @@ FROM @new_job_rows
 WHERE true
 
 -- part: note_arrivals [postgres]
-INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at, rank)
+INSERT INTO headgate.arrival (lane, queue, buckets, variant, jobs, is_ready, since, wakes_at, rank)
 SELECT
-    lanes.id, lanes.queue, lanes.draws, lanes.variant, count(*), bool_or(NOT new.delayed), :since::bigint,
+    lanes.id, lanes.queue, lanes.buckets, lanes.variant, count(*), bool_or(NOT new.delayed), :since::bigint,
     min(new.run_at) FILTER (WHERE new.delayed), min(new.rank) FILTER (WHERE NOT new.delayed)
 FROM new
-JOIN {values:lanes(id text, queue text, draws json, variant text, place integer)} ON lanes.id = new.lane
+JOIN {values:lanes(id text, queue text, buckets json, variant text, place integer)} ON lanes.id = new.lane
 WHERE new.waiting
-GROUP BY lanes.id, lanes.queue, lanes.draws, lanes.variant, lanes.place
+GROUP BY lanes.id, lanes.queue, lanes.buckets, lanes.variant, lanes.place
 ORDER BY lanes.place
 
 -- name: add_jobs [postgres]

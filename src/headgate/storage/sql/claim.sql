@@ -25,14 +25,14 @@ generate_series(0, 9) AS level (priority)
 
 -- part: limits_are_known [postgres]
 NOT EXISTS (
-    SELECT 1 FROM json_array_elements(lane.draws::json) AS draw WHERE NOT draw ->> 0 = ANY(:limits::text[])
+    SELECT 1 FROM json_array_elements(lane.buckets::json) AS ref WHERE NOT ref ->> 0 = ANY(:limits::text[])
 )
 
 -- part: limits_are_known [sqlite]
--- Damaged draws are on a limit that no node has.
+-- Damaged buckets are on a limit that no node has.
 NOT EXISTS (
-    SELECT 1 FROM json_each(iif(json_valid(lane.draws), lane.draws, '[["", ""]]')) AS draw
-    WHERE json_extract(draw.value, '$[0]') NOT IN (SELECT value FROM json_each(:limits))
+    SELECT 1 FROM json_each(iif(json_valid(lane.buckets), lane.buckets, '[["", ""]]')) AS ref
+    WHERE json_extract(ref.value, '$[0]') NOT IN (SELECT value FROM json_each(:limits))
 )
 
 -- part: lane_is_known
@@ -65,12 +65,12 @@ AND EXISTS (
 
 -- part: lane_fields [postgres]
 -- The fields of a lane as the snapshot has it. A lane that was asleep is in line since it woke.
-lane.id, lane.queue, lane.draws, lane.waiting,
+lane.id, lane.queue, lane.buckets, lane.waiting,
 coalesce(lane.since, (SELECT limit_now - now FROM instant) + lane.wakes_at), lane.behind, lane.wakes_at,
 lane.variant, lane.opened_at, lane.turn, lane.version, lane.group_id
 
 -- part: lane_fields [sqlite]
-lane.id, lane.queue, CAST(lane.draws AS text), lane.waiting, coalesce(lane.since, :limit_now - :now + lane.wakes_at),
+lane.id, lane.queue, CAST(lane.buckets AS text), lane.waiting, coalesce(lane.since, :limit_now - :now + lane.wakes_at),
 lane.behind, lane.wakes_at, lane.variant, lane.opened_at, lane.turn, 0, lane.group_id
 
 -- part: instant
@@ -86,7 +86,7 @@ instant AS MATERIALIZED (
 
 -- name: claim_snapshot [postgres]
 -- The state that a claim starts from, read without locks: opened buckets with lanes behind them, lanes that are due, the
--- heads of the lanes without draws (`open_lanes`, one for each of `queues`), and the next timers.
+-- heads of the lanes without buckets (`open_lanes`, one for each of `queues`), and the next timers.
 -- Reading begins at the low watermarks (`_floor`), and in a lane at its front, or at the lowest rank of its arrivals: below
 -- these there are dead rows.
 -- :known_only leaves out lanes that this node cannot claim from.
@@ -117,12 +117,12 @@ SELECT
     EXISTS (
         SELECT 1
         FROM (
-            SELECT queue, draws FROM headgate.arrival
+            SELECT queue, buckets FROM headgate.arrival
             WHERE id >= :arrival_floor::bigint
             ORDER BY id
             LIMIT :merged_at_once::bigint
         ) AS first
-        WHERE queue = ANY(:queues::text[]) AND draws <> '[]'
+        WHERE queue = ANY(:queues::text[]) AND buckets <> '[]'
     )
     OR EXISTS (
         SELECT 1 FROM headgate.arrival WHERE id >= :arrival_floor::bigint ORDER BY id OFFSET :merged_at_once::bigint
@@ -269,7 +269,7 @@ SELECT
 FROM instant
 
 -- name: claim_snapshot [sqlite]
--- Lanes without draws are returned as rows: their counts are exact, and `heads` reads their jobs. Paused queues are left
+-- Lanes without buckets are returned as rows: their counts are exact, and `heads` reads their jobs. Paused queues are left
 -- out here.
 WITH wanted AS MATERIALIZED (
     SELECT value AS queue FROM json_each(:queues) WHERE value NOT IN (SELECT queue FROM paused_queue)
@@ -349,7 +349,7 @@ SELECT
         -- A lane that is asleep is in no line.
         SELECT json_group_array(json_array(id, lane.queue, '[]', waiting, since, behind, wakes_at, variant, opened_at))
         FROM wanted
-        JOIN lane ON lane.queue = wanted.queue AND lane.draws = '[]' AND lane.variant = '' AND lane.waiting > 0
+        JOIN lane ON lane.queue = wanted.queue AND lane.buckets = '[]' AND lane.variant = '' AND lane.waiting > 0
     ) AS open,
     (SELECT min(opens_at) FROM bucket WHERE opens_at > :limit_now) AS next_bucket,
     (
@@ -365,7 +365,7 @@ SELECT
 -- name: behind [postgres]
 -- The lanes of each queue that have waited longest behind each opened bucket: as many as the bucket grants.
 WITH instant AS MATERIALIZED (SELECT :now::bigint AS now)
-SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, turn, version, front, group_id,
+SELECT lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, variant, opened_at, turn, version, front, group_id,
     0 AS group_most
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN unnest(:queues::text[]) AS wanted
@@ -380,7 +380,7 @@ CROSS JOIN LATERAL (
 -- name: behind [sqlite]
 -- At most :most lanes of each queue and bucket.
 SELECT
-    lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at, turn, 0 AS version,
+    lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, variant, opened_at, turn, 0 AS version,
     @lowest_rank AS front, group_id, 0 AS group_most
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN json_each(:queues) AS wanted
@@ -444,7 +444,7 @@ FROM (
 ) AS bucket
 
 -- name: lock_claiming_node [postgres]
--- Lock the claiming node alone, for lanes of fair queues that draw on no bucket.
+-- Lock the claiming node alone, for lanes of fair queues that use no bucket.
 WITH @live_node
 SELECT id, @server_clock AS locked_at, (SELECT ahead FROM headgate.limit_time) AS ahead FROM live_node
 
@@ -502,13 +502,13 @@ LEFT JOIN (
 -- The columns of a job that a claim reads.
 job.id, job.lane, job.task, job.queue, job.payload, job.rank, job.run_at, job.attempt, job.fence, job.lost,
 job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed, job.give_up_at,
-job.annotations, CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
+job.annotations, CASE WHEN job.held <> 0 THEN job.buckets END AS buckets, job.gate
 
 -- part: head_as_text
 -- As head, for a database that stores values of any type in a column.
 job.id, job.lane, job.task, job.queue, CAST(job.payload AS text) AS payload, job.rank, job.run_at, job.attempt, job.fence,
 job.lost, job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed,
-job.give_up_at, job.annotations, CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
+job.give_up_at, job.annotations, CASE WHEN job.held <> 0 THEN job.buckets END AS buckets, job.gate
 
 -- part: not_locked [postgres]
 -- Whether a job is not one that this process has found locked, by lane, id and fence.
@@ -602,7 +602,7 @@ kept AS (
 -- part: left_lanes
 -- An arrival lowers the count of a lane, so that nodes that claim at the same time do not wait for each other.
 left_lanes AS (
-    INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since)
+    INSERT INTO headgate.arrival (lane, queue, buckets, variant, jobs, is_ready, since)
     SELECT lane, queue, '[]', '', -count(*), false, :limit_now FROM taken GROUP BY lane, queue
 )
 
@@ -753,7 +753,7 @@ SET state = 'running', waiting = false, node = :node, started_at = :now, attempt
 WHERE id {any:ids job_id} AND +waiting
 
 -- name: start_with_terms [sqlite]
--- As start_jobs, for jobs with terms: they may hold permits, or be exempt from some of their draws.
+-- As start_jobs, for jobs with terms: they may hold permits, or be exempt from some of their buckets.
 UPDATE job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
     holds_key = job.unique_key IS NOT NULL, cancel_requested = 0, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged,

@@ -76,7 +76,7 @@ SELECT array_agg(id) FROM written
 
 -- part: running_job
 -- The columns of a running job that the end of an attempt reads.
-id, fence, queue, draws, cancel_requested, terms, held, passed, lost, uncharged, delayed, run_at, rank, is_followed, batch,
+id, fence, queue, buckets, cancel_requested, terms, held, passed, lost, uncharged, delayed, run_at, rank, is_followed, batch,
 unique_key IS NOT NULL AS is_unique, coalesce(completed_fence, -1) = fence AS is_complete, charged_at
 
 -- part: running_under
@@ -128,7 +128,7 @@ FROM {rows:ended(id job_id, state text, result text, error json, held bigint)}
 WHERE @by_key(job.id, ended.id) AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: give_back
--- Let running jobs wait again, in the lanes of their next draws, or cancel them if that was requested.
+-- Let running jobs wait again, in the lanes of their next buckets, or cancel them if that was requested.
 UPDATE headgate.job
 SET state = CASE WHEN cancel_requested THEN 'cancelled' ELSE 'waiting' END,
     waiting = NOT cancel_requested,

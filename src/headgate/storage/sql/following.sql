@@ -134,8 +134,8 @@ RETURNING
     batch.id, batch.pending, batch.succeeded, batch.failed, batch.cancelled, batch.skipped, batch.batch, batch.is_join
 
 -- name: member_of_batch
--- Return the draws and terms of one of the jobs of a batch.
-SELECT id, draws, terms FROM headgate.job WHERE batch IS NOT NULL AND batch = :batch::job_id LIMIT 1
+-- Return the buckets and terms of one of the jobs of a batch.
+SELECT id, buckets, terms FROM headgate.job WHERE batch IS NOT NULL AND batch = :batch::job_id LIMIT 1
 
 -- name: followers [postgres]
 -- Return up to :count blocked followers of these leaders, and joins that count them, those of each leader after an id,
@@ -163,14 +163,14 @@ WITH wanted AS MATERIALIZED (
     ) AS awaited
     LIMIT :count::integer
 ), free AS MATERIALIZED (
-    SELECT id, {field:origin.on} AS outcome, queue, draws, terms, is_followed, batch, delayed, run_at, rank
+    SELECT id, {field:origin.on} AS outcome, queue, buckets, terms, is_followed, batch, delayed, run_at, rank
     FROM headgate.job
     WHERE id = ANY(ARRAY(SELECT id FROM wanted)) AND finished_at IS NULL AND NOT waiting AND node IS NULL
     ORDER BY id
     FOR UPDATE SKIP LOCKED
 )
 SELECT
-    id, wanted.follows AS leader, outcome, coalesce(queue, '') AS queue, coalesce(draws, '[]') AS draws, terms,
+    id, wanted.follows AS leader, outcome, coalesce(queue, '') AS queue, coalesce(buckets, '[]') AS buckets, terms,
     coalesce(is_followed, false) AS is_followed, batch, coalesce(delayed, false) AS delayed, coalesce(run_at, 0) AS run_at,
     coalesce(rank, 0) AS rank, queue IS NULL AS is_locked, false AS is_join, place
 FROM wanted LEFT JOIN free USING (id)
@@ -181,7 +181,7 @@ LIMIT :count::integer
 
 -- name: followers [sqlite]
 SELECT
-    job.id, follows AS leader, {field:origin.on} AS outcome, queue, draws, terms, is_followed, batch, delayed, run_at,
+    job.id, follows AS leader, {field:origin.on} AS outcome, queue, buckets, terms, is_followed, batch, delayed, run_at,
     rank, false AS is_locked, false AS is_join, leaders.place
 FROM {rows:leaders(id job_id, after job_id, place)}
 CROSS JOIN job ON job.rowid IN (

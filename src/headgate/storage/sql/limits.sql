@@ -135,25 +135,25 @@ ON CONFLICT (bucket, id) DO UPDATE SET note = excluded.note, until = excluded.un
 SELECT id FROM headgate.bucket WHERE limit_name = :limit ORDER BY id {for update}
 
 -- part: lanes_of_limit [postgres]
--- Lanes whose jobs draw on a limit.
-SELECT id FROM headgate.lane WHERE strpos(draws, :needle) > 0
+-- Lanes whose jobs use a limit.
+SELECT id FROM headgate.lane WHERE strpos(buckets, :needle) > 0
 UNION
-SELECT lane FROM headgate.arrival WHERE strpos(draws, :needle) > 0
+SELECT lane FROM headgate.arrival WHERE strpos(buckets, :needle) > 0
 
 -- name: waits_for_limit [postgres]
--- Return how many waiting jobs draw on a limit: those in lanes, those that have just arrived there, and blocked ones.
+-- Return how many waiting jobs use a limit: those in lanes, those that have just arrived there, and blocked ones.
 SELECT (
     SELECT count(*) FROM headgate.job WHERE waiting AND NOT delayed AND lane IN (@lanes_of_limit)
 ) + (
     SELECT count(*) FROM headgate.job WHERE waiting AND delayed AND lane IN (@lanes_of_limit)
 ) + (
-    SELECT count(*) FROM headgate.job WHERE blocked AND strpos(draws, :needle) > 0
+    SELECT count(*) FROM headgate.job WHERE blocked AND strpos(buckets, :needle) > 0
 )
 
 -- name: waits_for_limit [sqlite]
 -- There are no arrivals here, and lanes count exactly.
-SELECT (SELECT coalesce(sum(waiting), 0) FROM lane WHERE waiting > 0 AND instr(draws, :needle) > 0)
-    + (SELECT count(*) FROM job WHERE blocked AND instr(draws, :needle) > 0)
+SELECT (SELECT coalesce(sum(waiting), 0) FROM lane WHERE waiting > 0 AND instr(buckets, :needle) > 0)
+    + (SELECT count(*) FROM job WHERE blocked AND instr(buckets, :needle) > 0)
 
 -- name: permits_of_limit
 -- Return the states of all buckets of a limit that hold permits.

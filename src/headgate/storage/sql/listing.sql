@@ -33,7 +33,7 @@ job.state = 'blocked' AS is_blocked
 
 -- part: job_filter
 -- The conditions of a filter; a parameter that is NULL is no condition. PostgreSQL plans it for its values. :needle is
--- text that the draws of a job have to contain. Where many jobs wait, few lanes are open, and few have unmerged
+-- text that the buckets of a job have to contain. Where many jobs wait, few lanes are open, and few have unmerged
 -- arrivals.
 (:state::text IS NULL OR job.state = :state OR (:state = 'waiting' AND job.state = 'blocked'))
 AND (:queue::text IS NULL OR job.queue = :queue)
@@ -46,7 +46,7 @@ AND (:enqueued_from::bigint IS NULL OR job.enqueued_at >= :enqueued_from)
 AND (:enqueued_until::bigint IS NULL OR job.enqueued_at < :enqueued_until)
 AND (:finished_from::bigint IS NULL OR job.finished_at >= :finished_from)
 AND (:finished_until::bigint IS NULL OR job.finished_at < :finished_until)
-AND (:needle::text IS NULL OR {position}(job.draws, :needle) > 0)
+AND (:needle::text IS NULL OR {position}(job.buckets, :needle) > 0)
 AND (:error::text IS NULL OR substr({field:job.error.type}, 1, length(:error)) = :error)
 AND (:text::text IS NULL OR ({position}(job.payload, :text) > 0 AND substr(job.payload, 1, 8) <> 'encoded:'))
 AND (
@@ -60,7 +60,7 @@ AND (:view::text IS NULL OR :view = 'blocked' OR job.waiting)
 AND (coalesce(:view::text, '') <> 'blocked' OR job.state = 'blocked')
 AND (coalesce(:view::text, '') <> 'scheduled' OR (job.delayed AND job.run_at > :now))
 AND (:view::text IS NULL OR :view NOT IN ('throttled', 'ready') OR NOT (job.delayed AND job.run_at > :now))
-AND (:view::text IS NULL OR :view NOT IN ('throttled', 'ready') OR (:view = 'throttled') = (job.draws <> '[]' AND coalesce(
+AND (:view::text IS NULL OR :view NOT IN ('throttled', 'ready') OR (:view = 'throttled') = (job.buckets <> '[]' AND coalesce(
     -- The planner would read all lanes for a NOT EXISTS.
     (SELECT bucket.opens_at FROM headgate.lane JOIN headgate.bucket ON bucket.id = lane.behind WHERE lane.id = job.lane)
         > :limit_now,
@@ -85,7 +85,7 @@ UNION ALL SELECT lane FROM headgate.arrival
 
 -- part: open_lanes
 -- Lanes that wait behind no closed bucket, each found by an index of such lanes: those that are due, asleep or without
--- draws, and those behind buckets that have opened. Lanes without draws may be empty.
+-- buckets, and those behind buckets that have opened. Lanes without buckets may be empty.
 SELECT id FROM headgate.lane WHERE gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
 UNION ALL SELECT id FROM headgate.lane WHERE group_id IS NOT NULL AND behind IS NULL AND since IS NOT NULL
 UNION ALL SELECT id FROM headgate.lane WHERE gated AND since IS NULL AND wakes_at IS NOT NULL
@@ -123,7 +123,7 @@ job_tag.job
 
 -- part: known_jobs
 -- The jobs that can match a filter, where an index finds them; :by names the index. Jobs that wait in :lanes for some
--- draws and pass them are in other lanes.
+-- buckets and pass them are in other lanes.
 SELECT @place FROM headgate.job
 WHERE :by = 'failed' AND failed_at >= coalesce(:finished_from::bigint, 0)
 UNION ALL
@@ -141,13 +141,13 @@ SELECT job.@place FROM (@closed_lanes) AS line @its_jobs(NOT job.delayed) WHERE 
 UNION ALL
 SELECT job.@place FROM (@closed_lanes) AS line @its_jobs(job.delayed) WHERE :by = 'throttled'
 UNION ALL
-SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND NOT delayed AND lane {any:lanes text}
+SELECT @place FROM headgate.job WHERE :by = 'bucket' AND waiting AND NOT delayed AND lane {any:lanes text}
 UNION ALL
-SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND delayed AND lane {any:lanes text}
+SELECT @place FROM headgate.job WHERE :by = 'bucket' AND waiting AND delayed AND lane {any:lanes text}
 UNION ALL
-SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND (held | passed) <> 0
+SELECT @place FROM headgate.job WHERE :by = 'bucket' AND waiting AND (held | passed) <> 0
 UNION ALL
-SELECT @place FROM headgate.job WHERE :by IN ('blocked', 'waiting', 'draw') AND blocked
+SELECT @place FROM headgate.job WHERE :by IN ('blocked', 'waiting', 'bucket') AND blocked
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'batch' AND batch = :batch::job_id
 UNION ALL
@@ -316,24 +316,24 @@ WITH RECURSIVE named (queue) AS (
 SELECT queue FROM named WHERE queue IS NOT NULL
 
 -- name: count_lanes_to_search [postgres]
--- Count the lanes and arrivals that `lanes_drawing` reads, up to a maximum. An index of lanes by their draws would take a fifth of
+-- Count the lanes and arrivals that `lanes_with_bucket` reads, up to a maximum. An index of lanes by their buckets would take a fifth of
 -- the time in which a claim writes a lane.
 SELECT count(*)
 FROM (SELECT 1 FROM headgate.lane UNION ALL SELECT 1 FROM headgate.arrival LIMIT :most) AS counted
 
 -- name: count_lanes_to_search [sqlite]
-SELECT count(*) FROM (SELECT 1 FROM lane WHERE instr(draws, '"],["') > 0 LIMIT :most)
+SELECT count(*) FROM (SELECT 1 FROM lane WHERE instr(buckets, '"],["') > 0 LIMIT :most)
 
--- name: lanes_drawing [postgres]
--- Return lanes that draw on a bucket: their draws are :draws, or are several and contain :needle.
-SELECT id FROM headgate.lane WHERE strpos(draws, :needle) > 0 AND :draws::text IS NOT NULL AND :queues::text[] IS NOT NULL
+-- name: lanes_with_bucket [postgres]
+-- Return lanes that use a bucket: their buckets are :buckets, or are several and contain :needle.
+SELECT id FROM headgate.lane WHERE strpos(buckets, :needle) > 0 AND :buckets::text IS NOT NULL AND :queues::text[] IS NOT NULL
 UNION
-SELECT lane FROM headgate.arrival WHERE strpos(draws, :needle) > 0
+SELECT lane FROM headgate.arrival WHERE strpos(buckets, :needle) > 0
 
--- name: lanes_drawing [sqlite]
-SELECT id FROM lane WHERE queue {any:queues text} AND draws = :draws
+-- name: lanes_with_bucket [sqlite]
+SELECT id FROM lane WHERE queue {any:queues text} AND buckets = :buckets
 UNION
-SELECT id FROM lane WHERE instr(draws, '"],["') > 0 AND instr(draws, :needle) > 0
+SELECT id FROM lane WHERE instr(buckets, '"],["') > 0 AND instr(buckets, :needle) > 0
 
 -- name: batch
 SELECT {record:batch} FROM headgate.batch WHERE id = :id::job_id
@@ -498,7 +498,7 @@ FROM headgate.arrival LEFT JOIN headgate.lane ON lane.id = arrival.lane
 SELECT queue, behind, waiting FROM lane WHERE waiting > 0
 
 -- part: sleeping_lanes [postgres]
--- Lanes in which jobs may wait for their time. For lanes without draws, this is not stored.
+-- Lanes in which jobs may wait for their time. For lanes without buckets, this is not stored.
 SELECT id, queue, behind FROM headgate.lane WHERE wakes_at IS NOT NULL OR NOT gated
 UNION
 SELECT arrival.lane, arrival.queue, lane.behind
@@ -584,24 +584,24 @@ SELECT {greatest}(0, coalesce(sum(waiting), 0))::bigint FROM (@lane_counts) AS l
 WITH closed AS MATERIALIZED (
     SELECT id FROM headgate.bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most
 ),
-arrived AS MATERIALIZED (SELECT queue, draws, jobs FROM headgate.arrival ORDER BY id LIMIT :most),
+arrived AS MATERIALIZED (SELECT queue, buckets, jobs FROM headgate.arrival ORDER BY id LIMIT :most),
 line AS MATERIALIZED (
     SELECT id FROM headgate.turn_group WHERE queue = :queue AND in_line ORDER BY turn, id LIMIT :most
 )
-SELECT part, draws, jobs
+SELECT part, buckets, jobs
 FROM (
     (
-        SELECT 'line' AS part, draws, waiting AS jobs FROM headgate.lane
+        SELECT 'line' AS part, buckets, waiting AS jobs FROM headgate.lane
         WHERE queue = :queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
         ORDER BY lane.place, since, id
         LIMIT :most
     )
     UNION ALL
     (
-        SELECT 'group', grouped.draws, grouped.waiting
+        SELECT 'group', grouped.buckets, grouped.waiting
         FROM line
         CROSS JOIN LATERAL (
-            SELECT draws, waiting FROM headgate.lane
+            SELECT buckets, waiting FROM headgate.lane
             WHERE group_id = line.id AND behind IS NULL AND since IS NOT NULL
             ORDER BY lane.place, since, id
             LIMIT :most
@@ -610,10 +610,10 @@ FROM (
     )
     UNION ALL
     (
-        SELECT 'bucket', behind.draws, behind.waiting
+        SELECT 'bucket', behind.buckets, behind.waiting
         FROM closed
         CROSS JOIN LATERAL (
-            SELECT draws, waiting FROM headgate.lane
+            SELECT buckets, waiting FROM headgate.lane
             WHERE behind = closed.id AND queue = :queue
             ORDER BY lane.place, since, id
             LIMIT :most
@@ -621,7 +621,7 @@ FROM (
         LIMIT :most
     )
     UNION ALL
-    SELECT 'arrived', draws, jobs FROM arrived WHERE queue = :queue
+    SELECT 'arrived', buckets, jobs FROM arrived WHERE queue = :queue
     UNION ALL
     SELECT 'unread', '[]', 0
     WHERE :most IN ((SELECT count(*) FROM closed), (SELECT count(*) FROM line), (SELECT count(*) FROM arrived))
@@ -631,20 +631,20 @@ FROM (
 WITH closed AS MATERIALIZED (SELECT id FROM bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most),
 line AS MATERIALIZED (SELECT id FROM turn_group WHERE queue = :queue AND in_line ORDER BY turn, id LIMIT :most)
 SELECT * FROM (
-    SELECT 'line' AS part, CAST(draws AS text) AS draws, waiting AS jobs FROM lane
+    SELECT 'line' AS part, CAST(buckets AS text) AS buckets, waiting AS jobs FROM lane
     WHERE queue = :queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
     ORDER BY lane.place, since, id
     LIMIT :most
 )
 UNION ALL
 SELECT * FROM (
-    SELECT 'group', CAST(lane.draws AS text), lane.waiting
+    SELECT 'group', CAST(lane.buckets AS text), lane.waiting
     FROM line CROSS JOIN lane ON lane.group_id = line.id AND lane.behind IS NULL AND lane.since IS NOT NULL
     LIMIT :most
 )
 UNION ALL
 SELECT * FROM (
-    SELECT 'bucket', CAST(lane.draws AS text), lane.waiting
+    SELECT 'bucket', CAST(lane.buckets AS text), lane.waiting
     FROM closed CROSS JOIN lane ON lane.behind = closed.id AND lane.queue = :queue
     LIMIT :most
 )
@@ -663,10 +663,10 @@ SELECT EXISTS (SELECT 1 FROM headgate.paused_queue WHERE queue = :queue)
 known AS (
     SELECT id, queue, gated, since, behind, wakes_at FROM headgate.lane
     UNION
-    SELECT lane, queue, draws <> '[]', min(since) FILTER (WHERE is_ready), NULL, min(wakes_at)
+    SELECT lane, queue, buckets <> '[]', min(since) FILTER (WHERE is_ready), NULL, min(wakes_at)
     FROM headgate.arrival
     WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
-    GROUP BY lane, queue, draws
+    GROUP BY lane, queue, buckets
 ),
 topmost AS (
     SELECT
@@ -681,7 +681,7 @@ topmost AS (
     ) AS fresh ON true
     LEFT JOIN LATERAL (
         SELECT priority FROM headgate.job
-        -- Reads nothing if no lane sleeps. For lanes without draws, that is not stored.
+        -- Reads nothing if no lane sleeps. For lanes without buckets, that is not stored.
         WHERE (known.wakes_at IS NOT NULL OR NOT known.gated OR known.id IN (SELECT lane FROM headgate.arrival WHERE wakes_at IS NOT NULL))
             AND lane = known.id AND waiting AND delayed
         ORDER BY priority DESC
@@ -906,7 +906,7 @@ WHERE shared.limit_name = bucket.limit_name AND shared.key = '' AND shared.state
 {greatest}(0, coalesce((SELECT sum(waiting) FROM headgate.lane WHERE behind = bucket.id), 0)::bigint)
 
 -- part: bucket_record
-{array:limit_name, key} AS draw, coalesce(state, (@shared_state)) AS state, waiting, opens_at, closed_until,
+{array:limit_name, key} AS ref, coalesce(state, (@shared_state)) AS state, waiting, opens_at, closed_until,
 CASE WHEN opens_at IS NULL THEN 0 ELSE (SELECT count(*) FROM headgate.lane WHERE behind = bucket.id) END AS lanes
 
 -- part: bucket_filter
@@ -992,38 +992,38 @@ FROM (
 ORDER BY limit_name, key
 
 -- part: gated_lines [postgres]
-SELECT draws FROM headgate.lane WHERE gated UNION ALL SELECT draws FROM headgate.arrival WHERE draws <> '[]'
+SELECT buckets FROM headgate.lane WHERE gated UNION ALL SELECT buckets FROM headgate.arrival WHERE buckets <> '[]'
 
 -- part: gated_lines [sqlite]
-SELECT draws FROM lane WHERE waiting > 0
+SELECT buckets FROM lane WHERE waiting > 0
 
--- name: draws_like
--- Return draws of waiting jobs that contain :needle, among those of :most lanes: the buckets of new keys are made by their
+-- name: buckets_like
+-- Return buckets of waiting jobs that contain :needle, among those of :most lanes: the buckets of new keys are made by their
 -- first claim.
-SELECT DISTINCT draws
-FROM (SELECT draws FROM (@gated_lines) AS line LIMIT :most) AS line
-WHERE {position}(draws, :needle) > 0
-ORDER BY draws
+SELECT DISTINCT buckets
+FROM (SELECT buckets FROM (@gated_lines) AS line LIMIT :most) AS line
+WHERE {position}(buckets, :needle) > 0
+ORDER BY buckets
 LIMIT :count
 
--- name: buckets_drawn
+-- name: buckets_by_id
 -- Return buckets in the order in which they are requested.
 SELECT
-    {array:drawn.limit_name, drawn.key} AS draw,
+    {array:refs.limit_name, refs.key} AS ref,
     coalesce(
         bucket.state,
         (
             SELECT shared.state FROM headgate.bucket AS shared
-            WHERE shared.limit_name = drawn.limit_name AND shared.key = '' AND shared.state LIKE '1:dynamic:%'
+            WHERE shared.limit_name = refs.limit_name AND shared.key = '' AND shared.state LIKE '1:dynamic:%'
         )
     ) AS state,
-    {greatest}(0, coalesce((SELECT sum(waiting) FROM headgate.lane WHERE behind = drawn.id), 0)::bigint) AS waiting,
+    {greatest}(0, coalesce((SELECT sum(waiting) FROM headgate.lane WHERE behind = refs.id), 0)::bigint) AS waiting,
     bucket.opens_at,
     coalesce(bucket.closed_until, 0) AS closed_until,
-    (SELECT count(*) FROM headgate.lane WHERE behind = drawn.id) AS lanes
-FROM {rows:drawn(id text, limit_name text, key text, place)}
-LEFT JOIN headgate.bucket ON bucket.id = drawn.id
-ORDER BY drawn.place
+    (SELECT count(*) FROM headgate.lane WHERE behind = refs.id) AS lanes
+FROM {rows:refs(id text, limit_name text, key text, place)}
+LEFT JOIN headgate.bucket ON bucket.id = refs.id
+ORDER BY refs.place
 
 -- part: place_in_lane [postgres]
 -- The position of a job in its lane, up to a maximum. Delayed jobs are counted as if all had its aging.
@@ -1070,7 +1070,7 @@ SELECT
     coalesce((SELECT sum(line.waiting) FROM (@lane_counts) AS line WHERE line.id = job.lane), 0)::bigint AS waiting,
     lane.behind IS NULL AND @lane_is_due AS is_due,
     CASE WHEN bucket.id IS NOT NULL THEN {array:bucket.limit_name, bucket.key} END AS behind,
-    job.queue, job.draws, job.costs, job.terms, job.held, job.passed
+    job.queue, job.buckets, job.costs, job.terms, job.held, job.passed
 FROM headgate.job
 LEFT JOIN headgate.lane ON lane.id = job.lane
 LEFT JOIN headgate.bucket ON bucket.id = lane.behind
@@ -1088,46 +1088,46 @@ SELECT
 -- name: starts
 -- Return the newest starts that were charged to a limit in that time, newest first: those of attempts that did not
 -- succeed, and the last starts of jobs that are running or have succeeded.
-SELECT draws, coalesce(settled, costs) AS costs, charged_at
+SELECT buckets, coalesce(settled, costs) AS costs, charged_at
 FROM (
-    SELECT draws, costs, charged_at, uncharged, settled FROM headgate.job
-    WHERE state IN ('running', 'succeeded') AND charged_at BETWEEN :since AND :until AND {position}(draws, :needle) > 0
+    SELECT buckets, costs, charged_at, uncharged, settled FROM headgate.job
+    WHERE state IN ('running', 'succeeded') AND charged_at BETWEEN :since AND :until AND {position}(buckets, :needle) > 0
     UNION ALL
-    SELECT job.draws, job.costs, attempt.charged_at, attempt.uncharged, attempt.settled
+    SELECT job.buckets, job.costs, attempt.charged_at, attempt.uncharged, attempt.settled
     FROM headgate.attempt JOIN headgate.job ON job.id = attempt.job
-    WHERE attempt.charged_at BETWEEN :since AND :until AND {position}(job.draws, :needle) > 0
+    WHERE attempt.charged_at BETWEEN :since AND :until AND {position}(job.buckets, :needle) > 0
 ) AS charged
 WHERE uncharged = 0 OR EXISTS (
-    SELECT 1 FROM {draws:charged.draws} WHERE draw.limit_name = :limit AND (uncharged >> draw.place::integer) & 1 = 0
+    SELECT 1 FROM {buckets:charged.buckets} WHERE ref.limit_name = :limit AND (uncharged >> ref.place::integer) & 1 = 0
 )
-ORDER BY charged_at DESC, draws, coalesce(settled, costs)
+ORDER BY charged_at DESC, buckets, coalesce(settled, costs)
 LIMIT :count OFFSET :skip
 
--- part: draws_on_others [postgres]
--- Whether a waiting job draws on a limit that is not in :limits.
-EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
+-- part: uses_other_limits [postgres]
+-- Whether a waiting job uses a limit that is not in :limits.
+EXISTS (SELECT 1 FROM {buckets:job.buckets} WHERE NOT ref.limit_name {any:limits text})
 
--- part: draws_on_others [sqlite]
--- Lanes have the draws of all jobs that wait in them.
+-- part: uses_other_limits [sqlite]
+-- Lanes have the buckets of all jobs that wait in them.
 (
-    (blocked AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text}))
+    (blocked AND EXISTS (SELECT 1 FROM {buckets:job.buckets} WHERE NOT ref.limit_name {any:limits text}))
     OR waiting AND lane IN (
         SELECT id FROM lane
-        WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {draws:lane.draws} WHERE NOT draw.limit_name {any:limits text})
+        WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {buckets:lane.buckets} WHERE NOT ref.limit_name {any:limits text})
     )
 )
 
 -- part: gated_job
--- Waiting jobs with their draws, costs and terms.
-SELECT id, task, queue, CAST(payload AS text) AS payload, headers, draws, costs, terms, gate, origin
+-- Waiting jobs with their buckets, costs and terms.
+SELECT id, task, queue, CAST(payload AS text) AS payload, headers, buckets, costs, terms, gate, origin
 FROM headgate.job
 
 -- name: gated_jobs
--- Return waiting jobs of these tasks that carry other gates than these, by id; with :limits, only those that draw on a
+-- Return waiting jobs of these tasks that carry other gates than these, by id; with :limits, only those that use a
 -- limit that is not in it.
 @gated_job
 WHERE id > :after::job_id AND (waiting OR blocked) AND task {any:tasks text} AND NOT gate {any:gates text}
-    AND (:limits::text[] IS NULL OR @draws_on_others)
+    AND (:limits::text[] IS NULL OR @uses_other_limits)
 ORDER BY id
 LIMIT :count
 
@@ -1145,35 +1145,35 @@ WHERE id {any:ids job_id} AND finished_at IS NULL AND node IS NULL AND {no index
 ORDER BY id
 
 -- name: other_limits_are_waited_for [postgres]
--- Whether jobs wait for a limit that is not in :limits, read from their lanes. Lanes differ little in their draws
+-- Whether jobs wait for a limit that is not in :limits, read from their lanes. Lanes differ little in their buckets
 -- without the keys, however many lanes there are.
 SELECT EXISTS (
     SELECT 1
     FROM (SELECT DISTINCT limits FROM headgate.lane WHERE gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)) AS lane
-    WHERE EXISTS (SELECT 1 FROM {draws:lane.limits} WHERE NOT draw.limit_name {any:limits text})
+    WHERE EXISTS (SELECT 1 FROM {buckets:lane.limits} WHERE NOT ref.limit_name {any:limits text})
 )
 OR EXISTS (
     SELECT 1 FROM headgate.job
-    WHERE blocked AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
+    WHERE blocked AND EXISTS (SELECT 1 FROM {buckets:job.buckets} WHERE NOT ref.limit_name {any:limits text})
 )
 
 -- name: other_limits_are_waited_for [sqlite]
 SELECT EXISTS (
     SELECT 1 FROM lane
-    WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {draws:lane.draws} WHERE NOT draw.limit_name {any:limits text})
+    WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {buckets:lane.buckets} WHERE NOT ref.limit_name {any:limits text})
 )
 OR EXISTS (
     SELECT 1 FROM job
-    WHERE blocked AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
+    WHERE blocked AND EXISTS (SELECT 1 FROM {buckets:job.buckets} WHERE NOT ref.limit_name {any:limits text})
 )
 
 -- name: tasks_of_other_limits [postgres]
--- Return the tasks of the first waiting jobs of lanes that draw on a limit that is not in :limits.
+-- Return the tasks of the first waiting jobs of lanes that use a limit that is not in :limits.
 SELECT DISTINCT job.task
 FROM (
     SELECT id FROM headgate.lane
     WHERE gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
-        AND EXISTS (SELECT 1 FROM {draws:lane.limits} WHERE NOT draw.limit_name {any:limits text})
+        AND EXISTS (SELECT 1 FROM {buckets:lane.limits} WHERE NOT ref.limit_name {any:limits text})
     LIMIT 100
 ) AS other
 CROSS JOIN LATERAL (SELECT task FROM headgate.job WHERE lane = other.id AND waiting LIMIT 1) AS job
@@ -1182,7 +1182,7 @@ CROSS JOIN LATERAL (SELECT task FROM headgate.job WHERE lane = other.id AND wait
 SELECT DISTINCT (SELECT task FROM job WHERE lane = other.id AND waiting LIMIT 1) AS task
 FROM (
     SELECT id FROM lane
-    WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {draws:lane.draws} WHERE NOT draw.limit_name {any:limits text})
+    WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {buckets:lane.buckets} WHERE NOT ref.limit_name {any:limits text})
     LIMIT 100
 ) AS other
 WHERE task IS NOT NULL

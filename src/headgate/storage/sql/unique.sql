@@ -23,7 +23,7 @@ SELECT id, own_id FROM headgate.job WHERE id {any:numbers bigint} AND own_id IS 
 SELECT id, own_id, task, enqueued_at, enqueued_by FROM headgate.job WHERE id {any:ids job_id}
 
 -- part: keyed_job
-job.id, job.task, job.unique_key, job.state, job.queue, job.draws, job.terms, job.held, job.passed,
+job.id, job.task, job.unique_key, job.state, job.queue, job.buckets, job.terms, job.held, job.passed,
 job.costs IS NOT NULL AS has_costs, job.delayed, job.run_at, job.attempt, job.options
 
 -- name: jobs_under_keys
@@ -73,7 +73,7 @@ UPDATE headgate.job
 SET payload = :payload, queue = :queue, priority = :priority::smallint, delayed = :delayed::boolean,
     run_at = :run_at::bigint, aging = :aging::bigint,
     rank = :run_at::bigint - :priority::smallint * coalesce(:aging::bigint, @no_aging), expires_at = :expires_at::bigint,
-    give_up_at = CASE WHEN state = 'waiting' THEN :give_up_at::bigint END, draws = :draws, costs = :costs,
+    give_up_at = CASE WHEN state = 'waiting' THEN :give_up_at::bigint END, buckets = :buckets, costs = :costs,
     headers = :headers, options = :options, terms = :terms, gate = :gate, audit = :audit::smallint, lane = :lane,
     held = :held::bigint, passed = 0, attempt = 0, lost = 0, fence = fence + 1, error = NULL, progress = NULL,
     annotations = NULL
@@ -81,20 +81,20 @@ WHERE id = :id::job_id
 RETURNING rank
 
 -- name: forget_starts
--- Remove the charges of a job's attempts: they were made to limits that it no longer draws on.
+-- Remove the charges of a job's attempts: they were made to limits that it no longer uses.
 UPDATE headgate.attempt SET charged_at = NULL WHERE job = :id::job_id AND charged_at IS NOT NULL
 
 -- name: keep_replacement_notes [postgres]
--- Note the permits, lanes and draws that replaced jobs no longer need.
-INSERT INTO headgate.replacement_note (permits, lane, draws)
-SELECT permits, lane, draws FROM {rows:notes(permits json, lane text, draws json)}
+-- Note the permits, lanes and buckets that replaced jobs no longer need.
+INSERT INTO headgate.replacement_note (permits, lane, buckets)
+SELECT permits, lane, buckets FROM {rows:notes(permits json, lane text, buckets json)}
 
 -- name: replacement_notes [postgres]
 -- Return what replaced jobs no longer need and has not been given back yet.
-SELECT id, permits, lane, draws FROM headgate.replacement_note
+SELECT id, permits, lane, buckets FROM headgate.replacement_note
 
 -- name: take_replacement_notes [postgres]
 -- Delete and return what replaced jobs no longer need; this transaction gives it back.
 DELETE FROM headgate.replacement_note
 WHERE id IN (SELECT id FROM headgate.replacement_note ORDER BY id LIMIT :count {for update skip locked})
-RETURNING id, permits, lane, draws
+RETURNING id, permits, lane, buckets

@@ -1,14 +1,14 @@
 -- What nodes do about once a minute, what operators do to queues, and checks that rows agree.
 
 -- part: prunable_job
-job.id, job.held, job.draws, job.terms, (SELECT count(*) FROM headgate.log_line WHERE log_line.job = job.id) AS lines, job.batch,
+job.id, job.held, job.buckets, job.terms, (SELECT count(*) FROM headgate.log_line WHERE log_line.job = job.id) AS lines, job.batch,
 job.options
 
 -- name: prunable [postgres]
 -- Return jobs that finished in these states before then, with the number of log lines of each, and its batch.
 SELECT @prunable_job
 FROM (
-    SELECT id, held, draws, terms, batch, options FROM headgate.job
+    SELECT id, held, buckets, terms, batch, options FROM headgate.job
     WHERE state {any:states text} AND finished_at < :before AND finished_at >= :since AND NOT @has_own_retention
     LIMIT :count
 ) AS job
@@ -59,7 +59,7 @@ LIMIT :count
 -- Return the same for jobs whose own retention has ended, without those that a waiting or running job follows.
 SELECT @prunable_job
 FROM (
-    SELECT id, held, draws, terms, batch, options FROM headgate.job
+    SELECT id, held, buckets, terms, batch, options FROM headgate.job
     WHERE kept_until <= :now AND NOT @is_needed
     LIMIT :count
 ) AS job
@@ -68,7 +68,7 @@ FROM (
 -- Return those of these jobs that finished before then.
 SELECT @prunable_job
 FROM (
-    SELECT id, held, draws, terms, batch, options FROM headgate.job
+    SELECT id, held, buckets, terms, batch, options FROM headgate.job
     WHERE id {any:ids job_id} AND {no index}finished_at < :before
 ) AS job
 ORDER BY id
@@ -221,7 +221,7 @@ DELETE FROM headgate.paused_queue WHERE queue = :queue
 
 -- part: lines [postgres]
 -- Lanes as they will be when arrivals are merged. If a transaction had locked all jobs of a lane, that lane may sleep
--- for a second; lanes without draws never sleep, and running jobs need none.
+-- for a second; lanes without buckets never sleep, and running jobs need none.
 SELECT
     coalesce(lane.id, arrived.lane) AS id,
     coalesce(lane.waiting, 0) + coalesce(arrived.jobs, 0) AS waiting,
@@ -231,7 +231,7 @@ SELECT
     least(lane.wakes_at, arrived.wakes_at) <= :now::bigint + 1000000 AS wakes_soon
 FROM headgate.lane
 FULL JOIN (
-    SELECT lane, sum(jobs) AS jobs, bool_or(is_ready) AS is_ready, min(wakes_at) AS wakes_at, bool_or(draws <> '[]') AS gated
+    SELECT lane, sum(jobs) AS jobs, bool_or(is_ready) AS is_ready, min(wakes_at) AS wakes_at, bool_or(buckets <> '[]') AS gated
     FROM headgate.arrival GROUP BY lane
 ) AS arrived ON arrived.lane = lane.id
 
@@ -436,26 +436,26 @@ WHERE counted <> found
 
 -- name: holders
 -- Return all jobs that hold permits.
-SELECT id, draws, terms, held FROM headgate.job WHERE held <> 0
+SELECT id, buckets, terms, held FROM headgate.job WHERE held <> 0
 
 -- name: all_buckets
 SELECT id, limit_name AS "limit", key, state, opens_at, closed_until FROM headgate.bucket
 
 -- name: all_lanes
 -- Return what identifies each lane, and each that arrivals will make.
-SELECT id, queue, draws, variant FROM headgate.lane @lanes_of_arrivals
+SELECT id, queue, buckets, variant FROM headgate.lane @lanes_of_arrivals
 
 -- part: lanes_of_arrivals [postgres]
-UNION SELECT lane, queue, draws, variant FROM headgate.arrival
+UNION SELECT lane, queue, buckets, variant FROM headgate.arrival
 
 -- part: lanes_of_arrivals [sqlite]
 
 -- name: places_of_jobs
--- Return how many jobs wait in each lane with what they are in it by: their queue, draws and terms; and one of them.
-SELECT min(id) AS id, count(*) AS jobs, lane, queue, draws, terms, held | passed AS exempt
+-- Return how many jobs wait in each lane with what they are in it by: their queue, buckets and terms; and one of them.
+SELECT min(id) AS id, count(*) AS jobs, lane, queue, buckets, terms, held | passed AS exempt
 FROM headgate.job
 WHERE waiting
-GROUP BY lane, queue, draws, terms, held | passed
+GROUP BY lane, queue, buckets, terms, held | passed
 
 -- name: jobs_with_own_ids
 -- Return the ids that callers chose, with the numbers that they are stored under.

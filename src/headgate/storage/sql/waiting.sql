@@ -1,7 +1,7 @@
 -- Waiting jobs that leave their lanes without running, or move to another lane.
 
 -- part: found_job
-job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, queue, draws, terms, held, passed,
+job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, queue, buckets, terms, held, passed,
 costs IS NOT NULL AS has_costs, state = 'blocked' AS is_blocked, is_followed, follows, batch, delayed, run_at, rank,
 attempt, {field:origin.on} AS outcome
 
@@ -19,7 +19,7 @@ SELECT @found_job FROM headgate.job WHERE id = :id::job_id {for update skip lock
 -- out.
 SELECT @found_job
 FROM headgate.job
-WHERE held <> 0 AND state <> 'running' AND {position}(draws, :needle) > 0
+WHERE held <> 0 AND state <> 'running' AND {position}(buckets, :needle) > 0
 ORDER BY id
 {for update skip locked}
 
@@ -66,7 +66,7 @@ WHERE id = :id::job_id AND state IN ('waiting', 'blocked')
 RETURNING rank
 
 -- part: late_job
-job.id, job.task, job.queue, job.expires_at, job.give_up_at, job.terms, job.draws, job.held, job.passed,
+job.id, job.task, job.queue, job.expires_at, job.give_up_at, job.terms, job.buckets, job.held, job.passed,
 bucket.limit_name AS "limit", bucket.key, job.costs IS NOT NULL AS has_costs, job.lane, job.waiting, job.attempt
 
 -- part: first_late(which, time)
@@ -130,42 +130,42 @@ WHERE @by_key(job.id, dropped.id) AND job.lane = dropped.lane AND job.state IN (
 RETURNING id, is_followed, batch
 
 -- name: forget_other_starts
--- Remove the charges of a job's attempts if it draws on other limits now than those they were made to.
+-- Remove the charges of a job's attempts if it uses other limits now than those they were made to.
 UPDATE headgate.attempt SET charged_at = NULL
 WHERE job = :id::job_id AND charged_at IS NOT NULL AND EXISTS (
-    SELECT 1 FROM headgate.job WHERE id = :id::job_id AND (draws <> :draws OR coalesce(costs, '') <> coalesce(:costs, ''))
+    SELECT 1 FROM headgate.job WHERE id = :id::job_id AND (buckets <> :buckets OR coalesce(costs, '') <> coalesce(:costs, ''))
 )
 
 -- name: change_gate
--- Give a waiting job, which is locked, other draws and another lane; a blocked one will wait there.
+-- Give a waiting job, which is locked, other buckets and another lane; a blocked one will wait there.
 UPDATE headgate.job
-SET draws = :draws, costs = :costs, terms = :terms, held = :held, passed = :passed, lane = :lane,
+SET buckets = :buckets, costs = :costs, terms = :terms, held = :held, passed = :passed, lane = :lane,
     gate = coalesce(nullif(:gate, ''), gate)
 WHERE id = :id::job_id AND finished_at IS NULL
 
 -- name: lock_plain
 -- Lock those of these jobs that wait, hold no permit, cost no more than 1 and have never been tried, except those that
 -- another transaction has locked.
-SELECT id, queue, draws, terms, delayed, run_at, rank
+SELECT id, queue, buckets, terms, delayed, run_at, rank
 FROM headgate.job
 WHERE id {any:ids job_id} AND state = 'waiting' AND attempt = 0 AND held = 0 AND passed = 0 AND costs IS NULL
 ORDER BY id
 {for update skip locked}
 
 -- name: change_plain_gates
--- Give waiting jobs, which are locked, other draws and other lanes.
+-- Give waiting jobs, which are locked, other buckets and other lanes.
 UPDATE headgate.job
-SET draws = asked.draws, costs = asked.costs, terms = asked.terms, lane = asked.lane,
+SET buckets = asked.buckets, costs = asked.costs, terms = asked.terms, lane = asked.lane,
     gate = coalesce(nullif(asked.gate, ''), job.gate)
-FROM {rows:asked(id job_id, draws json, costs json, terms json, lane text, gate text)}
+FROM {rows:asked(id job_id, buckets json, costs json, terms json, lane text, gate text)}
 WHERE @by_key(job.id, asked.id)
 
 -- name: change_gate_names
--- Give waiting jobs another gate; their draws stay.
+-- Give waiting jobs another gate; their buckets stay.
 UPDATE headgate.job SET gate = stays.gate
 FROM {rows:stays(id job_id, before json, gate text)}
-WHERE @by_key(job.id, stays.id) AND finished_at IS NULL AND node IS NULL AND job.draws = stays.before
+WHERE @by_key(job.id, stays.id) AND finished_at IS NULL AND node IS NULL AND job.buckets = stays.before
 
 -- name: set_held
--- Store which permits a job keeps, which draws it passes at its next start, and its lane.
+-- Store which permits a job keeps, which buckets it passes at its next start, and its lane.
 UPDATE headgate.job SET held = :held, passed = :passed, lane = :lane WHERE id = :id::job_id

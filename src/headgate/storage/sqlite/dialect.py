@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from headgate.storage.statements import Column, Table, Template, as_json, compile_statements, numbers_in
-from headgate.storage.stored_rows import UNREADABLE_DRAWS, Field, RowDecoder
+from headgate.storage.stored_rows import UNREADABLE_BUCKETS, Field, RowDecoder
 
 BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
 """How many rows one statement inserts. Reading them from JSON took longer than storing them: 9.1 µs a job, not 4.1."""
@@ -63,12 +63,12 @@ class SqliteDialect:
     def array(self, values: str) -> str:
         return f"json_array({values})"
 
-    def draws(self, column: str) -> str:
+    def buckets(self, column: str) -> str:
         # JSON of another shape would fail the whole statement too: a text in it need not be JSON.
-        draw = "iif(json_valid(value), value, 'null')"
+        ref = "iif(json_valid(value), value, 'null')"
         return (
-            f"(SELECT json_extract({draw}, '$[0]') AS limit_name, json_extract({draw}, '$[1]') AS key, key AS place "
-            f"FROM json_each(iif(json_valid({column}), {column}, '{as_json(UNREADABLE_DRAWS)}'))) AS draw"
+            f"(SELECT json_extract({ref}, '$[0]') AS limit_name, json_extract({ref}, '$[1]') AS key, key AS place "
+            f"FROM json_each(iif(json_valid({column}), {column}, '{as_json(UNREADABLE_BUCKETS)}'))) AS ref"
         )
 
     def finish(self, sql: str) -> str:

@@ -46,7 +46,7 @@ ALL_RULES: list[AnyRule] = [
 
 
 def bucket(rule: AnyRule, key: str = "acme") -> Bucket:
-    """A bucket that no other test has drawn on."""
+    """A bucket that no other test has used."""
     return Bucket(f"unit-{id(_made)}-{next(_made)}", key, rule)
 
 
@@ -105,25 +105,25 @@ def test_a_prefix_with_braces_and_a_timeout_of_nothing_are_refused(options: dict
 
 
 async def test_the_prefix_of_the_url_begins_the_names_of_all_keys(redis_url: str, server: redis.Redis) -> None:
-    drawn = bucket(RateLimit("5/h").rule)
+    used = bucket(RateLimit("5/h").rule)
     async with opened(f"{redis_url}?prefix=shop") as store:
-        await store.take(drawn, id="a")
-    names = [name.decode() for name in server.scan_iter(f"*{drawn.limit}*")]
-    assert sorted(names) == [f"{{shop:{drawn.limit}:acme}}", f"{{shop:{drawn.limit}:acme}}:answers"]
+        await store.take(used, id="a")
+    names = [name.decode() for name in server.scan_iter(f"*{used.limit}*")]
+    assert sorted(names) == [f"{{shop:{used.limit}:acme}}", f"{{shop:{used.limit}:acme}}:answers"]
 
 
 async def test_programs_with_other_prefixes_do_not_share_a_budget(redis_url: str) -> None:
-    drawn = bucket(StrictRate("1/h").rule)
+    used = bucket(StrictRate("1/h").rule)
     for prefix in ("one", "two", "one:two"):
         async with opened(redis_url, prefix=prefix) as store:
-            assert (await store.take(drawn)).granted == 1
+            assert (await store.take(used)).granted == 1
 
 
 async def test_a_database_of_its_own_is_chosen_by_the_url(redis_url: str, server: redis.Redis) -> None:
-    drawn = bucket(RateLimit("5/h").rule)
+    used = bucket(RateLimit("5/h").rule)
     async with opened(redis_url.rpartition("/")[0] + "/3") as store:
-        await store.take(drawn)
-    assert not list(server.scan_iter(f"*{drawn.limit}*"))
+        await store.take(used)
+    assert not list(server.scan_iter(f"*{used.limit}*"))
 
 
 async def test_user_and_password_of_the_url_are_used(tmp_path: Path) -> None:
@@ -136,13 +136,13 @@ async def test_user_and_password_of_the_url_are_used(tmp_path: Path) -> None:
             client.acl_setuser("default", enabled=False)
         async with opened(f"redis://shop:p%40ss@127.0.0.1:{own.port}/0?prefix=shop") as store:
             for rule in ALL_RULES:
-                drawn = bucket(rule)
-                taken = await store.take(drawn, 100, id="a")
-                assert not (await store.reserve(drawn, id="b")).granted
-                assert await store.cancel(drawn, id="b")
-                await store.amend(drawn, taken.now, 100, taken.now, 1)
-                assert (await store.snapshot(drawn)).used == 1
-                await store.reset(drawn)
+                used = bucket(rule)
+                taken = await store.take(used, 100, id="a")
+                assert not (await store.reserve(used, id="b")).granted
+                assert await store.cancel(used, id="b")
+                await store.amend(used, taken.now, 100, taken.now, 1)
+                assert (await store.snapshot(used)).used == 1
+                await store.reset(used)
         with pytest.raises(StorageUnusable, match="user and password"):
             await RedisBuckets.from_url(f"redis://shop:wrong@127.0.0.1:{own.port}/0").open()
 
@@ -178,9 +178,9 @@ async def test_tls_is_spoken_to_a_server_whose_certificate_is_known(redis_url: s
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     url = f"rediss://localhost:{server.sockets[0].getsockname()[1]}/0"
-    drawn = bucket(RateLimit("5/h").rule)
+    used = bucket(RateLimit("5/h").rule)
     async with opened(f"{url}?ssl_ca_certs={certificate}") as store:
-        answers = await asyncio.gather(*(store.take(drawn) for _ in range(20)))
+        answers = await asyncio.gather(*(store.take(used) for _ in range(20)))
     assert sum(answer.granted for answer in answers) == 5
     with pytest.raises(StorageUnavailable, match="certificate"):
         await RedisBuckets.from_url(url).open()
@@ -219,20 +219,20 @@ async def test_numbers_that_redis_cannot_count_with_are_refused(store: RedisBuck
 
 
 async def test_a_million_a_day_fits(store: RedisBuckets) -> None:
-    drawn = bucket(RateLimit("1000000/d").rule)
-    assert (await store.take(drawn, 999_999)).available == 1
-    assert (await store.take(drawn, 2)).granted == 0
+    used = bucket(RateLimit("1000000/d").rule)
+    assert (await store.take(used, 999_999)).available == 1
+    assert (await store.take(used, 2)).granted == 0
 
 
 @pytest.mark.parametrize("rule", [StrictRate("5/h").rule, RateLimit("5/h").rule])
 async def test_a_settled_cost_beyond_counting_is_refused_and_changes_nothing(
     store: RedisBuckets, rule: AnyRule
 ) -> None:
-    drawn = bucket(rule)
-    taken = await store.take(drawn)
+    used = bucket(rule)
+    taken = await store.take(used)
     with pytest.raises(DeclarationError):
-        await store.amend(drawn, taken.now, 1, taken.now, 1 << 60)
-    assert (await store.snapshot(drawn)).used == 1
+        await store.amend(used, taken.now, 1, taken.now, 1 << 60)
+    assert (await store.snapshot(used)).used == 1
 
 
 async def test_permits_live_where_the_jobs_live(store: RedisBuckets) -> None:
@@ -247,25 +247,25 @@ async def test_permits_live_where_the_jobs_live(store: RedisBuckets) -> None:
 async def test_a_bucket_lives_until_it_is_idle_and_no_longer(
     store: RedisBuckets, server: redis.Redis, rule: AnyRule
 ) -> None:
-    drawn = bucket(rule)
+    used = bucket(rule)
     asked_at = time.monotonic()
-    taken = await store.take(drawn, 60)
-    left = server.pttl(store.key_of(drawn))
+    taken = await store.take(used, 60)
+    left = server.pttl(store.key_of(used))
     gone = (time.monotonic() - asked_at) * 1000
     idle_in = (taken.full_at - taken.now) / 1000
     assert idle_in - gone - 2 <= left <= idle_in + 2
 
 
 async def test_a_bucket_that_began_empty_is_kept_for_longer(store: RedisBuckets, server: redis.Redis) -> None:
-    drawn = bucket(RateLimit("100/h", start_empty=True).rule)
-    await store.take(drawn)
-    assert server.pttl(store.key_of(drawn)) > START_EMPTY_KEPT / 1000
+    used = bucket(RateLimit("100/h", start_empty=True).rule)
+    await store.take(used)
+    assert server.pttl(store.key_of(used)) > START_EMPTY_KEPT / 1000
 
 
 async def test_an_idle_bucket_goes_by_itself(store: RedisBuckets, server: redis.Redis) -> None:
-    drawn = bucket(StrictRate(3, per=60, margin=0).rule)
-    await store.take(drawn, id="a")
-    for name in (store.key_of(drawn), store.key_of(drawn) + ":answers"):
+    used = bucket(StrictRate(3, per=60, margin=0).rule)
+    await store.take(used, id="a")
+    for name in (store.key_of(used), store.key_of(used) + ":answers"):
         assert 0 < server.pttl(name) <= 60_002
 
 
@@ -273,32 +273,32 @@ async def test_an_idle_bucket_goes_by_itself(store: RedisBuckets, server: redis.
 async def test_a_bucket_without_an_expiry_gets_one_again(
     store: RedisBuckets, server: redis.Redis, rule: AnyRule
 ) -> None:
-    drawn = bucket(rule)
-    await store.take(drawn, 100)
-    server.persist(store.key_of(drawn))
-    assert (await store.take(drawn)).granted == 0
-    assert 0 < server.pttl(store.key_of(drawn)) <= 2 * HOUR / 1000
+    used = bucket(rule)
+    await store.take(used, 100)
+    server.persist(store.key_of(used))
+    assert (await store.take(used)).granted == 0
+    assert 0 < server.pttl(store.key_of(used)) <= 2 * HOUR / 1000
 
 
 async def test_a_refusal_writes_nothing(store: RedisBuckets, server: redis.Redis) -> None:
-    drawn = bucket(StrictRate("1/h").rule)
-    await store.take(drawn)
-    before = server.get(store.key_of(drawn))
+    used = bucket(StrictRate("1/h").rule)
+    await store.take(used)
+    before = server.get(store.key_of(used))
     for _ in range(5):
-        assert (await store.take(drawn, id="b")).granted == 0
-    assert server.get(store.key_of(drawn)) == before
-    assert server.exists(store.key_of(drawn) + ":answers") == 0
+        assert (await store.take(used, id="b")).granted == 0
+    assert server.get(store.key_of(used)) == before
+    assert server.exists(store.key_of(used) + ":answers") == 0
 
 
 async def test_expired_answers_are_deleted_as_new_ones_are_stored(redis_url: str, server: redis.Redis) -> None:
     clock = NOON
-    drawn = bucket(StrictRate(10, per=1, margin=0).rule)
+    used = bucket(StrictRate(10, per=1, margin=0).rule)
     async with opened(redis_url, limit_time=lambda: clock) as store:
         for number in range(300):
             clock += SECOND // 10
-            assert (await store.take(drawn, id=str(number))).granted == 1
+            assert (await store.take(used, id=str(number))).granted == 1
         # Ten of them count.
-        assert server.hlen(store.key_of(drawn) + ":answers") < 40
+        assert server.hlen(store.key_of(used) + ":answers") < 40
 
 
 # ----------------------------------------------------------------------------------------------------------------- time
@@ -309,19 +309,19 @@ async def test_a_clock_that_goes_back_neither_gives_budget_nor_locks_a_key_for_l
     redis_url: str, rule: AnyRule
 ) -> None:
     clock = NOON
-    drawn = bucket(rule)
+    used = bucket(rule)
     async with opened(redis_url, limit_time=lambda: clock) as store:
-        assert (await store.take(drawn, count=200)).granted == 100
+        assert (await store.take(used, count=200)).granted == 100
         # Another server takes over, and its clock is a day behind.
         clock -= 24 * HOUR
-        refused = await store.take(drawn)
+        refused = await store.take(used)
         assert refused.granted == 0
         assert refused.now >= NOON
         assert refused.opens_at - refused.now <= HOUR
         clock += refused.opens_at - refused.now
-        assert (await store.take(drawn)).granted == 1
+        assert (await store.take(used)).granted == 1
         clock += 2 * HOUR
-        assert (await store.snapshot(drawn)).available == 100
+        assert (await store.snapshot(used)).available == 100
 
 
 async def test_limit_time_is_the_servers(store: RedisBuckets, server: redis.Redis) -> None:
@@ -332,9 +332,9 @@ async def test_limit_time_is_the_servers(store: RedisBuckets, server: redis.Redi
 
 @pytest.mark.parametrize("burst", [1, 2, 3, 7, 49, 100, 199])
 async def test_a_frozen_clock_grants_a_burst_to_the_last_one(redis_url: str, burst: int) -> None:
-    drawn = bucket(RateLimit(burst, per=1, burst=burst).rule)
+    used = bucket(RateLimit(burst, per=1, burst=burst).rule)
     async with opened(redis_url, limit_time=lambda: NOON + 123_457) as store:
-        answers = [(await store.take(drawn)).granted for _ in range(burst + 1)]
+        answers = [(await store.take(used)).granted for _ in range(burst + 1)]
     assert answers == [1] * burst + [0]
 
 
@@ -343,12 +343,12 @@ async def test_a_frozen_clock_grants_a_burst_to_the_last_one(redis_url: str, bur
 
 async def test_an_unreadable_state_counts_as_exhausted(store: RedisBuckets, server: redis.Redis) -> None:
     for text in (b"", b"nonsense", b"1:rate:x", b"1:strict:5:0:abc", b"2:rate:1:0:9:9:9:9", b"\xff\x00"):
-        drawn = bucket(StrictRate("3/h").rule)
-        server.set(store.key_of(drawn), text)
-        refused = await store.take(drawn)
+        used = bucket(StrictRate("3/h").rule)
+        server.set(store.key_of(used), text)
+        refused = await store.take(used)
         assert refused.granted == 0, text
-        assert refused.opens_at - refused.now <= drawn.rule.period
-        assert server.pttl(store.key_of(drawn)) > 0
+        assert refused.opens_at - refused.now <= used.rule.period
+        assert server.pttl(store.key_of(used)) > 0
 
 
 async def test_a_key_of_another_type_fails_alone(store: RedisBuckets, server: redis.Redis) -> None:
@@ -374,36 +374,36 @@ def calls(server: redis.Redis) -> int:
 async def test_takers_of_one_bucket_in_one_loop_turn_share_a_request_and_are_served_in_order(
     store: RedisBuckets, server: redis.Redis
 ) -> None:
-    drawn = bucket(StrictRate("5/h").rule)
-    await store.snapshot(drawn)
+    used = bucket(StrictRate("5/h").rule)
+    await store.snapshot(used)
     before = calls(server)
-    answers = await asyncio.gather(*(store.take(drawn) for _ in range(100)))
+    answers = await asyncio.gather(*(store.take(used) for _ in range(100)))
     assert calls(server) - before <= 2
     assert [answer.granted for answer in answers] == [1] * 5 + [0] * 95
 
 
 async def test_takers_of_several_costs_and_counts_are_each_given_their_own(store: RedisBuckets) -> None:
-    drawn = bucket(RateLimit("10/h").rule)
-    small, large, many = await asyncio.gather(store.take(drawn), store.take(drawn, 4), store.take(drawn, count=9))
+    used = bucket(RateLimit("10/h").rule)
+    small, large, many = await asyncio.gather(store.take(used), store.take(used, 4), store.take(used, count=9))
     assert (small.granted, large.granted, many.granted) == (1, 1, 5)
 
 
 async def test_a_cost_above_the_capacity_fails_alone(store: RedisBuckets) -> None:
-    drawn = bucket(RateLimit("10/h").rule)
-    failed, taken = await asyncio.gather(store.take(drawn, 11), store.take(drawn), return_exceptions=True)
+    used = bucket(RateLimit("10/h").rule)
+    failed, taken = await asyncio.gather(store.take(used, 11), store.take(used), return_exceptions=True)
     assert isinstance(failed, CostExceedsLimit)
     assert not isinstance(taken, BaseException)
     assert taken.granted == 1
 
 
 async def test_a_taker_cancelled_before_the_request_is_sent_consumes_nothing(store: RedisBuckets) -> None:
-    drawn = bucket(RateLimit("10/h").rule)
-    gone = asyncio.ensure_future(store.take(drawn))
-    stays = asyncio.ensure_future(store.take(drawn))
+    used = bucket(RateLimit("10/h").rule)
+    gone = asyncio.ensure_future(store.take(used))
+    stays = asyncio.ensure_future(store.take(used))
     await asyncio.sleep(0)
     gone.cancel()
     assert (await stays).granted == 1
-    assert (await store.snapshot(drawn)).used == 1
+    assert (await store.snapshot(used)).used == 1
 
 
 async def test_a_taker_cancelled_while_its_script_is_loaded_does_not_shift_the_answers_of_others(
@@ -453,7 +453,7 @@ async def test_many_asks_are_divided_between_two_requests(
 async def test_an_unexpected_reply_is_not_taken_for_the_next_one(
     store: RedisBuckets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = bucket(RateLimit("10/h").rule)
+    used = bucket(RateLimit("10/h").rule)
     received = RedisConnection.data_received
 
     def heard_twice(wire: RedisConnection, data: bytes) -> None:
@@ -462,7 +462,7 @@ async def test_an_unexpected_reply_is_not_taken_for_the_next_one(
 
     monkeypatch.setattr(RedisConnection, "data_received", heard_twice)
     # The second answer is of a new connection.
-    assert [(await store.take(drawn)).available for _ in range(3)] == [9, 8, 7]
+    assert [(await store.take(used)).available for _ in range(3)] == [9, 8, 7]
 
 
 async def test_closing_fails_what_waits_for_an_answer(store: RedisBuckets) -> None:
@@ -487,16 +487,16 @@ async def test_every_verb_of_every_rule_works_in_a_cluster(tmp_path: Path) -> No
         async with opened(own.url, timeout=patient(5)) as store:
             for rule in ALL_RULES:
                 for key in ("acme", "{a}b", "}{", "a b", "ключ", "x" * 5000):
-                    drawn = bucket(rule, key)
-                    await store.take(drawn, 99)
-                    taken = await store.take(drawn, id="a")
+                    used = bucket(rule, key)
+                    await store.take(used, 99)
+                    taken = await store.take(used, id="a")
                     assert taken.granted == 1
-                    assert (await store.reserve(drawn, id="b")).granted == 0
-                    assert await store.cancel(drawn, id="b")
-                    await store.amend(drawn, taken.now, 1, taken.now, 0)
-                    assert (await store.snapshot(drawn)).used == 99
-                    await store.reset(drawn)
-                    assert (await store.snapshot(drawn)).used == 0
+                    assert (await store.reserve(used, id="b")).granted == 0
+                    assert await store.cancel(used, id="b")
+                    await store.amend(used, taken.now, 1, taken.now, 0)
+                    assert (await store.snapshot(used)).used == 99
+                    await store.reset(used)
+                    assert (await store.snapshot(used)).used == 0
 
 
 async def test_keys_of_one_bucket_share_a_cluster_slot_and_buckets_are_spread(tmp_path: Path) -> None:

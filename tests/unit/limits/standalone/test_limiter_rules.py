@@ -1,4 +1,4 @@
-"""Every rule that counts starts, drawn on by a Limiter."""
+"""Every rule that counts starts, used by a Limiter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
--- Jobs, the lanes they wait in, the buckets they draw on, and the nodes that run them.
+-- Jobs, the lanes they wait in, the buckets they use, and the nodes that run them.
 -- Each table is declared once for PostgreSQL and SQLite; headgate/storage/migrations.py describes what each of them reads.
 -- Lanes and buckets have a hash of what they are for an id, so that they can be named without being read.
 
@@ -50,9 +50,9 @@ CREATE TABLE headgate.paused_queue (
 -- A lane is empty (nothing set), due (since), behind a bucket (since, behind) or asleep (wakes_at alone).
 -- since is limit time; wakes_at is wall time, no later than any delayed job of the lane. A lane of a fair
 -- queue has a turn, and keeps it while it is empty. place is the order in line.
--- variant sets jobs of the same draws apart: those that do not wait, and those that share the permits of one owner.
+-- variant sets jobs of the same buckets apart: those that do not wait, and those that share the permits of one owner.
 -- On PostgreSQL:
--- waiting is merged from arrivals, so it may lag behind what was just added or claimed. Of the lanes without draws,
+-- waiting is merged from arrivals, so it may lag behind what was just added or claimed. Of the lanes without buckets,
 -- where jobs wait that no limit holds, it is all that is kept.
 -- Each update of a lane raises its version. While an open snapshot keeps all old versions, whoever needs a lane reads the
 -- index from the highest version down and so finds the current one first, however many there are. An index of the id alone
@@ -62,12 +62,12 @@ CREATE TABLE headgate.lane (
     id        text COLLATE "C" NOT NULL,
     version   bigint NOT NULL DEFAULT 0, -- [postgres]
     queue     text COLLATE "C" NOT NULL,
-    draws     text COLLATE "C" NOT NULL CHECK (json_valid(draws)),
+    buckets     text COLLATE "C" NOT NULL CHECK (json_valid(buckets)),
     variant   text COLLATE "C" NOT NULL DEFAULT '',
-    gated     boolean NOT NULL GENERATED ALWAYS AS (draws <> '[]') STORED,
-    -- The draws without their keys: few, however many lanes there are. -- [postgres]
+    gated     boolean NOT NULL GENERATED ALWAYS AS (buckets <> '[]') STORED,
+    -- The buckets without their keys: few, however many lanes there are. -- [postgres]
     limits    text COLLATE "C" NOT NULL -- [postgres]
-              GENERATED ALWAYS AS (regexp_replace(draws, '","([^"\\]|\\.)*"\]', '"]', 'g')) STORED, -- [postgres]
+              GENERATED ALWAYS AS (regexp_replace(buckets, '","([^"\\]|\\.)*"\]', '"]', 'g')) STORED, -- [postgres]
     waiting   bigint NOT NULL DEFAULT 0,
     since     bigint,
     behind    text COLLATE "C",
@@ -76,21 +76,21 @@ CREATE TABLE headgate.lane (
     turn      bigint,
     place     bigint GENERATED ALWAYS AS (coalesce(turn, since)) STORED,
     front     bigint NOT NULL DEFAULT -9000000000000000000, -- [postgres]
-    -- The first level of a key of two in the order of a fair queue, as it is stored in the draws; NULL for other lanes.
+    -- The first level of a key of two in the order of a fair queue, as it is stored in the buckets; NULL for other lanes.
     -- Escapes are in the second level alone.
     group_id  text COLLATE "C" GENERATED ALWAYS AS (
-        CASE WHEN strpos(draws, '["fair:') > 0 -- [postgres]
-            AND strpos(substr(draws, strpos(draws, '["fair:')), '\u001f') -- [postgres]
-                BETWEEN 1 AND strpos(substr(draws, strpos(draws, '["fair:')), '"]') -- [postgres]
-        THEN split_part(substr(draws, strpos(draws, '["fair:')), '\u001f', 1) END -- [postgres]
-        CASE WHEN instr(draws, '["fair:') > 0 -- [sqlite]
-            AND instr(substr(draws, instr(draws, '["fair:')), '\u001f') -- [sqlite]
-                BETWEEN 1 AND instr(substr(draws, instr(draws, '["fair:')), '"]') -- [sqlite]
-        THEN substr(draws, instr(draws, '["fair:'), instr(substr(draws, instr(draws, '["fair:')), '\u001f') - 1) END -- [sqlite]
+        CASE WHEN strpos(buckets, '["fair:') > 0 -- [postgres]
+            AND strpos(substr(buckets, strpos(buckets, '["fair:')), '\u001f') -- [postgres]
+                BETWEEN 1 AND strpos(substr(buckets, strpos(buckets, '["fair:')), '"]') -- [postgres]
+        THEN split_part(substr(buckets, strpos(buckets, '["fair:')), '\u001f', 1) END -- [postgres]
+        CASE WHEN instr(buckets, '["fair:') > 0 -- [sqlite]
+            AND instr(substr(buckets, instr(buckets, '["fair:')), '\u001f') -- [sqlite]
+                BETWEEN 1 AND instr(substr(buckets, instr(buckets, '["fair:')), '"]') -- [sqlite]
+        THEN substr(buckets, instr(buckets, '["fair:'), instr(substr(buckets, instr(buckets, '["fair:')), '\u001f') - 1) END -- [sqlite]
     ) STORED,
     PRIMARY KEY (id, version), -- [postgres]
     PRIMARY KEY (id), -- [sqlite]
-    UNIQUE (queue, draws, variant), -- [sqlite]
+    UNIQUE (queue, buckets, variant), -- [sqlite]
     CHECK (behind IS NULL OR since IS NOT NULL)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX lane_queue ON headgate.lane (queue); -- [postgres]
@@ -103,8 +103,8 @@ CREATE INDEX lane_turn ON headgate.lane (queue, turn) WHERE turn IS NOT NULL;
 CREATE INDEX lane_asleep ON headgate.lane (queue, wakes_at)
     WHERE gated AND since IS NULL AND wakes_at IS NOT NULL; -- [postgres]
     WHERE since IS NULL AND wakes_at IS NOT NULL; -- [sqlite]
--- A lane of one draw is found by that; these are the others.
-CREATE INDEX lane_of_several ON headgate.lane (id) WHERE instr(draws, '"],["') > 0; -- [sqlite]
+-- A lane of one bucket is found by that; these are the others.
+CREATE INDEX lane_of_several ON headgate.lane (id) WHERE instr(buckets, '"],["') > 0; -- [sqlite]
 CREATE INDEX lane_behind ON headgate.lane (behind, queue, place, since, id) WHERE behind IS NOT NULL;
 CREATE INDEX lane_empty ON headgate.lane (id) WHERE gated AND waiting = 0; -- [sqlite]
 
@@ -171,7 +171,7 @@ CREATE TABLE headgate.arrival (
     id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     lane      text COLLATE "C" NOT NULL,
     queue     text COLLATE "C" NOT NULL,
-    draws     text COLLATE "C" NOT NULL,
+    buckets     text COLLATE "C" NOT NULL,
     variant   text COLLATE "C" NOT NULL,
     jobs      integer NOT NULL,
     is_ready  boolean NOT NULL,
@@ -185,12 +185,12 @@ CREATE INDEX arrival_lane ON headgate.arrival (lane, id);
 -- [postgres]
 -- What a replaced job asks for no more: permits that it held, and a cost for which a bucket may have been closed. Replacing
 -- may happen in a user's transaction, which is to hold no bucket; whoever claims next gives back what is noted here.
--- Of permits these are the buckets and who holds them; of a cost the lane where it stood, and all that this draws on.
+-- Of permits these are the buckets and who holds them; of a cost the lane where it stood, and all its buckets.
 CREATE TABLE headgate.replacement_note (
     id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     permits  text COLLATE "C" NOT NULL,
     lane     text COLLATE "C",
-    draws    text COLLATE "C" NOT NULL
+    buckets    text COLLATE "C" NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
 -- The gates of each release, by what they are of (a task in a queue), whether the backlog is where it would have it, and
@@ -231,7 +231,7 @@ CREATE TABLE headgate.job (
     deferrals         integer,
     -- The fence of the attempt that completed the job in a user's transaction.
     completed_fence   integer,
-    -- What its limits ask beyond draws and costs is in terms; held and passed are sets of its draws: bit i is the i-th.
+    -- What its limits ask beyond buckets and costs is in terms; held and passed are sets of its buckets: bit i is the i-th.
     held              bigint NOT NULL DEFAULT 0,
     passed            bigint NOT NULL DEFAULT 0,
     uncharged         bigint NOT NULL DEFAULT 0,
@@ -251,16 +251,16 @@ CREATE TABLE headgate.job (
     failed_as         text COLLATE "C",
     failed_at         bigint,
     kept_until        bigint,
-    -- The last start as it was charged: when (limit time), for which draws not, and what it was settled at.
+    -- The last start as it was charged: when (limit time), for which buckets not, and what it was settled at.
     charged_at        bigint,
     -- A blocked job waits for another one that it follows, in no lane and owned by no node; people see it as waiting.
     state             text COLLATE "C" NOT NULL DEFAULT 'waiting',
     task              text COLLATE "C" NOT NULL,
     queue             text COLLATE "C" NOT NULL,
-    -- What its draws, costs and terms were computed by; only a node that knows it starts the job.
+    -- What its buckets, costs and terms were computed by; only a node that knows it starts the job.
     gate              text COLLATE "C" NOT NULL DEFAULT '',
     node              text COLLATE "C",
-    draws             text COLLATE "C" NOT NULL CHECK (json_valid(draws)),
+    buckets             text COLLATE "C" NOT NULL CHECK (json_valid(buckets)),
     payload           text COLLATE "C" NOT NULL,
     costs             text CHECK (costs IS NULL OR json_valid(costs)),
     headers           text CHECK (headers IS NULL OR json_valid(headers)),
@@ -321,7 +321,7 @@ CREATE INDEX job_delayed ON headgate.job (lane, priority, run_at, id) WHERE wait
 CREATE INDEX job_delayed ON headgate.job (lane, priority, run_at) WHERE waiting AND delayed; -- [sqlite]
 -- By id, in which they are paged: else a sweep for them would follow the primary key, over all jobs.
 CREATE INDEX job_held ON headgate.job (id) WHERE held <> 0;
--- The few that wait in a lane without some of their draws, so that the lane does not tell what they draw on.
+-- The few that wait in a lane without some of their buckets, so that the lane does not tell what they use.
 CREATE INDEX job_passes ON headgate.job (id) WHERE waiting AND (held | passed) <> 0;
 CREATE INDEX job_blocked ON headgate.job (queue) WHERE blocked;
 CREATE INDEX job_blocked_expires ON headgate.job (expires_at) WHERE blocked AND expires_at IS NOT NULL;

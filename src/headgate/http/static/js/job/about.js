@@ -53,15 +53,15 @@ export function about(job) {
     ]);
   if (job.leaders?.length) items.push([status.is_blocked ? t("Waits for") : t("Follows"), tied(job.leaders)]);
   if (job.followers?.length) items.push([t("Followed by"), tied(job.followers)]);
-  if (job.draws?.length)
+  if (job.buckets?.length)
     items.push([
       t("Limits"),
-      job.draws.map((/** @type {any} */ draw) =>
+      job.buckets.map((/** @type {any} */ bucket) =>
         h(
           "div",
-          { key: `${draw.limit} ${draw.key}` },
-          bucketLink(draw.limit, draw.key),
-          draw.cost > 1 && h("span", { class: "faint" }, ` × ${draw.cost}`),
+          { key: `${bucket.limit} ${bucket.key}` },
+          bucketLink(bucket.limit, bucket.key),
+          bucket.cost > 1 && h("span", { class: "faint" }, ` × ${bucket.cost}`),
         ),
       ),
     ]);

@@ -400,19 +400,19 @@ function payloadCell(job) {
     { class: "mono payload", key: "payload", title: job.payload },
     job.payload === "{}" ? h("span", { class: "faint" }, t("no payload")) : job.payload,
   );
-  const draw = job.state === "waiting" && job.waits_for;
+  const awaited = job.state === "waiting" && job.waits_for;
   return [
     h(
       "span",
       { class: "payload-line", key: "line" },
       payload,
-      (job.tags.length > 0 || draw) &&
+      (job.tags.length > 0 || awaited) &&
         h(
           "span",
           { class: "payload-more", key: "more" },
-          draw &&
+          awaited &&
             withElements("waiting for {limit}", {
-              limit: link(bucketHref(draw.limit, draw.key), draw.limit, draw.key && ` ${draw.key}`),
+              limit: link(bucketHref(awaited.limit, awaited.key), awaited.limit, awaited.key && ` ${awaited.key}`),
             }),
           job.tags.map((/** @type {string} */ tag) => [" ", link(address(["jobs"], { tag }), tag)]),
         ),

@@ -9,7 +9,7 @@ import * as format from "../format.js";
 import { t, withElements, word } from "../language.js";
 import { lastJobs } from "../job/first_page.js";
 import { jobsPanel } from "../job/short_list.js";
-import { drawnLimits } from "../limits/drawn.js";
+import { usedLimits } from "../limits/used.js";
 import { badge, breakable, button, copyCommand, empty, facts, heading, link, panel } from "../parts.js";
 import { queueToggle } from "../queue_toggle.js";
 import { address } from "../router.js";
@@ -99,7 +99,7 @@ export const queue = {
               )
             : h("p", { class: "faint" }, t("This app declares no task for this queue.")),
         ),
-        drawnLimits(data.limits, t("The jobs of this queue draw on no limit that this app declares.")),
+        usedLimits(data.limits, t("The jobs of this queue use no limit that this app declares.")),
       ),
     ];
   },

@@ -1,4 +1,4 @@
-/** A task: what its jobs did, the limits that they draw on, its last jobs and failures. */
+/** A task: what its jobs did, the limits that they use, its last jobs and failures. */
 
 import { loadHistory, spanOf, spanTabs, threeCharts, totals } from "../activity.js";
 import { get, path } from "../api.js";
@@ -8,7 +8,7 @@ import { t, withElements } from "../language.js";
 import { enqueueJob } from "../job/enqueue.js";
 import { lastJobs } from "../job/first_page.js";
 import { jobsPanel } from "../job/short_list.js";
-import { drawnLimits } from "../limits/drawn.js";
+import { usedLimits } from "../limits/used.js";
 import { badge, button, copyCommand, heading, link } from "../parts.js";
 import { address } from "../router.js";
 
@@ -70,7 +70,7 @@ export const task = {
             : t("No failed jobs of this task are kept."),
         }),
       ),
-      drawnLimits(data.limits, t("The jobs of this task draw on no limit that this app declares.")),
+      usedLimits(data.limits, t("The jobs of this task use no limit that this app declares.")),
     ];
   },
 };

@@ -1,4 +1,4 @@
-/** The limits that the jobs of a task or a queue draw on. */
+/** The limits that the jobs of a task or a queue use. */
 
 import { h } from "../dom.js";
 import { t } from "../language.js";
@@ -8,7 +8,7 @@ import { table } from "../table.js";
 import { ruleLabel } from "./buckets.js";
 
 /** @param {any[]} limits as declared @param {string} none */
-export function drawnLimits(limits, none) {
+export function usedLimits(limits, none) {
   return panel(
     t("Limits"),
     { class: "bare" },
