@@ -22,7 +22,7 @@ from headgate.cli.worker_process import tune_process
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.rate_limit import RateLimit
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from headgate.tasks.queue import DEFAULT_QUEUE
 
 TASK = "claimed"
@@ -77,7 +77,7 @@ async def _claim_all(url: str, room: int, node: str) -> dict[str, float]:
     storage = storage_at(url)
     await storage.open()
     await storage.join(node, node)
-    claim = Claim(node, {DEFAULT_QUEUE: Room(room)}, {LIMIT: RULE}, frozenset([TASK]))
+    claim = Claim(node, {DEFAULT_QUEUE: FreeSlots(room)}, {LIMIT: RULE}, frozenset([TASK]))
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     jobs = claims = 0

@@ -23,7 +23,7 @@ from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Finished
-from headgate.storage.records import Claim, NodeSetting, Room
+from headgate.storage.records import Claim, FreeSlots, NodeSetting
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.tasks.queue import DEFAULT_QUEUE
@@ -150,7 +150,7 @@ async def _add(storage: Store, jobs: Iterable[NewJob], at_once: int = BATCH) -> 
 async def finish_all(storage: Store, seeds: Seeds) -> None:
     """Nine of ten succeed."""
     await storage.join("seeds", "seeds")
-    claim = Claim("seeds", {DEFAULT_QUEUE: Room(2_000)}, {}, seeds.tasks, seeds.gates)
+    claim = Claim("seeds", {DEFAULT_QUEUE: FreeSlots(2_000)}, {}, seeds.tasks, seeds.gates)
     while (claimed := await storage.claim(claim)).jobs or claimed.more:
         ended = [
             Finished(job.id, job.fence, JobState.FAILED, error=ERROR)
@@ -185,7 +185,7 @@ async def _add_others(storage: Store, seeds: Seeds, jobs: int) -> None:
     for number in range(10):
         setting = NodeSetting({DEFAULT_QUEUE: 100})
         await storage.join(f"node-{number}", f"machine:{number}", setting=setting, version="1")
-    claim = Claim("node-0", {DEFAULT_QUEUE: Room(100)}, {}, seeds.tasks, seeds.gates)
+    claim = Claim("node-0", {DEFAULT_QUEUE: FreeSlots(100)}, {}, seeds.tasks, seeds.gates)
     await storage.claim(claim)
 
 

@@ -12,7 +12,7 @@ from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.key import BETWEEN_LEVELS
 from headgate.limits.limit import AnyRule
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.store import Store
 from headgate.tasks.queue import DEFAULT_QUEUE
 
@@ -44,7 +44,7 @@ async def add_seeds(
 async def use_up(storage: Store, rule: AnyRule, *, task: str, limit: str, gates: Gates | None = None) -> None:
     """Run the jobs of a task until its budgets are used up, or none is left."""
     await storage.join("seeds", "seeds")
-    claim = Claim("seeds", {DEFAULT_QUEUE: Room(2_000)}, {limit: rule}, frozenset([task]), gates)
+    claim = Claim("seeds", {DEFAULT_QUEUE: FreeSlots(2_000)}, {limit: rule}, frozenset([task]), gates)
     while (claimed := await storage.claim(claim)).jobs or claimed.more:
         await storage.finish("seeds", [Finished(job.id, job.fence, JobState.SUCCEEDED) for job in claimed.jobs])
     await storage.leave("seeds")

@@ -26,7 +26,7 @@ from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.fair import PREFIX, FairOrder
 from headgate.limits.limit import AnyRule
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 
@@ -104,7 +104,7 @@ def starts(folder: Path, *, store: str, queue: str, keys: int, seconds: float) -
 async def _starts(storage: Store, queue: str, seconds: float) -> dict[str, float]:
     await storage.open()
     await storage.join(NODE, NODE)
-    claim = Claim(NODE, {queue: Room(SLOTS)}, RULES, frozenset([LIMITED, FAIR]), app._registry.gates())
+    claim = Claim(NODE, {queue: FreeSlots(SLOTS)}, RULES, frozenset([LIMITED, FAIR]), app._registry.gates())
     claiming = Latencies()
     began = time.monotonic()
     first = in_first_second = jobs = 0.0

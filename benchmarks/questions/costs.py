@@ -20,7 +20,7 @@ from headgate import Headgate
 from headgate.cli.worker_process import tune_process
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Finished
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from headgate.tasks.queue import DEFAULT_QUEUE
 
 Work = Callable[[], Awaitable[None]]
@@ -108,7 +108,7 @@ def _claims(*, is_gated: bool, finishes: bool) -> Step:
         await use_up(storage, RULE, task=TASK, limit=LIMIT)
         await add_seeds(storage, jobs, KEYS, task=TASK, limit=limit, prefix="key")
         await storage.join(NODE, NODE)
-        claim = Claim(NODE, {DEFAULT_QUEUE: Room(SLOTS)}, {LIMIT: RULE}, frozenset([TASK]))
+        claim = Claim(NODE, {DEFAULT_QUEUE: FreeSlots(SLOTS)}, {LIMIT: RULE}, frozenset([TASK]))
         claimed: list[ClaimedJob] = []
 
         async def take() -> None:

@@ -22,7 +22,7 @@ from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.fair import PREFIX, FairOrder
 from headgate.storage.claiming import FAIR_LANES
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.tasks.queue import DEFAULT_QUEUE
@@ -105,7 +105,7 @@ def _file(folder: Path, name: str) -> Path:
 
 def _claim(queue: str, slots: int) -> Claim:
     rules = {PREFIX + name: FairOrder("{0}", WEIGHTS).rule for name in (DEFAULT_QUEUE, WEIGHTED_QUEUE)}
-    return Claim(NODE, {queue: Room(slots)}, rules, frozenset([TASK]))
+    return Claim(NODE, {queue: FreeSlots(slots)}, rules, frozenset([TASK]))
 
 
 async def _finish(storage: Store, jobs: Sequence[ClaimedJob]) -> None:

@@ -35,7 +35,7 @@ from headgate import (
 from headgate.jobs.job import NewJob
 from headgate.storage.postgres import database
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from tests.internals import client_of, node_of, store_of
 from tests.until import becomes, patient, result_within, until
 
@@ -170,7 +170,7 @@ class Scene:
         await storage.add([job])
         node = f"dead-{job.id}"
         await storage.join(node, "dead")
-        claimed = await storage.claim(Claim(node, {"default": Room(1)}, {}, frozenset({task})))
+        claimed = await storage.claim(Claim(node, {"default": FreeSlots(1)}, {}, frozenset({task})))
         assert [each.id for each in claimed.jobs] == [job.id]
         return job.id
 

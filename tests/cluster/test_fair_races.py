@@ -15,7 +15,7 @@ from headgate.jobs.lifecycle import Finished
 from headgate.limits.fair import FairOrder
 from headgate.limits.key import BETWEEN_LEVELS, levels_of
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from tests.until import until
 
 pytestmark = pytest.mark.nightly
@@ -52,7 +52,7 @@ class FairRace:
 
     async def work(self, store: PostgresStorage, node: str, most: int | None = None) -> None:
         await store.join(node, node)
-        claim = Claim(node, {"default": Room(5)}, RULES, frozenset({"work"}))
+        claim = Claim(node, {"default": FreeSlots(5)}, RULES, frozenset({"work"}))
         while not self.is_over and (most is None or len(self.started) < most):
             jobs = (await store.claim(claim)).jobs
             self.started += [levels_of(job.buckets[0].key)[0] for job in jobs]

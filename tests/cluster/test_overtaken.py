@@ -26,7 +26,7 @@ from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.claim import SOON
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.stored_rows import bucket_id
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, recover
@@ -811,7 +811,7 @@ async def test_a_claim_beside_that_of_a_backlog_merges_the_newest_arrivals_of_it
 async def claim(user: StoreUser, queue: str, slots: int) -> list[str]:
     """One of the two claims that a node makes at the same time: that of the queue "busy", or of another one."""
     rules, tasks = user.rules, frozenset(user.tasks)
-    asked = Claim(user.node, {queue: Room(slots)}, rules, tasks, has_backlog=queue == "busy")
+    asked = Claim(user.node, {queue: FreeSlots(slots)}, rules, tasks, has_backlog=queue == "busy")
     return [job.id for job in (await user.storage.claim(asked)).jobs]
 
 

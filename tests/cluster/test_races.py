@@ -25,7 +25,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.records import Amendment, Claim, Room
+from headgate.storage.records import Amendment, Claim, FreeSlots
 from tests.conformance.storage_suite import most_in_a_window
 from tests.limit_settings import change
 
@@ -136,8 +136,8 @@ class RaceRun:
             node = f"{name}-{random.getrandbits(32):x}"
             await store.join(node, name)
             while not self.is_over:
-                room = Room(random.choice([1, 4, 20]), gated_first=random.random() < 0.5)
-                jobs, has_more = await self.claim(store, node, room)
+                free = FreeSlots(random.choice([1, 4, 20]), gated_first=random.random() < 0.5)
+                jobs, has_more = await self.claim(store, node, free)
                 self.note_starts(jobs)
                 if random.random() < 0.01:
                     self.dead.add(node)
@@ -146,11 +146,13 @@ class RaceRun:
                 await asyncio.sleep(random.uniform(0, 0.01) if jobs or has_more else 0.01)
                 await self.end(store, node, jobs)
 
-    async def claim(self, store: PostgresStorage, node: str, room: Room) -> tuple[list[ClaimedJob], bool]:
+    async def claim(self, store: PostgresStorage, node: str, free: FreeSlots) -> tuple[list[ClaimedJob], bool]:
         """One claim of both queues, or two at the same time."""
         together = self.random.random() < 0.5
-        rooms = [{"left": room, "right": room}] if together else [{"left": room}, {"right": room}]
-        claims = [Claim(node, asked, RULES, frozenset({"work"}), has_backlog="left" not in asked) for asked in rooms]
+        free_slots = [{"left": free, "right": free}] if together else [{"left": free}, {"right": free}]
+        claims = [
+            Claim(node, asked, RULES, frozenset({"work"}), has_backlog="left" not in asked) for asked in free_slots
+        ]
         made = await asyncio.gather(*map(store.claim, claims))
         return [job for claimed in made for job in claimed.jobs], any(claimed.more for claimed in made)
 
@@ -253,8 +255,8 @@ async def test_the_counts_are_right_after_all_races(postgres_url: str, postgres_
     # Whatever still waits can be claimed: no lane was forgotten.
     await first.join("last", "last")
     for _ in range(2000):
-        room = Room(100)
-        claimed = await first.claim(Claim("last", {"left": room, "right": room}, RULES, frozenset({"work"})))
+        free = FreeSlots(100)
+        claimed = await first.claim(Claim("last", {"left": free, "right": free}, RULES, frozenset({"work"})))
         for job in claimed.jobs:
             for ref in job.buckets:
                 if ref.limit not in PERMITS:

@@ -12,7 +12,7 @@ from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from headgate.testing.manual_clock import ManualClock
 
 TENANTS = 10_000
@@ -44,7 +44,7 @@ async def test_the_job_that_is_due_first_starts_first(postgres_url: str, postgre
     ]
     for begin in range(0, TENANTS, 1000):
         await storage.add(jobs[begin : begin + 1000])
-    claim = Claim("one", {"default": Room(200)}, RULES, frozenset({"work"}))
+    claim = Claim("one", {"default": FreeSlots(200)}, RULES, frozenset({"work"}))
     # A node that runs has counted them in their lanes, some with each claim, before they are due.
     while (await storage.claim(claim)).more:
         pass

@@ -13,7 +13,7 @@ from headgate.clock import Clock, SystemClock
 from headgate.jobs.identity import job_text
 from headgate.jobs.job import BucketRef, NewJob
 from headgate.limits.limit import AnyRule
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.sqlite.connection import Checkpointer
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.internals import writer_of
@@ -51,7 +51,7 @@ def claim_for(
     tasks: Iterable[str] = ("work",),
     node: str = NODE,
 ) -> Claim:
-    return Claim(node, {queue: Room(slots) for queue in queues}, rules or {}, frozenset(tasks))
+    return Claim(node, {queue: FreeSlots(slots) for queue in queues}, rules or {}, frozenset(tasks))
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from headgate.clock import SystemClock
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob, Origin
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from tests.durability.postgres import ask
 from tests.internals import app_on
 from tests.until import becomes, until
@@ -131,7 +131,7 @@ async def test_a_dead_node_is_recovered_in_one_commit_however_much_it_ran(watche
             for _ in range(1000)
         ]
     )
-    claim = Claim("dead", {"default": Room(1000), "other": Room(1000)}, {}, TASKS)
+    claim = Claim("dead", {"default": FreeSlots(1000), "other": FreeSlots(1000)}, {}, TASKS)
 
     async def all_run() -> bool:
         await storage.claim(claim)

@@ -16,7 +16,7 @@ from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from tests.durability.plans import EXPLAINING, Plans
 from tests.postgres_server import server_in
 
@@ -79,7 +79,7 @@ async def run_jobs(storage: PostgresStorage, ids: IdSource) -> None:
         for number in range(3 * KEYS)
     ]
     await storage.add(new)
-    claimed = await storage.claim(Claim("n", {"mail": Room(2 * KEYS)}, RULES, frozenset({"send"})))
+    claimed = await storage.claim(Claim("n", {"mail": FreeSlots(2 * KEYS)}, RULES, frozenset({"send"})))
     assert len(claimed.jobs) == 2 * KEYS
     assert all(await storage.finish("n", [Finished(job.id, job.fence, JobState.SUCCEEDED) for job in claimed.jobs]))
     for id in {job.id for job in new} - {job.id for job in claimed.jobs}:

@@ -23,7 +23,7 @@ from headgate.jobs.report import PLACES, AttemptReport, LogLine
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.listing import AT_ONCE
-from headgate.storage.records import Amendment, BucketPlace, Claim, JobFilter, Room
+from headgate.storage.records import Amendment, BucketPlace, Claim, FreeSlots, JobFilter
 from tests.durability.plans import EXPLAINING, HOUR, PAYLOAD, Backlog, Plans, StatementRun
 from tests.durability.postgres import ask
 from tests.postgres_server import server_in
@@ -66,7 +66,7 @@ class StoreUser:
         return NewJob(**{"id": self._ids.next(now), "run_at": now, "enqueued_at": now, **job, **values})
 
     async def claim(self) -> list[Any]:
-        claimed = await self.storage.claim(Claim("n", {"mail": Room(50)}, RULES, TASKS))
+        claimed = await self.storage.claim(Claim("n", {"mail": FreeSlots(50)}, RULES, TASKS))
         return list(claimed.jobs)
 
     def ran(self) -> list[StatementRun]:

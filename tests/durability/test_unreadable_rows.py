@@ -21,7 +21,7 @@ from headgate.errors import UnreadableSchedule
 from headgate.jobs.history import JobsStep
 from headgate.jobs.identity import job_number
 from headgate.storage import stored_rows
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from tests.internals import registry_of, store_of
 from tests.until import patient, result_within, until
 
@@ -212,9 +212,9 @@ async def test_the_jobs_of_a_dead_node_are_recovered_although_some_cannot_be_rea
             await app.tasks["limited"].enqueue("globex"),
             await app.tasks["held"].enqueue("b"),
         ]
-        rooms = {"default": Room(slots=10)}
+        free_slots = {"default": FreeSlots(slots=10)}
         known = registry_of(app)
-        claimed = await storage.claim(Claim("dead", rooms, known.rules, known.names, known.gates()))
+        claimed = await storage.claim(Claim("dead", free_slots, known.rules, known.names, known.gates()))
         assert len(claimed.jobs) == 5
         bad, good = jobs[1:3], [jobs[0], *jobs[3:]]
         for job, value in zip(bad, (BROKEN, WRONG), strict=True):

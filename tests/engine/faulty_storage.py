@@ -86,12 +86,12 @@ class FaultyStorage:
     @contextlib.contextmanager
     def _no_other_claim(self, claim: Claim) -> Iterator[None]:
         """A node has one claim for each queue at a time, or it would start more jobs than it has slots."""
-        assert claim.rooms.keys().isdisjoint(self._claimed_queues), "two claims for the slots of a queue"
-        self._claimed_queues += claim.rooms
+        assert claim.free_slots.keys().isdisjoint(self._claimed_queues), "two claims for the slots of a queue"
+        self._claimed_queues += claim.free_slots
         try:
             yield
         finally:
-            self._claimed_queues = [queue for queue in self._claimed_queues if queue not in claim.rooms]
+            self._claimed_queues = [queue for queue in self._claimed_queues if queue not in claim.free_slots]
 
     async def _happen(
         self, name: str, verb: Callable[..., Awaitable[Any]], arguments: Sequence[Any], named: Mapping[str, Any]

@@ -28,14 +28,14 @@ class SlowBulkStorage(MemoryStorage):
         self.most_claims = 0
 
     async def claim(self, claim: Claim) -> Claimed:
-        self.asked.append(sorted(claim.rooms))
-        self.pending.update([*claim.rooms, "claims"])
+        self.asked.append(sorted(claim.free_slots))
+        self.pending.update([*claim.free_slots, "claims"])
         self.most_claims = max(self.most_claims, self.pending["claims"])
-        assert all(self.pending[queue] == 1 for queue in claim.rooms), "two claims ask for the slots of one queue"
+        assert all(self.pending[queue] == 1 for queue in claim.free_slots), "two claims ask for the slots of one queue"
         claimed = await super().claim(claim)
-        if "bulk" in claim.rooms:
+        if "bulk" in claim.free_slots:
             await asyncio.sleep(CLAIM)
-        self.pending.subtract([*claim.rooms, "claims"])
+        self.pending.subtract([*claim.free_slots, "claims"])
         return claimed
 
 

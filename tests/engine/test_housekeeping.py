@@ -10,7 +10,7 @@ from headgate.clock import SECOND, to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import NodeLost, StorageFailed
 from headgate.jobs.gating import Gates
-from headgate.storage.records import Claim, Dropped, Room
+from headgate.storage.records import Claim, Dropped, FreeSlots
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, store_of, writer_of
@@ -43,7 +43,9 @@ def test_a_job_of_a_node_that_does_not_exist_runs_within_a_minute() -> None:
             writer = writer_of(store.driver)
             ((gate,),) = writer.execute("SELECT gate FROM job")
             gates = Gates({(work.name, "default"): gate})
-            claimed = await store.claim(Claim("ghost", {"default": Room(1, True)}, {}, frozenset([work.name]), gates))
+            claimed = await store.claim(
+                Claim("ghost", {"default": FreeSlots(1, True)}, {}, frozenset([work.name]), gates)
+            )
             assert [each.id for each in claimed.jobs] == [job.id]
             writer.execute("DELETE FROM node")
         async with app:

@@ -6,7 +6,7 @@ import asyncio
 
 from headgate import FixedWindow, JobState, Mutex, current_job
 from headgate.errors import StorageUnavailable
-from headgate.storage.records import Claim, Claimed, Room
+from headgate.storage.records import Claim, Claimed, FreeSlots
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, new_node, registry_of
@@ -87,7 +87,7 @@ def test_a_returned_job_that_is_claimed_again_is_not_returned_during_that_claim(
                 sent_at = clock.monotonic()
                 node.claim_recovery.claim_sent(sent_at)
                 gates = registry_of(app).gates()
-                claimed = await storage.claim(Claim(node.id, {"default": Room(1)}, {}, frozenset({"work"}), gates))
+                claimed = await storage.claim(Claim(node.id, {"default": FreeSlots(1)}, {}, frozenset({"work"}), gates))
                 assert len(claimed.jobs) == 1
                 await asyncio.sleep(0.1)
                 return sent_at

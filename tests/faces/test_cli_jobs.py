@@ -18,7 +18,7 @@ import pytest
 from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, RetryPolicy, batch, chain
 from headgate.admin import JobQuery
 from headgate.jobs.identity import process_name
-from headgate.storage.records import Claim, NodeSetting, Room
+from headgate.storage.records import Claim, FreeSlots, NodeSetting
 from tests.faces.one_module import OneModule, answer, call, go_into
 from tests.internals import registry_of, store_of
 from tests.until import patient, result_within, until
@@ -463,7 +463,7 @@ def test_a_job_of_a_dead_node_is_not_shown_as_running(project: Project) -> None:
     async def work(app: Headgate) -> str:
         job = await app.tasks["good"].enqueue()
         await store_of(app).join("node-x", "x")
-        claim = Claim("node-x", {"default": Room(1)}, {}, frozenset({"good"}), registry_of(app).gates())
+        claim = Claim("node-x", {"default": FreeSlots(1)}, {}, frozenset({"good"}), registry_of(app).gates())
         assert [each.id for each in (await store_of(app).claim(claim)).jobs] == [job.id]
         return job.id
 

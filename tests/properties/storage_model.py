@@ -606,7 +606,7 @@ class StorageModel:
         line = self._lines(claim, wall)
         ungated_ready = {
             queue: sum(len(jobs) for lane, jobs in line.items() if lane[0] == queue and not lane[1])
-            for queue in claim.rooms
+            for queue in claim.free_slots
         }
         # Jobs of this claim may get a permit that a late job returns, its own or that of its batch.
         late = [self.jobs[gone.id] for gone in claimed.dropped]
@@ -717,7 +717,7 @@ class StorageModel:
 
     def _is_known(self, claim: Claim, job: ModelJob) -> bool:
         return (
-            job.new.queue in claim.rooms
+            job.new.queue in claim.free_slots
             and job.new.task in claim.tasks
             and all(ref.limit in claim.rules for ref in job.asked)
         )
@@ -740,18 +740,18 @@ class StorageModel:
         return any(job.holder(ref) in self.bucket(ref).holders for ref in job.asked)
 
     def _judge_room(self, claim: Claim, claimed: Claimed, ungated_ready: dict[str, int]) -> None:
-        for queue, room in claim.rooms.items():
+        for queue, free in claim.free_slots.items():
             jobs = [job for job in claimed.jobs if job.queue == queue]
             gated = sum(1 for job in jobs if job.gated)
-            assert len(jobs) <= room.slots
-            assert gated <= gated_share(room, ungated_ready[queue])
+            assert len(jobs) <= free.slots
+            assert gated <= gated_share(free, ungated_ready[queue])
 
     def _judge_idleness(self, claim: Claim, claimed: Claimed, wall: int, now: int) -> None:
         """Check that no job is left that could start now, unless the claim says that there are more."""
         waits: list[int] = []
         for (queue, buckets, discards, _), jobs in self._lines(claim, wall).items():
             started = sum(1 for job in claimed.jobs if job.queue == queue)
-            if started >= claim.rooms[queue].slots:
+            if started >= claim.free_slots[queue].slots:
                 continue
             head = jobs[0]
             assert buckets, f"{head.new.id} could have started"

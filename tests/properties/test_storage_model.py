@@ -42,7 +42,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.records import Amendment, Claim, Claimed, JobFilter, Room
+from headgate.storage.records import Amendment, Claim, Claimed, FreeSlots, JobFilter
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
@@ -331,7 +331,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.claim_and_judge(
             Claim(
                 node,
-                {queue: Room(slots, gated_first) for queue in sorted(asked)},
+                {queue: FreeSlots(slots, gated_first) for queue in sorted(asked)},
                 {name: known for name, known in RULES.items() if name != unknown_limit},
                 frozenset({"work", "rare"} if knows_rare else {"work"}),
             )
@@ -339,7 +339,9 @@ class StorageMachine(RuleBasedStateMachine):
 
     def claim_and_judge(self, claim: Claim) -> Claimed:
         claimed = self.run(self.store.claim(claim))
-        claim = replace(claim, rooms={queue: room for queue, room in claim.rooms.items() if queue not in self.paused})
+        claim = replace(
+            claim, free_slots={queue: free for queue, free in claim.free_slots.items() if queue not in self.paused}
+        )
         self.model.judge(claim, claimed, self.clock.now(), self.store.limit_now())
         return claimed
 
@@ -351,7 +353,7 @@ class StorageMachine(RuleBasedStateMachine):
             if node is None:
                 return
             claimed = self.claim_and_judge(
-                Claim(node, dict.fromkeys(QUEUES, Room(slots)), RULES, frozenset({"work", "rare"}))
+                Claim(node, dict.fromkeys(QUEUES, FreeSlots(slots)), RULES, frozenset({"work", "rare"}))
             )
             if not claimed.more:
                 return
@@ -581,7 +583,7 @@ class StorageMachine(RuleBasedStateMachine):
         for node in NODES:
             if node not in self.model.nodes:
                 self.join(node)
-        claim = Claim(NODES[0], dict.fromkeys(QUEUES, Room(6)), RULES, frozenset({"work", "rare"}))
+        claim = Claim(NODES[0], dict.fromkeys(QUEUES, FreeSlots(6)), RULES, frozenset({"work", "rare"}))
         for _ in range(400):
             for job in list(self.model.jobs.values()):
                 if job.state is JobState.FAILED and job.held and self.model.may_be_retried(job):

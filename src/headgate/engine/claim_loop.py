@@ -21,7 +21,7 @@ from headgate.engine.slots import Slots
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import ClaimedJob
 from headgate.limits.limit import AnyRule
-from headgate.storage.records import Claim, Claimed, Room
+from headgate.storage.records import Claim, Claimed, FreeSlots
 from headgate.storage.stored_rows import note_unreadable
 
 CHANGED_PAUSE = 60 * SECOND
@@ -110,15 +110,15 @@ class ClaimLoop:
                 continue
             queues = [queue for queue in self._slots.capacity if (queue in self._backlogged) is has_backlog]
             is_woken, is_swept = self._wakeup.take(queues)
-            if (is_woken or is_swept) and (rooms := self._slots.rooms(queues)):
+            if (is_woken or is_swept) and (free_slots := self._slots.free_slots(queues)):
                 self._pending.add(has_backlog)
-                claim = self.claim_for(rooms, has_backlog=has_backlog)
+                claim = self.claim_for(free_slots, has_backlog=has_backlog)
                 pending.create_task(self._claim(claim, is_sweep=not is_woken))
 
-    def claim_for(self, rooms: Mapping[str, Room], *, has_backlog: bool = False) -> Claim:
-        """Return the claim of this node for these rooms."""
-        runnable, shared = self._registry.runnable(self._labels), self._slots.shared_by(rooms)
-        return Claim(self._membership.id, rooms, self._rules, runnable.names, runnable.gates, shared, has_backlog)
+    def claim_for(self, free_slots: Mapping[str, FreeSlots], *, has_backlog: bool = False) -> Claim:
+        """Return the claim of this node for these free slots."""
+        runnable, shared = self._registry.runnable(self._labels), self._slots.shared_by(free_slots)
+        return Claim(self._membership.id, free_slots, self._rules, runnable.names, runnable.gates, shared, has_backlog)
 
     def close(self) -> None:
         """Cancel the timer of the next claim."""
@@ -141,10 +141,10 @@ class ClaimLoop:
             publish_storage_failure(self._bus, self._clock, "claiming", error)
             self._recovery.claim_failed(asked_at)
             await sleep(self._clock, self._random.uniform(0.5, 1.5))
-            self._wakeup.wake(claim.rooms)
+            self._wakeup.wake(claim.free_slots)
             return
         publish_use(self._bus, self._clock, "claim", asked_at, len(claimed.jobs))
-        if is_sweep and claimed.jobs and not self._wakeup.is_woken(claim.rooms):
+        if is_sweep and claimed.jobs and not self._wakeup.is_woken(claim.free_slots):
             self.swept += len(claimed.jobs)
         # Also those that are no longer this node's: the store has started them, and their limits are charged.
         self._history_writer.note_started(claimed.jobs)
@@ -192,13 +192,13 @@ class ClaimLoop:
             self._fetcher.note_taken(claimed.jobs)
             self._fetcher.request(claimed.starved, self._slots.free)
         if claimed.more:
-            self._wakeup.wake(claim.rooms)
+            self._wakeup.wake(claim.free_slots)
         elif not self._fetcher.has_limits:
             # How much is fetched from other stores depends on the slots that are free then.
-            self._slots.note_claimed(claim.rooms, claimed.jobs)
+            self._slots.note_claimed(claim.free_slots, claimed.jobs)
         counts = Counter([job.queue for job in claimed.jobs])
-        for queue, room in claim.rooms.items():
-            if counts[queue] < room.slots:
+        for queue, free in claim.free_slots.items():
+            if counts[queue] < free.slots:
                 self._backlogged.discard(queue)
             else:
                 self._backlogged.add(queue)

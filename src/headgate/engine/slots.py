@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from headgate.jobs.job import ClaimedJob
-from headgate.storage.records import Room
+from headgate.storage.records import FreeSlots
 
 
 class Slots:
@@ -84,15 +84,15 @@ class Slots:
         """The free slots that all queues share; None if they are not bounded together."""
         return None if self._most is None else max(0, self._most - sum(self._busy.values()))
 
-    def rooms(self, queues: Iterable[str] | None = None) -> dict[str, Room]:
+    def free_slots(self, queues: Iterable[str] | None = None) -> dict[str, FreeSlots]:
         """Return what the next claim may ask for in these queues (default: all).
 
         Queues without a free slot are left out, in a quiet node all. They count as short of slots until `note_claimed`
         shows otherwise, because a claim does not ask for slots that are released during it.
         """
-        rooms: dict[str, Room] = {}
+        free_slots: dict[str, FreeSlots] = {}
         if self._is_quiet:
-            return rooms
+            return free_slots
         asked = self.capacity.keys() if queues is None else queues
         self._short_of_slots.update(asked)
         shared = self._shared
@@ -104,22 +104,24 @@ class Slots:
                 # The odd slot goes to jobs with and without limits in turn, so a node with one slot starves neither.
                 self._odd_for_gated[queue] = not self._odd_for_gated[queue]
                 weight = self._weights.get(queue, 1)
-                rooms[queue] = Room(free, self._odd_for_gated[queue], self._busy[queue], weight)
+                free_slots[queue] = FreeSlots(free, self._odd_for_gated[queue], self._busy[queue], weight)
         if shared is not None:
             # The first queue gets the odd slot, so each is the first one in turn.
             first, *others = self.capacity
             self.capacity = {queue: self.capacity[queue] for queue in (*others, first)}
-        return rooms
+        return free_slots
 
-    def shared_by(self, rooms: Mapping[str, Room]) -> int | None:
-        """Return how many slots these rooms share; None if each can be filled."""
+    def shared_by(self, free_slots: Mapping[str, FreeSlots]) -> int | None:
+        """Return how many slots these queues share; None if each can be filled."""
         shared = self._shared
-        return None if shared is None or sum(room.slots for room in rooms.values()) <= shared else shared
+        return None if shared is None or sum(free.slots for free in free_slots.values()) <= shared else shared
 
-    def note_claimed(self, rooms: Mapping[str, Room], jobs: Sequence[ClaimedJob]) -> None:
-        """Note the queues that were not short of slots: a claim for `rooms` returned fewer jobs than slots."""
+    def note_claimed(self, free_slots: Mapping[str, FreeSlots], jobs: Sequence[ClaimedJob]) -> None:
+        """Note the queues that were not short of slots: a claim for `free_slots` returned fewer jobs than slots."""
         if self._most is not None:
-            # A queue may have got less than its room because others had their parts.
+            # A queue may have got fewer than its free slots because others had their parts.
             return
         counts = Counter([job.queue for job in jobs])
-        self._short_of_slots.difference_update(queue for queue, room in rooms.items() if counts[queue] < room.slots)
+        self._short_of_slots.difference_update(
+            queue for queue, free in free_slots.items() if counts[queue] < free.slots
+        )

@@ -21,7 +21,7 @@ from headgate.limits.fair import TurnGroup, TurnLine
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.storage.fetched import is_starved, remote_charge_of
-from headgate.storage.records import Room, Starved
+from headgate.storage.records import FreeSlots, Starved
 
 TURN = 4
 """How many jobs a lane may start before the next lane has its turn."""
@@ -265,10 +265,10 @@ def _by_weight(slots: int, wanted: Mapping[str, int], weights: Mapping[str, int]
     return parts
 
 
-def gated_share(room: Room, ungated_ready: int) -> int:
+def gated_share(free: FreeSlots, ungated_ready: int) -> int:
     """Return how many free slots of a queue gated jobs may take while `ungated_ready` ungated jobs are ready."""
-    half = (room.slots + room.gated_first) // 2
-    return max(half, room.slots - ungated_ready)
+    half = (free.slots + free.gated_first) // 2
+    return max(half, free.slots - ungated_ready)
 
 
 def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> None:
@@ -283,15 +283,15 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
     turns = deque(lane for lane in lanes if lane.demands and not lane.step)
     while turns:
         lane = turns.popleft()
-        room = left[lane.queue]
-        for _ in range(min(lane.starts_a_turn, room, len(lane.demands) - lane.taken)):
+        free = left[lane.queue]
+        for _ in range(min(lane.starts_a_turn, free, len(lane.demands) - lane.taken)):
             _take(lane, now)
             if lane.behind is not None or lane.failed is not None:
                 break
             lane.taken += 1
-            room -= 1
-        left[lane.queue] = room
-        if room and lane.has_more and lane.behind is None and lane.failed is None:
+            free -= 1
+        left[lane.queue] = free
+        if free and lane.has_more and lane.behind is None and lane.failed is None:
             turns.append(lane)
 
 

@@ -137,8 +137,8 @@ class ClaimPlan:
         self._passed = passed
         self.known = claim.known(newest)
         """The gates of jobs that may start on this node."""
-        self.rooms = claim.rooms
-        """The room of each queue, narrowed if all queues share slots."""
+        self.free_slots = claim.free_slots
+        """The free slots of each queue, fewer if all queues share slots."""
         self.ready: Mapping[str, int] = {}
         """How many jobs without limits are ready in each queue."""
         self.now = now
@@ -157,7 +157,7 @@ class ClaimPlan:
         self._more_opened = False
         self._next_timer: int | None = None
         self._next_wake: int | None = None
-        rules = ((queue, claim.rules.get(PREFIX + queue)) for queue in claim.rooms)
+        rules = ((queue, claim.rules.get(PREFIX + queue)) for queue in claim.free_slots)
         self._orders = {queue: rule for queue, rule in rules if isinstance(rule, TurnOrder)}
         self.groups: dict[RowId, TurnGroup] = {}
         """The groups of the lanes that may be visited, if keys have two levels."""
@@ -171,7 +171,7 @@ class ClaimPlan:
         later.unknown, later.gate_mismatches = self.unknown, self.gate_mismatches
         later.has_unknown_lanes, later._page_was_full = self.has_unknown_lanes, self._page_was_full
         later._lowest_turns, later._outside, later.groups = self._lowest_turns, self._outside, self.groups
-        later.rooms, later.ready = self.rooms, self.ready
+        later.free_slots, later.ready = self.free_slots, self.ready
         return later
 
     # --------------------------------------------------------------------------------------- what to read
@@ -179,7 +179,7 @@ class ClaimPlan:
     @property
     def page(self) -> int:
         """How many lanes, and how many buckets, to read at most: no more could be used."""
-        return max([1, *(room.slots for room in self.claim.rooms.values())])
+        return max([1, *(free.slots for free in self.claim.free_slots.values())])
 
     def note_skipped(self, id: str, task: str, queue: str) -> None:
         """Note a job that must not start here: its task is unknown, or it was enqueued under another gate."""
@@ -392,7 +392,7 @@ class ClaimPlan:
     def shares(self, ready: Mapping[str, int]) -> dict[str, int]:
         """Return how many gated jobs each queue may start while so many ungated jobs are ready."""
         self.ready = ready
-        return {queue: gated_share(room, ready.get(queue, 0)) for queue, room in self.rooms.items()}
+        return {queue: gated_share(free, ready.get(queue, 0)) for queue, free in self.free_slots.items()}
 
     def divide(self, rows: Iterable[LaneRow]) -> None:
         """Divide the slots that all queues share among those with jobs: in these lanes, or without limits.
@@ -404,18 +404,18 @@ class ClaimPlan:
         waiting = Counter(self.ready)
         for row in rows:
             waiting[row.queue] += max(1, row.waiting)
-        wanted = {queue: min(room.slots, waiting[queue]) for queue, room in self.claim.rooms.items()}
+        wanted = {queue: min(free.slots, waiting[queue]) for queue, free in self.claim.free_slots.items()}
         parts = self._divided(self.claim.slots, wanted)
-        self.rooms = {queue: replace(room, slots=parts[queue]) for queue, room in self.claim.rooms.items()}
+        self.free_slots = {queue: replace(free, slots=parts[queue]) for queue, free in self.claim.free_slots.items()}
         self._page_was_full = self._page_was_full or parts != wanted
 
     def _divided(self, slots: int, wanted: Mapping[str, int]) -> dict[str, int]:
         """Divide these slots among the queues; the jobs of this claim hold slots, too."""
-        rooms = self.claim.rooms
-        held = Counter({queue: room.held for queue, room in rooms.items()})
+        free_slots = self.claim.free_slots
+        held = Counter({queue: free.held for queue, free in free_slots.items()})
         for visit in self.gated:
             held[visit.row.queue] += visit.taken
-        return divided(slots, wanted, held, {queue: room.weight for queue, room in rooms.items()})
+        return divided(slots, wanted, held, {queue: free.weight for queue, free in free_slots.items()})
 
     def heads_to_read(self, visits: Sequence[LaneVisit], slots: int, view: Callable[[BucketRef], BucketView]) -> int:
         """Return how many jobs of each lane to read: those that can start, and one more that finds a bucket closed.
@@ -504,7 +504,7 @@ class ClaimPlan:
 
     def ungated_slots(self) -> dict[str, int]:
         """Return how many ungated jobs each queue may start after the gated jobs are decided."""
-        left = {queue: room.slots for queue, room in self.claim.rooms.items()}
+        left = {queue: free.slots for queue, free in self.claim.free_slots.items()}
         for visit in self.gated:
             left[visit.row.queue] -= visit.taken
         left = {queue: max(0, slots) for queue, slots in left.items()}

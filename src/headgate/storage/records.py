@@ -25,7 +25,7 @@ DECLARATION_LIVES = 3600 * SECOND
 that no worker accompanies goes by what it declares itself."""
 
 
-class Room(msgspec.Struct, frozen=True):
+class FreeSlots(msgspec.Struct, frozen=True):
     """How many jobs of one queue a node can start now.
 
     Jobs with limits and jobs without get half of the slots each, and the slots that the others leave. With
@@ -41,7 +41,7 @@ class Room(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A request of a node for jobs: its room per queue, and the rules, tasks and gates that it has.
+    """A request of a node for jobs: its free slots per queue, and the rules, tasks and gates that it has.
 
     `slots` bounds how many jobs start in all queues together. Without `gates` it gets jobs that carry no gate, by their
     tasks. It `has_backlog` if the last claim of its queues filled their slots; then the node may claim its other queues
@@ -49,7 +49,7 @@ class Claim(msgspec.Struct, frozen=True):
     """
 
     node: str
-    rooms: Mapping[str, Room]
+    free_slots: Mapping[str, FreeSlots]
     rules: Mapping[str, AnyRule]
     tasks: frozenset[str]
     gates: Gates | None = None
@@ -58,7 +58,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     def known(self, newest: Mapping[str, str]) -> KnownGates:
         """Return the gates of jobs that this node may start, where `newest` are the newest gates by subject."""
-        return KnownGates(self.tasks) if self.gates is None else self.gates.startable(self.rooms, newest)
+        return KnownGates(self.tasks) if self.gates is None else self.gates.startable(self.free_slots, newest)
 
     def has_other_gate(self, task: str, queue: str, newest: Mapping[str, str]) -> bool:
         """Whether a job that must not start here is of a task and gate of this node but carries another gate."""
@@ -121,10 +121,10 @@ class Claimed(msgspec.Struct, frozen=True):
     """The jobs that the node may run now.
 
     `next_in`: microseconds until the next bucket or `run_at` opens, None if there is none. `more`: jobs may be left
-    that could start at once, so claim again when there is room. `unknown` are tasks of jobs that were skipped because
-    the node does not have them. `gate_mismatches` are the ids of jobs that were skipped because they were enqueued
-    under another gate than the node's. `has_unknown_lanes`: lanes were skipped that use limits which the node does
-    not have.
+    that could start at once, so claim again when there are free slots. `unknown` are tasks of jobs that were skipped
+    because the node does not have them. `gate_mismatches` are the ids of jobs that were skipped because they were
+    enqueued under another gate than the node's. `has_unknown_lanes`: lanes were skipped that use limits which the node
+    does not have.
     """
 
     jobs: Sequence[ClaimedJob]
@@ -330,7 +330,7 @@ class BucketPlace(msgspec.Struct, frozen=True, array_like=True):
 class QueuePosition(msgspec.Struct, frozen=True):
     """The position of a waiting job in its lane (1 is next), and the buckets that the lane uses.
 
-    `position` is None beyond the first 100,000. `is_due`: the next claim that has room visits the lane.
+    `position` is None beyond the first 100,000. `is_due`: the next claim with free slots visits the lane.
     """
 
     position: int | None

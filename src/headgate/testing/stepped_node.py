@@ -18,7 +18,7 @@ from headgate.engine.node import Node, NodeSettings
 from headgate.engine.services import Services
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Outcome
-from headgate.storage.records import Claimed, Room
+from headgate.storage.records import Claimed, FreeSlots
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.chunk import Chunk
 from headgate.tasks.definition import TaskDefinition
@@ -157,16 +157,16 @@ class SteppedNode(NodeInTest):
         while True:
             scheduled_at = await self._recurring.fire_now()
             publish_dropped(self._bus, self._callback_runner, self._clock, await self._storage.expire())
-            asked = [await self._claim_one(queue, room) for queue, room in self._slots.rooms().items()]
+            asked = [await self._claim_one(queue, free) for queue, free in self._slots.free_slots().items()]
             if not any(claimed.jobs or claimed.more for claimed in asked):
                 break
         waits = [claimed.next_in for claimed in asked if claimed.next_in is not None]
         opens_at = self._storage.now() + max(1, min(waits)) if waits else None
         return NextEvent(opens_at, scheduled_at)
 
-    async def _claim_one(self, queue: str, room: Room) -> Claimed:
+    async def _claim_one(self, queue: str, free: FreeSlots) -> Claimed:
         """Run the next job of a queue, if one is due. One at a time, so that it holds no job that does not run."""
-        claim = self._claims.claim_for({queue: replaced(room, slots=1)})
+        claim = self._claims.claim_for({queue: replaced(free, slots=1)})
         claimed = await self._storage.claim(claim)
         if claimed.gate_mismatches and not claimed.jobs:
             self._backlog_migrator.add_met(claimed.gate_mismatches)

@@ -19,7 +19,7 @@ from headgate.errors import JobFailed
 from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.tags import parse_tags
 from headgate.storage.enlisting import run_at_once
-from headgate.storage.records import Claim, JobFilter, Room
+from headgate.storage.records import Claim, FreeSlots, JobFilter
 from headgate.tasks.call import Call
 from headgate.tasks.definition import TaskDefinition
 from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message
@@ -217,7 +217,7 @@ class Workbench:
         scratch = SharedMemory(self.clock, gated=False)
         await scratch.add([job])
         async with self._app.node(scratch) as node:
-            claimed = await scratch.claim(Claim(node.id, {job.queue: Room(1)}, {}, frozenset([job.task])))
+            claimed = await scratch.claim(Claim(node.id, {job.queue: FreeSlots(1)}, {}, frozenset([job.task])))
             attempt = await node.perform(claimed.jobs[0])
         if attempt.kept is not None:
             raise attempt.kept

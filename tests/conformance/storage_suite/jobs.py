@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.jobs.identity import process_name
 from headgate.jobs.job import BucketRef, JobOptions, JobState, RetryTerms
-from headgate.storage.records import Claim, JobFilter, QueueCounts, Room
+from headgate.storage.records import Claim, FreeSlots, JobFilter, QueueCounts
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import (
@@ -201,8 +201,8 @@ class JobsConformance(Conformance):
     async def test_each_queue_has_its_own_slots(self, store_user: StoreUser) -> None:
         left = await store_user.add(5, queue="left")
         await store_user.add(5, queue="right")
-        rooms = {"left": Room(5), "right": Room(2)}
-        claimed = await store_user.storage.claim(Claim(store_user.node, rooms, {}, frozenset({"work"})))
+        free_slots = {"left": FreeSlots(5), "right": FreeSlots(2)}
+        claimed = await store_user.storage.claim(Claim(store_user.node, free_slots, {}, frozenset({"work"})))
         assert [job.id for job in claimed.jobs if job.queue == "left"] == left
         assert sum(1 for job in claimed.jobs if job.queue == "right") == 2
 

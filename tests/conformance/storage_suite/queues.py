@@ -12,7 +12,7 @@ from headgate.clock import SECOND
 from headgate.jobs.job import JobState, Origin
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts
-from headgate.storage.records import Claim, QueueCounts, QueueRecord, Room
+from headgate.storage.records import Claim, FreeSlots, QueueCounts, QueueRecord
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, rate, strict
 
@@ -371,8 +371,8 @@ class QueuesConformance(Conformance):
         store_user.rules = {"api": rate(1000, burst=1000)}
         for queue in ("one", "two"):
             await store_user.add(20, queue=queue, buckets=buckets)
-        rooms = {"one": Room(10), "two": Room(10, weight=3), "none": Room(10)}
-        asked = Claim(store_user.node, rooms, store_user.rules, frozenset(store_user.tasks), slots=8)
+        free_slots = {"one": FreeSlots(10), "two": FreeSlots(10, weight=3), "none": FreeSlots(10)}
+        asked = Claim(store_user.node, free_slots, store_user.rules, frozenset(store_user.tasks), slots=8)
         claimed = await store_user.storage.claim(asked)
         counts = Counter(job.queue for job in claimed.jobs)
         # Of one lane, a claim reads as many jobs as the slots for each lane that it visits.
@@ -385,7 +385,7 @@ class QueuesConformance(Conformance):
         store_user.rules = {"api": rate(1, burst=1)}
         await store_user.add(20, queue="one", buckets=[("api", "acme")])
         await store_user.add(20, queue="two")
-        rooms = {"one": Room(10), "two": Room(10)}
-        asked = Claim(store_user.node, rooms, store_user.rules, frozenset(store_user.tasks), slots=8)
+        free_slots = {"one": FreeSlots(10), "two": FreeSlots(10)}
+        asked = Claim(store_user.node, free_slots, store_user.rules, frozenset(store_user.tasks), slots=8)
         claimed = await store_user.storage.claim(asked)
         assert Counter(job.queue for job in claimed.jobs) == {"one": 1, "two": 7}

@@ -24,7 +24,7 @@ from headgate.limits.limit import AnyRule, HoldUntil
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
-from headgate.storage.records import BucketRecord, Claim, Claimed, QueueCounts, Recovered, Room
+from headgate.storage.records import BucketRecord, Claim, Claimed, FreeSlots, QueueCounts, Recovered
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.limit_settings import change
@@ -151,11 +151,11 @@ class StoreUser:
         gates: Mapping[str, str] | None = None,
     ) -> Claimed:
         """One claim, with the same room for each queue; `gates` are those of its tasks in the queue `default`."""
-        room = Room(slots, gated_first)
+        free = FreeSlots(slots, gated_first)
         return await self.storage.claim(
             Claim(
                 node or self.node,
-                dict.fromkeys(queues, room),
+                dict.fromkeys(queues, free),
                 self.rules if rules is None else rules,
                 frozenset(self.tasks if tasks is None else tasks),
                 None if gates is None else release(gates),

@@ -11,21 +11,21 @@ from headgate.engine.slots import Slots
 def test_queues_without_a_free_slot_are_left_out() -> None:
     slots = Slots({"mail": 2, "video": 1})
     slots.take("video")
-    assert {queue: room.slots for queue, room in slots.rooms().items()} == {"mail": 2}
+    assert {queue: free.slots for queue, free in slots.free_slots().items()} == {"mail": 2}
     slots.release("video")
-    assert {queue: room.slots for queue, room in slots.rooms().items()} == {"mail": 2, "video": 1}
+    assert {queue: free.slots for queue, free in slots.free_slots().items()} == {"mail": 2, "video": 1}
 
 
 def test_the_odd_slot_goes_to_each_kind_in_turn() -> None:
     slots = Slots({"mail": 1})
-    assert [slots.rooms()["mail"].gated_first for _ in range(4)] == [False, True, False, True]
+    assert [slots.free_slots()["mail"].gated_first for _ in range(4)] == [False, True, False, True]
 
 
 def test_counting_free_slots_does_not_change_the_turn() -> None:
     slots = Slots({"mail": 1, "video": 3})
     turns = []
     for _ in range(4):
-        turns.append(slots.rooms()["mail"].gated_first)
+        turns.append(slots.free_slots()["mail"].gated_first)
         assert slots.free == 4
     assert turns == [False, True, False, True]
 
@@ -40,10 +40,10 @@ def test_slots_that_are_lowered_are_free_again_when_fewer_jobs_run() -> None:
         slots.take("mail")
     slots.change({"mail": 1, "video": 1}, None, is_quiet=False)
     assert slots.free_in("mail") == 0
-    assert {queue: room.slots for queue, room in slots.rooms().items()} == {"video": 1}
+    assert {queue: free.slots for queue, free in slots.free_slots().items()} == {"video": 1}
     for _ in range(3):
         assert slots.release("mail")
-    assert {queue: room.slots for queue, room in slots.rooms().items()} == {"mail": 1, "video": 1}
+    assert {queue: free.slots for queue, free in slots.free_slots().items()} == {"mail": 1, "video": 1}
 
 
 def test_a_bound_of_all_queues_that_is_set_later_bounds_the_next_rooms() -> None:
@@ -51,32 +51,32 @@ def test_a_bound_of_all_queues_that_is_set_later_bounds_the_next_rooms() -> None
     slots.take("mail")
     slots.change({"mail": 3, "video": 3}, 2, is_quiet=False)
     assert slots.free == 1
-    assert slots.shared_by(slots.rooms()) == 1
+    assert slots.shared_by(slots.free_slots()) == 1
     slots.change({"mail": 9, "video": 3}, None, is_quiet=False)
-    assert (slots.free, slots.shared_by(slots.rooms())) == (11, None)
+    assert (slots.free, slots.shared_by(slots.free_slots())) == (11, None)
 
 
 def test_a_quiet_node_has_no_free_slot() -> None:
     slots = Slots({"mail": 2})
     slots.change({"mail": 2}, None, is_quiet=True)
-    assert (slots.rooms(), slots.free, slots.free_in("mail")) == ({}, 0, 0)
+    assert (slots.free_slots(), slots.free, slots.free_in("mail")) == ({}, 0, 0)
     slots.change({"mail": 2}, None, is_quiet=False)
-    assert slots.rooms()["mail"].slots == 2
+    assert slots.free_slots()["mail"].slots == 2
 
 
 def test_a_freed_slot_is_a_reason_to_claim_only_if_the_last_claim_was_short_of_slots() -> None:
     slots = Slots({"mail": 2})
     job: Any = SimpleNamespace(queue="mail")
-    slots.note_claimed(slots.rooms(), [job])
+    slots.note_claimed(slots.free_slots(), [job])
     slots.take("mail")
     assert not slots.release("mail")
-    slots.note_claimed(slots.rooms(), [job, job])
+    slots.note_claimed(slots.free_slots(), [job, job])
     slots.take("mail")
     assert slots.release("mail")
-    slots.note_claimed(slots.rooms(), [])
+    slots.note_claimed(slots.free_slots(), [])
     slots.take("mail")
-    rooms = slots.rooms()
+    free_slots = slots.free_slots()
     assert slots.release("mail"), "a claim that is on its way did not ask for it"
-    slots.note_claimed(rooms, [])
+    slots.note_claimed(free_slots, [])
     slots.take("mail")
     assert not slots.release("mail")

@@ -15,7 +15,7 @@ from headgate.storage.admission import BucketView
 from headgate.storage.claim_rows import LaneHead, LaneRow
 from headgate.storage.claiming import ClaimPlan, LaneVisit
 from headgate.storage.fetched import FetchedBalance, FetchedStarts
-from headgate.storage.records import Claim, Claimed, Room
+from headgate.storage.records import Claim, Claimed, FreeSlots
 
 NOW = 1_000 * SECOND
 RULE = FetchedStarts(StrictRate("100/h", margin=0).rule)
@@ -42,7 +42,7 @@ def a_head(cost: int | None = None, lane: str = "lane", id: str = "1") -> LaneHe
 
 def a_plan(*opened: BucketView, slots: int = 5) -> ClaimPlan:
     rules = {"tokens": RULE}
-    plan = ClaimPlan(Claim("node", {"q": Room(slots)}, rules, frozenset({"t"})), NOW, NOW, {}, {})
+    plan = ClaimPlan(Claim("node", {"q": FreeSlots(slots)}, rules, frozenset({"t"})), NOW, NOW, {}, {})
     plan.opened = list(opened)
     return plan
 

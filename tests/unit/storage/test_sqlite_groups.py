@@ -20,14 +20,14 @@ from headgate.limits.kinds import dump_rule
 from headgate.limits.limit import AnyRule
 from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
 from headgate.storage.live_rules import LimitSetting
-from headgate.storage.records import Claim, Room
+from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.internals import writer_of
 from tests.limit_settings import change
 
-CLAIM = Claim("node-a", {"default": Room(100)}, {}, frozenset({"work"}))
+CLAIM = Claim("node-a", {"default": FreeSlots(100)}, {}, frozenset({"work"}))
 TOO_LATE = 86_400_000_000_000_000_000
 
 
@@ -176,7 +176,7 @@ async def test_a_call_that_raises_shares_the_commit_of_its_group(storage: Sqlite
     assert len(refused) == 30
     assert [result for result in results if result != {}] == refused
     assert len(commits) <= 4, "the first call goes alone, the others gather"
-    assert len((await storage.claim(Claim("node-a", {"default": Room(500)}, {}, frozenset({"work"})))).jobs) == 270
+    assert len((await storage.claim(Claim("node-a", {"default": FreeSlots(500)}, {}, frozenset({"work"})))).jobs) == 270
 
 
 async def test_a_call_that_raises_after_writing_is_rolled_back_alone_in_its_group(
@@ -194,14 +194,14 @@ async def test_a_call_that_raises_after_writing_is_rolled_back_alone_in_its_grou
     assert {number for number, result in enumerate(results) if isinstance(result, sqlite3.IntegrityError)} == bad
     assert len(commits) <= 4
     assert await storage.job("17") is None
-    assert len((await storage.claim(Claim("node-a", {"default": Room(500)}, {}, frozenset({"work"})))).jobs) == 396
+    assert len((await storage.claim(Claim("node-a", {"default": FreeSlots(500)}, {}, frozenset({"work"})))).jobs) == 396
 
 
 async def test_a_setting_whose_group_was_rolled_back_is_not_cached(storage: SqliteStorage, clock: ManualClock) -> None:
     """The next change gets the same revision, so what was read of the one that was undone must be forgotten."""
     fast, slow = RateLimit("100/s", burst=100).rule, RateLimit("1/h").rule
     rules: dict[str, AnyRule] = {"api": fast}
-    claim = Claim("node-a", {"default": Room(100)}, rules, frozenset({"work"}))
+    claim = Claim("node-a", {"default": FreeSlots(100)}, rules, frozenset({"work"}))
     call = ScheduledCall(task="work", queue="default", payload="x" * 10_000_000)
     huge = ScheduleRecord("huge", call, ScheduleRules(trigger="{}"), ScheduleProgress(0, None))
     await storage.add([job(f"{number}", clock, buckets=(BucketRef("api", ""),)) for number in range(100)])
@@ -227,7 +227,7 @@ async def test_a_setting_of_a_call_that_was_rolled_back_is_not_cached(
     storage: SqliteStorage, clock: ManualClock
 ) -> None:
     fast, slow = RateLimit("100/s", burst=100).rule, RateLimit("1/h").rule
-    claim = Claim("node-a", {"default": Room(100)}, {"api": fast}, frozenset({"work"}))
+    claim = Claim("node-a", {"default": FreeSlots(100)}, {"api": fast}, frozenset({"work"}))
     await storage.add([job(f"{number}", clock, buckets=(BucketRef("api", ""),)) for number in range(100)])
 
     def fails(_: object) -> None:

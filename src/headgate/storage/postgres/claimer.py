@@ -119,26 +119,26 @@ class _ReusableSnapshot(NamedTuple):
     def later(self, claim: Claim, monotonic: int) -> ClaimSnapshot | None:
         """Return the snapshot with the current time; None if it is too old or lacks something that this claim needs."""
         age = monotonic - self.at
-        fits = claim.node == self.node and claim.rooms.keys() <= self.snapshot.ungated.keys()
+        fits = claim.node == self.node and claim.free_slots.keys() <= self.snapshot.ungated.keys()
         is_usable = age < SNAPSHOT_LIFETIME and fits and _slots(claim) <= self.slots
         return self.snapshot.later(age) if is_usable else None
 
 
 def _slots(claim: Claim) -> int:
-    slots = sum(room.slots for room in claim.rooms.values())
+    slots = sum(free.slots for free in claim.free_slots.values())
     return slots if claim.slots is None else min(slots, claim.slots)
 
 
 def _is_full(claim: Claim, claimed: Claimed) -> bool:
-    """Whether the claim took as many jobs as it had room for."""
+    """Whether the claim took as many jobs as it had free slots."""
     return len(claimed.jobs) == _slots(claim) > 0
 
 
 def _with_room_left(claim: Claim, claimed: Claimed) -> Claim:
     taken = Counter(job.queue for job in claimed.jobs)
-    left = {queue: replace(room, slots=room.slots - taken[queue]) for queue, room in claim.rooms.items()}
+    left = {queue: replace(free, slots=free.slots - taken[queue]) for queue, free in claim.free_slots.items()}
     slots = None if claim.slots is None else claim.slots - len(claimed.jobs)
-    return replace(claim, rooms={queue: room for queue, room in left.items() if room.slots}, slots=slots)
+    return replace(claim, free_slots={queue: free for queue, free in left.items() if free.slots}, slots=slots)
 
 
 class Claimer:
@@ -189,7 +189,7 @@ class Claimer:
 
     async def claim(self, claim: Claim) -> Claimed:
         """Take jobs that may start now."""
-        if not claim.rooms:
+        if not claim.free_slots:
             return Claimed(jobs=(), next_in=None)
         self._claimed_at = self._clock.monotonic()
         # Jobs that ended without running are reported, even if the rest of the claim has to start again.
@@ -309,7 +309,7 @@ class Claimer:
 
     async def _expire(self, session: Session, claim: Claim) -> list[Dropped]:
         """End expired jobs in the claim that would have started them."""
-        lanes = [open_lane(queue) for queue in claim.rooms]
+        lanes = [open_lane(queue) for queue in claim.free_slots]
 
         async def expire(held: frozenset[str]) -> list[Dropped]:
             async with session.transaction():
@@ -320,9 +320,11 @@ class Claimer:
 
     def _without_paused(self, claim: Claim) -> Claim:
         """Return the claim without the queues that are paused as of the last snapshot."""
-        if self._paused.isdisjoint(claim.rooms):
+        if self._paused.isdisjoint(claim.free_slots):
             return claim
-        return replace(claim, rooms={queue: room for queue, room in claim.rooms.items() if queue not in self._paused})
+        return replace(
+            claim, free_slots={queue: free for queue, free in claim.free_slots.items() if queue not in self._paused}
+        )
 
     async def merge(self, session: Session) -> None:
         """Count arrivals in their lanes: all of them, or a portion if there are many."""
@@ -335,13 +337,13 @@ class Claimer:
         oldest, newest = self._portion, self._portion // NEWEST_SHARE if self._has_more_arrivals else 0
         queues: list[str] | None = None
         if claim is not None and self._leaves_arrivals:
-            oldest, newest, queues = 0, LEAST_PORTION, list(claim.rooms)
+            oldest, newest, queues = 0, LEAST_PORTION, list(claim.free_slots)
         merged = await merge(
             tx, self._last_place, self.low_watermarks, self._proven, oldest=oldest, newest=newest, queues=queues
         )
         self._has_more_arrivals = merged.has_more
         self._last_place = max(self._last_place, merged.place)
-        if claim is not None and (others := set(merged.queues) - claim.rooms.keys()):
+        if claim is not None and (others := set(merged.queues) - claim.free_slots.keys()):
             self._wake(others)
         if self._has_more_arrivals:
             # Twice as many at most: the time that a merge takes varies.
@@ -355,7 +357,7 @@ class Claimer:
             self.low_watermarks.forget_arrivals()
 
     def _snapshot_of(self, row: MultiWriterSnapshotRow, claim: Claim) -> ClaimSnapshot:
-        snapshot = ClaimSnapshot(row, list(claim.rooms))
+        snapshot = ClaimSnapshot(row, list(claim.free_slots))
         self._proven = [
             ProvenFront(open_lane(queue), lane.version, lane.first)
             for queue, lane in snapshot.ungated.items()
@@ -365,7 +367,7 @@ class Claimer:
         opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
         snapshot.passed = dict(self.low_watermarks.turns)
         self.low_watermarks.record_positions(
-            due, opened, snapshot.limit_now, [queue for queue in claim.rooms if PREFIX + queue in claim.rules]
+            due, opened, snapshot.limit_now, [queue for queue in claim.free_slots if PREFIX + queue in claim.rules]
         )
         return snapshot
 
@@ -384,7 +386,7 @@ class Claimer:
         own = self._time.own()
         self._check_connections()
         sent_at = self._clock.monotonic()
-        lanes = [open_lane(queue) for queue in claim.rooms]
+        lanes = [open_lane(queue) for queue in claim.free_slots]
         row = await read_snapshot(
             tx,
             MULTI_WRITER_SNAPSHOT,
@@ -396,7 +398,7 @@ class Claimer:
             limit_now=None if own is None else own.limit_now,
             arrival_floor=self.low_watermarks.arrivals,
             merged_at_once=0 if self._leaves_arrivals else MERGED_AT_ONCE,
-            due_floors=[self.low_watermarks.due(queue) for queue in claim.rooms],
+            due_floors=[self.low_watermarks.due(queue) for queue in claim.free_slots],
             opened_floor=self.low_watermarks.opened,
         )
         # If this process passes the time to statements, the server does not measure `took`.

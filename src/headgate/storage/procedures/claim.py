@@ -169,14 +169,16 @@ async def claim_alone(tx: Transaction, asked: Claim, live: CachedRules, clock: C
     async def read(*, known_only: bool) -> ClaimSnapshot:
         values = {"now": tx.now, "limit_now": tx.limit_now}
         row = await read_snapshot(tx, SINGLE_WRITER_SNAPSHOT, claim, live.gates, known_only=known_only, **values)
-        return ClaimSnapshot(row, list(claim.rooms))
+        return ClaimSnapshot(row, list(claim.free_slots))
 
     found = await read(known_only=False)
     if found.paused:
         # The snapshot has no lanes of paused queues.
-        claim = replace(asked, rooms={queue: room for queue, room in asked.rooms.items() if queue not in found.paused})
+        claim = replace(
+            asked, free_slots={queue: free for queue, free in asked.free_slots.items() if queue not in found.paused}
+        )
     # A node that was declared dead must not own jobs: no other node would take them back.
-    if not claim.rooms or not found.has_joined:
+    if not claim.free_slots or not found.has_joined:
         return Claimed(jobs=(), next_in=None)
     await live.refresh(tx, found.revision)
     dropped: list[Dropped] = []
@@ -280,7 +282,7 @@ class ClaimTransaction:
             "behind",
             granting=[_Granting(bucket, count) for bucket, count in grants.items()],
             most=max(grants.values()),
-            queues=list(self._claim.rooms),
+            queues=list(self._claim.free_slots),
             limits=list(self._claim.rules),
             known_only=known_only,
             now=self._snapshot.now,
@@ -458,10 +460,10 @@ class ClaimTransaction:
         """Return how many jobs without limits are ready in each queue."""
         plan, snapshot = self._plan, self._snapshot
         if self._tx.has_one_writer:
-            plan.ungated = [LaneVisit(row) for row in snapshot.open if row.queue in self._claim.rooms]
+            plan.ungated = [LaneVisit(row) for row in snapshot.open if row.queue in self._claim.free_slots]
             if plan.ungated:
-                rooms = self._claim.rooms.values()
-                await self._read_heads(plan.ungated, max(room.slots for room in rooms))
+                free_slots = self._claim.free_slots.values()
+                await self._read_heads(plan.ungated, max(free.slots for free in free_slots))
             return {visit.row.queue: len(visit.heads) for visit in plan.ungated}
         for queue, seen in snapshot.ungated.items():
             for id, task in chain(seen.unknown, *seen.due_unknown):

@@ -177,14 +177,14 @@ async def read_snapshot(
 
     `newest` has the newest gate of each subject.
     """
-    queues = list(claim.rooms)
+    queues = list(claim.free_slots)
     known = claim.known(newest)
     return await tx.row(
         decoder,
         "claim_snapshot",
         node=claim.node,
         queues=queues,
-        count=max([1, *(room.slots for room in claim.rooms.values())]),
+        count=max([1, *(free.slots for free in claim.free_slots.values())]),
         limits=list(claim.rules),
         known=known.as_lines,
         known_json=known.as_json,
