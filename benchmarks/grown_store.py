@@ -23,7 +23,7 @@ from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Finished
-from headgate.storage.records import Claim, FreeSlots, NodeSetting
+from headgate.storage.records import Claim, FreeSlots, NodeControls
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.tasks.queue import DEFAULT_QUEUE
@@ -183,8 +183,8 @@ async def _add_others(storage: Store, seeds: Seeds, jobs: int) -> None:
     await storage.add_audit_record(AuditRecord("ada", "pause", "limit", LIMIT))
     # Ten nodes, one of which runs a hundred jobs.
     for number in range(10):
-        setting = NodeSetting({DEFAULT_QUEUE: 100})
-        await storage.join(f"node-{number}", f"machine:{number}", setting=setting, version="1")
+        controls = NodeControls({DEFAULT_QUEUE: 100})
+        await storage.join(f"node-{number}", f"machine:{number}", controls=controls, version="1")
     claim = Claim("node-0", {DEFAULT_QUEUE: FreeSlots(100)}, {}, seeds.tasks, seeds.gates)
     await storage.claim(claim)
 

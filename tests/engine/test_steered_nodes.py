@@ -11,7 +11,7 @@ import pytest
 from headgate import DeclarationError, Headgate, JobState
 from headgate.errors import AmbiguousNode, NodeNotFound, UnknownQueue
 from headgate.jobs.event import Event, NodeChanged, NodeStopped, NodeStopping
-from headgate.storage.records import NodeSetting
+from headgate.storage.records import NodeControls
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, node_of
@@ -228,7 +228,7 @@ def test_a_request_for_an_unknown_or_ambiguous_node_says_what_there_is() -> None
         (own,) = await admin.nodes()
         with pytest.raises(NodeNotFound, match=rf"'steer'; did you mean 'steered'\? Running: steered \({own.id}\)"):
             await admin.stop_node("steer")
-        await store.join("node-2", "steered", setting=NodeSetting({"mail": 1}))
+        await store.join("node-2", "steered", controls=NodeControls({"mail": 1}))
         with pytest.raises(AmbiguousNode, match="2 nodes have the name 'steered'") as raised:
             await admin.quiet_node("steered")
         assert own.id in str(raised.value)

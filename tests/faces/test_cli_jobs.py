@@ -18,7 +18,7 @@ import pytest
 from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, RetryPolicy, batch, chain
 from headgate.admin import JobQuery
 from headgate.jobs.identity import process_name
-from headgate.storage.records import Claim, FreeSlots, NodeSetting
+from headgate.storage.records import Claim, FreeSlots, NodeControls
 from tests.faces.one_module import OneModule, answer, call, go_into
 from tests.internals import registry_of, store_of
 from tests.until import patient, result_within, until
@@ -644,7 +644,7 @@ def test_nodes_show_their_queues_and_slots(project: Project) -> None:
     assert answer("nodes", "list") == []
 
     async def join(app: Headgate) -> None:
-        await store_of(app).join("node-1", "web-1:42", setting=NodeSetting({"mail": 4}), version="9.9")
+        await store_of(app).join("node-1", "web-1:42", controls=NodeControls({"mail": 4}), version="9.9")
 
     project.do(join)
     (listed,) = answer("nodes", "list")

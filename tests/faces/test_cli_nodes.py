@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headgate import Headgate
-from headgate.storage.records import NodeSetting
+from headgate.storage.records import NodeControls
 from tests.faces.one_module import OneModule, answer, call, go_into
 from tests.internals import store_of
 from tests.until import patient, until
@@ -80,7 +80,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 async def join(app: Headgate, id: str, name: str) -> None:
-    await store_of(app).join(id, name, setting=NodeSetting({"default": 4, "mail": 1}))
+    await store_of(app).join(id, name, controls=NodeControls({"default": 4, "mail": 1}))
 
 
 def test_nodes_are_quieted_resumed_and_stopped_by_name_and_id(project: Project) -> None:
@@ -111,8 +111,8 @@ def test_nodes_are_quieted_resumed_and_stopped_by_name_and_id(project: Project) 
 def test_labels_are_listed_where_a_node_has_any(project: Project) -> None:
     project.do(lambda app: join(app, "node-1", "mail-1"))
     assert "labels" not in call("nodes", "list", project.target).output
-    setting = NodeSetting({"default": 4})
-    project.do(lambda app: store_of(app).join("node-2", "mail-2", setting=setting, labels=["eu", "gpu"]))
+    controls = NodeControls({"default": 4})
+    project.do(lambda app: store_of(app).join("node-2", "mail-2", controls=controls, labels=["eu", "gpu"]))
     text = call("nodes", "list", project.target).output
     assert "labels" in text
     assert "eu, gpu" in text

@@ -762,18 +762,18 @@ class Admin:
         `node` is the id of a node, or its name if no other running node has it. The node reads a change within a
         second. Raises NodeNotFound, AmbiguousNode, as do the other methods that change nodes.
         """
-        return await self._set_node(node, "quiet", lambda setting: replaced(setting, is_quiet=True))
+        return await self._set_node(node, "quiet", lambda controls: replaced(controls, is_quiet=True))
 
     async def resume_node(self, node: str) -> bool:
         """Let a quiet node claim jobs again, in the slots that it had. Returns whether it was quiet."""
-        return await self._set_node(node, "resume", lambda setting: replaced(setting, is_quiet=False))
+        return await self._set_node(node, "resume", lambda controls: replaced(controls, is_quiet=False))
 
     async def stop_node(self, node: str) -> bool:
         """Stop a node as SIGTERM does: it claims nothing, and its jobs may continue for its grace.
 
         False if it is stopping already. Inside a program that does other work, only the node ends.
         """
-        return await self._set_node(node, "stop", lambda setting: replaced(setting, is_stopping=True))
+        return await self._set_node(node, "stop", lambda controls: replaced(controls, is_stopping=True))
 
     async def set_node_slots(self, node: str, slots: int, *, queue: str | None = None) -> bool:
         """Set how many jobs a node runs at once: of one queue, or of all its queues together. Returns if it changed.
@@ -787,7 +787,9 @@ class Admin:
         """
         parse_count(slots, "slots", f"node {node}", least=0, most=MOST_SLOTS)
         detail = f"{slots}" if queue is None else f"{queue}: {slots}"
-        return await self._set_node(node, "set slots", lambda setting: with_slots(node, setting, slots, queue), detail)
+        return await self._set_node(
+            node, "set slots", lambda controls: with_slots(node, controls, slots, queue), detail
+        )
 
     async def rename_node(self, node: str, name: str) -> bool:
         """Give a node, by its id or name, another name until its process ends; return whether it had a different one.

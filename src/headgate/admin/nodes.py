@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from headgate.clock import to_datetime
 from headgate.errors import AmbiguousNode, DeclarationError, NodeNotFound, UnknownQueue
-from headgate.storage.records import NodeRecord, NodeSetting
+from headgate.storage.records import NodeControls, NodeRecord
 from headgate.suggestion import did_you_mean
 
 SILENT_AFTER = 30.0
@@ -77,33 +77,33 @@ def node_ended(record: NodeRecord) -> NodeNotFound:
     return NodeNotFound(f"node {record.name} ({record.id}) has ended; other nodes take over its jobs")
 
 
-def with_slots(node: str, setting: NodeSetting, slots: int, queue: str | None) -> NodeSetting:
-    """Return a setting with other slots, as `Admin.set_node_slots`. Raises UnknownQueue, DeclarationError."""
-    queues = setting.queues
+def with_slots(node: str, controls: NodeControls, slots: int, queue: str | None) -> NodeControls:
+    """Return the controls with other slots, as `Admin.set_node_slots`. Raises UnknownQueue, DeclarationError."""
+    queues = controls.queues
     if queue is not None and queue not in queues:
         raise UnknownQueue(
             f"node {node} does not serve queue {queue!r}{did_you_mean(queue, queues)} It serves: {', '.join(queues)}"
         )
-    is_quiet = setting.is_quiet and slots == 0
+    is_quiet = controls.is_quiet and slots == 0
     if queue is not None:
-        return replace(setting, queues={**queues, queue: slots}, is_quiet=is_quiet)
+        return replace(controls, queues={**queues, queue: slots}, is_quiet=is_quiet)
     if slots == 0:
-        return replace(setting, is_quiet=True)
+        return replace(controls, is_quiet=True)
     if len(queues) == 1:
-        return replace(setting, queues=dict.fromkeys(queues, slots), slots=None, is_quiet=False)
+        return replace(controls, queues=dict.fromkeys(queues, slots), slots=None, is_quiet=False)
     if slots > sum(queues.values()):
         served = ", ".join(f"{name} {count}" for name, count in queues.items())
         raise DeclarationError(
             f"node {node} cannot use {slots} slots: its queues have {sum(queues.values())} together ({served}); give "
             f"one of them more slots first, such as {next(iter(queues), 'default')}:{slots}"
         )
-    return replace(setting, slots=slots, is_quiet=False)
+    return replace(controls, slots=slots, is_quiet=False)
 
 
 def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
     """Return a node as it is at that instant."""
     age = max(0.0, (now - to_datetime(record.beat_at)).total_seconds())
-    setting = record.setting
+    controls = record.controls
     return NodeStatus(
         id=record.id,
         name=record.name,
@@ -111,13 +111,13 @@ def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
         state="gone" if record.is_gone else "silent" if age > SILENT_AFTER else "alive",
         heartbeat_age=round(age, 3),
         running=record.running,
-        queues=setting.queues,
+        queues=controls.queues,
         version=record.version,
         lingering=record.lingering,
         started_at=to_datetime(record.started_at),
-        slots=setting.most,
-        is_quiet=setting.is_quiet,
-        is_stopping=setting.is_stopping,
+        slots=controls.most,
+        is_quiet=controls.is_quiet,
+        is_stopping=controls.is_stopping,
         labels=record.labels,
     )
 
@@ -131,7 +131,7 @@ class Unserved(NamedTuple):
 
 def unserved(queue: str, nodes: Sequence[NodeRecord], now: datetime) -> Unserved | None:
     """Return how long no node has served a queue; None if one is alive that does, even if it is quiet now."""
-    serving = [node_status(node, now) for node in nodes if node.setting.queues.get(queue)]
+    serving = [node_status(node, now) for node in nodes if node.controls.queues.get(queue)]
     if any(node.state == "alive" for node in serving):
         return None
     return Unserved(queue, min((node.heartbeat_age for node in serving), default=None))

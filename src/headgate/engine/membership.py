@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from headgate.engine.services import Services
-from headgate.storage.records import Beat, NodeSetting
+from headgate.storage.records import Beat, NodeControls
 
 Tasks = Mapping[str, Sequence[str]]
 
@@ -13,7 +13,7 @@ Tasks = Mapping[str, Sequence[str]]
 class Membership:
     """Joins the store under an id. A node that was declared dead joins again under a new one.
 
-    `setting` is what the node is set to do, and `name` what operators call it; both stay when it joins again. `tasks`
+    `controls` is what the node is set to do, and `name` what operators call it; both stay when it joins again. `tasks`
     returns the names of the tasks that its program declares, by queue: the same mapping until they change.
     """
 
@@ -22,7 +22,7 @@ class Membership:
         services: Services,
         *,
         name: str,
-        setting: NodeSetting,
+        controls: NodeControls,
         labels: Set[str],
         tasks: Callable[[], Tasks],
         version: str,
@@ -37,7 +37,7 @@ class Membership:
         self._release = release
         self._clock = services.clock
         self._ids = services.ids
-        self.setting = setting
+        self.controls = controls
         self.id = self._new_id()
 
     async def join(self) -> None:
@@ -46,7 +46,7 @@ class Membership:
         await self._storage.join(
             self.id,
             self.name,
-            setting=self.setting,
+            controls=self.controls,
             labels=self._labels,
             tasks=tasks,
             version=self._version,

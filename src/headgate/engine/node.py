@@ -47,7 +47,7 @@ from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopp
 from headgate.jobs.identity import process_name
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention
 from headgate.storage.fetched import FetchedStarts
-from headgate.storage.records import NodeSetting
+from headgate.storage.records import NodeControls
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.context import JobLogCapture
 from headgate.tasks.hooks import HookScope, LifecycleHook
@@ -128,7 +128,7 @@ class Node:
         self._membership = Membership(
             services,
             name=settings.name or process_name(),
-            setting=NodeSetting(settings.queues, settings.slots),
+            controls=NodeControls(settings.queues, settings.slots),
             labels=settings.labels or frozenset(),
             tasks=lambda: services.registry.gates().tasks,
             version=settings.version,

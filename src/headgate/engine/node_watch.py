@@ -20,7 +20,7 @@ from headgate.engine.services import Services
 from headgate.engine.slots import Slots
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import LoopBlocked, NodeChanged, NodeLost, NodeMeasured
-from headgate.storage.records import NodeSetting, Peer
+from headgate.storage.records import NodeControls, Peer
 
 SWEEP_EVERY = 30
 """Seconds between two claims without a cause."""
@@ -91,8 +91,8 @@ class NodeWatch:
         self._housekeeper.note(upkeep)
         if upkeep.name is not None:
             self._membership.name = upkeep.name
-        if upkeep.setting is not None:
-            self._control.apply(upkeep.setting)
+        if upkeep.controls is not None:
+            self._control.apply(upkeep.controls)
         if upkeep.has_arrived:
             # The enqueueing process may have been killed before its notification, or the notification was lost.
             self._wakeup.wake()
@@ -170,20 +170,20 @@ class NodeControl:
         self._clock = services.clock
         self._bus = services.bus
 
-    def apply(self, setting: NodeSetting) -> None:
+    def apply(self, controls: NodeControls) -> None:
         """Apply what the store says that this node is set to do; no effect if it does that already."""
-        before, self._membership.setting = self._membership.setting, setting
-        if setting.is_stopping:
+        before, self._membership.controls = self._membership.controls, controls
+        if controls.is_stopping:
             self._stop()
-        elif setting != before:
-            self._slots.change(setting.queues, setting.slots, is_quiet=setting.is_quiet)
+        elif controls != before:
+            self._slots.change(controls.queues, controls.slots, is_quiet=controls.is_quiet)
             self._bus.publish(
                 NodeChanged(
                     at=self._clock.now(),
                     node=self._membership.id,
-                    queues=setting.queues,
-                    slots=setting.most,
-                    is_quiet=setting.is_quiet,
+                    queues=controls.queues,
+                    slots=controls.most,
+                    is_quiet=controls.is_quiet,
                 )
             )
             self._wakeup.wake()

@@ -166,7 +166,7 @@ class StartMove(msgspec.Struct, frozen=True, array_like=True):
     ahead: int = 0
 
 
-class NodeSetting(msgspec.Struct, frozen=True):
+class NodeControls(msgspec.Struct, frozen=True):
     """What a node is set to do: at its start, and later by operators.
 
     `queues` has its slots by queue; at most `slots` of them are in use at once (None: all). While it is quiet it
@@ -185,7 +185,7 @@ class NodeSetting(msgspec.Struct, frozen=True):
         return declared if self.slots is None else min(self.slots, declared)
 
 
-EditNode = Callable[[NodeSetting], NodeSetting]
+EditNode = Callable[[NodeControls], NodeControls]
 """Returns what a node is set to do after a change. It may raise a HeadgateError, and then nothing is changed."""
 
 
@@ -204,7 +204,7 @@ class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     beat: int
     running: int
     is_gone: bool = False
-    setting: NodeSetting = NodeSetting({})
+    controls: NodeControls = NodeControls({})
     version: str = ""
     lingering: Sequence[str] = ()
     labels: Sequence[str] = ()
@@ -222,15 +222,15 @@ class Upkeep(msgspec.Struct, frozen=True):
     """What a node reads every second.
 
     `has_expired`: there are jobs for `expire`. `has_followers`: there is work for `release_followers`. `has_arrived`:
-    jobs have arrived that the next claim has to merge into their lanes. `setting` is what the node is set to do, `name`
-    what it is called.
+    jobs have arrived that the next claim has to merge into their lanes. `controls` is what the node is set to do,
+    `name` what it is called.
     """
 
     peers: Sequence[Peer] = ()
     has_expired: bool = False
     has_followers: bool = False
     has_arrived: bool = False
-    setting: NodeSetting | None = None
+    controls: NodeControls | None = None
     name: str | None = None
 
 

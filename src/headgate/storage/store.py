@@ -59,8 +59,8 @@ from headgate.storage.records import (
     Claimed,
     Dropped,
     JobFilter,
+    NodeControls,
     NodeRecord,
-    NodeSetting,
     RecordedStart,
     Recovered,
     StartMove,
@@ -479,7 +479,7 @@ class Store:
         node: str,
         name: str,
         *,
-        setting: NodeSetting | None = None,
+        controls: NodeControls | None = None,
         labels: Sequence[str] = (),
         tasks: Mapping[str, Sequence[str]] | None = None,
         version: str = "",
@@ -491,7 +491,7 @@ class Store:
         of another one, this is a deploy.
         """
         driver = self.driver
-        chosen = setting or NodeSetting({})
+        chosen = controls or NodeControls({})
         await driver.write(
             lambda tx: node_rows.join(
                 tx, node, name, driver.clock.boot_id(), chosen, labels, tasks or {}, version, release, driver.port

@@ -21,7 +21,7 @@ from headgate.storage.records import (
     JobFilter,
     LimitFigures,
     LimitWaiting,
-    NodeSetting,
+    NodeControls,
     ViewCount,
     WaitingByLimit,
     WaitingCount,
@@ -281,10 +281,10 @@ class ListingConformance(Conformance):
         assert list(await store_user.storage.jobs(JobFilter(cursor=ids[4], oldest_first=True))) == []
 
     async def test_a_node_stores_its_slots_and_version(self, store_user: StoreUser) -> None:
-        await store_user.storage.join("node-b", "b", setting=NodeSetting({"default": 4, "mail": 1}), version="1.2.3")
+        await store_user.storage.join("node-b", "b", controls=NodeControls({"default": 4, "mail": 1}), version="1.2.3")
         nodes = {node.id: node for node in await store_user.storage.nodes()}
-        assert (nodes["node-b"].setting.queues, nodes["node-b"].version) == ({"default": 4, "mail": 1}, "1.2.3")
-        assert (nodes["node-a"].setting.queues, nodes["node-a"].version) == ({}, "")
+        assert (nodes["node-b"].controls.queues, nodes["node-b"].version) == ({"default": 4, "mail": 1}, "1.2.3")
+        assert (nodes["node-a"].controls.queues, nodes["node-a"].version) == ({}, "")
 
     async def test_a_blocked_job_is_listed_counted_and_not_run_now(self, store_user: StoreUser) -> None:
         leader = store_user.new()

@@ -12,7 +12,7 @@ from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.storage.endings import poison_error
-from headgate.storage.records import NodeSetting
+from headgate.storage.records import NodeControls
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import (
     Conformance,
@@ -87,13 +87,13 @@ class NodesConformance(Conformance):
 
     async def test_a_node_reads_what_it_is_set_to_do_and_others_see_it(self, store_user: StoreUser) -> None:
         storage = store_user.storage
-        setting = NodeSetting({"default": 4, "mail": 1}, slots=3, is_quiet=True)
-        await storage.join("node-b", "b", setting=setting, labels=["gpu", "eu"])
-        assert (await storage.upkeep("node-b")).setting == setting
-        assert (await storage.upkeep(store_user.node)).setting == NodeSetting({})
-        assert (await storage.upkeep("stranger")).setting is None
-        seen = {node.id: (node.setting, node.labels) for node in await storage.nodes()}
-        assert seen == {"node-b": (setting, ("gpu", "eu")), store_user.node: (NodeSetting({}), ())}
+        controls = NodeControls({"default": 4, "mail": 1}, slots=3, is_quiet=True)
+        await storage.join("node-b", "b", controls=controls, labels=["gpu", "eu"])
+        assert (await storage.upkeep("node-b")).controls == controls
+        assert (await storage.upkeep(store_user.node)).controls == NodeControls({})
+        assert (await storage.upkeep("stranger")).controls is None
+        seen = {node.id: (node.controls, node.labels) for node in await storage.nodes()}
+        assert seen == {"node-b": (controls, ("gpu", "eu")), store_user.node: (NodeControls({}), ())}
 
     async def test_a_change_of_a_node_is_stored_once_with_its_audit_record(self, store_user: StoreUser) -> None:
         storage, node = store_user.storage, store_user.node
@@ -101,19 +101,19 @@ class NodesConformance(Conformance):
             record = AuditRecord("ada@here", "quiet", "node", "a")
             assert await storage.set_node(node, lambda it: replace(it, is_quiet=True), audit_record=record) is changed
         assert await storage.set_node(node, lambda it: replace(it, queues={"default": 7}, slots=2, is_stopping=True))
-        becomes = NodeSetting({"default": 7}, slots=2, is_quiet=True, is_stopping=True)
-        assert (await storage.upkeep(node)).setting == becomes
-        assert [each.setting for each in await storage.nodes()] == [becomes]
+        becomes = NodeControls({"default": 7}, slots=2, is_quiet=True, is_stopping=True)
+        assert (await storage.upkeep(node)).controls == becomes
+        assert [each.controls for each in await storage.nodes()] == [becomes]
         entries = await storage.audit_log(AuditFilter(kind="node"))
         assert [(each.actor, each.action, each.subject) for each in entries] == [("ada@here", "quiet", "a")]
         # Neither a heartbeat nor another join changes it.
         await storage.beat(node)
-        await storage.join(node, "a", setting=NodeSetting({"default": 1}))
-        assert (await storage.upkeep(node)).setting == becomes
+        await storage.join(node, "a", controls=NodeControls({"default": 1}))
+        assert (await storage.upkeep(node)).controls == becomes
 
     async def test_a_node_that_is_renamed_reads_its_name_and_keeps_its_setting(self, store_user: StoreUser) -> None:
         storage, node = store_user.storage, store_user.node
-        await storage.join("node-b", "b", setting=NodeSetting({"mail": 2}))
+        await storage.join("node-b", "b", controls=NodeControls({"mail": 2}))
         for changed in (True, False):
             record = AuditRecord("ada@here", "rename", "node", "b", "mail-1")
             assert await storage.rename_node("node-b", "mail-1", audit_record=record) is changed
@@ -121,7 +121,7 @@ class NodesConformance(Conformance):
         assert (await storage.upkeep(node)).name != "mail-1"
         assert (await storage.upkeep("stranger")).name is None
         assert {each.id: each.name for each in await storage.nodes()}["node-b"] == "mail-1"
-        assert (await storage.upkeep("node-b")).setting == NodeSetting({"mail": 2})
+        assert (await storage.upkeep("node-b")).controls == NodeControls({"mail": 2})
         await storage.leave("node-b")
         assert await storage.rename_node("node-b", "x", audit_record=record) is None
         entries = await storage.audit_log(AuditFilter(kind="node"))
@@ -134,19 +134,19 @@ class NodesConformance(Conformance):
             )
 
         await asyncio.gather(*(add(f"queue-{number}") for number in range(8)))
-        setting = (await store_user.storage.upkeep(store_user.node)).setting
-        assert setting is not None
-        assert sorted(setting.queues.values()) == list(range(1, 9))
+        controls = (await store_user.storage.upkeep(store_user.node)).controls
+        assert controls is not None
+        assert sorted(controls.queues.values()) == list(range(1, 9))
 
     async def test_a_change_that_is_refused_changes_nothing(self, store_user: StoreUser) -> None:
-        def refuse(setting: NodeSetting) -> NodeSetting:
+        def refuse(controls: NodeControls) -> NodeControls:
             raise DeclarationError("no")
 
         with pytest.raises(DeclarationError, match="no"):
             await store_user.storage.set_node(
                 store_user.node, refuse, audit_record=AuditRecord("ada@here", "quiet", "node", "a")
             )
-        assert (await store_user.storage.upkeep(store_user.node)).setting == NodeSetting({})
+        assert (await store_user.storage.upkeep(store_user.node)).controls == NodeControls({})
         assert list(await store_user.storage.audit_log(AuditFilter())) == []
 
     async def test_a_node_that_is_not_there_cannot_be_changed(self, store_user: StoreUser) -> None:
@@ -163,27 +163,27 @@ class NodesConformance(Conformance):
     async def test_a_heartbeat_stores_that_the_node_is_stopping(self, store_user: StoreUser) -> None:
         storage, node = store_user.storage, store_user.node
         await storage.beat(node)
-        assert (await storage.upkeep(node)).setting == NodeSetting({})
+        assert (await storage.upkeep(node)).controls == NodeControls({})
         await storage.beat(node, is_stopping=True)
-        assert (await storage.upkeep(node)).setting == NodeSetting({}, is_stopping=True)
+        assert (await storage.upkeep(node)).controls == NodeControls({}, is_stopping=True)
         # A heartbeat that was on its way does not take it back.
         await storage.beat(node)
-        assert (await storage.upkeep(node)).setting == NodeSetting({}, is_stopping=True)
+        assert (await storage.upkeep(node)).controls == NodeControls({}, is_stopping=True)
 
     async def test_a_node_declares_its_tasks_until_it_stops_leaves_or_is_recovered(self, store_user: StoreUser) -> None:
         storage = store_user.storage
         await storage.leave(store_user.node)
         assert await storage.declared_subjects() == frozenset()
-        both, mail = NodeSetting({"default": 2, "mail": 1}), NodeSetting({"mail": 1})
-        for name, setting in (("a", both), ("b", both), ("c", mail)):
-            await storage.join(f"node-{name}", name, setting=setting, tasks={"default": ["call"], "mail": ["send"]})
+        both, mail = NodeControls({"default": 2, "mail": 1}), NodeControls({"mail": 1})
+        for name, controls in (("a", both), ("b", both), ("c", mail)):
+            await storage.join(f"node-{name}", name, controls=controls, tasks={"default": ["call"], "mail": ["send"]})
         assert await storage.declared_subjects() == {"call@default", "send@mail"}
         # What a program declares later, as in an interactive session; other heartbeats keep it.
         await storage.beat("node-c", tasks={"default": ["call"], "mail": ["send", "sort"]})
         await storage.beat("node-c")
         assert await storage.declared_subjects() == {"call@default", "send@mail", "sort@mail"}
         await storage.beat("node-a", is_stopping=True)
-        await storage.set_node("node-b", lambda setting: replace(setting, queues={"default": 0, "mail": 1}))
+        await storage.set_node("node-b", lambda controls: replace(controls, queues={"default": 0, "mail": 1}))
         assert await storage.declared_subjects() == {"send@mail", "sort@mail"}
         await storage.leave("node-c")
         assert await storage.declared_subjects() == {"send@mail"}
@@ -309,7 +309,9 @@ class NodesConformance(Conformance):
         job = await store_user.take_one()
         before = await store_user.storage.nodes()
         clock.advance(5)
-        await store_user.storage.join(store_user.node, "another name", setting=NodeSetting({"default": 7}), version="2")
+        await store_user.storage.join(
+            store_user.node, "another name", controls=NodeControls({"default": 7}), version="2"
+        )
         assert list(await store_user.storage.nodes()) == list(before)
         assert set((await store_user.storage.beat(store_user.node)).owned) == {job.id}
 

@@ -22,7 +22,7 @@ from playwright.async_api import Browser, Route, expect
 from headgate import Every
 from headgate.errors import ScheduleNotFound
 from headgate.http.static_files import STATIC
-from headgate.storage.records import NodeSetting
+from headgate.storage.records import NodeControls
 from tests.faces.browser.conftest import (
     APP,
     Shop,
@@ -447,10 +447,10 @@ async def test_a_list_does_not_change_while_jobs_are_selected(browser: Browser, 
 @of_one_store
 async def test_nodes_are_quieted_get_other_slots_and_are_stopped(browser: Browser, shop: Shop) -> None:
     storage = store_of(shop.app)
-    await storage.join("node-7", "steered", setting=NodeSetting({QUEUE: 4}), labels=["gpu"])
+    await storage.join("node-7", "steered", controls=NodeControls({QUEUE: 4}), labels=["gpu"])
 
-    async def setting() -> NodeSetting:
-        return next(node.setting for node in await storage.nodes() if node.id == "node-7")
+    async def controls() -> NodeControls:
+        return next(node.controls for node in await storage.nodes() if node.id == "node-7")
 
     try:
         async with visiting(browser, shop) as visit:
@@ -458,10 +458,10 @@ async def test_nodes_are_quieted_get_other_slots_and_are_stopped(browser: Browse
             await visit.press("Quiet node steered")
             await visit.agree("Quiet the node")
             await expect(visit.page.get_by_role("button", name="Resume node steered")).to_be_visible()
-            assert (await setting()).is_quiet
+            assert (await controls()).is_quiet
             await visit.page.get_by_role("status", name="Messages").get_by_role("button", name="Undo").click()
             await expect(visit.page.get_by_role("button", name="Quiet node steered")).to_be_visible()
-            assert not (await setting()).is_quiet
+            assert not (await controls()).is_quiet
             await visit.press("Quiet node steered")
             await visit.agree("Quiet the node")
             await expect(visit.page.get_by_role("button", name="Resume node steered")).to_be_visible()
@@ -469,14 +469,14 @@ async def test_nodes_are_quieted_get_other_slots_and_are_stopped(browser: Browse
             await visit.page.get_by_label("Slots", exact=True).fill("9")
             await visit.agree("Set the slots")
             await expect(visit.page.get_by_role("button", name="Quiet node steered")).to_be_visible()
-            assert await setting() == NodeSetting({QUEUE: 9})
+            assert await controls() == NodeControls({QUEUE: 9})
             await visit.press("Rename node steered")
             await visit.page.get_by_label("Name", exact=True).fill("renamed")
             await visit.agree("Rename the node")
             await visit.press("Stop node renamed")
             await visit.agree("Stop the node")
             await expect(visit.page.get_by_text("stopping", exact=True)).to_be_visible()
-            assert (await setting()).is_stopping
+            assert (await controls()).is_stopping
     finally:
         await storage.leave("node-7")
 

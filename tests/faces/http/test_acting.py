@@ -15,7 +15,7 @@ import pytest
 from headgate import AesGcm, Headgate, JobState, StrictRate, batch
 from headgate.clock import SECOND
 from headgate.http import CallbackAuth, User
-from headgate.storage.records import NodeSetting
+from headgate.storage.records import NodeControls
 from tests.faces.http.stage import HOSTILE, LIMIT, PASSWORD, browser, make_app, problem, seed
 from tests.internals import store_of
 
@@ -303,7 +303,7 @@ async def test_queues_are_paused_and_resumed(app: Headgate) -> None:
 async def test_nodes_are_quieted_resumed_and_stopped_and_get_other_slots(app: Headgate) -> None:
     async with app.open(), browser(app) as client:
         for id, name in (("node-1", "mail-1"), ("node-2", "web"), ("node-3", "web")):
-            await store_of(app).join(id, name, setting=NodeSetting({"default": 4, "mail": 1}))
+            await store_of(app).join(id, name, controls=NodeControls({"default": 4, "mail": 1}))
 
         async def node() -> dict[str, Any]:
             items = (await client.get("/api/v1/nodes")).json()["items"]

@@ -33,7 +33,7 @@ from headgate.storage.procedures.finish import (
     wait_again,
 )
 from headgate.storage.procedures.following import resolve_followers
-from headgate.storage.records import Beat, DeployRecord, EditNode, NodeRecord, NodeSetting, Peer, Recovered, Upkeep
+from headgate.storage.records import Beat, DeployRecord, EditNode, NodeControls, NodeRecord, Peer, Recovered, Upkeep
 from headgate.storage.statements import as_json, optional_json
 from headgate.storage.stored_rows import RowDecoder
 
@@ -110,7 +110,7 @@ _DECLARATIONS = RowDecoder(_Declaration, "node")
 _NODES = RowDecoder(_Node, "node")
 _MISSING = RowDecoder(MissingNode, "node")
 _PEERS = RowDecoder(_Peer, "node")
-_SETTINGS = RowDecoder(NodeSetting, "node")
+_CONTROLS = RowDecoder(NodeControls, "node")
 
 
 async def join(
@@ -118,7 +118,7 @@ async def join(
     node: str,
     name: str,
     boot_id: str,
-    setting: NodeSetting,
+    controls: NodeControls,
     labels: Sequence[str],
     tasks: Mapping[str, Sequence[str]],
     version: str,
@@ -136,9 +136,9 @@ async def join(
         process_started=process_started(pid),
         boot_id=boot_id,
         now=tx.now,
-        queues=as_json(setting.queues),
-        slots=setting.slots,
-        is_quiet=setting.is_quiet,
+        queues=as_json(controls.queues),
+        slots=controls.slots,
+        is_quiet=controls.is_quiet,
         labels=as_json(labels),
         tasks=as_json(tasks),
         version=version,
@@ -205,15 +205,15 @@ async def upkeep(tx: Transaction, node: str, boot_id: str, arrival_floor: int) -
     rows = await tx.fetch(_PEERS, "upkeep", node=node, now=tx.now, arrival_floor=arrival_floor)
     if not rows:
         return Upkeep()
-    settings = [
-        NodeSetting(row.queues, row.slots, row.is_quiet, row.is_stopping) for row in rows if row.queues is not None
+    controls = [
+        NodeControls(row.queues, row.slots, row.is_quiet, row.is_stopping) for row in rows if row.queues is not None
     ]
     return Upkeep(
         peers=[Peer(row.id, row.beat, row.is_gone(boot_id, space)) for row in rows],
         has_expired=rows[0].has_expired,
         has_followers=rows[0].has_followers,
         has_arrived=rows[0].has_arrived,
-        setting=settings[0] if settings else None,
+        controls=controls[0] if controls else None,
         name=next((row.name for row in rows if row.name is not None), None),
     )
 
@@ -231,7 +231,7 @@ async def nodes(tx: Transaction, boot_id: str) -> list[NodeRecord]:
             beat=row.beat,
             running=row.running,
             is_gone=row.is_gone(boot_id, space),
-            setting=NodeSetting(row.queues, row.slots, row.is_quiet, row.is_stopping),
+            controls=NodeControls(row.queues, row.slots, row.is_quiet, row.is_stopping),
             version=row.version,
             lingering=row.lingering,
             labels=row.labels,
@@ -262,7 +262,7 @@ async def set_node(
     `edit` gets what is stored, and no other change comes in between. The audit record is stored with a change. The
     node reads it within a second.
     """
-    found = await tx.fetch(_SETTINGS, "lock_node_setting", id=node)
+    found = await tx.fetch(_CONTROLS, "lock_node_setting", id=node)
     if not found:
         return None
     becomes = edit(found[0])
@@ -282,7 +282,7 @@ async def set_node(
 
 async def rename_node(tx: Transaction, node: str, name: str, *, audit_record: AuditRecord | None = None) -> bool | None:
     """Give a node another name. Returns whether that is a change; None if there is no such node."""
-    if not await tx.fetch(_SETTINGS, "lock_node_setting", id=node):
+    if not await tx.fetch(_CONTROLS, "lock_node_setting", id=node):
         return None
     if not await tx.execute("rename_node", id=node, name=name):
         return False
