@@ -33,7 +33,7 @@ from headgate.engine.bus import Callback, EventBus
 from headgate.engine.children import ChildBounds
 from headgate.engine.drain import Drain
 from headgate.engine.embedded_node import EmbeddedNode
-from headgate.engine.node import Node, NodeSettings
+from headgate.engine.node import Node, NodeConfig
 from headgate.engine.services import Services
 from headgate.engine.stop_signals import stopped_by_signals
 from headgate.errors import DeclarationError, PayloadError, UnknownLimit
@@ -722,16 +722,16 @@ class Headgate(RefusesForeignWords):
             callback_runner=self._client.callback_runner,
             history_writer=self._client.history_writer,
         )
-        settings = self._node_settings(queues, grace, drain, slots, name, labels, children)
+        config = self._node_config(queues, grace, drain, slots, name, labels, children)
         return self._node_kind(
             services,
-            replace(settings, ends_when_lost=ends_when_lost),
+            replace(config, ends_when_lost=ends_when_lost),
             remote_limits=self._client.remote_limits.limits,
             tracing=self._client.enqueuer.tracing,
             large_payloads=self._client.large_payloads,
         )
 
-    def _node_settings(
+    def _node_config(
         self,
         queues: Mapping[str, int | None] | None = None,
         grace: Duration | None = None,
@@ -740,7 +740,7 @@ class Headgate(RefusesForeignWords):
         name: str | None = None,
         labels: Collection[str] | None = None,
         children: ChildBounds | None = None,
-    ) -> NodeSettings:
+    ) -> NodeConfig:
         settings = self._settings
         if slots is not None:
             parse_count(slots, "slots", "run", most=MOST_SLOTS)
@@ -757,7 +757,7 @@ class Headgate(RefusesForeignWords):
             if given is not None:
                 parse_count(given, "slots", f"queue {queue!r}", least=0, most=MOST_SLOTS)
             capacity[queue] = given or self._registry.concurrency(queue, settings.concurrency)
-        return NodeSettings(
+        return NodeConfig(
             queues=capacity,
             slots=settings.slots if slots is None else slots,
             name=name or settings.name,

@@ -108,7 +108,7 @@ def test_a_queue_whose_tasks_all_require_other_labels_is_served_only_if_it_is_na
             assert (list(nodes["plain"].labels), list(nodes["gpu"].labels)) == ([], ["gpu"])
             await result_within(await plain.tasks["render"].enqueue(), 60)
         assert releases.ran == [("gpu", "render")]
-        assert set(plain._node_settings({"gpu": 1}).queues) == {"gpu"}
+        assert set(plain._node_config({"gpu": 1}).queues) == {"gpu"}
 
     run_virtual(main)
 

@@ -56,7 +56,7 @@ from headgate.tasks.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings:
+class NodeConfig:
     """How a node behaves; all durations in seconds.
 
     `heartbeat` (5) is the interval at which the lease is renewed; other nodes treat it as lost after `lease` (30).
@@ -99,7 +99,7 @@ class Node:
     def __init__(
         self,
         services: Services,
-        settings: NodeSettings,
+        config: NodeConfig,
         *,
         remote_limits: Mapping[str, RemoteLimit] | None = None,
         tracing: Tracing | None = None,
@@ -109,10 +109,10 @@ class Node:
         on_concluded: Callable[[RunningAttempt], None] | None = None,
     ) -> None:
         remote_limits = remote_limits or {}
-        lease, interval = round(settings.lease * SECOND), round(settings.heartbeat * SECOND)
+        lease, interval = round(config.lease * SECOND), round(config.heartbeat * SECOND)
         self._storage = services.storage
         self._registry = services.registry
-        self._settings = settings
+        self._config = config
         self._clock = services.clock
         self._bus = services.bus
         self._history_writer = services.history_writer
@@ -124,17 +124,17 @@ class Node:
         self.hooks = NodeHooks(
             self._hooks_to_call(services.registry), clock=services.clock, bus=services.bus, pool=pool
         )
-        self._wakeup = ClaimWakeup(settings.queues)
+        self._wakeup = ClaimWakeup(config.queues)
         self._membership = Membership(
             services,
-            name=settings.name or process_name(),
-            controls=NodeControls(settings.queues, settings.slots),
-            labels=settings.labels or frozenset(),
+            name=config.name or process_name(),
+            controls=NodeControls(config.queues, config.slots),
+            labels=config.labels or frozenset(),
             tasks=lambda: services.registry.gates().tasks,
-            version=settings.version,
-            release=settings.release,
+            version=config.version,
+            release=config.release,
         )
-        self._slots = Slots(settings.queues, settings.slots, settings.weights)
+        self._slots = Slots(config.queues, config.slots, config.weights)
         own_lease, peers = OwnLease(lease), PeerLeases(lease, interval)
         # The parts that write for attempts.
         self._reporter = Reporter(
@@ -142,8 +142,8 @@ class Node:
             services.storage,
             clock=services.clock,
             bus=services.bus,
-            most_lines=settings.log_lines,
-            lowest=settings.log_level,
+            most_lines=config.log_lines,
+            lowest=config.log_level,
         )
         self._capture = JobLogCapture(self._reporter)
         self.recorder = Recorder(services, self.id, self._reporter)
@@ -163,7 +163,7 @@ class Node:
             self._reporter,
             self._wakeup,
             pool=pool,
-            children=settings.children,
+            children=config.children,
             tracing=tracing,
             large_payloads=large_payloads,
             make_attempt=make_attempt,
@@ -191,12 +191,12 @@ class Node:
             self._reporter,
             self._wakeup,
             interval=interval,
-            ends_when_lost=settings.ends_when_lost,
+            ends_when_lost=config.ends_when_lost,
             stopping=self._stopping,
         )
         # The parts that start jobs, or make jobs ready to start.
         self._backlog_migrator = BacklogMigrator(services, wake=self._wakeup.wake, large_payloads=large_payloads)
-        self._notices = ClaimNotices(services, self._backlog_migrator, throttle_events=settings.throttle_events)
+        self._notices = ClaimNotices(services, self._backlog_migrator, throttle_events=config.throttle_events)
         self._claims = ClaimLoop(
             services,
             {
@@ -212,10 +212,10 @@ class Node:
             self._fetcher,
             self._notices,
             self._wakeup,
-            labels=settings.labels,
+            labels=config.labels,
             stopping=self._stopping,
         )
-        self._housekeeper = Housekeeper(services, retention=settings.retention)
+        self._housekeeper = Housekeeper(services, retention=config.retention)
         self._recurring = Recurring(services)
         self._alerter: Alerter | None = None
         if alerts := self._alerts_to_watch(services.registry):
@@ -248,14 +248,14 @@ class Node:
             NodeControl(services, self._membership, self._slots, self._wakeup, stop=self._stop_by_operator),
         )
         self._drain: DrainWatch | None = None
-        if settings.drain is not None:
+        if config.drain is not None:
             self._drain = DrainWatch(
                 services,
-                settings.drain,
+                config.drain,
                 self.attempts,
                 self.claim_recovery,
-                queues=settings.queues.keys(),
-                labels=settings.labels,
+                queues=config.queues.keys(),
+                labels=config.labels,
                 stopping=self._stopping,
                 stop=self.stop,
             )
@@ -278,7 +278,7 @@ class Node:
     def stop(self) -> None:
         """Claim no more jobs, let running ones finish within the grace, then return the rest and end."""
         if not self._stopping.is_set():
-            self._grace_ends_at = self._clock.monotonic() + microseconds(self._settings.grace)
+            self._grace_ends_at = self._clock.monotonic() + microseconds(self._config.grace)
         self._stopping.set()
         self._wakeup.wake()
 
@@ -305,7 +305,7 @@ class Node:
         loop = asyncio.get_running_loop()
         unwatch = self._storage.watch_queues(self._wakeup.wake)
         guard_tasks(loop)
-        if self._settings.log_lines:
+        if self._config.log_lines:
             self._capture.start()
         try:
             if not await self.hooks.start(self._stopping):
@@ -336,11 +336,11 @@ class Node:
             at=self._clock.now(),
             node=self.id,
             storage=str(self._storage),
-            version=self._settings.version,
-            queues=self._settings.queues,
+            version=self._config.version,
+            queues=self._config.queues,
             tasks=tuple(self._registry.tasks),
             limits={name: limit.rule.describe() for name, limit in self._registry.limits.items()},
-            grace=self._settings.grace,
+            grace=self._config.grace,
         )
 
     async def _serve(self) -> None:
@@ -370,12 +370,12 @@ class Node:
                     node=self.id,
                     running=len(self.attempts),
                     by_operator=self._is_stopped_by_operator,
-                    grace=self._settings.grace,
+                    grace=self._config.grace,
                 )
             )
             # The node claims no more, so other releases need not wait for its jobs to end.
             backlog_migrator.cancel()
-            await self.attempts.finish(self._settings.grace, self._aborting)
+            await self.attempts.finish(self._config.grace, self._aborting)
             for service in background:
                 service.cancel()
             # Stores that are down are waited for briefly only: some budget is lost, and other nodes recover the jobs.

@@ -160,7 +160,7 @@ class StandIn(InTest):
         )
         new = SteppedNode(
             services,
-            self._node_settings(),
+            self._node_config(),
             tracing=self._client.enqueuer.tracing,
             pool=waiting_thread(),
             latest=self.performed,

@@ -14,7 +14,7 @@ from msgspec.structs import replace as replaced
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.executor import AttemptDependencies, CancelledBy, RunningAttempt
 from headgate.engine.housekeeper import publish_dropped
-from headgate.engine.node import Node, NodeSettings
+from headgate.engine.node import Node, NodeConfig
 from headgate.engine.services import Services
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Outcome
@@ -102,10 +102,8 @@ class SteppedNode(NodeInTest):
     It runs claimed jobs one after the other, so a rerun of a test does the same again.
     """
 
-    def __init__(
-        self, services: Services, settings: NodeSettings, *, latest: dict[str, RunAttempt], **kwargs: Any
-    ) -> None:
-        super().__init__(services, settings, on_concluded=self._on_concluded, **kwargs)
+    def __init__(self, services: Services, config: NodeConfig, *, latest: dict[str, RunAttempt], **kwargs: Any) -> None:
+        super().__init__(services, config, on_concluded=self._on_concluded, **kwargs)
         self.performed: list[RunAttempt] = []
         self.recorded: dict[str, asyncio.Future[None]] = {}
         self._latest = latest
@@ -128,7 +126,7 @@ class SteppedNode(NodeInTest):
     @contextlib.asynccontextmanager
     async def _at_work(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        if self._settings.log_lines:
+        if self._config.log_lines:
             self._capture.start()
         # No lease guard: a test lets hours pass at once, without heartbeats.
         await self.lease.join()

@@ -262,7 +262,7 @@ async def set_node(
     `edit` gets what is stored, and no other change comes in between. The audit record is stored with a change. The
     node reads it within a second.
     """
-    found = await tx.fetch(_CONTROLS, "lock_node_setting", id=node)
+    found = await tx.fetch(_CONTROLS, "lock_node_controls", id=node)
     if not found:
         return None
     becomes = edit(found[0])
@@ -282,7 +282,7 @@ async def set_node(
 
 async def rename_node(tx: Transaction, node: str, name: str, *, audit_record: AuditRecord | None = None) -> bool | None:
     """Give a node another name. Returns whether that is a change; None if there is no such node."""
-    if not await tx.fetch(_CONTROLS, "lock_node_setting", id=node):
+    if not await tx.fetch(_CONTROLS, "lock_node_controls", id=node):
         return None
     if not await tx.execute("rename_node", id=node, name=name):
         return False

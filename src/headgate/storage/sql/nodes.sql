@@ -113,7 +113,7 @@ SELECT
     @has_arrived AS has_arrived
 FROM headgate.node
 
--- name: lock_node_setting
+-- name: lock_node_controls
 -- Lock a node that has neither left nor died, and return what it is set to do.
 SELECT queues, slots, is_quiet, is_stopping FROM headgate.node WHERE id = :id AND gone IS NULL {for update}
 
