@@ -150,7 +150,7 @@ async def test_a_job_of_a_node_that_does_not_exist_is_found_and_upkeep_lets_it_w
     assert found.seen == f"1 job (as {job.id}) runs on node {store_user.node}, which does not exist"
     assert "let a worker run" in found.advice
     assert await storage.add_missing_nodes() == 1
-    (dead,) = [peer for peer in (await storage.upkeep("node-b")).peers if peer.is_gone]
+    (dead,) = [peer for peer in (await storage.node_update("node-b")).peers if peer.is_gone]
     recovered = await storage.recover(dead.id, dead.beat)
     assert recovered is not None
     assert list(recovered.returned) == [job.id]

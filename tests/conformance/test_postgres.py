@@ -211,7 +211,7 @@ class TestPostgresStorage(StorageConformance):
             assert await storage.check() == []
             await storage.join("node-c", "c")
             assert await storage.add_missing_nodes() == 1
-            (dead,) = [peer for peer in (await storage.upkeep("node-c")).peers if peer.is_gone]
+            (dead,) = [peer for peer in (await storage.node_update("node-c")).peers if peer.is_gone]
             await storage.recover(dead.id, dead.beat)
             assert await connection.fetchval(claims) == 0
             assert await storage.add_missing_nodes() == 0
@@ -220,11 +220,11 @@ class TestPostgresStorage(StorageConformance):
 
     async def test_arrivals_wake_nodes_until_they_are_merged(self, store_user: StoreUser) -> None:
         """The fault: where a notification was lost, a job was found by the next poll, which is five seconds apart."""
-        assert not (await store_user.storage.upkeep()).has_arrived
+        assert not (await store_user.storage.node_update()).has_arrived
         await store_user.add()
-        assert (await store_user.storage.upkeep()).has_arrived
+        assert (await store_user.storage.node_update()).has_arrived
         job = await store_user.take_one()
-        assert not (await store_user.storage.upkeep()).has_arrived
+        assert not (await store_user.storage.node_update()).has_arrived
         await store_user.succeed(job)
 
     async def test_rows_about_removed_schedules_are_deleted(

@@ -15,7 +15,7 @@ from headgate.engine import node_watch
 from headgate.jobs.identity import job_number, job_text
 from headgate.storage.postgres import database, wake_ups
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.records import Upkeep
+from headgate.storage.records import NodeUpdate
 
 AGES = 600
 """Seconds; longer than any test."""
@@ -101,13 +101,13 @@ class Polling:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_on = False
-        upkeep = PostgresStorage.upkeep
+        node_update = PostgresStorage.node_update
 
-        async def upkeep_and_arrivals(storage: PostgresStorage, node: str = "") -> Upkeep:
-            found = await upkeep(storage, node)
+        async def update_and_arrivals(storage: PostgresStorage, node: str = "") -> NodeUpdate:
+            found = await node_update(storage, node)
             return replace(found, has_arrived=found.has_arrived and self.is_on)
 
-        monkeypatch.setattr(PostgresStorage, "upkeep", upkeep_and_arrivals)
+        monkeypatch.setattr(PostgresStorage, "node_update", update_and_arrivals)
         monkeypatch.setattr(wake_ups, "LISTENING_POLL", float(AGES))
         without_sweeps(monkeypatch)
 

@@ -67,7 +67,7 @@ async def test_a_deleted_file_is_noticed_and_every_operation_raises(
             storage.counts(),
             storage.buckets(),
             storage.nodes(),
-            storage.upkeep(),
+            storage.node_update(),
             storage.join("node-b", "b"),
             storage.beat(NODE),
             storage.cancels(NODE, []),

@@ -110,7 +110,7 @@ async def the_engine_reads_what_it_handles(store_user: StoreUser) -> None:
         assert any(not job.buckets for job in jobs)
         await storage.beat("n")
         await storage.nodes()
-        await storage.upkeep()
+        await storage.node_update()
         await storage.cancels("n", [job.id for job in jobs])
         line = LogLine(PLACES, storage.now(), 1, 20, "app", "hello")
         said = [AttemptReport(job.id, job.fence, Progress(0.5, None, storage.now()), (line,)) for job in jobs]

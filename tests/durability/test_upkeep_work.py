@@ -240,7 +240,7 @@ class Upkeep:
         ending = Finished(job.id, job.fence, JobState.SUCCEEDED, result="null")
         steps["finish a job"] = await self.steps_of(storage.finish(NODE, [ending]))
         steps["beat"] = await self.steps_of(storage.beat(NODE))
-        steps["upkeep with nothing to do"] = await self.steps_of(storage.upkeep())
+        steps["upkeep with nothing to do"] = await self.steps_of(storage.node_update())
         steps["expire nothing"] = await self.steps_of(storage.expire())
         old = clock.now() - HOUR * SECOND
         steps["prune nothing"] = await self.steps_of(storage.prune(old))

@@ -17,7 +17,7 @@ from headgate.storage.store import Store
 
 FAULTY = frozenset(
     {
-        *("add", "claim", "finish", "beat", "cancel", "recover", "upkeep", "cancels", "expire", "leave", "amend"),
+        *("add", "claim", "finish", "beat", "cancel", "recover", "node_update", "cancels", "expire", "leave", "amend"),
         "move_starts",
     }
 )

@@ -17,7 +17,7 @@ from tests.internals import app_on
 PARTS = {
     "claims": "claim",
     "heartbeats": "beat",
-    "watch": "upkeep",
+    "watch": "node_update",
     "housekeeper": "gather_history",
     "backlog_migrator": "note_gates",
     "recurring": "due_schedules",

@@ -112,7 +112,7 @@ def alerter_of(app: Headgate, storage: Store, clock: ManualClock) -> Alerter:
 
 async def lose_a_node(storage: Store) -> None:
     await storage.join("node-b", "blue")
-    (beat,) = [peer.beat for peer in (await storage.upkeep()).peers if peer.id == "node-b"]
+    (beat,) = [peer.beat for peer in (await storage.node_update()).peers if peer.id == "node-b"]
     assert await storage.recover("node-b", beat) is not None
 
 

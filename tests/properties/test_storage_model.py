@@ -480,7 +480,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     def expire(self, data: st.DataObject) -> None:
         count = data.draw(st.sampled_from([1, 100]))
-        is_due = self.run(self.store.upkeep()).has_expired
+        is_due = self.run(self.store.node_update()).has_expired
         dropped = self.run(self.store.expire(count))
         # Without a node there is no claim.
         assert is_due == bool(dropped) or not self.run(self.store.nodes())

@@ -14,7 +14,7 @@ from headgate.jobs.event import JobFailure, JobFinished, StorageFailed
 from headgate.jobs.history import KEPT_FOR
 from headgate.jobs.job import JobState
 from headgate.jobs.retention import Retention
-from headgate.storage.records import FINAL_STATES, Dropped, Upkeep
+from headgate.storage.records import FINAL_STATES, Dropped, NodeUpdate
 
 PRUNE_EVERY = 30
 """Turns between two rounds of pruning; there is one turn a second."""
@@ -59,12 +59,12 @@ class Housekeeper:
             # With 0, jobs carry it themselves. These were enqueued by a program without this setting.
             self._kept_for.setdefault(round((retention.of(state) or KEPT_WITHOUT_TERMS) * SECOND), set()).add(state)
 
-        self._upkeep = Upkeep()
+        self._update = NodeUpdate()
         self._noted = asyncio.Event()
 
-    def note(self, upkeep: Upkeep) -> None:
+    def note(self, update: NodeUpdate) -> None:
         """Start a turn of housekeeping; called every second with the store's list of due work."""
-        self._upkeep = upkeep
+        self._update = update
         self._noted.set()
 
     async def run(self) -> None:
@@ -72,15 +72,15 @@ class Housekeeper:
         while True:
             await self._noted.wait()
             self._noted.clear()
-            upkeep = self._upkeep
+            update = self._update
             turns += 1
             try:
-                if upkeep.has_expired:
+                if update.has_expired:
                     await self._expire()
             except StorageUnavailable as error:
                 self._publish_trouble("expiring jobs", error)
             try:
-                if upkeep.has_followers:
+                if update.has_followers:
                     await self._release_followers()
             except StorageUnavailable as error:
                 self._publish_trouble("releasing followers", error)

@@ -87,16 +87,16 @@ class NodeWatch:
             self._measure((self._clock.monotonic() - expected) / SECOND)
 
     async def _check_store(self) -> None:
-        upkeep = await self._storage.upkeep(self._membership.id)
-        self._housekeeper.note(upkeep)
-        if upkeep.name is not None:
-            self._membership.name = upkeep.name
-        if upkeep.controls is not None:
-            self._control.apply(upkeep.controls)
-        if upkeep.has_arrived:
+        update = await self._storage.node_update(self._membership.id)
+        self._housekeeper.note(update)
+        if update.name is not None:
+            self._membership.name = update.name
+        if update.controls is not None:
+            self._control.apply(update.controls)
+        if update.has_arrived:
             # The enqueueing process may have been killed before its notification, or the notification was lost.
             self._wakeup.wake()
-        await self._peer_recovery.recover_dead(upkeep.peers)
+        await self._peer_recovery.recover_dead(update.peers)
         if self._claim_recovery.take_check():
             await self._lease.beat()
         if self._attempts:

@@ -99,7 +99,7 @@ class HealthServer:
         if self._is_stopping:
             return "the worker is stopping"
         try:
-            await self._within(DEADLINE, self._observed.storage.upkeep())
+            await self._within(DEADLINE, self._observed.storage.node_update())
         except TimeoutError:
             return f"the store did not answer within {DEADLINE:g} s"
         except StorageUnavailable as error:

@@ -218,7 +218,7 @@ class Peer(msgspec.Struct, frozen=True):
     is_gone: bool
 
 
-class Upkeep(msgspec.Struct, frozen=True):
+class NodeUpdate(msgspec.Struct, frozen=True):
     """What a node reads every second.
 
     `has_expired`: there are jobs for `expire`. `has_followers`: there is work for `release_followers`. `has_arrived`:

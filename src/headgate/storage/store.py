@@ -61,10 +61,10 @@ from headgate.storage.records import (
     JobFilter,
     NodeControls,
     NodeRecord,
+    NodeUpdate,
     RecordedStart,
     Recovered,
     StartMove,
-    Upkeep,
 )
 
 P = ParamSpec("P")
@@ -464,14 +464,14 @@ class Store:
         """Return all nodes."""
         return await self.driver.read(lambda tx: node_rows.nodes(tx, self.driver.clock.boot_id()), "engine")
 
-    async def upkeep(self, node: str = "") -> Upkeep:
+    async def node_update(self, node: str = "") -> NodeUpdate:
         """Return what a node reads every second: its peers, what it is set to do, and whether there is other work.
 
         Until a node has joined, everything in it is empty.
         """
         driver = self.driver
         return await driver.read(
-            lambda tx: node_rows.upkeep(tx, node, driver.clock.boot_id(), driver.arrival_floor), "engine"
+            lambda tx: node_rows.node_update(tx, node, driver.clock.boot_id(), driver.arrival_floor), "engine"
         )
 
     async def join(

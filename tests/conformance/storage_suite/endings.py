@@ -508,15 +508,15 @@ class EndingsConformance(Conformance):
         ]
         (alive,) = await store_user.add(expires_in=6)
         assert list(await store_user.storage.expire()) == []
-        assert not (await store_user.storage.upkeep()).has_expired
+        assert not (await store_user.storage.node_update()).has_expired
         clock.advance(5)
-        assert (await store_user.storage.upkeep()).has_expired
+        assert (await store_user.storage.node_update()).has_expired
         first = await store_user.storage.expire(count=4)
         rest = await store_user.storage.expire()
         assert (len(first), len(rest)) == (4, 2)
         assert sorted(job.id for job in (*first, *rest)) == sorted(ids)
         assert await store_user.states([running, alive]) == [JobState.RUNNING, JobState.WAITING]
-        assert not (await store_user.storage.upkeep()).has_expired
+        assert not (await store_user.storage.node_update()).has_expired
         assert list(await store_user.storage.expire()) == []
         assert await store_user.take_ids() == [alive]
 

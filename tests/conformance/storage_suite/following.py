@@ -73,9 +73,9 @@ async def _poison(store_user: StoreUser, id: str) -> None:
 
 
 async def _expire(store_user: StoreUser, id: str) -> None:
-    assert not (await store_user.storage.upkeep()).has_expired
+    assert not (await store_user.storage.node_update()).has_expired
     store_user.clock.advance(60)
-    assert (await store_user.storage.upkeep()).has_expired
+    assert (await store_user.storage.node_update()).has_expired
     assert [dropped.id for dropped in await store_user.storage.expire()] == [id]
 
 
@@ -112,7 +112,7 @@ async def _followers(store_user: StoreUser, leader: str, count: int) -> list[str
 
 async def _release_all(store_user: StoreUser) -> None:
     """Release followers as housekeeping does, until none is left."""
-    while (await store_user.storage.upkeep()).has_followers and await store_user.storage.release_followers():
+    while (await store_user.storage.node_update()).has_followers and await store_user.storage.release_followers():
         pass
 
 
@@ -207,7 +207,7 @@ class FollowingConformance(Conformance):
     async def test_without_followers_left_a_release_does_nothing(self, store_user: StoreUser) -> None:
         await chain(store_user, 2)
         await store_user.succeed(await store_user.take_one())
-        assert not (await store_user.storage.upkeep()).has_followers
+        assert not (await store_user.storage.node_update()).has_followers
         assert await store_user.storage.release_followers() == 0
 
     async def test_a_follower_stores_the_id_of_its_leader(self, store_user: StoreUser) -> None:

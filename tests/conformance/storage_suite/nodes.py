@@ -42,7 +42,7 @@ class NodesConformance(Conformance):
         assert second["node-a"].beat > nodes["node-a"].beat
         assert second["node-a"].beat_at == clock.now()
         assert second["node-b"].beat == nodes["node-b"].beat
-        peers = (await store_user.storage.upkeep()).peers
+        peers = (await store_user.storage.node_update()).peers
         assert {peer.id: (peer.beat, peer.is_gone) for peer in peers} == {
             node.id: (node.beat, node.is_gone) for node in second.values()
         }
@@ -89,9 +89,9 @@ class NodesConformance(Conformance):
         storage = store_user.storage
         controls = NodeControls({"default": 4, "mail": 1}, slots=3, is_quiet=True)
         await storage.join("node-b", "b", controls=controls, labels=["gpu", "eu"])
-        assert (await storage.upkeep("node-b")).controls == controls
-        assert (await storage.upkeep(store_user.node)).controls == NodeControls({})
-        assert (await storage.upkeep("stranger")).controls is None
+        assert (await storage.node_update("node-b")).controls == controls
+        assert (await storage.node_update(store_user.node)).controls == NodeControls({})
+        assert (await storage.node_update("stranger")).controls is None
         seen = {node.id: (node.controls, node.labels) for node in await storage.nodes()}
         assert seen == {"node-b": (controls, ("gpu", "eu")), store_user.node: (NodeControls({}), ())}
 
@@ -102,14 +102,14 @@ class NodesConformance(Conformance):
             assert await storage.set_node(node, lambda it: replace(it, is_quiet=True), audit_record=record) is changed
         assert await storage.set_node(node, lambda it: replace(it, queues={"default": 7}, slots=2, is_stopping=True))
         becomes = NodeControls({"default": 7}, slots=2, is_quiet=True, is_stopping=True)
-        assert (await storage.upkeep(node)).controls == becomes
+        assert (await storage.node_update(node)).controls == becomes
         assert [each.controls for each in await storage.nodes()] == [becomes]
         entries = await storage.audit_log(AuditFilter(kind="node"))
         assert [(each.actor, each.action, each.subject) for each in entries] == [("ada@here", "quiet", "a")]
         # Neither a heartbeat nor another join changes it.
         await storage.beat(node)
         await storage.join(node, "a", controls=NodeControls({"default": 1}))
-        assert (await storage.upkeep(node)).controls == becomes
+        assert (await storage.node_update(node)).controls == becomes
 
     async def test_a_node_that_is_renamed_reads_its_name_and_keeps_its_setting(self, store_user: StoreUser) -> None:
         storage, node = store_user.storage, store_user.node
@@ -117,11 +117,11 @@ class NodesConformance(Conformance):
         for changed in (True, False):
             record = AuditRecord("ada@here", "rename", "node", "b", "mail-1")
             assert await storage.rename_node("node-b", "mail-1", audit_record=record) is changed
-        assert (await storage.upkeep("node-b")).name == "mail-1"
-        assert (await storage.upkeep(node)).name != "mail-1"
-        assert (await storage.upkeep("stranger")).name is None
+        assert (await storage.node_update("node-b")).name == "mail-1"
+        assert (await storage.node_update(node)).name != "mail-1"
+        assert (await storage.node_update("stranger")).name is None
         assert {each.id: each.name for each in await storage.nodes()}["node-b"] == "mail-1"
-        assert (await storage.upkeep("node-b")).controls == NodeControls({"mail": 2})
+        assert (await storage.node_update("node-b")).controls == NodeControls({"mail": 2})
         await storage.leave("node-b")
         assert await storage.rename_node("node-b", "x", audit_record=record) is None
         entries = await storage.audit_log(AuditFilter(kind="node"))
@@ -134,7 +134,7 @@ class NodesConformance(Conformance):
             )
 
         await asyncio.gather(*(add(f"queue-{number}") for number in range(8)))
-        controls = (await store_user.storage.upkeep(store_user.node)).controls
+        controls = (await store_user.storage.node_update(store_user.node)).controls
         assert controls is not None
         assert sorted(controls.queues.values()) == list(range(1, 9))
 
@@ -146,7 +146,7 @@ class NodesConformance(Conformance):
             await store_user.storage.set_node(
                 store_user.node, refuse, audit_record=AuditRecord("ada@here", "quiet", "node", "a")
             )
-        assert (await store_user.storage.upkeep(store_user.node)).controls == NodeControls({})
+        assert (await store_user.storage.node_update(store_user.node)).controls == NodeControls({})
         assert list(await store_user.storage.audit_log(AuditFilter())) == []
 
     async def test_a_node_that_is_not_there_cannot_be_changed(self, store_user: StoreUser) -> None:
@@ -163,12 +163,12 @@ class NodesConformance(Conformance):
     async def test_a_heartbeat_stores_that_the_node_is_stopping(self, store_user: StoreUser) -> None:
         storage, node = store_user.storage, store_user.node
         await storage.beat(node)
-        assert (await storage.upkeep(node)).controls == NodeControls({})
+        assert (await storage.node_update(node)).controls == NodeControls({})
         await storage.beat(node, is_stopping=True)
-        assert (await storage.upkeep(node)).controls == NodeControls({}, is_stopping=True)
+        assert (await storage.node_update(node)).controls == NodeControls({}, is_stopping=True)
         # A heartbeat that was on its way does not take it back.
         await storage.beat(node)
-        assert (await storage.upkeep(node)).controls == NodeControls({}, is_stopping=True)
+        assert (await storage.node_update(node)).controls == NodeControls({}, is_stopping=True)
 
     async def test_a_node_declares_its_tasks_until_it_stops_leaves_or_is_recovered(self, store_user: StoreUser) -> None:
         storage = store_user.storage

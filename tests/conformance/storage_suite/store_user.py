@@ -316,7 +316,7 @@ async def recover(store_user: StoreUser) -> Recovered:
 
 async def beat_of(store_user: StoreUser, node: str) -> int:
     """The beat of a node as others see it."""
-    (found,) = (peer.beat for peer in (await store_user.storage.upkeep()).peers if peer.id == node)
+    (found,) = (peer.beat for peer in (await store_user.storage.node_update()).peers if peer.id == node)
     return found
 
 

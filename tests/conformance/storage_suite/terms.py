@@ -243,7 +243,7 @@ class TermsConformance(Conformance):
         (patient,) = await store_user.add(buckets=API, patience=90)
         assert await store_user.take() == []
         clock.advance(29.999999)
-        assert not (await store_user.storage.upkeep()).has_expired
+        assert not (await store_user.storage.node_update()).has_expired
         assert list(await store_user.storage.expire()) == []
         clock.advance(31 if by_claim else 0.000001)
         state = JobState.CANCELLED if cancels else JobState.FAILED
@@ -252,7 +252,7 @@ class TermsConformance(Conformance):
             dropped = claimed.dropped
             assert [job.id for job in claimed.jobs] == [patient]
         else:
-            assert (await store_user.storage.upkeep()).has_expired
+            assert (await store_user.storage.node_update()).has_expired
             dropped = await store_user.storage.expire()
         assert [(job.id, job.task, job.queue, job.state) for job in dropped] == [(late, "work", "default", state)]
         record = await store_user.record(late)

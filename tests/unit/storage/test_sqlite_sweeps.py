@@ -23,7 +23,7 @@ READS: dict[str, Callable[[MemoryStorage], Awaitable[Any]]] = {
     "failed holders": lambda storage: storage.failed_holders(TASKS, other_than=NO_GATES),
     "jobs of unknown limits": lambda storage: storage.gated_jobs(TASKS, unknown_to=NO_LIMITS, other_than=NO_GATES),
     "tasks of unknown limits": lambda storage: storage.tasks_of_other_limits(NO_LIMITS),
-    "upkeep": lambda storage: storage.upkeep(NODE),
+    "node_update": lambda storage: storage.node_update(NODE),
     "heartbeat": lambda storage: storage.beat(NODE),
     "expiry": lambda storage: storage.expire(),
     "missing nodes": lambda storage: storage.add_missing_nodes(),

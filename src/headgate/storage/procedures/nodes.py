@@ -33,7 +33,7 @@ from headgate.storage.procedures.finish import (
     wait_again,
 )
 from headgate.storage.procedures.following import resolve_followers
-from headgate.storage.records import Beat, DeployRecord, EditNode, NodeControls, NodeRecord, Peer, Recovered, Upkeep
+from headgate.storage.records import Beat, DeployRecord, EditNode, NodeControls, NodeRecord, NodeUpdate, Peer, Recovered
 from headgate.storage.statements import as_json, optional_json
 from headgate.storage.stored_rows import RowDecoder
 
@@ -199,16 +199,16 @@ async def cancels(tx: Transaction, node: str, ids: Collection[str]) -> frozenset
     return frozenset(await tx.ids("cancels", node=node, ids=list(ids)))
 
 
-async def upkeep(tx: Transaction, node: str, boot_id: str, arrival_floor: int) -> Upkeep:
-    """As `Store.upkeep`, on the machine of that boot; arrivals have no lower id than `arrival_floor`."""
+async def node_update(tx: Transaction, node: str, boot_id: str, arrival_floor: int) -> NodeUpdate:
+    """As `Store.node_update`, on the machine of that boot; arrivals have no lower id than `arrival_floor`."""
     space = pid_space()
-    rows = await tx.fetch(_PEERS, "upkeep", node=node, now=tx.now, arrival_floor=arrival_floor)
+    rows = await tx.fetch(_PEERS, "node_update", node=node, now=tx.now, arrival_floor=arrival_floor)
     if not rows:
-        return Upkeep()
+        return NodeUpdate()
     controls = [
         NodeControls(row.queues, row.slots, row.is_quiet, row.is_stopping) for row in rows if row.queues is not None
     ]
-    return Upkeep(
+    return NodeUpdate(
         peers=[Peer(row.id, row.beat, row.is_gone(boot_id, space)) for row in rows],
         has_expired=rows[0].has_expired,
         has_followers=rows[0].has_followers,

@@ -97,7 +97,7 @@ EXISTS (SELECT 1 FROM headgate.arrival WHERE id >= :arrival_floor AND jobs > 0)
 -- part: has_arrived [sqlite]
 false
 
--- name: upkeep
+-- name: node_update
 -- Return the columns of all nodes by which their leases are judged; each with whether jobs have expired, whether final
 -- leaders have followers left, and whether arrivals have to be merged, so that an idle node runs one statement a
 -- second. For one node, :node, also what it is set to do.
