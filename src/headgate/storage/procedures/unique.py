@@ -111,7 +111,7 @@ class _Replacement(NamedTuple):
     has_same_buckets: bool
 
 
-class KeptKey(NamedTuple):
+class ReservedKey(NamedTuple):
     """A key that stays taken for a job until then."""
 
     task: str
@@ -299,7 +299,7 @@ class _Addition:
     async def _keep_keys(self, jobs: Iterable[NewJob]) -> None:
         """Keep the keys of stored jobs taken, of those that ask for that."""
         kept = [
-            KeptKey(job.task, job.unique_key, job.id, job.enqueued_at + job.unique_terms.taken_for)
+            ReservedKey(job.task, job.unique_key, job.id, job.enqueued_at + job.unique_terms.taken_for)
             for job in jobs
             if job.unique_key is not None and job.unique_terms.taken_for is not None
         ]
