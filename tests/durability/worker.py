@@ -27,7 +27,7 @@ from headgate.jobs.lifecycle import Ending
 from headgate.storage import driver
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.claim import claim_alone
-from headgate.storage.procedures.finish import AllFinished, finish_all
+from headgate.storage.procedures.finish import FinishResult, finish_all
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite import driver as sqlite_driver
 from headgate.storage.sqlite import peer_notifier
@@ -93,7 +93,7 @@ async def claim_watched(tx: driver.Transaction, claim: Claim, live: CachedRules,
     return claimed
 
 
-async def finish_watched(tx: driver.Transaction, node: str, endings: Sequence[Ending]) -> AllFinished:
+async def finish_watched(tx: driver.Transaction, node: str, endings: Sequence[Ending]) -> FinishResult:
     """As `finish_all`; remembers the jobs."""
     finished = await finish_all(tx, node, endings)
     written = zip(endings, finished.written, strict=True)

@@ -221,21 +221,21 @@ async def finish(
     return written | {(ending.id, ending.fence): None for ending in endings if ending.id in held}
 
 
-class AllFinished(NamedTuple):
+class FinishResult(NamedTuple):
     """The result of `Store.finish`, and whether jobs may have become claimable."""
 
     written: Sequence[bool | None]
     wakes: bool
 
 
-async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> AllFinished:
+async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> FinishResult:
     """As `Store.finish`, in one transaction, in which no other client can hold a lock."""
     plain = await finish_plain(tx, node, endings)
     if len(plain) == len(endings):
-        return AllFinished([True] * len(endings), wakes=False)
+        return FinishResult([True] * len(endings), wakes=False)
     written: dict[AttemptId, bool | None] = dict.fromkeys(plain, True)
     written |= await finish(tx, node, [each for each in endings if (each.id, each.fence) not in written])
-    return AllFinished([written[ending.id, ending.fence] for ending in endings], wakes=True)
+    return FinishResult([written[ending.id, ending.fence] for ending in endings], wakes=True)
 
 
 async def complete(tx: Transaction, job_id: str, fence: int) -> bool:

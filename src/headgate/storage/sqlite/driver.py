@@ -41,7 +41,7 @@ from headgate.storage.live_rules import CachedRules
 from headgate.storage.migrations import Migration
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.claim import claim_alone
-from headgate.storage.procedures.finish import AllFinished, complete, finish_all
+from headgate.storage.procedures.finish import FinishResult, complete, finish_all
 from headgate.storage.procedures.unique import add_unique, enlist
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
@@ -368,7 +368,7 @@ class SqliteDriver(Driver):
         return claimed
 
     async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
-        finished: AllFinished = await self._write(
+        finished: FinishResult = await self._write(
             Write(lambda tx: finish_all(tx, node, endings), wakes=attrgetter("wakes"), ends_jobs=True)
         )
         return finished.written
