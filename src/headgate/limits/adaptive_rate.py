@@ -41,7 +41,7 @@ LONGEST_IN_LUA = 1 << 52
 """The longest distance of two starts (ticks) that the Lua script computes with: doubles are exact up to 2^53."""
 
 
-class FoundRate(NamedTuple):
+class AimdState(NamedTuple):
     """The state: the present rate (millionths per period), and when the bucket has its whole burst again (ticks).
 
     Also the last start, and the last decrease (µs).
@@ -53,7 +53,7 @@ class FoundRate(NamedTuple):
     cut_at: int
 
 
-class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
+class Aimd(Rule[AimdState], frozen=True, tag="adaptive", tag_field="kind"):
     """Spaces starts by the present rate, as `Gcra` does; the rate is at least `low` and at most `high`.
 
     Rates are millionths of a start per `period`. A new bucket has the rate `start`. At full use it grows from nothing
@@ -76,14 +76,14 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
     lua: ClassVar[str | None] = "adaptive_rate"
     counted: ClassVar[tuple[str, ...]] = ("burst",)
 
-    def take(self, state: FoundRate | None, now: int, cost: int = 1) -> tuple[int, FoundRate]:
+    def take(self, state: AimdState | None, now: int, cost: int = 1) -> tuple[int, AimdState]:
         rate, arrival, cut_at = self._grown(state, now)
         self.check_cost(cost)
         distance = self._distance(rate)
         ticks = now * TICKS
         arrival = max(arrival, ticks) + cost * distance
         opens_at = max(now, -(-(arrival - self.burst * distance) // TICKS))
-        return opens_at, FoundRate(rate, arrival, opens_at, cut_at)
+        return opens_at, AimdState(rate, arrival, opens_at, cut_at)
 
     def check_cost(self, cost: int) -> None:
         if cost > self.burst:
@@ -101,7 +101,7 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
         distance = self._distance(self.high) // TICKS
         return charged_at + (distance if distance >= SECOND else FAST_COUNTED)
 
-    def amend(self, state: FoundRate, charged_at: int, cost: int, started_at: int, actual: int) -> FoundRate:
+    def amend(self, state: AimdState, charged_at: int, cost: int, started_at: int, actual: int) -> AimdState:
         if actual < cost and charged_at != state.last:
             # As in `Gcra`: whether it may be given back is not known.
             actual = cost
@@ -110,7 +110,7 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
         moved = min(state.arrival + (started_at - charged_at) * TICKS, anew) + (actual - cost) * distance
         return state._replace(arrival=min(moved, FARTHEST * TICKS), last=max(state.last, started_at))
 
-    def refused(self, state: FoundRate | None, charged_at: int, now: int) -> FoundRate:
+    def refused(self, state: AimdState | None, charged_at: int, now: int) -> AimdState:
         """Return the state after the callee has refused a start that was charged at `charged_at`.
 
         Starts that were charged before the last decrease do not decrease the rate again: it could not know them.
@@ -120,14 +120,14 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
             return known
         return self._at_rate(known, max(self.low, known.rate * self.kept // 100), now)._replace(cut_at=now)
 
-    def snapshot(self, state: FoundRate | None, now: int) -> Snapshot:
+    def snapshot(self, state: AimdState | None, now: int) -> Snapshot:
         rate, arrival, _ = self._grown(state, now)
         used = -(-max(0, arrival - now * TICKS) // self._distance(rate))
         available = max(0, self.burst - used)
         opens_at = now if available else self.take(state, now)[0]
         return Snapshot(used=used, available=available, opens_at=opens_at, present=self.present(state))
 
-    def present(self, state: FoundRate | None) -> str:
+    def present(self, state: AimdState | None) -> str:
         """Return the present rate in words."""
         rate = self.start if state is None else state.rate
         return _spelled(rate, self.period)
@@ -135,22 +135,22 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
     def bound(self, window: int) -> int:
         return self.burst + (window - 1) * TICKS // self._distance(self.high)
 
-    def full_at(self, state: FoundRate) -> int:
+    def full_at(self, state: AimdState) -> int:
         return -(-state.arrival // TICKS)
 
-    def idle_at(self, state: FoundRate) -> int:
+    def idle_at(self, state: AimdState) -> int:
         return self.full_at(state) + KEPT
 
-    def dump(self, state: FoundRate) -> str:
+    def dump(self, state: AimdState) -> str:
         rate, arrival, last, cut_at = state
         return f"1:{self.kind}:{rate}:{self.period}:{arrival}:{last}:{cut_at}"
 
-    def load(self, stored: str, now: int) -> FoundRate:
+    def load(self, stored: str, now: int) -> AimdState:
         if not stored.startswith(f"1:{self.kind}:"):
             # Another kind of rule wrote this state: what it granted is unknown, so nothing is left.
-            return FoundRate(self.start, now * TICKS + self.burst * self._distance(self.start), now, 0)
+            return AimdState(self.start, now * TICKS + self.burst * self._distance(self.start), now, 0)
         rate, period, arrival, last, cut_at = (int(part) for part in stored.split(":")[2:])
-        found = FoundRate(rate, arrival, last, cut_at)
+        found = AimdState(rate, arrival, last, cut_at)
         if period == self.period and self.low <= rate <= self.high:
             return found
         # Written under other bounds: the nearest rate within these, and the debt, counted in starts, stays the same.
@@ -181,7 +181,7 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
         change = abs(actual - charged)
         return change, change * self._distance(self.low) // TICKS
 
-    def lua_dump(self, state: FoundRate, now: int) -> bytes:
+    def lua_dump(self, state: AimdState, now: int) -> bytes:
         rate, arrival, last, cut_at = state
         us, ns = divmod(arrival, TICKS)
         return f"{rate}:{self.period}:{us}:{ns}:{last}:{cut_at}".encode()
@@ -209,10 +209,10 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
         start = min(high, max(low, like.start * highest.period // like.period))
         return _with_rule(limit, Aimd(low, high, highest.period, start, like.climb, like.kept, limit.rule.burst))
 
-    def _new(self, now: int) -> FoundRate:
-        return FoundRate(self.start, now * TICKS, now, 0)
+    def _new(self, now: int) -> AimdState:
+        return AimdState(self.start, now * TICKS, now, 0)
 
-    def _grown(self, state: FoundRate | None, now: int) -> tuple[int, int, int]:
+    def _grown(self, state: AimdState | None, now: int) -> tuple[int, int, int]:
         """Return the rate for a start now, the arrival, and the last decrease."""
         if state is None:
             return self.start, now * TICKS, 0
@@ -223,7 +223,7 @@ class Aimd(Rule[FoundRate], frozen=True, tag="adaptive", tag_field="kind"):
             rate = min(self.high, rate + self.high * (now - last) // self.climb)
         return rate, arrival, cut_at
 
-    def _at_rate(self, state: FoundRate, rate: int, now: int) -> FoundRate:
+    def _at_rate(self, state: AimdState, rate: int, now: int) -> AimdState:
         """Return the state at a lower rate, with the same debt, counted in starts."""
         owed = max(0, state.arrival - now * TICKS)
         if not owed:

@@ -12,7 +12,7 @@ import pytest
 from headgate import AdaptiveRate, StrictRate
 from headgate.clock import FARTHEST, SECOND
 from headgate.errors import CostExceedsLimit, DeclarationError
-from headgate.limits.adaptive_rate import KEPT, PARTS, Aimd, FoundRate
+from headgate.limits.adaptive_rate import KEPT, PARTS, Aimd, AimdState
 from headgate.limits.kinds import spelled_limit
 
 MINUTE = 60 * SECOND
@@ -123,7 +123,7 @@ def test_a_server_that_refuses_nothing_gets_the_maximum() -> None:
 
 def test_a_server_that_refuses_everything_gets_the_minimum() -> None:
     rule = aimd("600/m", min="6/m", start="600/m", climb="1d")
-    state: FoundRate | None = None
+    state: AimdState | None = None
     for second in range(0, 600, 10):
         now = NOON + second * SECOND
         _, state = rule.take(state, now)
@@ -137,7 +137,7 @@ def test_a_server_that_refuses_everything_gets_the_minimum() -> None:
 
 def test_refusals_of_starts_before_a_decrease_are_one_refusal() -> None:
     rule = aimd("600/m", start="100/m", burst=5)
-    state: FoundRate | None = None
+    state: AimdState | None = None
     for _ in range(5):
         _, state = rule.take(state, NOON)
     for answered in range(5):
@@ -151,7 +151,7 @@ def test_refusals_of_starts_before_a_decrease_are_one_refusal() -> None:
 def test_a_decrease_gives_nothing_back() -> None:
     """The debt, counted in starts, stays: five that were used stay used, at a slower rate."""
     rule = aimd("600/m", start="100/m", burst=5)
-    state: FoundRate | None = None
+    state: AimdState | None = None
     for _ in range(5):
         _, state = rule.take(state, NOON)
     state = rule.refused(state, NOON, NOON)
@@ -161,7 +161,7 @@ def test_a_decrease_gives_nothing_back() -> None:
 
 def test_a_rate_that_is_not_used_does_not_grow() -> None:
     rule = aimd("600/m", start="60/m")
-    state: FoundRate | None = None
+    state: AimdState | None = None
     for minute in range(120):
         _, state = rule.take(state, NOON + minute * MINUTE)
     assert rule.present(state) == "60/m"
