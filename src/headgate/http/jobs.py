@@ -89,7 +89,7 @@ class PurgeRequest(JsonBody, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class NewPlace(JsonBody, frozen=True, kw_only=True):
+class RescheduleRequest(JsonBody, frozen=True, kw_only=True):
     """When a job should be ready, at an instant or after so many seconds, and its priority."""
 
     at: Instant | None = None
@@ -97,7 +97,7 @@ class NewPlace(JsonBody, frozen=True, kw_only=True):
     priority: Priority | None = None
 
 
-class AnotherRun(JsonBody, frozen=True, kw_only=True):
+class RunAgainRequest(JsonBody, frozen=True, kw_only=True):
     """The arguments of the new job; null: those of the old one."""
 
     payload: Arguments | None = None
@@ -317,13 +317,13 @@ async def run_job_now(caller: Caller, id: str) -> Acknowledgement:
     return Acknowledgement()
 
 
-async def run_job_again(caller: Caller, id: str, body: AnotherRun) -> EnqueuedJobView:
+async def run_job_again(caller: Caller, id: str, body: RunAgainRequest) -> EnqueuedJobView:
     """Enqueue a new job like this one, with the same or with other arguments; the old job stays as it is."""
     require_no_mark(body.payload, caller.redaction)
     return enqueued(await caller.admin.run_again(id, body.payload))
 
 
-async def reschedule_job(caller: Caller, id: str, body: NewPlace) -> Acknowledgement:
+async def reschedule_job(caller: Caller, id: str, body: RescheduleRequest) -> Acknowledgement:
     """Change the time of a waiting job, its priority, or both; its limits still apply."""
     await caller.admin.reschedule(id, at=body.at, delay=body.delay, priority=body.priority)
     return Acknowledgement()
