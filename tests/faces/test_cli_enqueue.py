@@ -162,7 +162,7 @@ def test_retention_results_retries_and_audit_are_options_too(project: Project) -
     assert (refused.exit_code, "retention has no entry 'running'" in refused.stderr) == (1, True)
 
 
-def test_an_id_a_kept_key_and_a_debounced_start_are_options_too(project: Project) -> None:
+def test_an_id_a_reserved_key_and_a_debounced_start_are_options_too(project: Project) -> None:
     name = "0190f6d2-7a3c-7e1b-8a53-3f1b7c1d2e4f"
     for _ in range(2):
         result = project.enqueue(

@@ -186,7 +186,7 @@ async def test_unique_keys_apply_in_a_transaction(driven: tuple[AppAndWorker, An
     assert program.ran == ["bob"]
 
 
-async def test_own_ids_and_kept_keys_apply_in_a_transaction(driven: tuple[AppAndWorker, Any]) -> None:
+async def test_own_ids_and_reserved_keys_apply_in_a_transaction(driven: tuple[AppAndWorker, Any]) -> None:
     program, begin = driven
     first, second = uuid.uuid4(), uuid.uuid4()
     kept = await program.mail.using(id=first, unique_key="k", unique_for=3600).enqueue("ada")

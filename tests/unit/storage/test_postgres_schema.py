@@ -83,7 +83,7 @@ ROWS: dict[str, dict[str, object]] = {
     "bucket": BUCKET,
     "bucket_note": {"bucket": ID, "id": "claim-1", "until": 0},
     "used_folder": {"url": "s3://jobs/large"},
-    "kept_key": {"task": "work", "unique_key": "acme", "job": 1, "until": 0},
+    "reserved_key": {"task": "work", "unique_key": "acme", "job": 1, "until": 0},
     "alert": {
         "id": "alert-1",
         "alert": "ops",
@@ -225,7 +225,7 @@ async def test_what_a_row_needs_cannot_be_left_out(postgres_url: str, schema: st
         ("bucket", {"key": "globex"}),
         ("bucket_note", {"until": 5}),
         ("used_folder", {}),
-        ("kept_key", {"job": 2, "until": 5}),
+        ("reserved_key", {"job": 2, "until": 5}),
         ("job_tag", {}),
         ("alert", {"id": "alert-2"}),
         ("alert", {"subject": "green"}),

@@ -81,7 +81,7 @@ ROWS: dict[str, dict[str, object]] = {
     "limit_time": LIMIT_TIME,
     "attempt": ATTEMPT,
     "used_folder": {"url": "s3://jobs/large"},
-    "kept_key": {"task": "work", "unique_key": "acme", "job": 1, "until": 0},
+    "reserved_key": {"task": "work", "unique_key": "acme", "job": 1, "until": 0},
     "alert": {
         "id": "alert-1",
         "alert": "ops",
@@ -190,7 +190,7 @@ def test_what_a_row_needs_cannot_be_left_out(schema: sqlite3.Connection, table: 
         ("node", {"name": "b"}),
         ("limit_time", {"ahead": 5}),
         ("used_folder", {}),
-        ("kept_key", {"job": 2, "until": 5}),
+        ("reserved_key", {"job": 2, "until": 5}),
         ("job_tag", {}),
         ("alert", {"id": "alert-2"}),
         ("alert", {"subject": "green"}),

@@ -209,7 +209,7 @@ async def evict(tx: Transaction, count: int = 1000) -> int:
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
     evicted = await tx.execute("evict_buckets", limit_now=tx.limit_now, count=count)
     evicted += await tx.execute("evict_notes", limit_now=tx.limit_now, count=count)
-    evicted += await tx.execute("evict_kept_keys", now=tx.now, count=count)
+    evicted += await tx.execute("evict_reserved_keys", now=tx.now, count=count)
     evicted += await evict_alerts(tx, count)
     evicted += await tx.execute("evict_lanes", count=count)
     evicted += await tx.execute("evict_turn_groups", count=count)

@@ -41,14 +41,14 @@ CROSS JOIN headgate.job
 WHERE job.task = keys.task AND job.unique_key = keys.unique_key AND job.holds_key
 UNION ALL
 SELECT
-    kept_key.job, kept_key.task, kept_key.unique_key, 'kept', '', '[]', NULL, 0, 0, false, false, kept_key.until, 0, NULL
+    reserved_key.job, reserved_key.task, reserved_key.unique_key, 'kept', '', '[]', NULL, 0, 0, false, false, reserved_key.until, 0, NULL
 FROM {rows:keys(task text, unique_key text)}
-CROSS JOIN headgate.kept_key
-WHERE kept_key.task = keys.task AND kept_key.unique_key = keys.unique_key AND kept_key.until > :now
+CROSS JOIN headgate.reserved_key
+WHERE reserved_key.task = keys.task AND reserved_key.unique_key = keys.unique_key AND reserved_key.until > :now
 
 -- name: keep_keys
 -- Keep unique keys taken until then, for jobs that have just been stored under them.
-INSERT INTO headgate.kept_key (task, unique_key, job, until)
+INSERT INTO headgate.reserved_key (task, unique_key, job, until)
 SELECT task, unique_key, job, until FROM {rows:kept(task text, unique_key text, job job_id, until bigint)}
 WHERE true
 ON CONFLICT (task, unique_key) DO UPDATE SET job = excluded.job, until = excluded.until

@@ -151,11 +151,11 @@ WHERE id IN (
 DELETE FROM headgate.bucket_note
 WHERE (bucket, id) IN (SELECT bucket, id FROM headgate.bucket_note WHERE until <= :limit_now LIMIT :count)
 
--- name: evict_kept_keys
+-- name: evict_reserved_keys
 -- Delete the unique keys that stay taken no longer.
-DELETE FROM headgate.kept_key
+DELETE FROM headgate.reserved_key
 WHERE (task, unique_key) IN (
-    SELECT task, unique_key FROM headgate.kept_key WHERE until <= :now LIMIT :count {for update skip locked}
+    SELECT task, unique_key FROM headgate.reserved_key WHERE until <= :now LIMIT :count {for update skip locked}
 )
 
 -- name: evict_lanes [postgres]

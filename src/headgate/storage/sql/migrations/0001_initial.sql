@@ -370,14 +370,14 @@ CREATE TABLE headgate.job_tag (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02) WITHOUT ROWID;
 
 -- Unique keys that stay taken until then, whatever becomes of the job: it may have ended, and been deleted.
-CREATE TABLE headgate.kept_key (
+CREATE TABLE headgate.reserved_key (
     task        text COLLATE "C" NOT NULL,
     unique_key  text COLLATE "C" NOT NULL,
     job         bigint NOT NULL,
     until       bigint NOT NULL,
     PRIMARY KEY (task, unique_key)
 ) WITHOUT ROWID;
-CREATE INDEX kept_key_until ON headgate.kept_key (until);
+CREATE INDEX reserved_key_until ON headgate.reserved_key (until);
 
 -- One row for each attempt that did not succeed.
 CREATE TABLE headgate.attempt (
