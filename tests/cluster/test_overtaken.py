@@ -29,8 +29,8 @@ from headgate.storage.procedures.claim import SOON
 from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.stored_rows import bucket_id
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.dependencies import add_batch, follow
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, recover
-from tests.conformance.storage_suite.ties import add_batch, follow
 from tests.until import patient, until
 
 R = TypeVar("R")

@@ -21,8 +21,8 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.dependencies import MUTEX, hold
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, strict, with_id
-from tests.conformance.storage_suite.ties import MUTEX, hold
 from tests.internals import writer_of
 from tests.postgres_server import server_in
 

@@ -92,8 +92,8 @@ def test_a_call_can_be_after_stored_jobs_batches_and_chains() -> None:
             assert explained.reason.startswith("it follows 3 jobs or batches (1 of 3 final, not yet ")
             details = await own.app.admin.job(after.jobs[0].id)
             expected = sorted([(one.id, "work"), (some.id, None), (row.jobs[1].id, "work")])
-            assert [(tied.id, tied.task) for tied in details.ties.leaders] == expected
-            (follower,) = (await own.app.admin.job(one.id)).ties.followers
+            assert [(dependency.id, dependency.task) for dependency in details.dependencies.leaders] == expected
+            (follower,) = (await own.app.admin.job(one.id)).dependencies.followers
             assert (follower.id, follower.needs) == (after.jobs[0].id, None)
             assert await result_within(after, 60) == "after"
             with pytest.raises(LeaderNotFound):

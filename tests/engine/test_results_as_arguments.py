@@ -97,7 +97,7 @@ def test_what_is_before_a_step_anyway_needs_no_join() -> None:
         async with own.app:
             stored = await chain(a, b, batch([own.number.call(3)]), own.double.call(result_of(a))).enqueue()
             assert await result_within(stored) == 2
-            (leader,) = (await own.app.admin.job(stored.jobs[3].id)).ties.leaders
+            (leader,) = (await own.app.admin.job(stored.jobs[3].id)).dependencies.leaders
             assert leader.task is None
 
     run_virtual(main)

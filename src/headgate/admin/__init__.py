@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headgate.admin.schedules import ScheduleDefinition
     from headgate.admin.slow_counts import SlowCounts
     from headgate.admin.timeline import TimelineEntry
-    from headgate.storage.records import JobCount, JobGraph, TiedJob
+    from headgate.storage.records import Dependency, JobCount, JobGraph
 
 __all__ = [
     "Admin",
@@ -41,6 +41,7 @@ __all__ = [
     "DeclaredLimit",
     "DeclaredQueue",
     "DeclaredTask",
+    "Dependency",
     "Deploy",
     "EnqueuedJob",
     "Explanation",
@@ -79,7 +80,6 @@ __all__ = [
     "RateBound",
     "ScheduleDefinition",
     "SlowCounts",
-    "TiedJob",
     "TimelineEntry",
     "UnknownTaskCount",
 ]
@@ -135,7 +135,7 @@ _PLACES = {
     "TimelineEntry": "headgate.admin.timeline",
     "JobCount": "headgate.storage.records",
     "JobGraph": "headgate.storage.records",
-    "TiedJob": "headgate.storage.records",
+    "Dependency": "headgate.storage.records",
 }
 """The module of each name: the same as the imports above, which only type checkers follow."""
 

@@ -58,12 +58,12 @@ from headgate.storage.prediction import predict
 from headgate.storage.records import (
     Blocker,
     BucketRecord,
+    Dependencies,
     EditNode,
     JobCount,
     JobGraph,
     QueueCounts,
     QueuePosition,
-    Ties,
     ViewCount,
     WaitingCount,
 )
@@ -104,9 +104,10 @@ class DeclaredTask:
 class JobDetails:
     """A job with its payload and result, the attempts that did not succeed, its timeline, and its last log lines.
 
-    `ties` are the jobs and batches that it follows, and those that follow it, the first 100 of each. Payload and result
-    are as they are stored; `Admin.decoded` decodes those that a codec has encoded, and `Admin.loaded` also reads those
-    that are in a folder. The job's audit level determines how much of its timeline is stored beside its row.
+    `dependencies` are the jobs and batches that it follows, and those that follow it, the first 100 of each. Payload
+    and result are as they are stored; `Admin.decoded` decodes those that a codec has encoded, and `Admin.loaded` also
+    reads those that are in a folder. The job's audit level determines how much of its timeline is stored beside its
+    row.
     """
 
     status: JobStatus
@@ -114,7 +115,7 @@ class JobDetails:
     attempts: Sequence[AttemptRecord]
     timeline: Sequence[TimelineEntry]
     last_lines: Sequence[LogLine]
-    ties: Ties
+    dependencies: Dependencies
 
 
 class Admin:
@@ -369,7 +370,7 @@ class Admin:
         entries = await self._storage.audit_log(AuditFilter(kind="job", subject=job_id, count=100))
         lines = await self._storage.logs(job_id, count=LAST_LINES, newest=True)
         life = timeline(record, attempts, entries[::-1])
-        return JobDetails(status, record, attempts, life, lines, await self._storage.ties(job_id))
+        return JobDetails(status, record, attempts, life, lines, await self._storage.dependencies(job_id))
 
     async def failures(
         self, *, span: Duration | None = 3600, task: str | None = None, queue: str | None = None
@@ -492,7 +493,7 @@ class Admin:
             limits,
             nodes,
             batch=batch,
-            leaders=(await self._storage.ties(job_id)).leaders if batch is not None and batch.is_join else (),
+            leaders=(await self._storage.dependencies(job_id)).leaders if batch is not None and batch.is_join else (),
             is_leader_final=not batch.pending if batch is not None else leading is not None and leading.state.is_final,
             is_known=record.task in self._tasks,
             declared=await self.declared_by_nodes(),

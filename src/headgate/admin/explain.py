@@ -18,7 +18,7 @@ from headgate.limits.key import shown_key
 from headgate.observe.log import unserved_text
 from headgate.plural import counted
 from headgate.storage.following import skipped_because
-from headgate.storage.records import FINAL_STATES, NodeRecord, TiedJob
+from headgate.storage.records import FINAL_STATES, Dependency, NodeRecord
 from headgate.tasks.status import JobStatus
 
 _ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
@@ -71,7 +71,7 @@ def reason_for(
     nodes: Sequence[NodeRecord],
     *,
     batch: BatchRecord | None,
-    leaders: Sequence[TiedJob],
+    leaders: Sequence[Dependency],
     is_leader_final: bool,
     is_known: bool,
     declared: frozenset[str],
@@ -193,7 +193,7 @@ def _named(batch: BatchRecord) -> str:
     return f"batch {batch.id} ({batch.total - batch.pending} of {batch.total} final)"
 
 
-def _several(join: BatchRecord, leaders: Sequence[TiedJob]) -> str:
+def _several(join: BatchRecord, leaders: Sequence[Dependency]) -> str:
     open = [each.id for each in leaders if each.state not in FINAL_STATES]
     shown = "" if not open else f", not yet {', '.join(open[:3])}{', …' if len(open) > 3 or join.pending > 3 else ''}"
     return f"{join.total} jobs or batches ({join.total - join.pending} of {join.total} final{shown})"

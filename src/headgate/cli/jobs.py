@@ -15,7 +15,7 @@ import click
 import msgspec
 from msgspec import structs
 
-from headgate.admin import Admin, BulkResult, Explanation, JobDetails, JobQuery, Purged, TiedJob
+from headgate.admin import Admin, BulkResult, Dependency, Explanation, JobDetails, JobQuery, Purged
 from headgate.cli.bulk import Change, change_many, takes_many
 from headgate.cli.enqueue import enqueue
 from headgate.cli.locate import (
@@ -528,7 +528,7 @@ def _note(job: JobStatus, now: datetime) -> str | None:
     return None if job.error is None else f"{job.error.type}: {job.error.message}"
 
 
-def _tied(jobs: Sequence[TiedJob]) -> str | None:
+def _dependencies(jobs: Sequence[Dependency]) -> str | None:
     """Return the jobs and batches before or after a job as a line."""
     shown = [f"{each.id} ({each.task or 'batch'}, {each.state or 'deleted'})" for each in jobs]
     return ", ".join(shown) or None
@@ -543,8 +543,8 @@ def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
         "unique_key": record.unique_key,
         "batch": None if record.origin is None else record.origin.batch,
         "results": None if record.origin is None else record.origin.results,
-        "leaders": details.ties.leaders,
-        "followers": details.ties.followers,
+        "leaders": details.dependencies.leaders,
+        "followers": details.dependencies.followers,
         "timeout": None if record.options is None else record.options.timeout,
         "retry": None if record.options is None else record.options.retry,
         "retention": None if record.options is None else record.options.retention,
@@ -647,8 +647,8 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
             ("expires", None if record.expires_at is None else to_datetime(record.expires_at)),
             ("unique key", record.unique_key),
             ("batch", None if record.origin is None else record.origin.batch),
-            ("follows", _tied(details.ties.leaders)),
-            ("followed by", _tied(details.ties.followers)),
+            ("follows", _dependencies(details.dependencies.leaders)),
+            ("followed by", _dependencies(details.dependencies.followers)),
             *_overrides(record),
             *_occurrence(record),
             ("limits", ", ".join(f"{ref.limit} key {shown_key(ref.key)!r}" for ref in record.buckets) or None),

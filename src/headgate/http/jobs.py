@@ -25,7 +25,7 @@ from headgate.jobs.root_cause import RootCause, raised_cause
 from headgate.jobs.state import JobState
 from headgate.limits.key import shown_key
 from headgate.storage.procedures import listing
-from headgate.storage.records import JobView, TiedJob
+from headgate.storage.records import Dependency, JobView
 from headgate.tasks.status import JobProgress, JobStatus
 
 MOST_COUNTED = 10_000
@@ -250,8 +250,8 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     last_lines: Sequence[LogLineView]
     cause: RootCause | None
     results: Mapping[str, str | list[str]] | None
-    leaders: Sequence[TiedJob]
-    followers: Sequence[TiedJob]
+    leaders: Sequence[Dependency]
+    followers: Sequence[Dependency]
 
 
 async def jobs(caller: Caller, query: JobsQuery) -> JobsPage:
@@ -525,8 +525,8 @@ def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
         last_lines=[_line(line, redaction, secrets) for line in job.last_lines],
         cause=None if error is None else raised_cause(error),
         results=None if origin is None else origin.results,
-        leaders=job.ties.leaders,
-        followers=job.ties.followers,
+        leaders=job.dependencies.leaders,
+        followers=job.dependencies.followers,
     )
 
 

@@ -471,7 +471,7 @@ class LimitFigures(msgspec.Struct, frozen=True, array_like=True):
     unlimited: int
 
 
-class TiedJob(msgspec.Struct, frozen=True):
+class Dependency(msgspec.Struct, frozen=True):
     """A job or a batch before or after a job; a batch has no task.
 
     `state` is that of the job, "blocked" included; a batch that is not final is "pending". None if it is not stored any
@@ -484,15 +484,15 @@ class TiedJob(msgspec.Struct, frozen=True):
     needs: str | None
 
 
-class Ties(msgspec.Struct, frozen=True):
+class Dependencies(msgspec.Struct, frozen=True):
     """What a job follows, and what follows it: the first 100 of each, by id."""
 
-    leaders: Sequence[TiedJob]
-    followers: Sequence[TiedJob]
+    leaders: Sequence[Dependency]
+    followers: Sequence[Dependency]
 
 
 class DownstreamJob(msgspec.Struct, frozen=True):
-    """A job that is cancelled with a batch: in it, or after it. `needs` is as in `TiedJob`.
+    """A job that is cancelled with a batch: in it, or after it. `needs` is as in `Dependency`.
 
     `depth` is greater than that of each job that it follows, also through batches; it is 0 if all followers that are
     cancelled need a success.

@@ -296,7 +296,7 @@ class Store:
     job: Final = read(listing.job, "lookup")
     batch: Final = read(listing.batch, "lookup")
     jobs_of_batch: Final = read(listing.jobs_of_batch, "scan")
-    ties: Final = read(listing.ties, "lookup")
+    dependencies: Final = read(listing.dependencies, "lookup")
     graph: Final = read(graph_rows.graph, "list")
     batches: Final = read(listing.batches, "scan")
     tasks_of_batches: Final = read(listing.tasks_of_batches, "list")

@@ -13,8 +13,7 @@ from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.job import BucketRef, JobState, Origin
 from headgate.storage.following import LEADER_NOT_SUCCEEDED
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, at_once, strict
-from tests.conformance.storage_suite.ties import (
+from tests.conformance.storage_suite.dependencies import (
     MUTEX,
     add_batch,
     batch_of,
@@ -26,6 +25,7 @@ from tests.conformance.storage_suite.ties import (
     new_batch_id,
     why,
 )
+from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, at_once, strict
 
 
 class BatchesConformance(Conformance):

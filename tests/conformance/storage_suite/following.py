@@ -16,8 +16,7 @@ from headgate.storage.endings import EXPIRED_ERROR, REJECTED
 from headgate.storage.following import FOLLOWERS_AT_ONCE, LEADER_NOT_SUCCEEDED
 from headgate.storage.records import JobFilter
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, at_once, strict
-from tests.conformance.storage_suite.ties import (
+from tests.conformance.storage_suite.dependencies import (
     add_batch,
     chain,
     die,
@@ -27,6 +26,7 @@ from tests.conformance.storage_suite.ties import (
     is_blocked,
     why,
 )
+from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, at_once, strict
 
 Ending = Callable[[StoreUser, str], Awaitable[Any]]
 

@@ -8,8 +8,8 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import Origin
 from headgate.storage.records import JobFilter, JobGraph, JobView
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.dependencies import chain, follow, following, new_batch_id
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, strict
-from tests.conformance.storage_suite.ties import chain, follow, following, new_batch_id
 
 VIEWS: tuple[JobView, ...] = ("ready", "throttled", "scheduled", "blocked")
 

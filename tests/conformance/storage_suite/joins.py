@@ -12,10 +12,9 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.history import ALL
 from headgate.jobs.job import JobState, NewJob, Origin
 from headgate.storage.following import FOLLOWERS_AT_ONCE
-from headgate.storage.records import JobFilter, TiedJob
+from headgate.storage.records import Dependency, JobFilter
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser
-from tests.conformance.storage_suite.ties import (
+from tests.conformance.storage_suite.dependencies import (
     On,
     add_batch,
     batch_of,
@@ -26,6 +25,7 @@ from tests.conformance.storage_suite.ties import (
     new_batch_id,
     why,
 )
+from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser
 
 
 def joined(
@@ -261,12 +261,14 @@ class JoinsConformance(Conformance):
         after = await join(store_user, [batch, leader], "final")
         assert [each.id for each in await store_user.storage.batches()] == [batch]
         assert [each.id for each in await store_user.storage.batches(pending_only=True)] == [batch]
-        ties = await store_user.storage.ties(after)
-        expected = [TiedJob(batch, None, "pending", "final"), TiedJob(leader, "work", "waiting", "final")]
-        assert ties.leaders == sorted(expected, key=lambda each: each.id)
-        assert ties.followers == []
+        dependencies = await store_user.storage.dependencies(after)
+        expected = [Dependency(batch, None, "pending", "final"), Dependency(leader, "work", "waiting", "final")]
+        assert dependencies.leaders == sorted(expected, key=lambda each: each.id)
+        assert dependencies.followers == []
         for id in (batch, leader):
-            assert (await store_user.storage.ties(id)).followers == [TiedJob(after, "work", "blocked", "final")]
+            assert (await store_user.storage.dependencies(id)).followers == [
+                Dependency(after, "work", "blocked", "final")
+            ]
 
     async def test_joins_and_batches_of_batches_are_pruned_after_their_jobs(
         self, store_user: StoreUser, clock: ManualClock
@@ -282,8 +284,8 @@ class JoinsConformance(Conformance):
         while await store_user.storage.prune(clock.now()):
             pass
         # What has not run yet may ask what it followed.
-        assert (await store_user.storage.ties(jobs[0].id)).leaders == [
-            TiedJob(id, None, "succeeded", None) for id in sorted((outer, job.id))
+        assert (await store_user.storage.dependencies(jobs[0].id)).leaders == [
+            Dependency(id, None, "succeeded", None) for id in sorted((outer, job.id))
         ]
         await store_user.succeed(await store_user.take_one())
         clock.advance(10)

@@ -19,8 +19,8 @@ from headgate.jobs.terms import GateTerms
 from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.dependencies import batch_of, new_batch_id
 from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, strict
-from tests.conformance.storage_suite.ties import batch_of, new_batch_id
 
 WORK = frozenset({"work"})
 SKIPPING = GateTerms().skipping()

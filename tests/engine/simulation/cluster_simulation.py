@@ -40,9 +40,9 @@ from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import Faults, History
 from tests.engine.simulation.charts import Charts
+from tests.engine.simulation.dependencies import Dependencies
 from tests.engine.simulation.job_checker import WATCHED, CheckedConnection, JobChecker
 from tests.engine.simulation.recurring import Recurring
-from tests.engine.simulation.ties import Ties
 from tests.engine.simulation.unique_keys import UniqueKeys
 from tests.internals import app_on, bus_of, new_node
 
@@ -93,12 +93,12 @@ class ClusterSimulation:
         self.job_checker = JobChecker(self.store, is_exact=self.store.is_in_process)
         self.charts = Charts(self)
         self.keys = UniqueKeys(self, self.job_checker)
-        self.ties = Ties(self, self.job_checker)
+        self.dependencies = Dependencies(self, self.job_checker)
         self.recurring = Recurring(self, self.job_checker)
-        self.acts = (self.enqueue_some, self.keys.act, self.ties.act, self.recurring.act)
+        self.acts = (self.enqueue_some, self.keys.act, self.dependencies.act, self.recurring.act)
         # Crowds that wait for limits, or jobs that mind each other: a simulation of everything has little of each.
         self.shares = random.choice(((9, 1, 1, 1), (2, 3, 3, 2), (1, 4, 4, 3)))
-        self.job_checker.watchers += [self.keys.look, self.ties.look, self.recurring.look]
+        self.job_checker.watchers += [self.keys.look, self.dependencies.look, self.recurring.look]
         self.producer, self.tasks = self.app("producer")
         self.nodes: dict[str, tuple[Headgate, Node, asyncio.Task[None]]] = {}
         self.born = 0
@@ -147,7 +147,7 @@ class ClusterSimulation:
             "gated": app.task(name="gated", limits=self.limits)(work),
             "both": app.task(name="both", limits=[self.limits[0], "shared"], timeout=20)(work),
         }
-        for subject in (self.keys, self.ties, self.recurring):
+        for subject in (self.keys, self.dependencies, self.recurring):
             subject.declare(app, name)
         self.charts.declare(app)
         app.subscribe(self.note, JobFinished, JobStarted)
@@ -392,7 +392,7 @@ class ClusterSimulation:
         await self.job_checker.read_all()
         assert not self.job_checker.wrong, self.job_checker.wrong[0]
         await self.check_nothing_lost()
-        for subject in (self.keys, self.ties, self.recurring, self.charts):
+        for subject in (self.keys, self.dependencies, self.recurring, self.charts):
             await subject.check()
         assert not self.crowds, self.crowds[0]
         self.check_limits()
@@ -425,7 +425,7 @@ class ClusterSimulation:
         by_kind["ceiling"] = CEILING
         by_kind[f"mixed:{kinds[0]}"] = self.limits[0]
         by_kind["now:rate"] = StrictRate("4/10s")
-        by_kind["choosy:rate"] = self.ties.choosy
+        by_kind["choosy:rate"] = self.dependencies.choosy
         by_kind["free-retries"] = self.free_retries
         for ref, charges in self.history.charges.items():
             if ref.limit in ("mutex", "pool", "queue:mail"):

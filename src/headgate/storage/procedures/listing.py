@@ -28,6 +28,8 @@ from headgate.storage.records import (
     Blocker,
     BucketPlace,
     BucketRecord,
+    Dependencies,
+    Dependency,
     JobCount,
     JobFilter,
     JobName,
@@ -39,8 +41,6 @@ from headgate.storage.records import (
     QueuePosition,
     QueueRecord,
     RecordedStart,
-    TiedJob,
-    Ties,
     ViewCount,
     WaitingByKey,
     WaitingByLimit,
@@ -131,9 +131,9 @@ _JOB_NAMES = RowDecoder(JobName, "job")
 _JOBS = RowDecoder(JobRecord, "job", state=JobState.WAITING)
 _BATCHES = RowDecoder(BatchRecord, "batch")
 _BATCH_TASKS = RowDecoder(_BatchTasks, "batch")
-_TIED = RowDecoder(TiedJob, "job")
+_DEPENDENCIES = RowDecoder(Dependency, "job")
 
-TIES_SHOWN = 100
+DEPENDENCIES_SHOWN = 100
 """How many leaders and how many followers of a job are shown."""
 _ATTEMPTS = RowDecoder(AttemptRecord, "attempt")
 _WAITING = RowDecoder(WaitingCount, "count", view="ready")
@@ -381,11 +381,13 @@ async def jobs_of_batch(tx: Transaction, batch_id: str, *, after: str = "", coun
     return await tx.ids("jobs_of_batch", id=batch_id, after=after, count=count)
 
 
-async def ties(tx: Transaction, job_id: str) -> Ties:
+async def dependencies(tx: Transaction, job_id: str) -> Dependencies:
     """Return what a job follows, and what follows it."""
-    leaders = await tx.fetch(_TIED, "leaders_of_job", id=job_id, count=TIES_SHOWN)
-    followers = await tx.fetch(_TIED, "followers_of_job", id=job_id, count=TIES_SHOWN)
-    return Ties(*([TiedJob(row.id, row.task, row.state, row.needs) for row in rows] for rows in (leaders, followers)))
+    leaders = await tx.fetch(_DEPENDENCIES, "leaders_of_job", id=job_id, count=DEPENDENCIES_SHOWN)
+    followers = await tx.fetch(_DEPENDENCIES, "followers_of_job", id=job_id, count=DEPENDENCIES_SHOWN)
+    return Dependencies(
+        *([Dependency(row.id, row.task, row.state, row.needs) for row in rows] for rows in (leaders, followers))
+    )
 
 
 async def batches(

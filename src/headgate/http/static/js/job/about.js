@@ -51,8 +51,8 @@ export function about(job) {
       t("Batch"),
       link(address(["batches", job.batch]), h("span", { class: "mono" }, format.shortId(job.batch))),
     ]);
-  if (job.leaders?.length) items.push([status.is_blocked ? t("Waits for") : t("Follows"), tied(job.leaders)]);
-  if (job.followers?.length) items.push([t("Followed by"), tied(job.followers)]);
+  if (job.leaders?.length) items.push([status.is_blocked ? t("Waits for") : t("Follows"), dependencyItems(job.leaders)]);
+  if (job.followers?.length) items.push([t("Followed by"), dependencyItems(job.followers)]);
   if (job.buckets?.length)
     items.push([
       t("Limits"),
@@ -70,7 +70,7 @@ export function about(job) {
 }
 
 /** Links to the jobs and batches before or after a job. @param {any[]} jobs */
-function tied(jobs) {
+function dependencyItems(jobs) {
   return jobs.map((each) =>
     h(
       "div",

@@ -28,7 +28,7 @@ CHOOSY = (
 )
 
 
-class Ties:
+class Dependencies:
     """What is enqueued together, and who holds the mutexes of batches, as the store has it."""
 
     def __init__(self, simulation: ClusterSimulation, job_checker: JobChecker) -> None:
@@ -55,9 +55,9 @@ class Ties:
         if what < 0.2 and self._stored:
             await self._cancel()
         elif what < 0.35:
-            tied = self._simulation.producer.tasks["tied"]
+            task = self._simulation.producer.tasks["tied"]
             with contextlib.suppress(StorageUnavailable):
-                job = await tied.enqueue(random.choice("pq"), random.choice((0.0, 1.0, 4.0)), random.random() < 0.2)
+                job = await task.enqueue(random.choice("pq"), random.choice((0.0, 1.0, 4.0)), random.random() < 0.2)
                 self._simulation.acknowledged.add(job.id)
         else:
             await self._enqueue()
