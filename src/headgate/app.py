@@ -25,7 +25,7 @@ from headgate.client.declaration import (
 from headgate.client.flow import BatchPlan, ChainPlan, require_plan
 from headgate.client.handler import Handler, mark_declared
 from headgate.client.handles import Batch, Job, Schedule
-from headgate.client.portal import Leave, Opening, require_no_loop
+from headgate.client.portal import AppContext, Leave, require_no_loop
 from headgate.client.sync_app import SyncApp
 from headgate.client.task import Task
 from headgate.clock import Clock, Duration, SystemClock
@@ -582,7 +582,7 @@ class Headgate(RefusesForeignWords):
 
     # ---------------------------------------------------------------------------------------- open and run
 
-    def open(self, *, migrate: bool | None = None) -> Opening[Self]:
+    def open(self, *, migrate: bool | None = None) -> AppContext[Self]:
         """Connect, for enqueueing and reading; runs no jobs. May be entered again while open, on the same loop.
 
         `async with app.open():`, or `with app.open():` in a thread that runs no event loop.
@@ -590,7 +590,7 @@ class Headgate(RefusesForeignWords):
         `migrate` (default: the setting) says whether missing tables are made. Without it, StorageUnusable is raised for
         a store that has no tables, or those of an older release; nothing is made or changed.
         """
-        return Opening(self, self._client.portal, lambda: self._opened(migrate))
+        return AppContext(self, self._client.portal, lambda: self._opened(migrate))
 
     # A generator: a loop that ends closes those that were not left, as of a dashboard without a lifespan.
     @contextlib.asynccontextmanager

@@ -286,7 +286,7 @@ def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-class Opening(Generic[A]):
+class AppContext(Generic[A]):
     """Keeps an app open for a block: `async with app.open():`, or `with app.open():` in a thread without an event loop.
 
     The value of the block is the app. With `with`, the app is open on an event loop of its own in the background.
