@@ -25,7 +25,7 @@ from headgate.tasks.call import Call, FlowBatch, FlowCall
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.schedule import ScheduleSpec
 from headgate.tasks.status import BatchStatus
-from headgate.testing.stand_in import InTest
+from headgate.testing.in_test import InTest
 
 
 class LiveHeadgate(InTest):

@@ -13,8 +13,8 @@ from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
+from headgate.testing.in_test import in_test
 from headgate.testing.live_app import HeadgateInThread, LiveHeadgate
-from headgate.testing.stand_in import in_test
 from headgate.testing.virtual_time import PATIENCE, VirtualClock, VirtualTimeLoop
 
 POLL_INTERVAL = 1.0

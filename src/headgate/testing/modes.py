@@ -10,9 +10,9 @@ from datetime import datetime
 from headgate.app import Headgate
 from headgate.arguments import parse_instant
 from headgate.clock import SystemClock
+from headgate.testing.in_test import TestApp, in_test
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.shared_memory import SharedMemory
-from headgate.testing.stand_in import StandIn, in_test
 from headgate.testing.workbench import Workbench
 
 
@@ -27,11 +27,11 @@ def manual(app: Headgate, *, now: datetime | None = None) -> Iterator[Workbench]
     """
     clock = ManualClock(SystemClock().now() if now is None else parse_instant(now, "now", "a test"))
     storage = SharedMemory(clock)
-    with in_test(app, StandIn, storage, clock) as stand_in:
-        yield Workbench(stand_in, storage, clock)
+    with in_test(app, TestApp, storage, clock) as test_app:
+        yield Workbench(test_app, storage, clock)
 
 
-class InlineStandIn(StandIn):
+class InlineTestApp(TestApp):
     """An app that runs what is enqueued, before `enqueue` returns."""
 
     raising: bool
@@ -59,6 +59,6 @@ def inline(app: Headgate, *, now: datetime | None = None, raising: bool = True) 
     """
     clock = ManualClock(SystemClock().now() if now is None else parse_instant(now, "now", "a test"))
     storage = SharedMemory(clock, gated=False)
-    with in_test(app, InlineStandIn, storage, clock) as stand_in:
-        stand_in.raising = raising
-        yield Workbench(stand_in, storage, clock)
+    with in_test(app, InlineTestApp, storage, clock) as test_app:
+        test_app.raising = raising
+        yield Workbench(test_app, storage, clock)

@@ -23,9 +23,9 @@ from headgate.storage.records import Claim, FreeSlots, JobFilter
 from headgate.tasks.call import Call
 from headgate.tasks.definition import TaskDefinition
 from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message
+from headgate.testing.in_test import TestApp
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.shared_memory import SharedMemory
-from headgate.testing.stand_in import StandIn
 from headgate.testing.stepped_node import RunAttempt, SteppedNode
 
 P = ParamSpec("P")
@@ -59,7 +59,7 @@ class Workbench:
     `clock` is the time of the app. It moves only in `drain(until=…)` and `travel(…)`.
     """
 
-    def __init__(self, app: StandIn, storage: SharedMemory, clock: ManualClock) -> None:
+    def __init__(self, app: TestApp, storage: SharedMemory, clock: ManualClock) -> None:
         self.clock: ManualClock = clock
         self._app = app
         self._storage = storage

@@ -55,7 +55,7 @@ class InTest(Headgate):
 class ManualClient(Client):
     """Keeps what is enqueued until the test runs it; waiting for a job that nothing would run is an error."""
 
-    app: StandIn
+    app: TestApp
 
     connections: dict[str, Any]
     """The connection in whose transaction a job was enqueued, by the job's id."""
@@ -104,8 +104,10 @@ class ManualClient(Client):
         return status
 
 
-class StandIn(InTest):
+class TestApp(InTest):
     """An app that is open wherever a test uses it, and runs nothing by itself."""
+
+    __test__ = False  # pytest collects classes by this prefix
 
     _client: ManualClient
     _client_kind = ManualClient
@@ -232,24 +234,24 @@ def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Itera
         bus.subscribe(subscription._callback, *subscription._kinds)
     # The app's own class stays a base: it may be a subclass by the user.
     app.__class__ = type(kind.__name__, (kind, own_kind), {"__module__": kind.__module__})
-    stand_in = cast(S, app)
+    test_app = cast(S, app)
     try:
-        stand_in._wire(storage, StoreAddress(f"{type(storage).__name__} of a test"), clock, bus, history=False)
+        test_app._wire(storage, StoreAddress(f"{type(storage).__name__} of a test"), clock, bus, history=False)
         # Tasks and handles hold the app's client, so that client becomes the client of the test.
-        new = stand_in._client
+        new = test_app._client
         client.__class__, client.__dict__ = type(new), vars(new)
-        stand_in._client = client
-        client.remote_limits = _LimitsWithJobs(stand_in._registry.limits, storage, clock, None)
-        if isinstance(stand_in, StandIn):
-            stand_in.performed = {}
-            stand_in.at_work = []
-            stand_in._client.app = stand_in
-            stand_in._client.connections = {}
+        test_app._client = client
+        client.remote_limits = _LimitsWithJobs(test_app._registry.limits, storage, clock, None)
+        if isinstance(test_app, TestApp):
+            test_app.performed = {}
+            test_app.at_work = []
+            test_app._client.app = test_app
+            test_app._client.connections = {}
             client.lifecycle = _OpenAnywhere()
             client.portal = CallingPortal(lambda: client, lambda: client.lifecycle.loop)
-            client.enqueuer._backlogs = _ImpatientBacklogs(storage, clock, stand_in._registry.queues.__getitem__)
+            client.enqueuer._backlogs = _ImpatientBacklogs(storage, clock, test_app._registry.queues.__getitem__)
             bus.subscribe(log_event, *logged_kinds())
-        yield stand_in
+        yield test_app
     finally:
         app.__class__ = own_kind
         client.__class__, client.__dict__ = client_kind, client_before
