@@ -88,7 +88,7 @@ class RaceRun:
             expires_at=now + SECOND // 2 if random.random() < 0.02 else None,
             buckets=buckets,
             terms=terms,
-            variant="" if terms is None else terms.variant(),
+            wait_mode="" if terms is None else terms.wait_mode(),
         )
 
     def unique(self, job: NewJob) -> NewJob:

@@ -335,7 +335,7 @@ async def test_a_trigger_of_a_newer_release_is_fired_only_by_nodes_that_can_read
         ("lane", "buckets", BROKEN, "buckets LIKE '%spoilt%'"),
         ("lane", "buckets", '["a"]', "buckets LIKE '%spoilt%'"),
         ("lane", "buckets", WRONG, "buckets LIKE '%spoilt%'"),
-        ("lane", "variant", BROKEN, "buckets LIKE '%spoilt%'"),
+        ("lane", "wait_mode", BROKEN, "buckets LIKE '%spoilt%'"),
         ("attempt", "error", BROKEN, "true"),
         ("attempt", "error", WRONG, "true"),
         ("attempt", "settled", BROKEN, "true"),

@@ -197,7 +197,7 @@ def held_by(batch: str, job: NewJob) -> NewJob:
         for ref, hold in zip(job.buckets, job.terms.holds, strict=True)
     )
     terms = replace(job.terms, holds=holds)
-    return replace(job, terms=terms, variant=terms.variant())
+    return replace(job, terms=terms, wait_mode=terms.wait_mode())
 
 
 class StorageMachine(RuleBasedStateMachine):
@@ -265,7 +265,7 @@ class StorageMachine(RuleBasedStateMachine):
                 if any(ref.limit in MIXED for ref in option["buckets"])
                 else None,
                 terms=option["terms"],
-                variant=option["terms"].variant(),
+                wait_mode=option["terms"].wait_mode(),
                 give_up_at=now + (option["delay"] or 0) + option["terms"].patience
                 if option["terms"].patience
                 else None,

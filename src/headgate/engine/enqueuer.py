@@ -318,8 +318,8 @@ class Enqueuer:
             buckets, costs, terms = gate.joined(
                 asked, job.task, task.payload.parameters, arguments, job.headers or {}, task.payload.fields
             )
-            variant = "" if terms is None else terms.variant()
-            job = replace(job, buckets=buckets, costs=costs, terms=terms, variant=variant)
+            wait_mode = "" if terms is None else terms.wait_mode()
+            job = replace(job, buckets=buckets, costs=costs, terms=terms, wait_mode=wait_mode)
         is_in_flow = flow_call.origin != Origin()
         return replace(job, id=flow_call.id, origin=flow_call.origin if is_in_flow else None)
 
@@ -370,7 +370,7 @@ class Enqueuer:
                 buckets=buckets,
                 costs=costs,
                 terms=terms,
-                variant="" if terms is None else terms.variant(),
+                wait_mode="" if terms is None else terms.wait_mode(),
                 give_up_at=None if terms is None or not terms.patience else run_at + terms.patience,
                 gate=gate_name,
                 headers=headers,

@@ -52,7 +52,7 @@ async def late_starts(
         late.append(None)
         if job.delayed or (job.origin is not None and job.origin.follows is not None) or not is_checked(job):
             continue
-        lane = (job.queue, job.buckets, job.variant)
+        lane = (job.queue, job.buckets, job.wait_mode)
         position = lanes.get(lane) or await storage.prediction_input(*lane)
         position = replace(position, demands=demand_of(job.id, job.costs, job.terms))
         starts_at, waits_for, _ = predict(position, rules, live, limit_now)

@@ -129,7 +129,7 @@ def _job(
         headers=call.headers,
         options=call.options,
         terms=terms if rejection is None else None,
-        variant="" if terms is None else terms.variant(),
+        wait_mode="" if terms is None else terms.wait_mode(),
         give_up_at=None if terms is None or not terms.patience else run_at + terms.patience,
         rejection=rejection,
         origin=origin,

@@ -129,7 +129,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     ready at once, whatever the wall clock does later. In both cases, `run_at` minus `priority` times `aging` orders the
     jobs of a lane. `aging` is that of its queue, in microseconds; without it, a higher priority always comes first.
 
-    `variant` is that of its terms. At `give_up_at` it has waited as long as they allow. A job with a `rejection` is
+    `wait_mode` is that of its terms. At `give_up_at` it has waited as long as they allow. A job with a `rejection` is
     stored as final, because its limits would make it wait too long.
 
     At most one job of a task waits with one `unique_key`; `on_conflict` decides about the next one. A job `has_own_id`
@@ -156,7 +156,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     headers: dict[str, str] | None = None
     options: JobOptions | None = None
     terms: GateTerms | None = None
-    variant: str = ""
+    wait_mode: str = ""
     give_up_at: int | None = None
     rejection: JobError | None = None
     unique_key: str | None = None

@@ -101,7 +101,7 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
         """The buckets whose permits the batch holds."""
         return mask_where(holding is not None and holding.until == "batch" for holding in self.holds)
 
-    def variant(self, exempt: BucketMask = NO_BUCKETS) -> str:
+    def wait_mode(self, exempt: BucketMask = NO_BUCKETS) -> str:
         """Return what else distinguishes its lane: whether it waits, and the owners of shared permits; "" for most."""
         owners = [
             holding.owner
@@ -113,9 +113,9 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.json.encode((self.discards, owners)).decode()
 
 
-def variant_discards(variant: str) -> bool:
-    """Return whether jobs in a lane of this variant are rejected instead of waiting behind a closed bucket."""
-    return variant.startswith("[true")
+def mode_discards(wait_mode: str) -> bool:
+    """Return whether jobs in a lane of this wait mode are rejected instead of waiting behind a closed bucket."""
+    return wait_mode.startswith("[true")
 
 
 def kept_permits(

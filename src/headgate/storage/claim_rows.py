@@ -35,7 +35,7 @@ class LaneRow(msgspec.Struct):
     since: int | None
     behind: RowId | None
     wakes_at: int | None
-    variant: str
+    wait_mode: str
     opened_at: int | None = None
     turn: int | None = None
     version: int = 0

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.jobs.bucket_mask import NO_BUCKETS, difference, mask_where, spread, union, without
 from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobState, truncated_error
-from headgate.jobs.terms import variant_discards
+from headgate.jobs.terms import mode_discards
 from headgate.limits.concurrency import batches_of
 from headgate.limits.fair import PREFIX, STEP, TurnGroup, TurnLine, TurnOrder, first_turn, returning_turn
 from headgate.limits.rule import NEVER
@@ -436,7 +436,7 @@ class ClaimPlan:
 
     def _can_start(self, row: LaneRow, view: Callable[[BucketRef], BucketView], most: int) -> int:
         """Return how many jobs of cost 1 all buckets of the lane grant now, at most `most`."""
-        if row.variant:
+        if row.wait_mode:
             # These jobs are rejected instead of waiting, or share permits that one of them holds.
             return most
         for ref in row.buckets:
@@ -480,7 +480,7 @@ class ClaimPlan:
                 visit.row.opened_at = min(self.limit_now, opened_at.get(visit.row.behind) or self.limit_now)
             views = [view(ref) for ref in visit.row.buckets]
             demands = [demand_of(head.id, head.costs, head.terms, head.exempt) for head in visit.heads]
-            discards = variant_discards(visit.row.variant)
+            discards = mode_discards(visit.row.wait_mode)
             step = self._step(visit.row)
             visit.view = LaneView(
                 visit.row.id,

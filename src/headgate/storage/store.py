@@ -2,7 +2,7 @@
 
 Jobs wait in *lanes*. All waiting jobs of one queue that use the same buckets share a lane, and the jobs without
 buckets share the queue's open lane. A lane is empty, due, asleep until its earliest `run_at`, or waits behind exactly
-one closed bucket. Jobs with the same buckets are in different lanes if their *variant* differs: jobs that do not wait
+one closed bucket. Jobs with the same buckets are in different lanes if their *wait mode* differs: jobs that do not wait
 are rejected when they meet a closed bucket, and jobs of one owner share its permits.
 
 `claim` reads the lanes that are due and those behind buckets that have opened, decides by the rules how many jobs may

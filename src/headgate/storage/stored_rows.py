@@ -317,9 +317,9 @@ def bucket_id(ref: BucketRef) -> str:
 
 
 @lru_cache(100_000)
-def lane_id(queue: str, buckets: Sequence[BucketRef], variant: str) -> str:
+def lane_id(queue: str, buckets: Sequence[BucketRef], wait_mode: str) -> str:
     """Return the id of a lane."""
-    return _hash("lane", queue, variant, *(part for ref in buckets for part in (ref.limit, ref.key)))
+    return _hash("lane", queue, wait_mode, *(part for ref in buckets for part in (ref.limit, ref.key)))
 
 
 def _hash(*parts: str) -> str:

@@ -55,4 +55,4 @@ def _in_this_loop(wake: Callable[P, None]) -> Callable[P, None]:
 
 
 def _ungated(job: NewJob) -> NewJob:
-    return replace(job, buckets=(), costs=None, terms=None, variant="", give_up_at=None, rejection=None)
+    return replace(job, buckets=(), costs=None, terms=None, wait_mode="", give_up_at=None, rejection=None)

@@ -63,7 +63,7 @@ async def hold(store_user: StoreUser, *members: int | dict[str, Any]) -> tuple[s
         assert isinstance(options, dict)
         job = store_user.new(**{"buckets": MUTEX, **options})
         terms = replace(job.terms or GateTerms(), holds=(PermitTerms("batch", id), *(None for _ in job.buckets[1:])))
-        jobs.append(replace(job, terms=terms, variant=terms.variant(), origin=Origin(batch=id)))
+        jobs.append(replace(job, terms=terms, wait_mode=terms.wait_mode(), origin=Origin(batch=id)))
     await store_user.storage.add(jobs, [NewBatch(id, len(jobs), store_user.clock.now())])
     return id, [job.id for job in jobs]
 

@@ -125,7 +125,7 @@ class StoreUser:
             headers=headers,
             options=options,
             terms=None if terms == GateTerms() else terms,
-            variant=terms.variant(),
+            wait_mode=terms.wait_mode(),
             give_up_at=run_at + terms.patience if terms.patience else None,
             rejection=rejection,
             gate=gate,

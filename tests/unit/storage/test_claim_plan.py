@@ -172,9 +172,9 @@ def test_a_bucket_with_waiting_lanes_grants_new_lanes_nothing() -> None:
     assert a_plan(slots=100).heads_to_read(visits, 100, {SLOTS: bucket}.__getitem__) == 1
 
 
-@pytest.mark.parametrize("variant", ["[true,[]]", '[false,["batch:b"]]'])
-def test_jobs_that_are_rejected_or_share_a_permit_are_all_read(variant: str) -> None:
+@pytest.mark.parametrize("wait_mode", ["[true,[]]", '[false,["batch:b"]]'])
+def test_jobs_that_are_rejected_or_share_a_permit_are_all_read(wait_mode: str) -> None:
     bucket = BucketView(SLOTS, Semaphore(1), HeldPermits(1, {}), id="slots")
     lane = a_lane(buckets=[SLOTS])
-    lane.variant = variant
+    lane.wait_mode = wait_mode
     assert a_plan(slots=100).heads_to_read([LaneVisit(lane)], 100, {SLOTS: bucket}.__getitem__) == 100

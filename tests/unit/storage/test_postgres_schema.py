@@ -55,7 +55,7 @@ ARRIVAL = {
     "lane": ID,
     "queue": "default",
     "buckets": "[]",
-    "variant": "",
+    "wait_mode": "",
     "jobs": 1,
     "is_ready": True,
     "since": 0,

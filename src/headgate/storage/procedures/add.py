@@ -50,7 +50,7 @@ class _LaneRow(NamedTuple):
     id: str
     queue: str
     buckets: tuple[BucketRef, ...]
-    variant: str
+    wait_mode: str
     place: int
 
 
@@ -164,7 +164,7 @@ async def _without_stored(tx: Transaction, jobs: Sequence[NewJob], rows: list[_N
 
 def _lane_rows(lanes: Mapping[str, Lane]) -> list[_LaneRow]:
     places = enumerate(lanes.items())
-    return [_LaneRow(id, lane.queue, lane.buckets, lane.variant, place) for place, (id, lane) in places]
+    return [_LaneRow(id, lane.queue, lane.buckets, lane.wait_mode, place) for place, (id, lane) in places]
 
 
 def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes: dict[str, Lane]) -> list[_NewRow]:
@@ -172,7 +172,7 @@ def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes
     ids: dict[tuple[str, tuple[BucketRef, ...], str], str] = {}
     rows: list[_NewRow] = []
     for job in jobs:
-        key = (job.queue, job.buckets, job.variant)
+        key = (job.queue, job.buckets, job.wait_mode)
         lane = ids.get(key)
         if lane is None:
             known = Lane(*key)

@@ -98,7 +98,7 @@ class _StoredLane(msgspec.Struct, array_like=True):
     since: int | None
     behind: str | None
     wakes_at: int | None
-    variant: str
+    wait_mode: str
     opened_at: int | None
     turn: int | None = None
     version: int = 0
@@ -208,7 +208,7 @@ def _lanes(text: str) -> list[LaneRow]:
             row.since,
             row.behind,
             row.wakes_at,
-            row.variant,
+            row.wait_mode,
             row.opened_at,
             row.turn,
             row.version,

@@ -22,15 +22,15 @@ from headgate.storage.stored_rows import lane_id
 
 
 class Lane(msgspec.Struct, frozen=True, gc=False):
-    """What identifies a lane: its queue, buckets and variant."""
+    """What identifies a lane: its queue, buckets and wait mode."""
 
     queue: str
     buckets: tuple[BucketRef, ...]
-    variant: str
+    wait_mode: str
 
     @property
     def id(self) -> str:
-        return lane_id(self.queue, self.buckets, self.variant)
+        return lane_id(self.queue, self.buckets, self.wait_mode)
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -53,7 +53,7 @@ class _ArrivalRow(NamedTuple):
     lane: str
     queue: str
     buckets: tuple[BucketRef, ...]
-    variant: str
+    wait_mode: str
     jobs: int
     is_ready: bool
     wakes_at: int | None
@@ -63,7 +63,7 @@ class _ArrivalRow(NamedTuple):
 def lane_of(queue: str, buckets: Sequence[BucketRef], terms: GateTerms | None, exempt: BucketMask = NO_BUCKETS) -> Lane:
     """Return the lane of a job. The buckets in `exempt` are exempt: the lane does not have them."""
     asked = without(buckets, exempt)
-    return Lane(queue, asked, terms.variant(exempt) if terms is not None and asked else "")
+    return Lane(queue, asked, terms.wait_mode(exempt) if terms is not None and asked else "")
 
 
 def is_grouped(buckets: Sequence[BucketRef]) -> bool:
@@ -82,7 +82,7 @@ async def add_arrivals(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
     """Count jobs that were added and removed. Call it after the jobs are written: low watermarks need that order."""
     rows = [
         _ArrivalRow(
-            to.id, to.queue, to.buckets, to.variant, arrival.jobs, arrival.is_ready, arrival.wakes_at, arrival.rank
+            to.id, to.queue, to.buckets, to.wait_mode, arrival.jobs, arrival.is_ready, arrival.wakes_at, arrival.rank
         )
         for arrival in arrivals
         for to in (arrival.to,)

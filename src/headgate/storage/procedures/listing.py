@@ -659,10 +659,10 @@ async def queue_position(tx: Transaction, job_id: str) -> QueuePosition | None:
 
 
 async def prediction_input(
-    tx: Transaction, queue: str, buckets: Sequence[BucketRef], variant: str = ""
+    tx: Transaction, queue: str, buckets: Sequence[BucketRef], wait_mode: str = ""
 ) -> QueuePosition:
     """Return the queue position of a job that would be added to this lane now."""
-    (row,) = await tx.fetch(_PREDICTION_INPUTS, "prediction_input", lane=Lane(queue, tuple(buckets), variant).id)
+    (row,) = await tx.fetch(_PREDICTION_INPUTS, "prediction_input", lane=Lane(queue, tuple(buckets), wait_mode).id)
     place = row.waiting + 1
     return QueuePosition(place, place, False, row.behind, await _buckets_of(tx, buckets))
 

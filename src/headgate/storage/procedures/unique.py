@@ -277,7 +277,7 @@ class _Addition:
         await self._tx.execute("delete_job", id=job.id)
         await remove_tags(self._tx, [job])
         if next(row for row in rows if row.id == job.id).state == "waiting":
-            await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.buckets, job.variant), -1)])
+            await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.buckets, job.wait_mode), -1)])
         return False
 
     async def _try_follow(self, job: NewJob) -> bool:

@@ -68,7 +68,7 @@ class _Lane(msgspec.Struct):
     id: str
     queue: str
     buckets: tuple[BucketRef, ...]
-    variant: str
+    wait_mode: str
 
 
 class _Placed(msgspec.Struct):
@@ -304,13 +304,13 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule] = MappingProxyT
 def _misplaced(lanes: Iterable[_Lane], placed: Iterable[_Placed]) -> Iterator[Contradiction]:
     """Yield the lanes that are not what their ids say, and the jobs that wait in other lanes than their own.
 
-    The invariant: the id of a lane is the hash of its queue, buckets and variant, and a job waits in the lane of its
+    The invariant: the id of a lane is the hash of its queue, buckets and wait mode, and a job waits in the lane of its
     own.
     """
     known: dict[str, _Lane] = {}
     for lane in lanes:
         known[lane.id] = lane
-        if lane_id(lane.queue, lane.buckets, lane.variant) != lane.id:
+        if lane_id(lane.queue, lane.buckets, lane.wait_mode) != lane.id:
             yield Contradiction(
                 f"lane {lane.id} is stored with {_identity(lane)}, which is another lane",
                 "stop all workers, and give its row the queue and the buckets of the jobs in it",
@@ -331,7 +331,7 @@ def _misplaced(lanes: Iterable[_Lane], placed: Iterable[_Placed]) -> Iterator[Co
 
 def _identity(lane: Lane | _Lane) -> str:
     used = ", ".join(f"{ref.limit}:{ref.key}" for ref in lane.buckets) or "none"
-    return f"queue {lane.queue!r} and buckets {used}{lane.variant and ' '}{lane.variant}"
+    return f"queue {lane.queue!r} and buckets {used}{lane.wait_mode and ' '}{lane.wait_mode}"
 
 
 def _faults_of(

@@ -25,14 +25,14 @@ FROM @new_job_rows
 WHERE true
 
 -- part: note_arrivals [postgres]
-INSERT INTO headgate.arrival (lane, queue, buckets, variant, jobs, is_ready, since, wakes_at, rank)
+INSERT INTO headgate.arrival (lane, queue, buckets, wait_mode, jobs, is_ready, since, wakes_at, rank)
 SELECT
-    lanes.id, lanes.queue, lanes.buckets, lanes.variant, count(*), bool_or(NOT new.delayed), :since::bigint,
+    lanes.id, lanes.queue, lanes.buckets, lanes.wait_mode, count(*), bool_or(NOT new.delayed), :since::bigint,
     min(new.run_at) FILTER (WHERE new.delayed), min(new.rank) FILTER (WHERE NOT new.delayed)
 FROM new
-JOIN {values:lanes(id text, queue text, buckets json, variant text, place integer)} ON lanes.id = new.lane
+JOIN {values:lanes(id text, queue text, buckets json, wait_mode text, place integer)} ON lanes.id = new.lane
 WHERE new.waiting
-GROUP BY lanes.id, lanes.queue, lanes.buckets, lanes.variant, lanes.place
+GROUP BY lanes.id, lanes.queue, lanes.buckets, lanes.wait_mode, lanes.place
 ORDER BY lanes.place
 
 -- name: add_jobs [postgres]

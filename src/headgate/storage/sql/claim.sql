@@ -67,11 +67,11 @@ AND EXISTS (
 -- The fields of a lane as the snapshot has it. A lane that was asleep is in line since it woke.
 lane.id, lane.queue, lane.buckets, lane.waiting,
 coalesce(lane.since, (SELECT limit_now - now FROM instant) + lane.wakes_at), lane.behind, lane.wakes_at,
-lane.variant, lane.opened_at, lane.turn, lane.version, lane.group_id
+lane.wait_mode, lane.opened_at, lane.turn, lane.version, lane.group_id
 
 -- part: lane_fields [sqlite]
 lane.id, lane.queue, CAST(lane.buckets AS text), lane.waiting, coalesce(lane.since, :limit_now - :now + lane.wakes_at),
-lane.behind, lane.wakes_at, lane.variant, lane.opened_at, lane.turn, 0, lane.group_id
+lane.behind, lane.wakes_at, lane.wait_mode, lane.opened_at, lane.turn, 0, lane.group_id
 
 -- part: instant
 -- The time of the server, or the time that the caller passes.
@@ -347,9 +347,9 @@ SELECT
     ) AS woken,
     (
         -- A lane that is asleep is in no line.
-        SELECT json_group_array(json_array(id, lane.queue, '[]', waiting, since, behind, wakes_at, variant, opened_at))
+        SELECT json_group_array(json_array(id, lane.queue, '[]', waiting, since, behind, wakes_at, wait_mode, opened_at))
         FROM wanted
-        JOIN lane ON lane.queue = wanted.queue AND lane.buckets = '[]' AND lane.variant = '' AND lane.waiting > 0
+        JOIN lane ON lane.queue = wanted.queue AND lane.buckets = '[]' AND lane.wait_mode = '' AND lane.waiting > 0
     ) AS open,
     (SELECT min(opens_at) FROM bucket WHERE opens_at > :limit_now) AS next_bucket,
     (
@@ -365,7 +365,7 @@ SELECT
 -- name: behind [postgres]
 -- The lanes of each queue that have waited longest behind each opened bucket: as many as the bucket grants.
 WITH instant AS MATERIALIZED (SELECT :now::bigint AS now)
-SELECT lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, variant, opened_at, turn, version, front, group_id,
+SELECT lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, turn, version, front, group_id,
     0 AS group_most
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN unnest(:queues::text[]) AS wanted
@@ -380,7 +380,7 @@ CROSS JOIN LATERAL (
 -- name: behind [sqlite]
 -- At most :most lanes of each queue and bucket.
 SELECT
-    lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, variant, opened_at, turn, 0 AS version,
+    lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, turn, 0 AS version,
     @lowest_rank AS front, group_id, 0 AS group_most
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN json_each(:queues) AS wanted
@@ -602,7 +602,7 @@ kept AS (
 -- part: left_lanes
 -- An arrival lowers the count of a lane, so that nodes that claim at the same time do not wait for each other.
 left_lanes AS (
-    INSERT INTO headgate.arrival (lane, queue, buckets, variant, jobs, is_ready, since)
+    INSERT INTO headgate.arrival (lane, queue, buckets, wait_mode, jobs, is_ready, since)
     SELECT lane, queue, '[]', '', -count(*), false, :limit_now FROM taken GROUP BY lane, queue
 )
 
@@ -777,7 +777,7 @@ UPDATE headgate.lane
 SET behind = NULL, opened_at = :limit_now::bigint, since = CASE WHEN turn IS NULL THEN :limit_now::bigint END,
     wakes_at = CASE WHEN turn IS NULL THEN wakes_at ELSE {least}(coalesce(wakes_at, :now), :now) END
 FROM {rows:released(bucket text, batch text)}
-WHERE lane.behind = released.bucket AND {position}(lane.variant, released.batch) > 0
+WHERE lane.behind = released.bucket AND {position}(lane.wait_mode, released.batch) > 0
 
 -- name: lockable [postgres]
 -- Lock those of these jobs that no other transaction has locked, and return them.

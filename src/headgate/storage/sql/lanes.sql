@@ -28,10 +28,10 @@ CASE WHEN @is_fair AND {position}(@order_ref, '\u001f') BETWEEN 1 AND {position}
 -- name: add_arrivals [postgres]
 -- Insert an arrival for each number of jobs that were added to a lane, or removed from it (negative). Claims merge
 -- arrivals into the lanes, so adding a job waits for no lane.
-INSERT INTO headgate.arrival (lane, queue, buckets, variant, jobs, is_ready, since, wakes_at, rank)
-SELECT lane, queue, buckets, variant, jobs, is_ready, :since::bigint, wakes_at, rank
+INSERT INTO headgate.arrival (lane, queue, buckets, wait_mode, jobs, is_ready, since, wakes_at, rank)
+SELECT lane, queue, buckets, wait_mode, jobs, is_ready, :since::bigint, wakes_at, rank
 FROM {rows:arrivals(
-    lane text, queue text, buckets json, variant text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint, place
+    lane text, queue text, buckets json, wait_mode text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint, place
 )}
 ORDER BY place
 
@@ -112,7 +112,7 @@ FROM (
         FROM (
             SELECT @group_id AS group_id, queue, is_ready
             FROM {rows:arrivals(
-                lane text, queue text, buckets json, variant text, jobs integer, is_ready boolean, wakes_at bigint,
+                lane text, queue text, buckets json, wait_mode text, jobs integer, is_ready boolean, wakes_at bigint,
                 rank bigint, place
             )}
         ) AS arrivals
@@ -130,17 +130,17 @@ ON CONFLICT (id) DO UPDATE SET
 -- Count jobs in their lanes, which become due or sleep until their earliest delayed job is due. Lanes that become due are
 -- a microsecond apart, so that they keep the order of their jobs; an empty lane waits for nothing. A lane of a fair queue
 -- joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the highest turn so far.
-INSERT INTO headgate.lane AS known (id, queue, buckets, variant, waiting, since, wakes_at, turn)
+INSERT INTO headgate.lane AS known (id, queue, buckets, wait_mode, waiting, since, wakes_at, turn)
 SELECT
-    lane, queue, buckets, variant, jobs, since, wakes_at, CASE WHEN joins THEN @joined_turn END
+    lane, queue, buckets, wait_mode, jobs, since, wakes_at, CASE WHEN joins THEN @joined_turn END
 FROM (
     SELECT
-        lane, queue, buckets, variant, jobs, since, wakes_at, joins, highest,
+        lane, queue, buckets, wait_mode, jobs, since, wakes_at, joins, highest,
         coalesce(lowest, highest, :since) AS lowest,
         CASE WHEN joins THEN (SELECT turn FROM lane AS stored WHERE stored.id = joining.lane) END AS own
     FROM (
         SELECT
-            lane, queue, buckets, variant, sum(jobs) AS jobs, min(wakes_at) AS wakes_at,
+            lane, queue, buckets, wait_mode, sum(jobs) AS jobs, min(wakes_at) AS wakes_at,
             CASE WHEN max(is_ready) THEN :since + min(CASE WHEN is_ready THEN place END) END AS since,
             max(is_ready) AND @is_fair AS joins,
             CASE
@@ -152,7 +152,7 @@ FROM (
                     THEN CASE WHEN @group_id IS NULL THEN @highest_in_line ELSE @highest_in_group END
             END AS highest
         FROM {rows:arrivals(
-            lane text, queue text, buckets json, variant text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint,
+            lane text, queue text, buckets json, wait_mode text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint,
             place
         )}
         GROUP BY lane
@@ -261,11 +261,11 @@ merged AS (
 ),
 summed AS MATERIALIZED (
     SELECT
-        lane, queue, buckets, variant, sum(jobs) AS jobs, bool_or(is_ready) AND buckets <> '[]' AS is_ready,
+        lane, queue, buckets, wait_mode, sum(jobs) AS jobs, bool_or(is_ready) AND buckets <> '[]' AS is_ready,
         min(id) FILTER (WHERE is_ready) AS first, min(wakes_at) AS wakes_at,
         min(coalesce(rank, @lowest_rank)) FILTER (WHERE is_ready) AS rank, @is_fair AS is_fair, @group_id AS group_id
     FROM merged AS arrivals
-    GROUP BY lane, queue, buckets, variant
+    GROUP BY lane, queue, buckets, wait_mode
 ),
 -- A lane of a fair queue joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the
 -- highest turn so far. A group of lanes joins the line of the queue in this way, and its lanes the line of the group.
@@ -348,7 +348,7 @@ grouped AS (
 ),
 placed AS MATERIALIZED (
     SELECT
-        lane, summed.queue, buckets, variant, jobs, wakes_at, rank,
+        lane, summed.queue, buckets, wait_mode, jobs, wakes_at, rank,
         CASE
             WHEN is_ready THEN
                 greatest(:after::bigint, :limit_now::bigint - count(*) OVER () - 1) + row_number() OVER (ORDER BY first)
@@ -418,15 +418,15 @@ new AS (
     RETURNING id
 ),
 made AS (
-    INSERT INTO headgate.lane (id, version, queue, buckets, variant, waiting, since, wakes_at, turn)
-    SELECT lane, :limit_now::bigint, queue, buckets, variant, jobs, since, wakes_at, turn
+    INSERT INTO headgate.lane (id, version, queue, buckets, wait_mode, waiting, since, wakes_at, turn)
+    SELECT lane, :limit_now::bigint, queue, buckets, wait_mode, jobs, since, wakes_at, turn
     FROM placed
     WHERE lane IN (SELECT id FROM new)
     RETURNING id, waiting, gated, since, wakes_at, turn
 ),
 left_over AS (
-    INSERT INTO headgate.arrival (lane, queue, buckets, variant, jobs, is_ready, since, wakes_at, rank)
-    SELECT lane, queue, buckets, variant, jobs, is_ready, since, wakes_at, rank FROM merged
+    INSERT INTO headgate.arrival (lane, queue, buckets, wait_mode, jobs, is_ready, since, wakes_at, rank)
+    SELECT lane, queue, buckets, wait_mode, jobs, is_ready, since, wakes_at, rank FROM merged
     WHERE lane NOT IN (SELECT id FROM counted) AND lane NOT IN (SELECT id FROM new)
 )
 SELECT

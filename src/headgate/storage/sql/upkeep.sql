@@ -443,10 +443,10 @@ SELECT id, limit_name AS "limit", key, state, opens_at, closed_until FROM headga
 
 -- name: all_lanes
 -- Return what identifies each lane, and each that arrivals will make.
-SELECT id, queue, buckets, variant FROM headgate.lane @lanes_of_arrivals
+SELECT id, queue, buckets, wait_mode FROM headgate.lane @lanes_of_arrivals
 
 -- part: lanes_of_arrivals [postgres]
-UNION SELECT lane, queue, buckets, variant FROM headgate.arrival
+UNION SELECT lane, queue, buckets, wait_mode FROM headgate.arrival
 
 -- part: lanes_of_arrivals [sqlite]
 

@@ -50,7 +50,7 @@ CREATE TABLE headgate.paused_queue (
 -- A lane is empty (nothing set), due (since), behind a bucket (since, behind) or asleep (wakes_at alone).
 -- since is limit time; wakes_at is wall time, no later than any delayed job of the lane. A lane of a fair
 -- queue has a turn, and keeps it while it is empty. place is the order in line.
--- variant sets jobs of the same buckets apart: those that do not wait, and those that share the permits of one owner.
+-- wait_mode sets jobs of the same buckets apart: those that do not wait, and those that share the permits of one owner.
 -- On PostgreSQL:
 -- waiting is merged from arrivals, so it may lag behind what was just added or claimed. Of the lanes without buckets,
 -- where jobs wait that no limit holds, it is all that is kept.
@@ -62,8 +62,8 @@ CREATE TABLE headgate.lane (
     id        text COLLATE "C" NOT NULL,
     version   bigint NOT NULL DEFAULT 0, -- [postgres]
     queue     text COLLATE "C" NOT NULL,
-    buckets     text COLLATE "C" NOT NULL CHECK (json_valid(buckets)),
-    variant   text COLLATE "C" NOT NULL DEFAULT '',
+    buckets   text COLLATE "C" NOT NULL CHECK (json_valid(buckets)),
+    wait_mode text COLLATE "C" NOT NULL DEFAULT '',
     gated     boolean NOT NULL GENERATED ALWAYS AS (buckets <> '[]') STORED,
     -- The buckets without their keys: few, however many lanes there are. -- [postgres]
     limits    text COLLATE "C" NOT NULL -- [postgres]
@@ -90,7 +90,7 @@ CREATE TABLE headgate.lane (
     ) STORED,
     PRIMARY KEY (id, version), -- [postgres]
     PRIMARY KEY (id), -- [sqlite]
-    UNIQUE (queue, buckets, variant), -- [sqlite]
+    UNIQUE (queue, buckets, wait_mode), -- [sqlite]
     CHECK (behind IS NULL OR since IS NOT NULL)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX lane_queue ON headgate.lane (queue); -- [postgres]
@@ -171,8 +171,8 @@ CREATE TABLE headgate.arrival (
     id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     lane      text COLLATE "C" NOT NULL,
     queue     text COLLATE "C" NOT NULL,
-    buckets     text COLLATE "C" NOT NULL,
-    variant   text COLLATE "C" NOT NULL,
+    buckets   text COLLATE "C" NOT NULL,
+    wait_mode text COLLATE "C" NOT NULL,
     jobs      integer NOT NULL,
     is_ready  boolean NOT NULL,
     since     bigint NOT NULL,
