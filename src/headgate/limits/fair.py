@@ -1,17 +1,18 @@
 """Fair order: the keys of a queue take turns, by weight. It is declared like a limit and never makes a job wait.
 
-Each key has a turn, a number that grows by `STEP` divided by its weight with each start; the key with the lowest turn
-starts next (start-time fair queueing; Goyal, Vin and Cheng, 1996). A key that comes back goes on from its own turn, or
-from the lowest in line if that is higher: turns cannot be saved up.
+Each key has a virtual time, a number that grows by `STEP` divided by its weight with each start; the key with the
+lowest virtual time starts next (start-time fair queueing; Goyal, Vin and Cheng, 1996). A key that comes back goes on
+from its own virtual time, or from the lowest in line if that is higher: turns cannot be saved up.
 
-A key that has had no turn yet enters at the present turn: the highest turn at which a job has started so far, but not
-below the lowest in line, nor beyond the present round (one `STEP` after the lowest). Its turn is odd, all others are
-even, so it comes just before the keys that have had turns. Its first start counts twice. So each new key that starts
-moves the present turn on for those after it, and new keys never stay before old ones.
+A key that has had no virtual time yet enters at the present virtual time: the highest virtual time at which a job has
+started so far, but not below the lowest in line, nor beyond the present round (one `STEP` after the lowest). Its
+virtual time is odd, all others are even, so it comes just before the keys that have had turns. Its first start counts
+twice. So each new key that starts moves the present virtual time on for those after it, and new keys never stay before
+old ones.
 
-With two levels of keys, such as tenants and their users, each key of the first level has a turn, a group. The group
-with the lowest turn starts next, and in it the lane with the lowest turn. A start raises both: the turn of the group by
-its weight, that of the lane by `STEP`.
+With two levels of keys, such as tenants and their users, each key of the first level has a virtual time, a group. The
+group with the lowest virtual time starts next, and in it the lane with the lowest virtual time. A start raises both:
+the virtual time of the group by its weight, that of the lane by `STEP`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PREFIX = "fair:"
 """The prefix of the names of these limits: `fair:default`. Statements recognize the lanes of fair queues by it."""
 
 STEP = 10_080
-"""How much one start raises the turn of a key of weight 1. Weights from 1 to 10 divide its half."""
+"""How much one start raises the virtual time of a key of weight 1. Weights from 1 to 10 divide its half."""
 
 MOST_WEIGHT = 100
 
@@ -55,7 +56,7 @@ class TurnOrder(Rule[None], frozen=True):
         return 0
 
     def step(self, key: str) -> int:
-        """Return by how much one start raises the turn of the first level of a key, an even number."""
+        """Return by how much one start raises the virtual time of the first level of a key, an even number."""
         return 2 * (STEP // 2 // self.weights.get(levels_of(key)[0], 1)) if self.weights else STEP
 
     def take(self, state: None, now: int, cost: int = 1) -> tuple[int, None]:
@@ -114,47 +115,47 @@ class FairOrder(Limit):
         )
 
 
-def first_turn(lowest: int) -> int:
-    """Return the turn of a key that has had none, where `lowest` is the lowest one in line.
+def first_virtual_time(lowest: int) -> int:
+    """Return the virtual time of a key that has had none, where `lowest` is the lowest one in line.
 
     Such keys are in line already, as those of a queue that has become fair. Statements compute that of a key that
-    comes new (`first_turn` in lanes.sql).
+    comes new (`first_virtual_time` in lanes.sql).
     """
     return lowest if lowest % 2 else lowest - 1
 
 
-def returning_turn(own: int, lowest: int) -> int:
-    """Return the turn of a key that was not in line, where `lowest` is the lowest one in line."""
+def returning_virtual_time(own: int, lowest: int) -> int:
+    """Return the virtual time of a key that was not in line, where `lowest` is the lowest one in line."""
     return max(own, lowest + lowest % 2)
 
 
-def next_turn(turn: int, step: int) -> int:
-    """Return the turn of a key after a start. The first one counts twice."""
-    return turn + 1 + 2 * step if turn % 2 else turn + step
+def next_virtual_time(virtual_time: int, step: int) -> int:
+    """Return the virtual time of a key after a start. The first one counts twice."""
+    return virtual_time + 1 + 2 * step if virtual_time % 2 else virtual_time + step
 
 
 class TurnGroup:
-    """The lanes of one key of the first level, where keys have two: its turn, which each start raises by `step`.
+    """The lanes of one key of the first level, if keys have two: its virtual time, which each start raises by `step`.
 
     It `is_complete` if all its lanes in line are visited.
     """
 
-    __slots__ = ("first", "is_complete", "is_exhausted", "step", "turn")
+    __slots__ = ("first", "is_complete", "is_exhausted", "step", "virtual_time")
 
-    def __init__(self, turn: int, step: int = STEP, first: int | None = None) -> None:
-        self.turn = turn
+    def __init__(self, virtual_time: int, step: int = STEP, first: int | None = None) -> None:
+        self.virtual_time = virtual_time
         self.step = step
         self.first = first
-        """The lowest turn of its lanes in line, None if none is."""
+        """The lowest virtual time of its lanes in line, None if none is."""
         self.is_complete = True
         self.is_exhausted = False
         """Whether all visited lanes have started all their jobs."""
 
 
 class TakesTurns(Protocol):
-    """What stands in a line of turns: a lane. Its start raises its `turn` by `step`."""
+    """What stands in a line of turns: a lane. Its start raises its `virtual_time` by `step`."""
 
-    turn: int
+    virtual_time: int
     step: int
 
     @property
@@ -165,21 +166,21 @@ Taker = TypeVar("Taker", bound=TakesTurns)
 
 
 class TurnLine:
-    """Lanes in the order of their turns: the group with the lowest turn first, in it the lane with the lowest turn.
+    """Lanes by their virtual times: the group with the lowest one first, and in it the lane with the lowest one.
 
-    A lane without a group is a group by itself. Of equal turns, the lane that was passed first comes first.
+    A lane without a group is a group by itself. Of equal virtual times, the lane that was passed first comes first.
     """
 
     def __init__(self, takers: Iterable[Taker]) -> None:
         members: dict[TurnGroup | int, list[tuple[int, int, TakesTurns]]] = {}
         for place, taker in enumerate(takers):
             known = place if taker.group is None else taker.group
-            members.setdefault(known, []).append((taker.turn, place, taker))
+            members.setdefault(known, []).append((taker.virtual_time, place, taker))
         self._groups = []
         for known, lanes in members.items():
             heapify(lanes)
-            turn = known.turn if isinstance(known, TurnGroup) else lanes[0][0]
-            self._groups.append((turn, lanes[0][1], lanes))
+            virtual_time = known.virtual_time if isinstance(known, TurnGroup) else lanes[0][0]
+            self._groups.append((virtual_time, lanes[0][1], lanes))
         heapify(self._groups)
 
     @property
@@ -191,11 +192,11 @@ class TurnLine:
         """Note that the first lane has started a job."""
         _, place, lanes = self._groups[0]
         _, own_place, taker = lanes[0]
-        taker.turn = turn = next_turn(taker.turn, taker.step)
-        heapreplace(lanes, (turn, own_place, taker))
+        taker.virtual_time = virtual_time = next_virtual_time(taker.virtual_time, taker.step)
+        heapreplace(lanes, (virtual_time, own_place, taker))
         if taker.group is not None:
-            taker.group.turn = turn = next_turn(taker.group.turn, taker.group.step)
-        heapreplace(self._groups, (turn, place, lanes))
+            taker.group.virtual_time = virtual_time = next_virtual_time(taker.group.virtual_time, taker.group.step)
+        heapreplace(self._groups, (virtual_time, place, lanes))
 
     def leave(self) -> bool:
         """Remove the first lane. Returns whether its group has more lanes in line that are not visited."""

@@ -3,7 +3,8 @@
 A store reads the lanes that are due or that wait behind an opened bucket, their buckets and the first jobs of each
 lane; `admit` decides; the store writes the decision. Lanes take turns of a few jobs. A lane that meets a closed bucket
 waits behind it. A bucket with lanes behind it is closed to other lanes until it opens, so that cheap jobs do not
-starve a costly job at the head of its wait list. In a fair queue the lane with the lowest turn starts its next job.
+starve a costly job at the head of its wait list. In a fair queue the lane with the lowest virtual time starts its next
+job.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from headgate.limits.rule import Snapshot
 from headgate.storage.fetched import is_starved, remote_charge_of
 from headgate.storage.records import FreeSlots, Starved
 
-TURN = 4
+QUANTUM = 4
 """How many jobs a lane may start before the next lane has its turn."""
 
 FOR_ALL_KEYS = ""
@@ -171,8 +172,8 @@ class LaneView:
 
     A demand of None is for a start of cost 1 in each bucket and no permit. A lane that meets a closed bucket goes
     `behind` it, until `opens_at`. A lane that `discards` its jobs does not close the bucket for other lanes.
-    `turn` is the turn of its key in a fair queue, which each start raises by `step`; 0 in other queues. With keys of
-    two levels it is that within its `group`. A lane is `complete` if all its ready jobs were read.
+    `virtual_time` is that of its key in a fair queue, which each start raises by `step`; 0 in other queues. With keys
+    of two levels it is that within its `group`. A lane is `complete` if all its ready jobs were read.
     """
 
     __slots__ = (
@@ -188,7 +189,7 @@ class LaneView:
         "queue",
         "step",
         "taken",
-        "turn",
+        "virtual_time",
     )
 
     def __init__(
@@ -199,14 +200,14 @@ class LaneView:
         demands: Sequence[Demand | None],
         *,
         discards: bool = False,
-        turn: int = 0,
+        virtual_time: int = 0,
         step: int = 0,
         group: TurnGroup | None = None,
         complete: bool = True,
     ) -> None:
         self.id = id
         self.group = group
-        self.turn = turn
+        self.virtual_time = virtual_time
         self.step = step
         self.complete = complete
         self.queue = queue
@@ -230,12 +231,12 @@ class LaneView:
         return self.taken < len(self.demands)
 
     @property
-    def starts_a_turn(self) -> int:
+    def quantum(self) -> int:
         """How many jobs it starts in its turn: 1 for keys that share a ceiling, so that each gets its part."""
         for bucket in self.buckets:
             if bucket.home is not bucket:
                 return 1
-        return TURN
+        return QUANTUM
 
 
 def divided(
@@ -277,14 +278,14 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
     `lanes` are in the order of their turns; `shares` is how many gated jobs each queue may start.
     """
     left = dict(shares)
-    in_turn = [lane for lane in lanes if lane.step]
-    if in_turn:
-        _admit_by_turn(in_turn, left, now)
+    fair = [lane for lane in lanes if lane.step]
+    if fair:
+        _admit_by_virtual_time(fair, left, now)
     turns = deque(lane for lane in lanes if lane.demands and not lane.step)
     while turns:
         lane = turns.popleft()
         free = left[lane.queue]
-        for _ in range(min(lane.starts_a_turn, free, len(lane.demands) - lane.taken)):
+        for _ in range(min(lane.quantum, free, len(lane.demands) - lane.taken)):
             _take(lane, now)
             if lane.behind is not None or lane.failed is not None:
                 break
@@ -295,8 +296,8 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
             turns.append(lane)
 
 
-def _admit_by_turn(lanes: Sequence[LaneView], left: dict[str, int], now: int) -> None:
-    """Start jobs of fair queues: always the next one of the lane with the lowest turn.
+def _admit_by_virtual_time(lanes: Sequence[LaneView], left: dict[str, int], now: int) -> None:
+    """Start jobs of fair queues: always the next one of the lane with the lowest virtual time.
 
     If that lane has jobs that were not read, or its group other lanes, its queue starts no more: they come before the
     jobs of the others.

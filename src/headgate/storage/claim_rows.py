@@ -22,9 +22,9 @@ class LaneRow(msgspec.Struct):
     """A lane as it is stored. The lane of jobs without limits has no buckets.
 
     `opened_at` (limit time) is when the bucket opened that the lane last waited behind. Its jobs that were ready before
-    have waited for that limit until then, and for a slot since then. `turn` is that of its key in a fair queue, None in
-    other queues. If keys have two levels, it is in the group `group_id`, of which at most `group_most` lanes were read.
-    With several writers, each update raises `version`, and no merged job that requested no start time has
+    have waited for that limit until then, and for a slot since then. `virtual_time` is that of its key in a fair queue,
+    None in other queues. If keys have two levels, it is in the group `group_id`, of which at most `group_most` lanes
+    were read. With several writers, each update raises `version`, and no merged job that requested no start time has
     a `rank` below `front`.
     """
 
@@ -37,7 +37,7 @@ class LaneRow(msgspec.Struct):
     wakes_at: int | None
     wait_mode: str
     opened_at: int | None = None
-    turn: int | None = None
+    virtual_time: int | None = None
     version: int = 0
     front: int = LOWEST_RANK
     group_id: RowId | None = None
@@ -46,22 +46,22 @@ class LaneRow(msgspec.Struct):
     @property
     def place(self) -> int:
         """Its place in line."""
-        return self.turn if self.turn is not None else self.since or 0
+        return self.virtual_time if self.virtual_time is not None else self.since or 0
 
 
 class TurnGroupRow(msgspec.Struct):
-    """A group of lanes as it is stored: its turn, and the lowest turn of its lanes in line, if one is."""
+    """A group of lanes as it is stored: its virtual time, and the lowest one of its lanes in line, if any is."""
 
     id: RowId
-    turn: int
+    virtual_time: int
     first: int | None
 
 
-class WrittenTurn(NamedTuple):
+class WrittenVirtualTime(NamedTuple):
     """The turn of a group after a claim."""
 
     id: RowId
-    turn: int
+    virtual_time: int
 
 
 class LaneHead(msgspec.Struct):
@@ -147,7 +147,7 @@ class LaneMove(msgspec.Struct):
     behind: RowId | None
     wakes_at: int | None
     opened_at: int | None
-    turn: int | None
+    virtual_time: int | None
     version: int
     front: int
 

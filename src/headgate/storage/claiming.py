@@ -18,10 +18,18 @@ from headgate.jobs.bucket_mask import NO_BUCKETS, difference, mask_where, spread
 from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobState, truncated_error
 from headgate.jobs.terms import mode_discards
 from headgate.limits.concurrency import batches_of
-from headgate.limits.fair import PREFIX, STEP, TurnGroup, TurnLine, TurnOrder, first_turn, returning_turn
+from headgate.limits.fair import (
+    PREFIX,
+    STEP,
+    TurnGroup,
+    TurnLine,
+    TurnOrder,
+    first_virtual_time,
+    returning_virtual_time,
+)
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import (
-    TURN,
+    QUANTUM,
     BucketView,
     LaneView,
     RowId,
@@ -39,7 +47,7 @@ from headgate.storage.claim_rows import (
     LaneMove,
     LaneRow,
     TurnGroupRow,
-    WrittenTurn,
+    WrittenVirtualTime,
 )
 from headgate.storage.endings import DroppedRow, late_ending, rejection_error
 from headgate.storage.procedures.buckets import PermitRelease
@@ -60,7 +68,7 @@ class _Taker(msgspec.Struct):
     """A lane of which is asked how many jobs it would start."""
 
     place: int
-    turn: int
+    virtual_time: int
     step: int
     group: TurnGroup | None
 
@@ -161,8 +169,8 @@ class ClaimPlan:
         self._orders = {queue: rule for queue, rule in rules if isinstance(rule, TurnOrder)}
         self.groups: dict[RowId, TurnGroup] = {}
         """The groups of the lanes that may be visited, if keys have two levels."""
-        # The lowest turn in line, of each fair queue, and the lanes that are not in line.
-        self._lowest_turns: dict[str, int] = {}
+        # The lowest virtual time in line, of each fair queue, and the lanes that are not in line.
+        self._lowest_in_line: dict[str, int] = {}
         self._outside: Set[RowId] = frozenset()
 
     def at(self, now: int, limit_now: int) -> ClaimPlan:
@@ -170,7 +178,7 @@ class ClaimPlan:
         later = ClaimPlan(self.claim, now, limit_now, self.newest, self._passed)
         later.unknown, later.gate_mismatches = self.unknown, self.gate_mismatches
         later.has_unknown_lanes, later._page_was_full = self.has_unknown_lanes, self._page_was_full
-        later._lowest_turns, later._outside, later.groups = self._lowest_turns, self._outside, self.groups
+        later._lowest_in_line, later._outside, later.groups = self._lowest_in_line, self._outside, self.groups
         later.free_slots, later.ready = self.free_slots, self.ready
         return later
 
@@ -226,13 +234,13 @@ class ClaimPlan:
     ) -> list[LaneVisit]:
         """Return the lanes behind opened buckets, then the due ones; in each group the longest waiting first.
 
-        Those of a fair queue are in the order of their turns. It returns at most as many lanes as are expected to fill
-        the `shares`: to read and lock lanes in vain costs the most.
+        Those of a fair queue are in the order of their virtual times. It returns at most as many lanes as are expected
+        to fill the `shares`: to read and lock lanes in vain costs the most.
         """
         for row in due:
-            turn = row.turn if row.group_id is None else self.groups[row.group_id].turn
-            if turn is not None:
-                self._lowest_turns[row.queue] = min(turn, self._lowest_turns.get(row.queue, turn))
+            virtual_time = row.virtual_time if row.group_id is None else self.groups[row.group_id].virtual_time
+            if virtual_time is not None:
+                self._lowest_in_line[row.queue] = min(virtual_time, self._lowest_in_line.get(row.queue, virtual_time))
         rows = sorted(self.usable(behind), key=_place_in_line)
         order = {id: index for index, id in enumerate(grants)}
         left_of = dict(grants)
@@ -249,15 +257,15 @@ class ClaimPlan:
         visits: list[LaneVisit] = []
         candidates = [*released, *sorted(self.usable([*due, *woken]), key=_place_in_line)]
         if self._orders:
-            # Of equal turns, those of lanes that are not in line come first: they grow with the lowest in line. Lanes
-            # of other queues stay in their order.
+            # Of equal virtual times, those of lanes that are not in line come first: they grow with the lowest in line.
+            # Lanes of other queues stay in their order.
             self._outside = {row.id for row in (*released, *woken)}
             if self.groups:
                 self._enter_groups(candidates)
-                planned = self._planned_turns(candidates, shares)
-                candidates.sort(key=lambda row: (planned[row.id], self._is_in_line(row), *self._place_by_turn(row)))
+                planned = self._planned_times(candidates, shares)
+                candidates.sort(key=lambda row: (planned[row.id], self._is_in_line(row), *self._place_in_line(row)))
             else:
-                candidates.sort(key=self._place_by_turn)
+                candidates.sort(key=self._place_in_line)
         for row in candidates:
             # A lane behind a bucket that needs a fetch starts no job yet. Slots must be free for the starts fetched.
             needs_fetch = row.behind is not None and row.behind in starving
@@ -280,15 +288,17 @@ class ClaimPlan:
         shares: Mapping[str, int],
     ) -> int:
         """Return how many starts a lane is likely to make. Lanes that share the grants of a bucket may get one each."""
-        turn = max(1, min(-(-shares[row.queue] // FAIR_LANES) if row.queue in self._orders else TURN, row.waiting))
+        quantum = max(
+            1, min(-(-shares[row.queue] // FAIR_LANES) if row.queue in self._orders else QUANTUM, row.waiting)
+        )
         if row.behind is None:
-            return turn
-        return 1 if sharing[row.behind] > 1 else min(turn, grants.get(row.behind, 1))
+            return quantum
+        return 1 if sharing[row.behind] > 1 else min(quantum, grants.get(row.behind, 1))
 
     # --------------------------------------------------------------------------------------------- fair queues
 
     def _step(self, row: LaneRow) -> int:
-        """Return by how much one start raises the turn of a lane in a fair queue; 0 in other queues."""
+        """Return by how much one start raises the virtual time of a lane in a fair queue; 0 in other queues."""
         order = self._orders.get(row.queue)
         if order is None:
             return 0
@@ -298,28 +308,28 @@ class ClaimPlan:
                     return order.step(ref.key)
         return STEP
 
-    def _turn(self, row: LaneRow) -> int:
-        """Return the turn of a lane."""
+    def _virtual_time(self, row: LaneRow) -> int:
+        """Return the virtual time of a lane."""
         lowest = None if row.group_id is None else self.groups[row.group_id].first
         if lowest is None:
-            known = None if row.group_id is not None else self._lowest_turns.get(row.queue)
-            # In an empty line it keeps its turn: those that wait for one bucket keep their order.
-            lowest = known or max(row.turn or self.limit_now, self._passed.get(row.queue, 0))
-        if row.turn is None:
-            return first_turn(lowest)
-        return returning_turn(row.turn, lowest) if row.id in self._outside else row.turn
+            known = None if row.group_id is not None else self._lowest_in_line.get(row.queue)
+            # In an empty line it keeps its virtual time: those that wait for one bucket keep their order.
+            lowest = known or max(row.virtual_time or self.limit_now, self._passed.get(row.queue, 0))
+        if row.virtual_time is None:
+            return first_virtual_time(lowest)
+        return returning_virtual_time(row.virtual_time, lowest) if row.id in self._outside else row.virtual_time
 
-    def _place_by_turn(self, row: LaneRow) -> tuple[int, bool, int]:
+    def _place_in_line(self, row: LaneRow) -> tuple[int, bool, int]:
         if row.queue not in self._orders:
             return 0, False, 0
-        return self._turn(row), row.id not in self._outside, row.since or 0
+        return self._virtual_time(row), row.id not in self._outside, row.since or 0
 
     def note_groups(self, rows: Iterable[TurnGroupRow]) -> None:
-        """Note the turns of groups, as they are stored now."""
+        """Note the virtual times of groups, as they are stored now."""
         for row in rows:
-            known = self.groups.setdefault(row.id, TurnGroup(row.turn))
-            # One that was not in line keeps the turn with which it joins, if that is higher.
-            known.turn = max(known.turn, row.turn) if row.first is None else row.turn
+            known = self.groups.setdefault(row.id, TurnGroup(row.virtual_time))
+            # One that was not in line keeps the virtual time with which it joins, if that is higher.
+            known.virtual_time = max(known.virtual_time, row.virtual_time) if row.first is None else row.virtual_time
             known.first = row.first
 
     def cuts_groups(self, rows: Iterable[LaneRow]) -> bool:
@@ -340,20 +350,22 @@ class ClaimPlan:
                     group.step = order.step(ref.key) if order is not None else STEP
             if group.first is None:
                 # None of its lanes is in line.
-                group.turn = returning_turn(group.turn, self._lowest_turns.get(row.queue, group.turn))
+                group.virtual_time = returning_virtual_time(
+                    group.virtual_time, self._lowest_in_line.get(row.queue, group.virtual_time)
+                )
             if row.group_most and read[row.group_id] >= row.group_most:
                 group.is_complete = False
 
-    def _planned_turns(self, rows: Sequence[LaneRow], shares: Mapping[str, int]) -> dict[RowId, int]:
-        """Return the turn at which each lane is to be visited, if all before it in its group start a few jobs."""
+    def _planned_times(self, rows: Sequence[LaneRow], shares: Mapping[str, int]) -> dict[RowId, int]:
+        """Return the virtual time of the visit of each lane, if all before it in its group start a few jobs."""
         planned: dict[RowId, int] = {}
         turns: dict[RowId, int] = {}
-        for row in sorted(rows, key=self._place_by_turn):
+        for row in sorted(rows, key=self._place_in_line):
             if row.group_id is None:
-                planned[row.id] = self._turn(row) if self._step(row) else 0
+                planned[row.id] = self._virtual_time(row) if self._step(row) else 0
                 continue
             group = self.groups[row.group_id]
-            planned[row.id] = turns.setdefault(row.group_id, group.turn)
+            planned[row.id] = turns.setdefault(row.group_id, group.virtual_time)
             few = max(1, min(-(-shares.get(row.queue, 0) // FAIR_LANES), row.waiting))
             turns[row.group_id] += few * group.step
         return planned
@@ -368,10 +380,10 @@ class ClaimPlan:
         """Return how many jobs a lane of a fair queue can start at most when these lanes fill so many slots."""
         if not self._orders:
             return 0
-        groups = {id: TurnGroup(group.turn, group.step) for id, group in self.groups.items()}
+        groups = {id: TurnGroup(group.virtual_time, group.step) for id, group in self.groups.items()}
         rows = (visit.row for visit in visits)
         line = TurnLine(
-            _Taker(place, self._turn(row), step, None if row.group_id is None else groups[row.group_id])
+            _Taker(place, self._virtual_time(row), step, None if row.group_id is None else groups[row.group_id])
             for place, row in enumerate(rows)
             if (step := self._step(row))
         )
@@ -381,13 +393,15 @@ class ClaimPlan:
             line.start()
         return max(starts.values(), default=-1) + 1
 
-    def written_turns(self, moved: Iterable[RowId]) -> list[WrittenTurn]:
-        """Return the turns of the groups of which lanes have moved."""
+    def written_virtual_times(self, moved: Iterable[RowId]) -> list[WrittenVirtualTime]:
+        """Return the virtual times of the groups of which lanes have moved."""
         if not self.groups:
             return []
         ids = set(moved)
         found = {visit.row.group_id for visit in self.gated if visit.row.id in ids}
-        return [WrittenTurn(id, self.groups[id].turn) for id in sorted(id for id in found if id is not None)]
+        return [
+            WrittenVirtualTime(id, self.groups[id].virtual_time) for id in sorted(id for id in found if id is not None)
+        ]
 
     def shares(self, ready: Mapping[str, int]) -> dict[str, int]:
         """Return how many gated jobs each queue may start while so many ungated jobs are ready."""
@@ -432,7 +446,7 @@ class ClaimPlan:
 
     def most_heads(self, visits: Sequence[LaneVisit], slots: int) -> int:
         """Return how many jobs of each lane to read at most, whatever their buckets grant."""
-        return max(TURN, -(-slots // len(visits)), self._most_of_one(visits, slots))
+        return max(QUANTUM, -(-slots // len(visits)), self._most_of_one(visits, slots))
 
     def _can_start(self, row: LaneRow, view: Callable[[BucketRef], BucketView], most: int) -> int:
         """Return how many jobs of cost 1 all buckets of the lane grant now, at most `most`."""
@@ -488,7 +502,7 @@ class ClaimPlan:
                 views,
                 demands,
                 discards=discards,
-                turn=self._turn(visit.row) if step else 0,
+                virtual_time=self._virtual_time(visit.row) if step else 0,
                 step=step,
                 group=None if visit.row.group_id is None else self.groups[visit.row.group_id],
                 complete=visit.complete,
@@ -600,10 +614,11 @@ class ClaimPlan:
         stays_behind = behind is not None and row.behind is not None and bucket_id(behind.ref) == row.behind
         if not gone and visit.heads and (behind is None or stays_behind):
             return None
-        # None in a queue that is fair no more: with a turn that stands still, the lane would always be the first.
-        turn = visit.view.turn if visit.view is not None and visit.view.step else None
+        # None in a queue that is fair no more: with a virtual time that stands still, the lane would always be the
+        # first.
+        virtual_time = visit.view.virtual_time if visit.view is not None and visit.view.step else None
         if is_emptied:
-            return LaneMove(row.id, gone, None, None, None, None, turn, row.version, front)
+            return LaneMove(row.id, gone, None, None, None, None, virtual_time, row.version, front)
         wakes_at = row.wakes_at
         if visit.wakes_by(self.now):
             # Delayed jobs of this lane were due and may have left it.
@@ -618,12 +633,16 @@ class ClaimPlan:
             self.note_wake(wakes_at)
             if not gone and row.since is None and wakes_at == row.wakes_at:
                 return None
-            return LaneMove(row.id, gone, None, None, wakes_at, row.opened_at, turn, row.version, front)
+            return LaneMove(row.id, gone, None, None, wakes_at, row.opened_at, virtual_time, row.version, front)
         if behind is None:
-            return LaneMove(row.id, gone, self.limit_now, None, wakes_at, row.opened_at, turn, row.version, front)
+            return LaneMove(
+                row.id, gone, self.limit_now, None, wakes_at, row.opened_at, virtual_time, row.version, front
+            )
         # A lane that started nothing keeps its place in the line.
         since = row.since if not gone and row.since is not None else self.limit_now
-        return LaneMove(row.id, gone, since, bucket_id(behind.ref), wakes_at, row.opened_at, turn, row.version, front)
+        return LaneMove(
+            row.id, gone, since, bucket_id(behind.ref), wakes_at, row.opened_at, virtual_time, row.version, front
+        )
 
     @property
     def batch_lanes(self) -> list[BatchLanes]:

@@ -6,7 +6,7 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.jobs.job import BucketRef, JobState
-from headgate.storage.admission import TURN
+from headgate.storage.admission import QUANTUM
 from headgate.storage.records import JobFilter, Throttled
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
@@ -274,7 +274,7 @@ class BudgetsConformance(Conformance):
         shares = [taken.count(f'"{key}"') for key in "abcde"]
         assert sum(shares) == 100
         # A turn is a few jobs, and the room may end in the middle of one.
-        assert max(shares) - min(shares) <= 2 * TURN
+        assert max(shares) - min(shares) <= 2 * QUANTUM
 
     async def test_the_lane_that_waits_longest_comes_first(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1000)}

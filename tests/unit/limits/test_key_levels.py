@@ -70,8 +70,8 @@ def test_the_weight_is_that_of_the_first_level() -> None:
 
 
 class Taker:
-    def __init__(self, name: str, turn: int, group: TurnGroup | None = None) -> None:
-        self.name, self.turn, self.step, self.group = name, turn, 10, group
+    def __init__(self, name: str, virtual_time: int, group: TurnGroup | None = None) -> None:
+        self.name, self.virtual_time, self.step, self.group = name, virtual_time, 10, group
 
 
 def test_a_line_alternates_between_groups_and_within_them() -> None:

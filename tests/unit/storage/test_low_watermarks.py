@@ -53,7 +53,7 @@ def test_each_fair_queue_has_its_own_low_watermark_which_stays_while_its_line_is
     assert [low_watermarks.due(queue) for queue in ("plain", "fair", "empty")] == [69 * SLACK, 4 * SLACK, 0]
     # Turns may be above limit time, where a lane without one would join.
     low_watermarks.record_positions([lane(90 * SLACK, "fair")], [], 70 * SLACK, ["fair"])
-    assert low_watermarks.turns == {"fair": 69 * SLACK, "empty": 0}
+    assert low_watermarks.virtual_times == {"fair": 69 * SLACK, "empty": 0}
 
 
 def test_claims_sweep_every_second_until_a_sweep_is_fast(low_watermarks: LowWatermarks, clock: ManualClock) -> None:

@@ -96,7 +96,7 @@ async def merge(
         "merge",
         after=after,
         limit_now=tx.limit_now,
-        fair=[_FairFloor(queue, floor) for queue, floor in low_watermarks.turns.items()],
+        fair=[_FairFloor(queue, floor) for queue, floor in low_watermarks.virtual_times.items()],
         floor=low_watermarks.arrivals,
         oldest=oldest,
         newest=newest,

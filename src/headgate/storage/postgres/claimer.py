@@ -365,7 +365,7 @@ class Claimer:
         ]
         due = [lane for lane in snapshot.due if lane.group_id is None]
         opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
-        snapshot.passed = dict(self.low_watermarks.turns)
+        snapshot.passed = dict(self.low_watermarks.virtual_times)
         self.low_watermarks.record_positions(
             due, opened, snapshot.limit_now, [queue for queue in claim.free_slots if PREFIX + queue in claim.rules]
         )

@@ -7,19 +7,22 @@ the first lane and bucket that it last read.
 
 **No lane is put in line below a place that a process may have passed.** Whoever puts a lane in line relies on it:
 
-- A low watermark of lanes is below the present limit time, less `SLACK`. A lane without a turn gets the present limit
+- A low watermark of lanes is below the present limit time, less `SLACK`. A lane without a virtual time gets the present
+limit
   time as its place, whenever its jobs arrived, less a microsecond for each lane that is merged with it.
-- A lane of a fair queue that joins other lanes gets the lowest turn in line, or a higher one (a new key: one below).
-  If the line is empty, jobs that arrive get the highest turn so far, and a lane that waited for a bucket keeps its
-  turn, unless the claim that puts it in line has passed that. So the lowest turn in line does not fall, and the low
-  watermark of a fair queue is the lowest turn that was last read, less `SLACK`. It stays while the line is empty. Each
-  fair queue has its own, because its turns have little to do with the time, and nothing with those of another queue.
+- A lane of a fair queue that joins other lanes gets the lowest virtual time in line, or a higher one (a new key: one
+below).
+  If the line is empty, jobs that arrive get the highest virtual time so far, and a lane that waited for a bucket keeps
+  its virtual time, unless the claim that puts it in line has passed that. So the lowest virtual time in line does not
+  fall, and the low watermark of a fair queue is the lowest virtual time that was last read, less `SLACK`. It stays
+  while the line is empty. Each fair queue has its own, because its virtual times have little to do with the time, and
+  nothing with those of another queue.
 - Buckets open at the present limit time or later.
 
 What is left is a transaction that chooses a place and commits so much later that other claims have passed it by more
-than `SLACK`, and a lane that keeps a turn which another process has passed. Such a lane or bucket waits for a sweep,
-which reads from the start: after a second, and after ten times the duration of the last sweep, so sweeps take a tenth
-of its time at most. Jobs need no sweep: each lane has a front that is proven, see `merge` in lanes.sql.
+than `SLACK`, and a lane that keeps a virtual time which another process has passed. Such a lane or bucket waits for a
+sweep, which reads from the start: after a second, and after ten times the duration of the last sweep, so sweeps take a
+tenth of its time at most. Jobs need no sweep: each lane has a front that is proven, see `merge` in lanes.sql.
 
 The low watermark of arrivals is proven, so they are not swept. A transaction writes a job, and so gets a transaction
 id, before it draws the id of an arrival. When a merge M1 sees an arrival L, every transaction that has drawn a lower
@@ -55,7 +58,7 @@ class LowWatermarks:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._due = 0
-        self._turns: dict[str, int] = {}
+        self._virtual_times: dict[str, int] = {}
         self._opened = 0
         self._sweeps_at = 0
         self._is_slow = False
@@ -89,12 +92,12 @@ class LowWatermarks:
 
     def due(self, queue: str) -> int:
         """Where to begin among the due lanes of a queue."""
-        return self._turns.get(queue, self._due) if self._are_used else 0
+        return self._virtual_times.get(queue, self._due) if self._are_used else 0
 
     @property
-    def turns(self) -> Mapping[str, int]:
+    def virtual_times(self) -> Mapping[str, int]:
         """Where to begin among the due lanes of each fair queue."""
-        return self._turns if self._are_used else {}
+        return self._virtual_times if self._are_used else {}
 
     @property
     def opened(self) -> int:
@@ -131,8 +134,8 @@ class LowWatermarks:
             lowest[lane.queue] = min(lane.place, lowest.get(lane.queue, limit_now))
         for queue in fair:
             if queue in lowest:
-                self._turns[queue] = lowest.pop(queue) - SLACK
+                self._virtual_times[queue] = lowest.pop(queue) - SLACK
             else:
-                self._turns.setdefault(queue, 0)
+                self._virtual_times.setdefault(queue, 0)
         self._due = min([limit_now, *lowest.values()]) - SLACK
         self._opened = min(opened, default=limit_now) - SLACK

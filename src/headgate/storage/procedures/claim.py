@@ -142,7 +142,7 @@ class _HeldLane(msgspec.Struct):
     behind: str | None
     wakes_at: int | None
     opened_at: int | None
-    turn: int | None
+    virtual_time: int | None
     version: int | None
     front: int | None
 
@@ -401,12 +401,12 @@ class ClaimTransaction:
             row, newer = visit.row, newest[visit.row.id]
             row.waiting, row.version = newer.waiting or 0, newer.version or 0
             row.front = LOWEST_RANK if newer.front is None else newer.front
-            row.since, row.behind, row.wakes_at, row.opened_at, row.turn = (
+            row.since, row.behind, row.wakes_at, row.opened_at, row.virtual_time = (
                 newer.since,
                 newer.behind,
                 newer.wakes_at,
                 newer.opened_at,
-                newer.turn,
+                newer.virtual_time,
             )
         return held
 
@@ -531,10 +531,10 @@ class ClaimTransaction:
         visits = plan.visits if tx.has_one_writer else plan.gated
         moves = await self._moves(visits, dropped)
         await self._write_claim(visits, moves)
-        turns = plan.written_turns(move.id for move in moves)
-        if turns:
+        written = plan.written_virtual_times(move.id for move in moves)
+        if written:
             # After the lanes: a group leaves the line with the last of its lanes.
-            await tx.execute("write_turns", written=turns)
+            await tx.execute("write_virtual_times", written=written)
         ended = await self._drop(dropped) if dropped else []
         # After the charges: they write states that still have the returned permits.
         reopened = await return_permits(tx, plan.given)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headgate.jobs.job import BucketRef
-from headgate.storage.admission import TURN, RowId
+from headgate.storage.admission import QUANTUM, RowId
 from headgate.storage.claim_rows import LaneRow
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import BUCKETS, BucketRow
@@ -100,7 +100,7 @@ class _StoredLane(msgspec.Struct, array_like=True):
     wakes_at: int | None
     wait_mode: str
     opened_at: int | None
-    turn: int | None = None
+    virtual_time: int | None = None
     version: int = 0
     group_id: str | None = None
     group_most: int = 0
@@ -157,11 +157,11 @@ class ClaimSnapshot:
             return False
         if not self.due:
             return any(lane.ready for lane in self.ungated.values())
-        if any(row.turn is not None for row in self.due):
+        if any(row.virtual_time is not None for row in self.due):
             # Lanes of fair queues are not visited in turns.
             return False
         self.due = [row for row in self.due if row.id not in visited]
-        return len(self.due) * TURN >= slots
+        return len(self.due) * QUANTUM >= slots
 
 
 async def read_snapshot(
@@ -210,7 +210,7 @@ def _lanes(text: str) -> list[LaneRow]:
             row.wakes_at,
             row.wait_mode,
             row.opened_at,
-            row.turn,
+            row.virtual_time,
             row.version,
             group_id=row.group_id,
             group_most=row.group_most,

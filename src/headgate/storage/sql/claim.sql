@@ -67,11 +67,11 @@ AND EXISTS (
 -- The fields of a lane as the snapshot has it. A lane that was asleep is in line since it woke.
 lane.id, lane.queue, lane.buckets, lane.waiting,
 coalesce(lane.since, (SELECT limit_now - now FROM instant) + lane.wakes_at), lane.behind, lane.wakes_at,
-lane.wait_mode, lane.opened_at, lane.turn, lane.version, lane.group_id
+lane.wait_mode, lane.opened_at, lane.virtual_time, lane.version, lane.group_id
 
 -- part: lane_fields [sqlite]
 lane.id, lane.queue, CAST(lane.buckets AS text), lane.waiting, coalesce(lane.since, :limit_now - :now + lane.wakes_at),
-lane.behind, lane.wakes_at, lane.wait_mode, lane.opened_at, lane.turn, 0, lane.group_id
+lane.behind, lane.wakes_at, lane.wait_mode, lane.opened_at, lane.virtual_time, 0, lane.group_id
 
 -- part: instant
 -- The time of the server, or the time that the caller passes.
@@ -178,16 +178,16 @@ SELECT
         SELECT coalesce(json_agg(json_build_array(@lane_fields, most)), '[]')
         FROM unnest(:queues::text[]) AS wanted
         CROSS JOIN LATERAL (
-            SELECT id AS group_id, 1 + :count::integer / row_number() OVER (ORDER BY turn, id) AS most
+            SELECT id AS group_id, 1 + :count::integer / row_number() OVER (ORDER BY virtual_time, id) AS most
             FROM (
-                SELECT id, turn FROM headgate.turn_group
+                SELECT id, virtual_time FROM headgate.turn_group
                 WHERE queue = wanted AND in_line
                     AND EXISTS (
                         SELECT 1 FROM headgate.lane
                         WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
                             AND (NOT :known_only::boolean OR (@lane_is_known))
                     )
-                ORDER BY turn, id
+                ORDER BY virtual_time, id
                 LIMIT :count::integer
             ) AS first
         ) AS line
@@ -309,7 +309,7 @@ SELECT
     (
         SELECT json_group_array(json_array(@lane_fields, most))
         FROM (
-            SELECT line.id, 1 + :count / row_number() OVER (PARTITION BY wanted.queue ORDER BY line.turn, line.id) AS most
+            SELECT line.id, 1 + :count / row_number() OVER (PARTITION BY wanted.queue ORDER BY line.virtual_time, line.id) AS most
             FROM wanted
             JOIN turn_group AS line ON line.id IN (
                 SELECT id FROM turn_group
@@ -319,7 +319,7 @@ SELECT
                         WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
                             AND (NOT :known_only OR (@lane_is_known))
                     )
-                ORDER BY turn, id
+                ORDER BY virtual_time, id
                 LIMIT :count
             )
         ) AS line
@@ -365,7 +365,7 @@ SELECT
 -- name: behind [postgres]
 -- The lanes of each queue that have waited longest behind each opened bucket: as many as the bucket grants.
 WITH instant AS MATERIALIZED (SELECT :now::bigint AS now)
-SELECT lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, turn, version, front, group_id,
+SELECT lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, virtual_time, version, front, group_id,
     0 AS group_most
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN unnest(:queues::text[]) AS wanted
@@ -380,7 +380,7 @@ CROSS JOIN LATERAL (
 -- name: behind [sqlite]
 -- At most :most lanes of each queue and bucket.
 SELECT
-    lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, turn, 0 AS version,
+    lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, virtual_time, 0 AS version,
     @lowest_rank AS front, group_id, 0 AS group_most
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN json_each(:queues) AS wanted
@@ -449,7 +449,7 @@ WITH @live_node
 SELECT id, @server_clock AS locked_at, (SELECT ahead FROM headgate.limit_time) AS ahead FROM live_node
 
 -- part: first_of_group
--- The lowest turn of the lanes of a group that are in line.
+-- The lowest virtual time of the lanes of a group that are in line.
 (
     SELECT lane.place FROM headgate.lane
     WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
@@ -458,19 +458,19 @@ SELECT id, @server_clock AS locked_at, (SELECT ahead FROM headgate.limit_time) A
 ) AS first
 
 -- name: turn_groups
-SELECT id, turn, @first_of_group FROM headgate.turn_group WHERE id {any:ids text}
+SELECT id, virtual_time, @first_of_group FROM headgate.turn_group WHERE id {any:ids text}
 
 -- name: lock_turn_groups [postgres]
 -- Lock those of these groups that no other transaction has locked, before their lanes.
-SELECT id, turn, @first_of_group FROM headgate.turn_group WHERE id {any:ids text} ORDER BY id FOR UPDATE SKIP LOCKED
+SELECT id, virtual_time, @first_of_group FROM headgate.turn_group WHERE id {any:ids text} ORDER BY id FOR UPDATE SKIP LOCKED
 
--- name: write_turns
--- Write the turns of groups after a claim has written their lanes. A group is in line while one of its lanes is.
+-- name: write_virtual_times
+-- Write the virtual times of groups after a claim has written their lanes. A group is in line while one of its lanes is.
 UPDATE headgate.turn_group
-SET version = version + 1, turn = written.turn, in_line = EXISTS (
+SET version = version + 1, virtual_time = written.virtual_time, in_line = EXISTS (
     SELECT 1 FROM headgate.lane WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
 )
-FROM {rows:written(id text, turn bigint)}
+FROM {rows:written(id text, virtual_time bigint)}
 WHERE turn_group.id = written.id
 
 -- name: lock_lanes [postgres]
@@ -483,7 +483,7 @@ LEFT JOIN (
     SELECT locked.*
     FROM {rows:seen(id text, version bigint)}
     CROSS JOIN LATERAL (
-        SELECT id, version, waiting, since, behind, wakes_at, opened_at, turn, front
+        SELECT id, version, waiting, since, behind, wakes_at, opened_at, virtual_time, front
         FROM headgate.lane
         WHERE lane.id = seen.id AND lane.version >= seen.version
             AND (
@@ -721,9 +721,9 @@ WITH charge AS (
 move AS (
     UPDATE headgate.lane
     SET version = lane.version + 1, waiting = lane.waiting - moved.gone, since = moved.since, behind = moved.behind,
-        wakes_at = moved.wakes_at, opened_at = moved.opened_at, turn = moved.turn, front = moved.front
+        wakes_at = moved.wakes_at, opened_at = moved.opened_at, virtual_time = moved.virtual_time, front = moved.front
     FROM {rows:moved(
-        id text, version bigint, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint, turn bigint,
+        id text, version bigint, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint, virtual_time bigint,
         front bigint
     )}
     WHERE @by_key(lane.id, moved.id) AND lane.version = moved.version
@@ -765,17 +765,17 @@ WHERE job.id = starting.id AND +waiting
 -- Write lanes after a claim.
 UPDATE lane
 SET waiting = lane.waiting - moved.gone, since = moved.since, behind = moved.behind, wakes_at = moved.wakes_at,
-    opened_at = moved.opened_at, turn = moved.turn
-FROM {rows:moved(id text, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint, turn bigint)}
+    opened_at = moved.opened_at, virtual_time = moved.virtual_time
+FROM {rows:moved(id text, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint, virtual_time bigint)}
 WHERE lane.id = moved.id
 
 -- name: release_batch_lanes
 -- Release the lanes of a batch that holds a permit: they no longer wait behind its bucket, which is locked. They are put in
 -- line at the present time, not at that since when they wait: claims may have passed it. Lanes of fair queues are visited
--- by the next claim, which gives them a turn and puts their group in line.
+-- by the next claim, which gives them a virtual time and puts their group in line.
 UPDATE headgate.lane
-SET behind = NULL, opened_at = :limit_now::bigint, since = CASE WHEN turn IS NULL THEN :limit_now::bigint END,
-    wakes_at = CASE WHEN turn IS NULL THEN wakes_at ELSE {least}(coalesce(wakes_at, :now), :now) END
+SET behind = NULL, opened_at = :limit_now::bigint, since = CASE WHEN virtual_time IS NULL THEN :limit_now::bigint END,
+    wakes_at = CASE WHEN virtual_time IS NULL THEN wakes_at ELSE {least}(coalesce(wakes_at, :now), :now) END
 FROM {rows:released(bucket text, batch text)}
 WHERE lane.behind = released.bucket AND {position}(lane.wait_mode, released.batch) > 0
 

@@ -36,35 +36,36 @@ FROM {rows:arrivals(
 ORDER BY place
 
 -- part: round
--- By how much a start raises the turn of a key of weight 1 (STEP in limits/fair.py): after a round, each key has had one.
+-- By how much a start raises the virtual time of a key of weight 1 (STEP in limits/fair.py): after a round, each key has had
+-- one.
 10080
 
--- part: first_turn
--- The turn of a key that has had none, if `lowest` is the lowest turn in its line and `highest` the highest so far: at the
--- turn at which the last key to start so far did so, but not below the lowest in line, nor beyond the present round. It is
--- odd, so it is just before the keys that have had turns. Its first start counts twice, so that the new keys after it come
--- after it: new keys never stay before old ones.
+-- part: first_virtual_time
+-- The virtual time of a key that has had none, if `lowest` is the lowest virtual time in its line and `highest` the highest
+-- so far: at the turn at which the last key to start so far did so, but not below the lowest in line, nor beyond the present
+-- round. It is odd, so it is just before the keys that have had turns. Its first start counts twice, so that the new keys
+-- after it come after it: new keys never stay before old ones.
 (({least}({greatest}(lowest, coalesce(highest, lowest) - @round), lowest + @round) - 1) | 1)
 
 -- part: highest_in_line [sqlite]
--- The highest turn of a queue so far, of its groups and the lanes without one.
+-- The highest virtual time of a queue so far, of its groups and the lanes without one.
 (
     SELECT max(last) FROM (
         SELECT * FROM (
-            SELECT turn AS last FROM lane
-            WHERE lane.queue = arrivals.queue AND turn IS NOT NULL AND group_id IS NULL
-            ORDER BY turn DESC
+            SELECT virtual_time AS last FROM lane
+            WHERE lane.queue = arrivals.queue AND virtual_time IS NOT NULL AND group_id IS NULL
+            ORDER BY virtual_time DESC
             LIMIT 1
         )
         UNION ALL
         SELECT * FROM (
-            SELECT turn FROM turn_group WHERE turn_group.queue = arrivals.queue ORDER BY turn DESC LIMIT 1
+            SELECT virtual_time FROM turn_group WHERE turn_group.queue = arrivals.queue ORDER BY virtual_time DESC LIMIT 1
         )
     )
 )
 
 -- part: lowest_in_line [sqlite]
--- The lowest turn in the line of a queue, of its groups and the lanes without one; NULL if it is empty.
+-- The lowest virtual time in the line of a queue, of its groups and the lanes without one; NULL if it is empty.
 (
     SELECT min(first) FROM (
         SELECT * FROM (
@@ -75,7 +76,7 @@ ORDER BY place
         )
         UNION ALL
         SELECT * FROM (
-            SELECT turn FROM turn_group WHERE turn_group.queue = arrivals.queue AND in_line ORDER BY turn LIMIT 1
+            SELECT virtual_time FROM turn_group WHERE turn_group.queue = arrivals.queue AND in_line ORDER BY virtual_time LIMIT 1
         )
     )
 )
@@ -89,23 +90,23 @@ ORDER BY place
 )
 
 -- part: highest_in_group [sqlite]
-(SELECT turn FROM lane WHERE lane.group_id = @group_id ORDER BY turn DESC LIMIT 1)
+(SELECT virtual_time FROM lane WHERE lane.group_id = @group_id ORDER BY virtual_time DESC LIMIT 1)
 
--- part: joined_turn [sqlite]
+-- part: joined_virtual_time [sqlite]
 -- The turn with which a lane or group joins a line.
 CASE
     WHEN own IS NOT NULL THEN max(own, lowest + (lowest & 1))
-    ELSE @first_turn
+    ELSE @first_virtual_time
 END
 
 -- name: join_groups [sqlite]
 -- Put the groups of lanes that become due in line, before their lanes: each joins as a lane without a group does.
-INSERT INTO turn_group AS known (id, queue, turn, in_line)
-SELECT group_id, queue, @joined_turn, is_ready
+INSERT INTO turn_group AS known (id, queue, virtual_time, in_line)
+SELECT group_id, queue, @joined_virtual_time, is_ready
 FROM (
     SELECT
         group_id, queue, is_ready, highest, coalesce(lowest, highest, :since) AS lowest,
-        (SELECT turn FROM turn_group WHERE turn_group.id = group_id) AS own
+        (SELECT virtual_time FROM turn_group WHERE turn_group.id = group_id) AS own
     FROM (
         SELECT
             arrivals.group_id, queue, max(is_ready) AS is_ready, @lowest_in_line AS lowest, @highest_in_line AS highest
@@ -123,21 +124,22 @@ FROM (
 WHERE true
 ON CONFLICT (id) DO UPDATE SET
     version = known.version + 1,
-    turn = CASE WHEN known.in_line OR NOT excluded.in_line THEN known.turn ELSE excluded.turn END,
+    virtual_time = CASE WHEN known.in_line OR NOT excluded.in_line THEN known.virtual_time ELSE excluded.virtual_time END,
     in_line = max(known.in_line, excluded.in_line)
 
 -- name: add_arrivals [sqlite]
 -- Count jobs in their lanes, which become due or sleep until their earliest delayed job is due. Lanes that become due are
 -- a microsecond apart, so that they keep the order of their jobs; an empty lane waits for nothing. A lane of a fair queue
--- joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the highest turn so far.
-INSERT INTO headgate.lane AS known (id, queue, buckets, wait_mode, waiting, since, wakes_at, turn)
+-- joins the line at the lowest virtual time in it, or at its own if that is higher; in an empty line, at the highest virtual
+-- time so far.
+INSERT INTO headgate.lane AS known (id, queue, buckets, wait_mode, waiting, since, wakes_at, virtual_time)
 SELECT
-    lane, queue, buckets, wait_mode, jobs, since, wakes_at, CASE WHEN joins THEN @joined_turn END
+    lane, queue, buckets, wait_mode, jobs, since, wakes_at, CASE WHEN joins THEN @joined_virtual_time END
 FROM (
     SELECT
         lane, queue, buckets, wait_mode, jobs, since, wakes_at, joins, highest,
         coalesce(lowest, highest, :since) AS lowest,
-        CASE WHEN joins THEN (SELECT turn FROM lane AS stored WHERE stored.id = joining.lane) END AS own
+        CASE WHEN joins THEN (SELECT virtual_time FROM lane AS stored WHERE stored.id = joining.lane) END AS own
     FROM (
         SELECT
             lane, queue, buckets, wait_mode, sum(jobs) AS jobs, min(wakes_at) AS wakes_at,
@@ -168,7 +170,7 @@ ON CONFLICT (id) DO UPDATE SET
         ELSE known.wakes_at
     END,
     behind = CASE WHEN known.waiting + excluded.waiting > 0 THEN known.behind END,
-    turn = CASE WHEN known.since IS NULL THEN coalesce(excluded.turn, known.turn) ELSE known.turn END
+    virtual_time = CASE WHEN known.since IS NULL THEN coalesce(excluded.virtual_time, known.virtual_time) ELSE known.virtual_time END
 
 -- name: behind_of_lanes [postgres]
 -- The buckets that these lanes wait behind.
@@ -212,13 +214,13 @@ waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
 -- Arrivals of all queues are merged, the oldest first. Otherwise those of a queue that is paused, or that no node serves,
 -- would pile up, and each read of arrivals would pass them. They are read from :floor on; below it there are none. Where
 -- many are left, the :newest are merged, too: a job of another queue does not wait until all before it are merged. With
--- :queues, these are only those of some queues, :among so many of the newest. With each of them go :of_lane more of its lane. To write a lane costs four times as much as to delete an arrival, and in a
--- backlog in which many keys take turns, each merge would write as many lanes as it merges jobs.
--- low_watermarks.py uses `last`, `first_left`, `merger` and `oldest_writer`.
--- Lanes are locked in the order of their ids. This statement sees the lanes as of its start, and updates the newest
--- version of each. A lane that another merge inserts at the same time is not among them: its arrivals are stored once
--- more and left for the next merge. Lanes that become due get places in line in the order in which their jobs arrived. The
--- places are after the last one that was assigned (:after), and just before the present time: before those of lanes that
+-- :queues, these are only those of some queues, :among so many of the newest. With each of them go :of_lane more of its
+-- lane. To write a lane costs four times as much as to delete an arrival, and in a backlog in which many keys take turns,
+-- each merge would write as many lanes as it merges jobs. low_watermarks.py uses `last`, `first_left`, `merger` and
+-- `oldest_writer`. Lanes are locked in the order of their ids. This statement sees the lanes as of its start, and updates
+-- the newest version of each. A lane that another merge inserts at the same time is not among them: its arrivals are stored
+-- once more and left for the next merge. Lanes that become due get places in line in the order in which their jobs arrived.
+-- The places are after the last one that was assigned (:after), and just before the present time: before those of lanes that
 -- have had their turn since, and not before those that claims may have passed, as low_watermarks.py says. Lanes of fair
 -- queues (:fair) are read from the low watermarks of this process.
 -- A snapshot that read this version of a lane (:proven) found no waiting job of a rank below that front that requested no
@@ -267,8 +269,9 @@ summed AS MATERIALIZED (
     FROM merged AS arrivals
     GROUP BY lane, queue, buckets, wait_mode
 ),
--- A lane of a fair queue joins the line at the lowest turn in it, or at its own if that is higher; in an empty line, at the
--- highest turn so far. A group of lanes joins the line of the queue in this way, and its lanes the line of the group.
+-- A lane of a fair queue joins the line at the lowest virtual time in it, or at its own if that is higher; in an empty line,
+-- at the highest virtual time so far. A group of lanes joins the line of the queue in this way, and its lanes the line of
+-- the group.
 line AS MATERIALIZED (
     SELECT
         queue, highest,
@@ -284,9 +287,9 @@ line AS MATERIALIZED (
                     LIMIT 1
                 ),
                 (
-                    SELECT turn FROM headgate.turn_group
+                    SELECT virtual_time FROM headgate.turn_group
                     WHERE turn_group.queue = joined.queue AND in_line
-                    ORDER BY turn
+                    ORDER BY virtual_time
                     LIMIT 1
                 )
             ),
@@ -298,12 +301,12 @@ line AS MATERIALIZED (
         SELECT
             greatest(
                 (
-                    SELECT turn FROM headgate.lane
-                    WHERE lane.queue = joined.queue AND turn IS NOT NULL AND group_id IS NULL
-                    ORDER BY turn DESC
+                    SELECT virtual_time FROM headgate.lane
+                    WHERE lane.queue = joined.queue AND virtual_time IS NOT NULL AND group_id IS NULL
+                    ORDER BY virtual_time DESC
                     LIMIT 1
                 ),
-                (SELECT turn FROM headgate.turn_group WHERE turn_group.queue = joined.queue ORDER BY turn DESC LIMIT 1)
+                (SELECT virtual_time FROM headgate.turn_group WHERE turn_group.queue = joined.queue ORDER BY virtual_time DESC LIMIT 1)
             ) AS highest
     ) AS so_far
 ),
@@ -323,24 +326,24 @@ group_line AS MATERIALIZED (
     FROM (SELECT DISTINCT group_id FROM summed WHERE is_ready AND group_id IS NOT NULL) AS joining
     CROSS JOIN LATERAL (
         SELECT (
-            SELECT turn FROM headgate.lane WHERE lane.group_id = joining.group_id ORDER BY turn DESC NULLS LAST LIMIT 1
+            SELECT virtual_time FROM headgate.lane WHERE lane.group_id = joining.group_id ORDER BY virtual_time DESC NULLS LAST LIMIT 1
         ) AS highest
     ) AS so_far
 ),
 -- Groups are locked before lanes.
 grouped AS (
-    INSERT INTO headgate.turn_group AS known (id, queue, turn, in_line)
-    SELECT group_id, summed.queue, @first_turn, bool_or(is_ready)
+    INSERT INTO headgate.turn_group AS known (id, queue, virtual_time, in_line)
+    SELECT group_id, summed.queue, @first_virtual_time, bool_or(is_ready)
     FROM summed JOIN line ON line.queue = summed.queue
     WHERE group_id IS NOT NULL
     GROUP BY group_id, summed.queue, lowest, highest
     ORDER BY group_id
     ON CONFLICT (id) DO UPDATE SET
         version = known.version + 1,
-        turn = CASE
-            WHEN known.in_line OR NOT excluded.in_line THEN known.turn
+        virtual_time = CASE
+            WHEN known.in_line OR NOT excluded.in_line THEN known.virtual_time
             ELSE greatest(
-                known.turn, (SELECT lowest + (lowest & 1) FROM line WHERE line.queue = excluded.queue)
+                known.virtual_time, (SELECT lowest + (lowest & 1) FROM line WHERE line.queue = excluded.queue)
             )
         END,
         in_line = known.in_line OR excluded.in_line
@@ -353,7 +356,7 @@ placed AS MATERIALIZED (
             WHEN is_ready THEN
                 greatest(:after::bigint, :limit_now::bigint - count(*) OVER () - 1) + row_number() OVER (ORDER BY first)
         END AS since,
-        CASE WHEN is_ready AND is_fair THEN @first_turn END AS turn,
+        CASE WHEN is_ready AND is_fair THEN @first_virtual_time END AS virtual_time,
         CASE WHEN is_ready AND is_fair THEN lowest + (lowest & 1) END AS lowest
     FROM summed
     LEFT JOIN LATERAL (
@@ -366,7 +369,7 @@ held AS MATERIALIZED (
     SELECT seen.version, placed.*
     FROM (
         SELECT
-            lane AS id, jobs, since, turn, lowest, wakes_at, rank,
+            lane AS id, jobs, since, virtual_time, lowest, wakes_at, rank,
             proven.version AS proven_version, proven.front AS proven_front
         FROM placed
         -- Without this join, all old versions of a deleted lane would be read, to find none.
@@ -392,10 +395,10 @@ counted AS (
     -- and a front that was proven for a version that the server lost in a crash is not applied to another version.
     SET version = greatest(lane.version + 1, :limit_now::bigint), waiting = lane.waiting + placed.jobs,
         since = coalesce(lane.since, placed.since), wakes_at = least(lane.wakes_at, placed.wakes_at),
-        turn = CASE
-            WHEN lane.since IS NOT NULL OR placed.turn IS NULL THEN lane.turn
-            WHEN lane.turn IS NULL THEN placed.turn
-            ELSE greatest(lane.turn, placed.lowest)
+        virtual_time = CASE
+            WHEN lane.since IS NOT NULL OR placed.virtual_time IS NULL THEN lane.virtual_time
+            WHEN lane.virtual_time IS NULL THEN placed.virtual_time
+            ELSE greatest(lane.virtual_time, placed.lowest)
         END,
         front = least(
             CASE WHEN lane.version = placed.proven_version THEN proven_front ELSE lane.front END, placed.rank
@@ -405,11 +408,11 @@ counted AS (
     FROM unnest(
         ARRAY(SELECT id FROM held), ARRAY(SELECT version FROM held), ARRAY(SELECT jobs FROM held),
         ARRAY(SELECT since FROM held), ARRAY(SELECT wakes_at FROM held), ARRAY(SELECT rank FROM held),
-        ARRAY(SELECT proven_version FROM held), ARRAY(SELECT proven_front FROM held), ARRAY(SELECT turn FROM held),
+        ARRAY(SELECT proven_version FROM held), ARRAY(SELECT proven_front FROM held), ARRAY(SELECT virtual_time FROM held),
         ARRAY(SELECT lowest FROM held)
-    ) AS placed (id, version, jobs, since, wakes_at, rank, proven_version, proven_front, turn, lowest)
+    ) AS placed (id, version, jobs, since, wakes_at, rank, proven_version, proven_front, virtual_time, lowest)
     WHERE @by_key(lane.id, placed.id) AND lane.version >= placed.version
-    RETURNING lane.id, lane.waiting, lane.gated, lane.since, lane.wakes_at, lane.turn
+    RETURNING lane.id, lane.waiting, lane.gated, lane.since, lane.wakes_at, lane.virtual_time
 ),
 new AS (
     INSERT INTO headgate.known_lane (id)
@@ -418,11 +421,11 @@ new AS (
     RETURNING id
 ),
 made AS (
-    INSERT INTO headgate.lane (id, version, queue, buckets, wait_mode, waiting, since, wakes_at, turn)
-    SELECT lane, :limit_now::bigint, queue, buckets, wait_mode, jobs, since, wakes_at, turn
+    INSERT INTO headgate.lane (id, version, queue, buckets, wait_mode, waiting, since, wakes_at, virtual_time)
+    SELECT lane, :limit_now::bigint, queue, buckets, wait_mode, jobs, since, wakes_at, virtual_time
     FROM placed
     WHERE lane IN (SELECT id FROM new)
-    RETURNING id, waiting, gated, since, wakes_at, turn
+    RETURNING id, waiting, gated, since, wakes_at, virtual_time
 ),
 left_over AS (
     INSERT INTO headgate.arrival (lane, queue, buckets, wait_mode, jobs, is_ready, since, wakes_at, rank)
@@ -432,7 +435,7 @@ left_over AS (
 SELECT
     coalesce(json_agg(id) FILTER (WHERE @seems_empty), '[]') AS seems_empty,
     (SELECT coalesce(json_agg(DISTINCT queue), '[]') FROM summed) AS queues,
-    max(since) FILTER (WHERE turn IS NULL) AS since,
+    max(since) FILTER (WHERE virtual_time IS NULL) AS since,
     (SELECT count(*) FROM merged) AS merged, (SELECT max(id) FROM merged) AS last,
     (SELECT min(id) FROM headgate.arrival WHERE id >= :floor AND id NOT IN (SELECT id FROM merged)) AS first_left,
     (SELECT pg_current_xact_id()::text::bigint) AS merger,

@@ -316,8 +316,8 @@ WITH RECURSIVE named (queue) AS (
 SELECT queue FROM named WHERE queue IS NOT NULL
 
 -- name: count_lanes_to_search [postgres]
--- Count the lanes and arrivals that `lanes_with_bucket` reads, up to a maximum. An index of lanes by their buckets would take a fifth of
--- the time in which a claim writes a lane.
+-- Count the lanes and arrivals that `lanes_with_bucket` reads, up to a maximum. An index of lanes by their buckets would
+-- take a fifth of the time in which a claim writes a lane.
 SELECT count(*)
 FROM (SELECT 1 FROM headgate.lane UNION ALL SELECT 1 FROM headgate.arrival LIMIT :most) AS counted
 
@@ -586,7 +586,7 @@ WITH closed AS MATERIALIZED (
 ),
 arrived AS MATERIALIZED (SELECT queue, buckets, jobs FROM headgate.arrival ORDER BY id LIMIT :most),
 line AS MATERIALIZED (
-    SELECT id FROM headgate.turn_group WHERE queue = :queue AND in_line ORDER BY turn, id LIMIT :most
+    SELECT id FROM headgate.turn_group WHERE queue = :queue AND in_line ORDER BY virtual_time, id LIMIT :most
 )
 SELECT part, buckets, jobs
 FROM (
@@ -629,7 +629,7 @@ FROM (
 
 -- name: lanes_in_turn [sqlite]
 WITH closed AS MATERIALIZED (SELECT id FROM bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most),
-line AS MATERIALIZED (SELECT id FROM turn_group WHERE queue = :queue AND in_line ORDER BY turn, id LIMIT :most)
+line AS MATERIALIZED (SELECT id FROM turn_group WHERE queue = :queue AND in_line ORDER BY virtual_time, id LIMIT :most)
 SELECT * FROM (
     SELECT 'line' AS part, CAST(buckets AS text) AS buckets, waiting AS jobs FROM lane
     WHERE queue = :queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL

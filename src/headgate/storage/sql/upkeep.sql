@@ -181,8 +181,8 @@ WHERE id IN (
 )
 
 -- name: leave_line
--- Take groups out of line of which no lane is in line: cancelled jobs leave them there. Their turns stand still, so they are
--- the first. Whoever puts a lane in line raises the version of its group.
+-- Take groups out of line of which no lane is in line: cancelled jobs leave them there. Their virtual times stand still, so
+-- they are the first. Whoever puts a lane in line raises the version of its group.
 WITH seen AS MATERIALIZED (
     SELECT id, version FROM headgate.turn_group
     WHERE in_line

@@ -49,7 +49,7 @@ CREATE TABLE headgate.paused_queue (
 
 -- A lane is empty (nothing set), due (since), behind a bucket (since, behind) or asleep (wakes_at alone).
 -- since is limit time; wakes_at is wall time, no later than any delayed job of the lane. A lane of a fair
--- queue has a turn, and keeps it while it is empty. place is the order in line.
+-- queue has a virtual time, and keeps it while it is empty. place is the order in line.
 -- wait_mode sets jobs of the same buckets apart: those that do not wait, and those that share the permits of one owner.
 -- On PostgreSQL:
 -- waiting is merged from arrivals, so it may lag behind what was just added or claimed. Of the lanes without buckets,
@@ -73,8 +73,8 @@ CREATE TABLE headgate.lane (
     behind    text COLLATE "C",
     wakes_at  bigint,
     opened_at bigint,
-    turn      bigint,
-    place     bigint GENERATED ALWAYS AS (coalesce(turn, since)) STORED,
+    virtual_time bigint,
+    place     bigint GENERATED ALWAYS AS (coalesce(virtual_time, since)) STORED,
     front     bigint NOT NULL DEFAULT -9000000000000000000, -- [postgres]
     -- The first level of a key of two in the order of a fair queue, as it is stored in the buckets; NULL for other lanes.
     -- Escapes are in the second level alone.
@@ -98,8 +98,8 @@ CREATE INDEX lane_due ON headgate.lane (queue, place, since, id)
     WHERE gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL;
 CREATE INDEX lane_due_in_group ON headgate.lane (group_id, place, since, id)
     WHERE group_id IS NOT NULL AND behind IS NULL AND since IS NOT NULL;
-CREATE INDEX lane_group ON headgate.lane (group_id, turn) WHERE group_id IS NOT NULL;
-CREATE INDEX lane_turn ON headgate.lane (queue, turn) WHERE turn IS NOT NULL;
+CREATE INDEX lane_group ON headgate.lane (group_id, virtual_time) WHERE group_id IS NOT NULL;
+CREATE INDEX lane_virtual_time ON headgate.lane (queue, virtual_time) WHERE virtual_time IS NOT NULL;
 CREATE INDEX lane_asleep ON headgate.lane (queue, wakes_at)
     WHERE gated AND since IS NULL AND wakes_at IS NOT NULL; -- [postgres]
     WHERE since IS NULL AND wakes_at IS NOT NULL; -- [sqlite]
@@ -114,11 +114,11 @@ CREATE TABLE headgate.turn_group (
     id        text COLLATE "C" PRIMARY KEY,
     version   bigint NOT NULL DEFAULT 0,
     queue     text COLLATE "C" NOT NULL,
-    turn      bigint NOT NULL,
+    virtual_time bigint NOT NULL,
     in_line   boolean NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02) WITHOUT ROWID;
-CREATE INDEX turn_group_line ON headgate.turn_group (queue, turn, id) WHERE in_line;
-CREATE INDEX turn_group_turn ON headgate.turn_group (queue, turn);
+CREATE INDEX turn_group_line ON headgate.turn_group (queue, virtual_time, id) WHERE in_line;
+CREATE INDEX turn_group_virtual_time ON headgate.turn_group (queue, virtual_time);
 
 -- [postgres]
 -- The ids of all lanes. Its rows are never updated.
@@ -260,7 +260,7 @@ CREATE TABLE headgate.job (
     -- What its buckets, costs and terms were computed by; only a node that knows it starts the job.
     gate              text COLLATE "C" NOT NULL DEFAULT '',
     node              text COLLATE "C",
-    buckets             text COLLATE "C" NOT NULL CHECK (json_valid(buckets)),
+    buckets           text COLLATE "C" NOT NULL CHECK (json_valid(buckets)),
     payload           text COLLATE "C" NOT NULL,
     costs             text CHECK (costs IS NULL OR json_valid(costs)),
     headers           text CHECK (headers IS NULL OR json_valid(headers)),
