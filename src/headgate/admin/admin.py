@@ -295,14 +295,14 @@ class Admin:
         before: str | None = None,
         count: int = 50,
         oldest_first: bool = False,
-        **wanted: Unpack[JobCriteria],
+        **criteria: Unpack[JobCriteria],
     ) -> Sequence[JobStatus]:
         """Return a page of the jobs that match the query, newest first.
 
         `before` is the last id of the page before it; a page has up to 500 jobs, and an empty one is the end. The
         fields of `JobQuery` may also be passed as keywords: `admin.jobs(state=JobState.FAILED, queue="mail")`.
         """
-        filter = _query(query, wanted).filter(cursor=before, count=count, oldest_first=oldest_first)
+        filter = _query(query, criteria).filter(cursor=before, count=count, oldest_first=oldest_first)
         now = self._storage.now()
         return [status_of(each, now) for each in await self._storage.jobs(filter)]
 
@@ -313,7 +313,7 @@ class Admin:
         before: str | None = None,
         count: int = 50,
         oldest_first: bool = False,
-        **wanted: Unpack[JobCriteria],
+        **criteria: Unpack[JobCriteria],
     ) -> ListedPage:
         """As `jobs`, with payloads, and fast however many jobs there are.
 
@@ -321,22 +321,22 @@ class Admin:
         page.
         """
         found = await self._storage.page(
-            _query(query, wanted).filter(cursor=before, count=count, oldest_first=oldest_first)
+            _query(query, criteria).filter(cursor=before, count=count, oldest_first=oldest_first)
         )
         now = self._storage.now()
         listed = [ListedJob(status_of(each, now), each.payload, each.headers) for each in found.jobs]
         last = await self._storage.job(found.next) if found.is_cut and found.next is not None else None
         return ListedPage(listed, found.next, found.is_cut, None if last is None else to_datetime(last.enqueued_at))
 
-    async def count(self, query: JobQuery | None = None, *, most: int = 10_000, **wanted: Unpack[JobCriteria]) -> int:
+    async def count(self, query: JobQuery | None = None, *, most: int = 10_000, **criteria: Unpack[JobCriteria]) -> int:
         """Count the jobs that match the query, up to `most`; all jobs may be read for it."""
-        return await self._storage.count_jobs(_query(query, wanted).filter(), most)
+        return await self._storage.count_jobs(_query(query, criteria).filter(), most)
 
     async def bounded_count(
-        self, query: JobQuery | None = None, *, most: int = 10_000, **wanted: Unpack[JobCriteria]
+        self, query: JobQuery | None = None, *, most: int = 10_000, **criteria: Unpack[JobCriteria]
     ) -> JobCount:
         """As `count`, but fast: at most 5,000 jobs are read. A result that is not exact is a lower bound."""
-        return await self._storage.bounded_count(_query(query, wanted).filter(), most)
+        return await self._storage.bounded_count(_query(query, criteria).filter(), most)
 
     async def status(self, job_id: str) -> JobStatus:
         """Return one job with its queue position, and when its limits will let it start. Raises JobNotFound."""
@@ -915,8 +915,8 @@ class Admin:
         )
 
 
-def _query(query: JobQuery | None, wanted: JobCriteria) -> JobQuery:
-    return msgspec.structs.replace(query or JobQuery(), **wanted)
+def _query(query: JobQuery | None, criteria: JobCriteria) -> JobQuery:
+    return msgspec.structs.replace(query or JobQuery(), **criteria)
 
 
 def _span(span: Duration | None) -> int | None:

@@ -39,19 +39,19 @@ async def cancel_batch(
         return BulkResult(changed + refused.total(), changed, dict(refused), dry_run, is_cut)
 
     while new := [job for job in await storage.downstream_of(batch_id) if job.id not in seen]:
-        wanted = sorted((job for job in new if not job.cancel_requested), key=_order)
-        now = wanted[: most - changed]
-        is_cut = len(now) < len(wanted)
-        if len(new) > len(wanted):
-            refused["its cancellation was already requested"] += len(new) - len(wanted)
+        cancellable = sorted((job for job in new if not job.cancel_requested), key=_order)
+        now = cancellable[: most - changed]
+        is_cut = len(now) < len(cancellable)
+        if len(new) > len(cancellable):
+            refused["its cancellation was already requested"] += len(new) - len(cancellable)
         seen.update(job.id for job in new)
         if dry_run:
             changed += len(now)
             return result(is_cut=is_cut)
         for chunk in _chunks(now):
-            gone = await _cancel_unreleased(storage, chunk, audit_record)
-            changed += len(gone)
-            for reason in await _cancel_each([job for job in chunk if job.id not in gone], cancel):
+            cancelled = await _cancel_unreleased(storage, chunk, audit_record)
+            changed += len(cancelled)
+            for reason in await _cancel_each([job for job in chunk if job.id not in cancelled], cancel):
                 if reason is None:
                     changed += 1
                 else:

@@ -173,21 +173,21 @@ class _Bulk:
 
     async def take(self, jobs: Sequence[tuple[str, str | None]]) -> bool:
         """Change the jobs without a reason against it; False if there are more than may be changed."""
-        wanted: list[str] = []
+        ids: list[str] = []
         for id, reason in jobs:
             # A job may be listed again in the state that it has changed to.
             if id in self._seen:
                 continue
             if reason is None:
-                wanted.append(id)
+                ids.append(id)
             else:
                 self._refused[reason] += 1
             self._seen.add(id)
-        while wanted:
+        while ids:
             room = self._most - self._changed
             if not room:
                 return False
-            now, wanted = wanted[: min(room, AT_ONCE)], wanted[min(room, AT_ONCE) :]
+            now, ids = ids[: min(room, AT_ONCE)], ids[min(room, AT_ONCE) :]
             if self._is_dry_run:
                 self._changed += len(now)
                 continue

@@ -225,13 +225,13 @@ def _clock(facts: PostgresFacts) -> Finding:
 
 
 def _connections(facts: PostgresFacts, nodes: int) -> Finding:
-    wanted = nodes * (facts.connections + 1)
+    needed = nodes * (facts.connections + 1)
     free = facts.max_connections - RESERVED_CONNECTIONS
     seen = (
         f"{facts.used_connections} of {facts.max_connections} are open; {nodes} live nodes may open "
         f"{facts.connections + 1} each"
     )
-    if facts.used_connections >= 0.9 * free or wanted > free:
+    if facts.used_connections >= 0.9 * free or needed > free:
         advice = "raise max_connections, lower HEADGATE_CONNECTIONS (2 or more), or use PgBouncer"
         return Finding("warning", "connections", seen, advice)
     return Finding("ok", "connections", seen)

@@ -163,8 +163,8 @@ class HistoryAdmin:
         Up to an hour it is in steps of 10 s, above that in steps of 60 s. For a limit with more keys, only the 1,000
         keys that each process used most in a step have their own history. Raises DeclarationError.
         """
-        asked = parse_duration(span, "span", "history")
-        step = next((each for each in LIMIT_STEPS if asked <= KEPT_FOR[each] * SECOND), LIMIT_STEPS[-1])
+        duration = parse_duration(span, "span", "history")
+        step = next((each for each in LIMIT_STEPS if duration <= KEPT_FOR[each] * SECOND), LIMIT_STEPS[-1])
         since = self._since(step, span)
         key = None if key is None else bucket_key(key)
         rows = await self._storage.limit_history(step, name, key, since)
@@ -172,12 +172,12 @@ class HistoryAdmin:
         return LimitHistory(name, key, step, points, await self._bound(name, key))
 
     def _since(self, step: int, span: Duration) -> int:
-        kept, asked = KEPT_FOR[step], parse_duration(span, "span", "history")
-        if not step * SECOND <= asked <= kept * SECOND:
+        kept, duration = KEPT_FOR[step], parse_duration(span, "span", "history")
+        if not step * SECOND <= duration <= kept * SECOND:
             raise DeclarationError(
                 f"span={span!r} must be from {step} to {kept} seconds: steps of {step} s are kept for {kept} seconds"
             )
-        return step_at(self._storage.now() - asked, step) + step * SECOND
+        return step_at(self._storage.now() - duration, step) + step * SECOND
 
     async def _bound(self, name: str, key: str | None) -> RateBound | None:
         declared = self._rules.get(name)

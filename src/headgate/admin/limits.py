@@ -257,15 +257,15 @@ class LimitsAdmin:
             page = await self._storage.starts(
                 limit, key, first, until=until, skip=skip, count=count, is_bounded=most is not None
             )
-            wanted = page if most is None else page[: most - audit.starts]
-            audit.take(wanted)
-            is_cut = len(wanted) < len(page)
+            starts = page if most is None else page[: most - audit.starts]
+            audit.take(starts)
+            is_cut = len(starts) < len(page)
             if is_cut or len(page) < count:
                 break
             skip = _of_instant(page, page[-1].started_at) + (skip if page[-1].started_at == until else 0)
             until = page[-1].started_at
         if is_cut:
-            oldest = wanted[-1].started_at if wanted else until
+            oldest = starts[-1].started_at if starts else until
             since = to_datetime(self._storage.now() + oldest - self._storage.limit_now())
         return LimitAudit(audit.verdicts(), audit.starts, since, is_cut)
 

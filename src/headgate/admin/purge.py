@@ -121,17 +121,17 @@ class _Purge:
         needed: frozenset[str] = frozenset()
         left = list(ids)
         while left:
-            asked = left[: self._most - self.deleted]
-            if not asked:
+            ids = left[: self._most - self.deleted]
+            if not ids:
                 return False
-            deletion = await self._storage.delete(asked, finished_before=self._before)
+            deletion = await self._storage.delete(ids, finished_before=self._before)
             self.deleted += len(deletion.deleted)
             needed |= deletion.needed
             if self._on_progress is not None and deletion.deleted:
                 self._on_progress(Purged(self.deleted))
             # Fewer are deleted at once if they have logged much.
-            gone = deletion.deleted | deletion.needed if deletion.deleted else frozenset(asked)
-            left = [id for id in left if id not in gone]
+            handled = deletion.deleted | deletion.needed if deletion.deleted else frozenset(ids)
+            left = [id for id in left if id not in handled]
         self.kept += len(needed)
         return True
 

@@ -22,9 +22,9 @@ from headgate.jobs.audit import SubjectKind
 @click.option("--count", type=click.IntRange(1, 500), default=50, show_default=True, help="The most entries to list.")
 @click.option("--before", type=int, metavar="NUMBER", help="Only entries before this one, the last of a page.")
 @json_option
-def audit(target: str, as_json: bool, **wanted: Any) -> None:
+def audit(target: str, as_json: bool, **filters: Any) -> None:
     """Show changes by people to jobs, limits, queues, schedules and nodes, and their sign-ins, newest first."""
-    found = ask(target, lambda admin: admin.audit_log(**wanted))
+    found = ask(target, lambda admin: admin.audit_log(**filters))
     if as_json:
         print_json(
             [

@@ -87,13 +87,13 @@ async def _measured(app: Headgate, seconds: float, slots: int, say: Callable[[st
     """Return the figures, or the signal that ended the measurement."""
     loop, own = asyncio.get_running_loop(), asyncio.current_task()
     assert own is not None
-    told: list[signal.Signals] = []
+    received: list[signal.Signals] = []
 
     def end(number: signal.Signals) -> None:
         # The scratch store must be deleted; further signals do not interrupt that.
-        if not told:
+        if not received:
             own.cancel()
-        told.append(number)
+        received.append(number)
 
     # A signal that is ignored, as under nohup, stays ignored.
     caught = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
@@ -102,13 +102,13 @@ async def _measured(app: Headgate, seconds: float, slots: int, say: Callable[[st
     try:
         return await measure(app, SystemClock(), seconds=seconds, slots=slots, say=say)
     except asyncio.CancelledError:
-        if not told:
+        if not received:
             raise
-        return told[0]
+        return received[0]
     finally:
         for number in caught:
             loop.remove_signal_handler(number)
-            if told:
+            if received:
                 # The first signal determines the exit code, also if another one arrives now.
                 signal.signal(number, signal.SIG_IGN)
 
@@ -125,10 +125,10 @@ def print_figures(figures: Figures) -> None:
         "Jobs a second",
         ("what", "a second", "of", "how"),
         [
-            ("enqueued by one caller", *_told(figures.single), "each waits for its commit"),
-            (f"enqueued by {figures.callers} callers", *_told(figures.together), "at once; they share commits"),
-            ("enqueued in bulk", *_told(figures.bulk), f"enqueue_many of {figures.bulk_size}, one commit each"),
-            ("run", *_told(figures.drain), f"no-op jobs in {counted(figures.slots, 'slot')}, each recorded"),
+            ("enqueued by one caller", *_rate_cells(figures.single), "each waits for its commit"),
+            (f"enqueued by {figures.callers} callers", *_rate_cells(figures.together), "at once; they share commits"),
+            ("enqueued in bulk", *_rate_cells(figures.bulk), f"enqueue_many of {figures.bulk_size}, one commit each"),
+            ("run", *_rate_cells(figures.drain), f"no-op jobs in {counted(figures.slots, 'slot')}, each recorded"),
         ],
         empty="",
     )
@@ -155,17 +155,17 @@ def print_figures(figures: Figures) -> None:
 def advice(figures: Figures) -> list[str]:
     """Return what the figures mean for sizing an installation."""
     ground = figures.ground
-    told: list[str] = []
+    lines: list[str] = []
     if ground.is_busy:
-        told.append(
+        lines.append(
             f"Other programs were running (load {ground.load:g} on {counted(ground.cores, 'core')}); an idle "
             "machine is faster."
         )
     if ground.syncs is not None:
-        told.append(f"This disk syncs {ground.syncs:,.0f} pages a second: one caller cannot enqueue faster than that.")
+        lines.append(f"This disk syncs {ground.syncs:,.0f} pages a second: one caller cannot enqueue faster than that.")
     if not ground.is_durable:
-        told.append("With these settings a power cut may lose the last acknowledged jobs; safe settings are slower.")
-    told += [
+        lines.append("With these settings a power cut may lose the last acknowledged jobs; safe settings are slower.")
+    lines += [
         "If enqueueing one by one is too slow, enqueue in bulk or from several callers at once.",
         f"Slots limit throughput, too: jobs of 100 ms in {counted(figures.slots, 'slot')} reach at most "
         f"{figures.slots * 10:,} a second, whatever the store.",
@@ -173,8 +173,8 @@ def advice(figures: Figures) -> list[str]:
         "This was one process. On PostgreSQL more workers run more jobs; on SQLite they share one file.",
         "The measured store was beside yours and is deleted; your jobs were not touched.",
     ]
-    return told
+    return lines
 
 
-def _told(rate: MeasuredRate) -> tuple[str, str]:
+def _rate_cells(rate: MeasuredRate) -> tuple[str, str]:
     return f"{rate.per_second:,.0f}", f"{rate.jobs:,} in {rate.seconds:.1f} s"

@@ -30,7 +30,7 @@ class BulkChange(Protocol):
 
 
 class _BulkWords(NamedTuple):
-    asked: str
+    question: str
     done: str
     would: str
 
@@ -70,7 +70,7 @@ def change_many(
     word: BulkWord,
     *,
     as_json: bool,
-    wanted: dict[str, Any],
+    criteria: dict[str, Any],
     is_all: bool,
     dry_run: bool,
     yes: bool,
@@ -81,14 +81,14 @@ def change_many(
 
     Exit code 1 if none was changed.
     """
-    if not wanted and not is_all:
+    if not criteria and not is_all:
         raise click.UsageError(
             "name at least one job by its id, select jobs by options such as --state failed, or add --all"
         )
 
     async def change(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
         verb = _VERBS[word](admin) if by is None else by(admin)
-        return await verb(query_at(wanted, admin.now()), most=most, dry_run=dry_run, on_progress=on_progress)
+        return await verb(query_at(criteria, admin.now()), most=most, dry_run=dry_run, on_progress=on_progress)
 
     count_and_change(target, word, change, as_json=as_json, dry_run=dry_run, yes=yes)
 
@@ -98,7 +98,7 @@ def count_and_change(target: str, word: BulkWord, verb: BulkChange, *, as_json: 
     require_answer(as_json=as_json, yes=yes, dry_run=dry_run)
 
     async def change(admin: Admin, *, dry_run: bool, expected: int | None = None) -> BulkResult:
-        with progress_bar(_WORDS[word].asked, expected, shown=not dry_run and not as_json) as advance:
+        with progress_bar(_WORDS[word].question, expected, shown=not dry_run and not as_json) as advance:
             return await verb(admin, dry_run=dry_run, on_progress=lambda result: advance(result.changed))
 
     result = BulkResult()
@@ -106,7 +106,7 @@ def count_and_change(target: str, word: BulkWord, verb: BulkChange, *, as_json: 
         result = ask(target, partial(change, dry_run=True))
         if not dry_run and result.changed:
             more = " (more match)" if result.is_cut else ""
-            confirm(f"{_WORDS[word].asked} {counted(result.changed, 'job')}{more}?", has_dry_run=True)
+            confirm(f"{_WORDS[word].question} {counted(result.changed, 'job')}{more}?", has_dry_run=True)
     if not dry_run and (yes or result.changed):
         result = ask(target, partial(change, dry_run=False, expected=result.changed or None))
     if as_json:

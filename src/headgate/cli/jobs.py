@@ -66,11 +66,11 @@ jobs.add_command(enqueue)
 @click.option("--oldest-first", is_flag=True, help="Oldest first; then --before means after.")
 @json_option
 def list_(
-    target: str, as_json: bool, wanted: dict[str, Any], count: int, before: str | None, oldest_first: bool
+    target: str, as_json: bool, criteria: dict[str, Any], count: int, before: str | None, oldest_first: bool
 ) -> None:
     """List jobs, newest first."""
     (found, is_cut), now = ask_with_time(
-        target, lambda admin: _pages(admin, wanted, count, before, oldest_first=oldest_first)
+        target, lambda admin: _pages(admin, criteria, count, before, oldest_first=oldest_first)
     )
     if is_cut is not None:
         click.echo(f"Only part of the jobs was read; continue with --before {is_cut}.", err=True)
@@ -90,9 +90,9 @@ def list_(
 @takes_query
 @click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Stop counting here.")
 @json_option
-def count(target: str, as_json: bool, wanted: dict[str, Any], most: int) -> None:
+def count(target: str, as_json: bool, criteria: dict[str, Any], most: int) -> None:
     """Count jobs."""
-    found = ask(target, lambda admin: admin.count(query_at(wanted, admin.now()), most=most))
+    found = ask(target, lambda admin: admin.count(query_at(criteria, admin.now()), most=most))
     if as_json:
         print_json({"count": found, "is_cut": found >= most})
     else:
@@ -324,10 +324,10 @@ async def _explanations(admin: Admin, *, ids: Sequence[str]) -> list[Explanation
 
 
 async def _pages(
-    admin: Admin, wanted: dict[str, Any], count: int, before: str | None, *, oldest_first: bool
+    admin: Admin, criteria: dict[str, Any], count: int, before: str | None, *, oldest_first: bool
 ) -> tuple[list[JobStatus], str | None]:
     """Return up to `count` jobs, and where to continue if reading stopped before that."""
-    query = query_at(wanted, admin.now())
+    query = query_at(criteria, admin.now())
     if before is not None:
         await _require_cursor(admin, before)
     found: list[JobStatus] = []
@@ -428,13 +428,13 @@ def _change(
     change: Callable[[Admin, str], Awaitable[JobReport]],
     *,
     as_json: bool,
-    wanted: dict[str, Any],
+    criteria: dict[str, Any],
     is_all: bool,
     dry_run: bool,
     yes: bool,
     most: int,
 ) -> None:
-    if wanted or is_all or dry_run:
+    if criteria or is_all or dry_run:
         raise click.UsageError("name jobs by ids or by options, not both")
     _change_each(target, ids, change, as_json=as_json)
 

@@ -29,7 +29,7 @@ from headgate.storage.live_rules import LimitSetting, is_pattern
 CHART = 60
 """The most bars of the usage chart."""
 
-MOST_OTHERS = 5
+MOST_LISTED = 5
 """How many other settings are named if there is none to end."""
 
 
@@ -148,9 +148,9 @@ def set_(
     It applies immediately, also to waiting jobs. The most specific setting wins: key, tier, longest pattern, all.
     """
     limit, rule = words
-    whom = _Target(key, pattern, tier)
-    new = ask(target, partial(_set, limit=limit, rule=rule, kind=kind, burst=burst, slices=slices, whom=whom))
-    say_done(f"{limit} is now {new} for {whom}", as_json=as_json, limit=limit, rule=new, **whom.facts)
+    subject = _Target(key, pattern, tier)
+    new = ask(target, partial(_set, limit=limit, rule=rule, kind=kind, burst=burst, slices=slices, subject=subject))
+    say_done(f"{limit} is now {new} for {subject}", as_json=as_json, limit=limit, rule=new, **subject.facts)
 
 
 @limits.command()
@@ -163,10 +163,13 @@ def unset(
     target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
 ) -> None:
     """Return to the rule that the code declares."""
-    (limit,), whom = words, _Target(key, pattern, tier)
-    was_set, there_is = ask(target, partial(_end, limit=limit, whom=whom, verb="unset"))
-    done, not_done = f"{limit} uses the declared rule for {whom}", f"nothing was set for {limit} and {whom}{there_is}"
-    say_change(was_set, done, not_done, as_json=as_json, limit=limit, **whom.facts)
+    (limit,), subject = words, _Target(key, pattern, tier)
+    was_set, there_is = ask(target, partial(_end, limit=limit, subject=subject, verb="unset"))
+    done, not_done = (
+        f"{limit} uses the declared rule for {subject}",
+        f"nothing was set for {limit} and {subject}{there_is}",
+    )
+    say_change(was_set, done, not_done, as_json=as_json, limit=limit, **subject.facts)
 
 
 @limits.command()
@@ -179,9 +182,9 @@ def pause(
     target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
 ) -> None:
     """Start no jobs under a limit. Running jobs continue, and waiting jobs keep their position."""
-    (limit,), whom = words, _Target(key, pattern, tier)
+    (limit,), subject = words, _Target(key, pattern, tier)
     ask(target, lambda admin: admin.limits.pause(limit, key=key, pattern=pattern, tier=tier))
-    say_done(f"{limit} is paused for {whom}", as_json=as_json, limit=limit, **whom.facts)
+    say_done(f"{limit} is paused for {subject}", as_json=as_json, limit=limit, **subject.facts)
 
 
 @limits.command()
@@ -194,10 +197,10 @@ def resume(
     target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
 ) -> None:
     """End a pause."""
-    (limit,), whom = words, _Target(key, pattern, tier)
-    was_paused, there_is = ask(target, partial(_end, limit=limit, whom=whom, verb="resume"))
-    done, not_done = f"{limit} is resumed for {whom}", f"{limit} was not paused for {whom}{there_is}"
-    say_change(was_paused, done, not_done, as_json=as_json, limit=limit, **whom.facts)
+    (limit,), subject = words, _Target(key, pattern, tier)
+    was_paused, there_is = ask(target, partial(_end, limit=limit, subject=subject, verb="resume"))
+    done, not_done = f"{limit} is resumed for {subject}", f"{limit} was not paused for {subject}{there_is}"
+    say_change(was_paused, done, not_done, as_json=as_json, limit=limit, **subject.facts)
 
 
 @limits.command()
@@ -242,9 +245,9 @@ def assign(target: str, words: tuple[str, str, str], is_pattern: bool, as_json: 
     new = None if tier == "-" else tier
     key, pattern = (None, name) if is_pattern else (name, None)
     ask(target, lambda admin: admin.limits.assign(limit, key, new, pattern=pattern))
-    whom = _Target(key, pattern, None)
-    told = f"{whom} is in no tier of {limit}" if new is None else f"{whom} is in tier {new} of {limit}"
-    say_done(told, as_json=as_json, limit=limit, key=key, pattern=pattern, tier=new)
+    subject = _Target(key, pattern, None)
+    text = f"{subject} is in no tier of {limit}" if new is None else f"{subject} is in tier {new} of {limit}"
+    say_done(text, as_json=as_json, limit=limit, key=key, pattern=pattern, tier=new)
 
 
 @limits.command()
@@ -356,27 +359,27 @@ async def _set(
     kind: str | None,
     burst: int | None,
     slices: int | None,
-    whom: _Target,
+    subject: _Target,
 ) -> str:
     new = spelled_limit(admin.limits.declared(limit), rule, kind=kind, burst=burst, slices=slices)
-    await admin.limits.set(limit, new, key=whom.key, pattern=whom.pattern, tier=whom.tier)
+    await admin.limits.set(limit, new, key=subject.key, pattern=subject.pattern, tier=subject.tier)
     return str(new.rule.describe())
 
 
-async def _end(admin: Admin, *, limit: str, whom: _Target, verb: Literal["resume", "unset"]) -> tuple[bool, str]:
+async def _end(admin: Admin, *, limit: str, subject: _Target, verb: Literal["resume", "unset"]) -> tuple[bool, str]:
     """Resume or unset a limit for its target; if nothing was there, return what is there for other targets."""
     end = admin.limits.resume if verb == "resume" else admin.limits.unset
-    if await end(limit, key=whom.key, pattern=whom.pattern, tier=whom.tier):
+    if await end(limit, key=subject.key, pattern=subject.pattern, tier=subject.tier):
         return True, ""
-    others = [
+    settings = [
         setting
         for setting in await admin.limits.settings(limit)
         if (setting.is_paused if verb == "resume" else setting.rule is not None)
     ]
-    if not others:
+    if not settings:
         return False, ""
-    listed = "; ".join(f"for {whose(each)}: `{command_to_end(each, verb)}`" for each in others[:MOST_OTHERS])
-    return False, f". It is {'paused' if verb == 'resume' else 'set'} {listed}{'; …' if others[MOST_OTHERS:] else ''}"
+    listed = "; ".join(f"for {whose(each)}: `{command_to_end(each, verb)}`" for each in settings[:MOST_LISTED])
+    return False, f". It is {'paused' if verb == 'resume' else 'set'} {listed}{'; …' if settings[MOST_LISTED:] else ''}"
 
 
 def use_chart(used: LimitHistory, now: datetime, span: float) -> str:

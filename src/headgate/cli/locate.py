@@ -44,10 +44,10 @@ class AppBroken(click.ClickException):
         super().__init__(
             f"{target} cannot be loaded: its module raised {type(error).__name__}: {printable(str(error))}"
         )
-        self._told = "".join(traceback.format_exception(type(error), error, _of_user(error.__traceback__)))
+        self._text = "".join(traceback.format_exception(type(error), error, _of_user(error.__traceback__)))
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(printable(self._told.rstrip()), file=file, err=True)
+        click.echo(printable(self._text.rstrip()), file=file, err=True)
         super().show(file)
 
 

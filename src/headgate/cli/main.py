@@ -112,8 +112,8 @@ class LazyGroup(click.Group):
             if isinstance(error, OSError) and error.errno != errno.EPIPE:
                 # An error of the output or of a named file; stores and the user's module raise other errors.
                 raise click.ClickException(printable(str(error))) from error
-            expected, others = error.split(HeadgateError) if isinstance(error, BaseExceptionGroup) else (None, error)
-            if expected is None or others is not None:
+            expected, rest = error.split(HeadgateError) if isinstance(error, BaseExceptionGroup) else (None, error)
+            if expected is None or rest is not None:
                 raise
             raise click.ClickException(printable("; ".join(map(str, _leaves(expected))))) from error
 

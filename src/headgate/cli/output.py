@@ -101,8 +101,8 @@ def _print_plainly(title: str, columns: Sequence[str], rows: Sequence[Sequence[o
     """Print aligned lines: laying out thousands of rows as a table takes seconds."""
     lines = [list(columns), *([as_text(cell).plain for cell in row] for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    told = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
-    click.echo("\n".join([title, *told]))
+    text = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    click.echo("\n".join([title, *text]))
 
 
 def say_done(done: str, *, as_json: bool, **facts: object) -> None:

@@ -40,7 +40,7 @@ def purge(
     dry_run: bool,
     yes: bool,
     as_json: bool,
-    **wanted: Any,
+    **criteria: Any,
 ) -> None:
     """Delete final jobs for good, with their results, attempts and log lines.
 
@@ -50,10 +50,10 @@ def purge(
 
     Exit code 1 if there was no job to delete, 130 if it was stopped.
     """
-    if not is_all and older_than is None and not any(wanted.values()):
+    if not is_all and older_than is None and not any(criteria.values()):
         raise click.UsageError("select final jobs, such as --state succeeded or --older-than 7d, or add --all")
     require_answer(as_json=as_json, yes=yes, dry_run=dry_run)
-    query = JobQuery(**{**wanted, "state": None if wanted["state"] is None else JobState(wanted["state"])})
+    query = JobQuery(**{**criteria, "state": None if criteria["state"] is None else JobState(criteria["state"])})
     latest = Purged()
 
     async def delete(admin: Admin, *, dry_run: bool, expected: int | None = None) -> Purged:

@@ -66,14 +66,14 @@ def seconds_within(least: float, most: float = FARTHEST / SECOND) -> Callable[[s
 
 
 def takes_query(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select jobs; the given ones are passed as `wanted`, by the names of `JobQuery`."""
+    """Add the options that select jobs; the given ones are passed as `criteria`, by the names of `JobQuery`."""
     fields = msgspec.structs.fields(JobQuery)
     names = [field.name for field in fields]
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
-        wanted = {name: values.pop(name) for name in names}
-        function(wanted={name: value for name, value in wanted.items() if value is not None}, **values)
+        criteria = {name: values.pop(name) for name in names}
+        function(criteria={name: value for name, value in criteria.items() if value is not None}, **values)
 
     for field in reversed(fields):
         command = _option(field)(command)
@@ -112,9 +112,9 @@ def _option(field: FieldInfo) -> Callable[[F], F]:
     return click.option(flag, name, type=KINDS.get(name), metavar=METAVARS.get(name), help=meta.description)
 
 
-def query_at(wanted: dict[str, Any], now: datetime) -> JobQuery:
+def query_at(criteria: dict[str, Any], now: datetime) -> JobQuery:
     """Return the given options, with ages computed from the store's time."""
-    said = dict(wanted)
+    said = dict(criteria)
     for name in FLAGS:
         if isinstance(said.get(name), timedelta):
             said[name] = now - said[name]

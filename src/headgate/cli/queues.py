@@ -105,7 +105,7 @@ def purge(target: str, words: tuple[str], yes: bool, dry_run: bool, most: int, a
         target,
         "cancel",
         as_json=as_json,
-        wanted={"queue": queue},
+        criteria={"queue": queue},
         is_all=False,
         dry_run=dry_run,
         yes=yes,

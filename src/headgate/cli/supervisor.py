@@ -42,7 +42,7 @@ class Supervisor:
 
     def __init__(self, command: Sequence[str], processes: int, clock: Clock, *, until_done: bool = False) -> None:
         self._command = command
-        self._wanted = processes
+        self._count = processes
         self._clock = clock
         self._until_done = until_done
         self._processes: dict[int, Process] = {}
@@ -58,7 +58,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal)
         try:
             async with asyncio.TaskGroup() as keepers:
-                for worker in range(1, self._wanted + 1):
+                for worker in range(1, self._count + 1):
                     keepers.create_task(self._keep(worker), name=f"headgate-worker-{worker}")
         finally:
             for number in caught:

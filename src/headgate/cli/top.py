@@ -75,8 +75,8 @@ async def _answers(
 ) -> AsyncIterator[LiveSnapshot | HeadgateError]:
     """Yield a snapshot each `interval`, or the error; after an error the app is opened again."""
     look: LiveSnapshot | None = None
-    told = 0
-    while told != count:
+    polled = 0
+    while polled != count:
         try:
             async with app.open(migrate=False), contextlib.AsyncExitStack() as stack:
                 counts = None
@@ -86,13 +86,13 @@ async def _answers(
                 while True:
                     look = await read_snapshot(app.admin, look, counts)
                     yield look
-                    told += 1
-                    if told == count:
+                    polled += 1
+                    if polled == count:
                         return
                     await sleep(clock, interval)
         except HeadgateError as error:
             yield error
-            told += 1
+            polled += 1
         await sleep(clock, interval)
 
 

@@ -213,12 +213,12 @@ class FlowBuilder:
             return found_one.itself.ids
         return found_one.follow.ids
 
-    def _is_before(self, wanted: str, ids: Sequence[str]) -> bool:
+    def _is_before(self, leader: str, ids: Sequence[str]) -> bool:
         """Whether one of these is that job or batch, or is final only after it, by the places of new calls."""
         left, seen = list(ids), set(ids)
         while left:
             id = left.pop()
-            if id == wanted or (id in self._batches and self._batch_of(wanted) == id):
+            if id == leader or (id in self._batches and self._batch_of(leader) == id):
                 return True
             before = self._places.get(id, NOTHING).ids
             left += [each for each in before if each not in seen]

@@ -98,19 +98,19 @@ class Backlogs:
         for changed in self._waiting:
             changed.set()
 
-    def are_bounded(self, wanted: Iterable[str]) -> bool:
+    def are_bounded(self, names: Iterable[str]) -> bool:
         """Return whether one of these queues has a `max_backlog`."""
-        return any(self._find(name).max_backlog is not None for name in wanted)
+        return any(self._find(name).max_backlog is not None for name in names)
 
-    async def admit(self, wanted: Mapping[str, int], *, may_wait: bool = True) -> Admitted:
-        """Admit all the jobs to these queues or to their fallbacks, or none; `wanted` maps queues to job counts.
+    async def admit(self, counts: Mapping[str, int], *, may_wait: bool = True) -> Admitted:
+        """Admit all the jobs to these queues or to their fallbacks, or none; `counts` maps queues to job counts.
 
         Waits for room if a queue is declared so and the jobs can fit at all. Raises QueueFull; raises NotOpen if the
         app is closed during the wait.
         """
         admitted = Admitted()
         try:
-            for name, jobs in wanted.items():
+            for name, jobs in counts.items():
                 admitted.queues[name] = await self._admit(admitted, name, jobs, may_wait=may_wait)
         except BaseException:
             with admitted:

@@ -269,12 +269,12 @@ class BacklogMigrator:
             return None
         try:
             # A job that went to a fallback queue keeps the limits of the queue it was meant for.
-            wanted = intended_queue(job.gate)
-            wanted = wanted if wanted in self._registry.queues else None
-            gate_name = self._registry.gate_name(job.task, job.queue, wanted)
+            queue = intended_queue(job.gate)
+            queue = queue if queue in self._registry.queues else None
+            gate_name = self._registry.gate_name(job.task, job.queue, queue)
             if gate_name == job.gate:
                 return None
-            return _Move(job, task, self._registry.gate(task, job.queue, wanted), gate_name)
+            return _Move(job, task, self._registry.gate(task, job.queue, queue), gate_name)
         except USER_CODE_ERRORS as error:
             self._skip(job, error)
             return None
@@ -307,8 +307,8 @@ class BacklogMigrator:
         """Return the change for a job; None if its limits cannot be computed: it stays as it is and does not start."""
         job = move.job
         try:
-            asked = _asked(move.gate, move.task, job) if move.gate.limits else UNGATED
-            buckets, costs, terms = buckets_in_batch(asked, job.buckets, job.terms)
+            gated = _gated_call(move.gate, move.task, job) if move.gate.limits else UNGATED
+            buckets, costs, terms = buckets_in_batch(gated, job.buckets, job.terms)
         except USER_CODE_ERRORS as error:  # including errors of the task's own `cost` or `owner` for an old payload
             self._skip(job, error)
             return None
@@ -334,7 +334,7 @@ def _ignore_skip(limit: str, reason: str) -> None:
     """Do nothing: the skipped limit was published when the job was enqueued."""
 
 
-def _asked(gate: Gate, task: TaskDefinition, job: GatedJob) -> GatedCall:
+def _gated_call(gate: Gate, task: TaskDefinition, job: GatedJob) -> GatedCall:
     if not gate.reads_arguments:
         return gate.ask({}, job.headers or {}, _ignore_skip)
     if job.origin is None or not job.origin.results:

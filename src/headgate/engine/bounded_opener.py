@@ -79,7 +79,7 @@ def _bounded(connection: HTTPConnection, deadline: _Deadline) -> HTTPConnection:
     return connection
 
 
-def _connected(deadline: _Deadline, address: tuple[str, int], *_others: object) -> socket.socket:
+def _connected(deadline: _Deadline, address: tuple[str, int], *_options: object) -> socket.socket:
     """Connect to the first address of the host that answers; those that are left share the time that is left."""
     found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     error: OSError | None = None

@@ -138,12 +138,12 @@ class Enqueuer:
             jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
         if admitted is not None:
             admitted.store()
-        jobs, others = await self._add_new(jobs)
-        self._publish_enqueued(jobs, others)
+        jobs, duplicates = await self._add_new(jobs)
+        self._publish_enqueued(jobs, duplicates)
         if has_max_wait:
             # A job that was merged into an existing one is not stored.
-            self._publish_rejected([job for job in jobs if job.id not in others])
-        return resolved_ids(jobs, others)
+            self._publish_rejected([job for job in jobs if job.id not in duplicates])
+        return resolved_ids(jobs, duplicates)
 
     def check(self, task: TaskDefinition, call: Call[Any]) -> None:
         """Raise what `enqueue` would raise for the call itself, whatever the store holds."""
@@ -299,13 +299,13 @@ class Enqueuer:
         asked_at = self._clock.monotonic()
         if self.tracing is not None and jobs:
             with self.tracing.sending(jobs) as sent:
-                others = await self._storage.add(sent, batches)
+                duplicates = await self._storage.add(sent, batches)
         elif batches:
-            others = await self._storage.add(jobs, batches)
+            duplicates = await self._storage.add(jobs, batches)
         else:
-            others = await self._storage.add(jobs)
+            duplicates = await self._storage.add(jobs)
         publish_use(self._bus, self._clock, "add", asked_at, len(jobs))
-        return others
+        return duplicates
 
     def _flow_job(self, flow_call: FlowCall, queue: str, gates: dict[str, BatchGate]) -> NewJob:
         task, batch = flow_call.task, flow_call.origin.batch
@@ -313,10 +313,10 @@ class Enqueuer:
         if flow_call.limits and batch is not None:
             gate = gates.get(batch) or BatchGate(batch, flow_call.limits, self._registry.limits)
             gates[batch] = gate
-            asked = GatedCall(job.buckets, job.costs, job.terms)
+            own = GatedCall(job.buckets, job.costs, job.terms)
             arguments = task.payload.decode_part(job.payload, flow_call.call.later)
             buckets, costs, terms = gate.joined(
-                asked, job.task, task.payload.parameters, arguments, job.headers or {}, task.payload.fields
+                own, job.task, task.payload.parameters, arguments, job.headers or {}, task.payload.fields
             )
             wait_mode = "" if terms is None else terms.wait_mode()
             job = replace(job, buckets=buckets, costs=costs, terms=terms, wait_mode=wait_mode)
@@ -389,22 +389,22 @@ class Enqueuer:
     def _publish_rejected(self, jobs: Sequence[NewJob]) -> None:
         publish_dropped(self._bus, self._callback_runner, self._clock, rejected(jobs))
 
-    def _publish_enqueued(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> None:
-        self._history_writer.note_enqueued(jobs, others)
+    def _publish_enqueued(self, jobs: Sequence[NewJob], duplicates: Mapping[str, str]) -> None:
+        self._history_writer.note_enqueued(jobs, duplicates)
         if not self._bus.has_listener(JobEnqueued) and not self._bus.has_listener(JobReplaced):
             return
         at = self._clock.now()
         for job in jobs:
-            id = others.get(job.id)
+            id = duplicates.get(job.id)
             kind = JobEnqueued if id is None else JobReplaced
             # A job that is stored under its own id is kept, not replaced.
             if id is None or (id != job.id and replaces(job)):
                 self._bus.publish(kind(at=at, job_id=id or job.id, task=job.task, queue=job.queue, run_at=job.run_at))
 
 
-def resolved_ids(jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[tuple[str, bool]]:
+def resolved_ids(jobs: Sequence[NewJob], duplicates: Mapping[str, str]) -> list[tuple[str, bool]]:
     """Return the ids that callers get, of the existing job where one was found; and whether the job is new."""
-    return [(others.get(job.id, job.id), job.id not in others) for job in jobs]
+    return [(duplicates.get(job.id, job.id), job.id not in duplicates) for job in jobs]
 
 
 def require_key(limit: str, reason: str) -> None:

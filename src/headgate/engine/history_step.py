@@ -207,9 +207,9 @@ class NamedKeys:
     def choose(self, length: int, limit: str, at: int, used: dict[str, int]) -> Iterable[str]:
         """Return the keys that have a row already, and the most used of the others while there is room."""
         named = self._named.setdefault((length, limit, at), set())
-        others = [key for key in used if key not in named]
+        unnamed = [key for key in used if key not in named]
         room = max(0, MAX_KEYS - len(named))
-        chosen = others if len(others) <= room else nlargest(room, others, key=used.__getitem__)
+        chosen = unnamed if len(unnamed) <= room else nlargest(room, unnamed, key=used.__getitem__)
         known = [key for key in used if key in named]
         named.update(chosen)
         return known + chosen

@@ -80,14 +80,14 @@ class HistoryWriter:
 
     # ------------------------------------------------------------------------------------------- counting
 
-    def note_enqueued(self, jobs: Sequence[NewJob], others: Mapping[str, str] | None = None) -> None:
-        """Count stored jobs; those whose ids are in `others` were merged into existing jobs."""
+    def note_enqueued(self, jobs: Sequence[NewJob], duplicates: Mapping[str, str] | None = None) -> None:
+        """Count stored jobs; those whose ids are in `duplicates` were merged into existing jobs."""
         if not self._is_on or not jobs:
             return
         step = self._now()
         tally, queue, task = NO_COUNTS
         for job in jobs:
-            if others and job.id in others:
+            if duplicates and job.id in duplicates:
                 continue
             if job.task != task or job.queue != queue:
                 queue, task = job.queue, job.task

@@ -188,14 +188,14 @@ class Recorder:
     def _publish(self, written: Sequence[bool]) -> None:
         self._history_writer.note_ended(self._writing if all(written) else list(compress(self._writing, written)))
         # Checked once: events without a listener are not created.
-        wanted = [kind for kind in (JobFinished, JobFailure) if self._bus.has_listener(kind)]
+        kinds = [kind for kind in (JobFinished, JobFailure) if self._bus.has_listener(kind)]
         for (job, ending, _, then, ran), was_written in zip(self._writing, written, strict=True):
             if not was_written:
                 self._bus.publish(EndingRefused(at=self._clock.now(), job_id=job.id, task=job.task))
                 continue
             if isinstance(ending, Returned):
                 self._publish_returned(job, ending, ran)
-            elif (kind := JobFailure if ending.state is JobState.FAILED else JobFinished) in wanted:
+            elif (kind := JobFailure if ending.state is JobState.FAILED else JobFinished) in kinds:
                 self._bus.publish(
                     kind(
                         at=self._clock.now(),

@@ -93,10 +93,10 @@ class Slots:
         free_slots: dict[str, FreeSlots] = {}
         if self._is_quiet:
             return free_slots
-        asked = self.capacity.keys() if queues is None else queues
-        self._short_of_slots.update(asked)
+        served = self.capacity.keys() if queues is None else queues
+        self._short_of_slots.update(served)
         shared = self._shared
-        for queue in asked:
+        for queue in served:
             free = self.capacity[queue] - self._busy[queue]
             if shared is not None:
                 free = min(free, shared)
@@ -107,8 +107,8 @@ class Slots:
                 free_slots[queue] = FreeSlots(free, self._odd_for_gated[queue], self._busy[queue], weight)
         if shared is not None:
             # The first queue gets the odd slot, so each is the first one in turn.
-            first, *others = self.capacity
-            self.capacity = {queue: self.capacity[queue] for queue in (*others, first)}
+            first, *rest = self.capacity
+            self.capacity = {queue: self.capacity[queue] for queue in (*rest, first)}
         return free_slots
 
     def shared_by(self, free_slots: Mapping[str, FreeSlots]) -> int | None:

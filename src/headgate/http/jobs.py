@@ -337,26 +337,26 @@ async def delete_job(caller: Caller, id: str) -> Acknowledgement:
 
 async def purge_jobs(caller: Caller, body: PurgeRequest) -> Purged:
     """Delete many final jobs for good, oldest first; repeat it while it `is_cut`."""
-    wanted = _wanted(caller, body)
-    return await caller.admin.purge(wanted, older_than=body.older_than, most=body.most, dry_run=body.dry_run)
+    query = _selected(caller, body)
+    return await caller.admin.purge(query, older_than=body.older_than, most=body.most, dry_run=body.dry_run)
 
 
 async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
     """Retry, cancel, run now or reschedule many jobs, oldest first; repeat it while it `is_cut`."""
-    wanted = _wanted(caller, body)
+    query = _selected(caller, body)
     place = {"at": body.at, "delay": body.delay, "priority": body.priority}
     if body.action != "reschedule" and any(value is not None for value in place.values()):
         raise bad_request(f"at, delay and priority are for reschedule, not for {body.action}", pointer="/action")
     match body.action:
         case "retry":
-            return await caller.admin.retry_many(wanted, most=body.most, dry_run=body.dry_run)
+            return await caller.admin.retry_many(query, most=body.most, dry_run=body.dry_run)
         case "cancel":
-            return await caller.admin.cancel_many(wanted, most=body.most, dry_run=body.dry_run)
+            return await caller.admin.cancel_many(query, most=body.most, dry_run=body.dry_run)
         case "run_now":
-            return await caller.admin.run_many_now(wanted, most=body.most, dry_run=body.dry_run)
+            return await caller.admin.run_many_now(query, most=body.most, dry_run=body.dry_run)
         case "reschedule":
             return await caller.admin.reschedule_many(
-                wanted, at=body.at, delay=body.delay, priority=body.priority, most=body.most, dry_run=body.dry_run
+                query, at=body.at, delay=body.delay, priority=body.priority, most=body.most, dry_run=body.dry_run
             )
 
 
@@ -396,7 +396,7 @@ ENDPOINTS: Sequence[Endpoint] = (
 )
 
 
-def _wanted(caller: Caller, body: BulkRequest | PurgeRequest) -> JobQuery | Sequence[str]:
+def _selected(caller: Caller, body: BulkRequest | PurgeRequest) -> JobQuery | Sequence[str]:
     """Return the query of a request, or its ids. Raises HttpError for both, for neither, and for a refused query."""
     if body.query is not None and body.ids is None:
         return _allowed(caller, body.query)
@@ -414,8 +414,8 @@ def _allowed(caller: Caller, query: JobQuery) -> JobQuery:
     if not caller.redaction or caller.user.may("admin"):
         return query
     for name in ("header", "annotation"):
-        asked = getattr(query, name)
-        if asked is not None and caller.redaction.hides(asked.partition("=")[0]):
+        filter = getattr(query, name)
+        if filter is not None and caller.redaction.hides(filter.partition("=")[0]):
             raise HttpError(
                 403, f"{name}_is_redacted", f"this {name} is redacted here, and a filter would reveal it; ask an admin"
             )
@@ -443,11 +443,11 @@ def wait_view(status: JobStatus, paused: Paused) -> WaitView | None:
     return None if status.waits_for is None else WaitView(*status.waits_for, status.waits_for in paused)
 
 
-def _shown(kind: type[Shown], status: JobStatus, paused: Paused, **others: Any) -> Shown:
+def _shown(kind: type[Shown], status: JobStatus, paused: Paused, **fields: Any) -> Shown:
     """Return the fields of a status that an answer has, with others."""
-    others["waits_for"] = wait_view(status, paused)
-    same = {name: getattr(status, name) for name in kind.__struct_fields__ if name not in others}
-    return kind(**same, **others)
+    fields["waits_for"] = wait_view(status, paused)
+    same = {name: getattr(status, name) for name in kind.__struct_fields__ if name not in fields}
+    return kind(**same, **fields)
 
 
 def _listed(job: ListedJob, caller: Caller, paused: Paused) -> ListedJobView:

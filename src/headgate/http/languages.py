@@ -51,7 +51,7 @@ def language_of(request: Request) -> str:
     if chosen in languages():
         return chosen
     ranges = map(_RANGE.fullmatch, request.headers.get("accept-language", "").split(","))
-    wanted = [(float(found[2] or 1), found[1].lower()) for found in ranges if found is not None]
+    preferences = [(float(found[2] or 1), found[1].lower()) for found in ranges if found is not None]
     # Sorting is stable: of those with the same weight, the first one counts.
-    wanted.sort(key=lambda each: -each[0])
-    return next((name for weight, name in wanted if weight > 0 and name in languages()), SOURCE)
+    preferences.sort(key=lambda each: -each[0])
+    return next((name for weight, name in preferences if weight > 0 and name in languages()), SOURCE)

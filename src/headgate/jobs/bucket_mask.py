@@ -61,6 +61,6 @@ def spread(values: Sequence[T], mask: BucketMask, rest: T) -> list[T]:
 
     The inverse of `without`.
     """
-    others = iter(values)
+    rest_of_values = iter(values)
     count = len(values) + size(mask)
-    return [rest if mask >> index & 1 else next(others, rest) for index in range(count)]
+    return [rest if mask >> index & 1 else next(rest_of_values, rest) for index in range(count)]

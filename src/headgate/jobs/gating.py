@@ -84,8 +84,10 @@ class Gates:
                 for (task, queue), gate in self._gates.items()
                 if queue in key and subject_of(task, queue) not in superseded
             ]
-            others = [each.gate for each in self._overflows if each.queue in key and superseded.isdisjoint(each.needed)]
-            startable = self._startable[key] = KnownGates([*own, *others])
+            overflow_gates = [
+                each.gate for each in self._overflows if each.queue in key and superseded.isdisjoint(each.needed)
+            ]
+            startable = self._startable[key] = KnownGates([*own, *overflow_gates])
         return startable
 
     def is_newest(self, task: str, queue: str, newest: Mapping[str, str]) -> bool:

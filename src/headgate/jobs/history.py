@@ -146,11 +146,11 @@ def percentile(counts: Sequence[int], fraction: float, longest: int) -> int | No
     total = sum(counts)
     if not total:
         return None
-    wanted = fraction * total
+    rank = fraction * total
     below = 0
     for place, count in enumerate(counts):
-        if count and below + count >= wanted:
-            return min(_between(place, (wanted - below) / count, longest), longest)
+        if count and below + count >= rank:
+            return min(_between(place, (rank - below) / count, longest), longest)
         below += count
     return longest
 

@@ -182,10 +182,10 @@ def _own_place(inner: str, whole: str) -> CodePlace | None:
     # Most errors show one exception, which then is all of them.
     frames = {text: _owned_frames(text) for text in {inner, whole, last}}
     task = next((owner for _, owner in frames[last] if owner is not None), None)
-    for wanted in ("", task):
+    for owner_sought in ("", task):
         for text in (inner, whole):
             for frame, owner in reversed(frames[text]):
-                if owner is not None and owner == wanted:
+                if owner is not None and owner == owner_sought:
                     return CodePlace(frame["file"], int(frame["line"]), frame["function"])
     return None
 

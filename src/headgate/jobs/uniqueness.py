@@ -152,12 +152,12 @@ def successor(job: NewJob, running: str) -> NewJob:
     return replace(job, origin=replace(origin, follows=running, on="final"))
 
 
-def following(job: NewJob, others: Mapping[str, str]) -> NewJob:
-    """Return the job with its leader replaced by the existing job that `others` has for it."""
+def following(job: NewJob, duplicates: Mapping[str, str]) -> NewJob:
+    """Return the job with its leader replaced by the existing job that `duplicates` has for it."""
     leader = None if job.origin is None else job.origin.follows
-    if job.origin is None or leader is None or leader not in others:
+    if job.origin is None or leader is None or leader not in duplicates:
         return job
-    return replace(job, origin=replace(job.origin, follows=others[leader]))
+    return replace(job, origin=replace(job.origin, follows=duplicates[leader]))
 
 
 def superseded_error(successor: str) -> JobError:

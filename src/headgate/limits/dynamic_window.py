@@ -286,7 +286,7 @@ class _View:
     """What counts for one key at an instant; `move_on` goes to a later one, without starts between."""
 
     __slots__ = (
-        "_gone",
+        "_expired",
         "_held",
         "_key",
         "_left",
@@ -312,7 +312,7 @@ class _View:
         self.used, self.active = state.used, state.active
         self._held = state.keys.get(key, ())
         self.own = sum(self._held[1::2])
-        self._gone = self._left = 0
+        self._expired = self._left = 0
         self._leave(at - rule.slices)
         # In the first microsecond of a slice, what leaves the window still counts for keys that have starts in it.
         self._waits = now == at * rule.slice and self._left < len(self._held) and self._held[self._left] < at
@@ -353,7 +353,7 @@ class _View:
             self._waits = False
             self.instant += 1
         else:
-            self.at = self._state.slices[self._gone].number + slices
+            self.at = self._state.slices[self._expired].number + slices
             self.instant = self.at * self._rule.slice + (self._left < len(self._held))
         self._leave(self.at - slices + 1)
 
@@ -369,10 +369,10 @@ class _View:
         """Stop counting what lies before slice `oldest`."""
         self.oldest = oldest
         slices = self._state.slices
-        while self._gone < len(slices) and slices[self._gone].number < oldest:
-            self.used -= slices[self._gone].used
-            self.active -= slices[self._gone].keys
-            self._gone += 1
+        while self._expired < len(slices) and slices[self._expired].number < oldest:
+            self.used -= slices[self._expired].used
+            self.active -= slices[self._expired].keys
+            self._expired += 1
         held = self._held
         while self._left < len(held) and held[self._left] < oldest:
             self.own -= held[self._left + 1]
@@ -404,15 +404,15 @@ def _changed(
 
 def _kept(state: WindowUse, keep: int) -> WindowUse:
     """Return the state without what lies before slice `keep`."""
-    gone = used = left = 0
-    while gone < len(state.slices) and state.slices[gone].number < keep:
-        used += state.slices[gone].used
-        left += state.slices[gone].keys
-        gone += 1
-    if not gone:
+    expired = used = left = 0
+    while expired < len(state.slices) and state.slices[expired].number < keep:
+        used += state.slices[expired].used
+        left += state.slices[expired].keys
+        expired += 1
+    if not expired:
         return state
     keys = {key: held for key, held in state.keys.items() if held[-2] >= keep} if left else state.keys
-    return WindowUse(state.used - used, state.active - left, state.slices[gone:], keys)
+    return WindowUse(state.used - used, state.active - left, state.slices[expired:], keys)
 
 
 def _held_after(before: Held, number: int, change: int, oldest: int) -> Held:

@@ -162,11 +162,11 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
         total, newest, used, older = state
         if used:
             older = (*older, newest, used)
-        gone = 0
-        while gone < len(older) and older[gone] <= at - self.slices:
-            total -= older[gone + 1]
-            gone += 2
-        return total, at, 0, older[gone:]
+        expired = 0
+        while expired < len(older) and older[expired] <= at - self.slices:
+            total -= older[expired + 1]
+            expired += 2
+        return total, at, 0, older[expired:]
 
     def _opening(self, state: Slices, cost: int) -> int:
         """Return the slice in which enough has left the window for `cost` to fit."""

@@ -126,10 +126,10 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
         return f"1:{cls.kind}:" + base64.b64encode(state).decode()
 
     def _counting(self, starts: Starts, now: int) -> Starts:
-        gone = now - self.period
-        if not starts or starts[0] > gone:
+        expired_until = now - self.period
+        if not starts or starts[0] > expired_until:
             return starts
-        return starts[bisect_right(starts, gone) :]
+        return starts[bisect_right(starts, expired_until) :]
 
 
 @dataclass(frozen=True, init=False)

@@ -196,11 +196,11 @@ class _OwnLines(logging.Filter):
         return record.module == __name__.rpartition(".")[2] or self._budget.admits(_log.warning)
 
 
-def connections_allowed(wanted: int) -> int:
-    """Return the number of connections: `wanted`, or fewer if the process may not open that many files."""
+def connections_allowed(connections: int) -> int:
+    """Return the number of connections: `connections`, or fewer if the process may not open that many files."""
     try:
         import resource
     except ImportError:
-        return wanted
+        return connections
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return wanted if soft == resource.RLIM_INFINITY else max(8, min(wanted, soft * 3 // 4 - 96))
+    return connections if soft == resource.RLIM_INFINITY else max(8, min(connections, soft * 3 // 4 - 96))

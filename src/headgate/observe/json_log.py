@@ -49,12 +49,12 @@ class JsonFormatter(logging.Formatter):
             line["error"] = self._error(record.exc_info[1])
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        others: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         for name, value in vars(record).items():
             if name not in _ORDINARY:
-                (others if name in line else line)[name] = value
-        if others:
-            line["extra"] = {**others, **({"extra": line["extra"]} if "extra" in line else {})}
+                (extra if name in line else line)[name] = value
+        if extra:
+            line["extra"] = {**extra, **({"extra": line["extra"]} if "extra" in line else {})}
         return _encoded(line)
 
     def _error(self, error: BaseException) -> dict[str, str]:

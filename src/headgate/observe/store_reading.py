@@ -158,10 +158,10 @@ def _ages(queues: Iterable[QueueRecord], labels: Labels, now: int) -> list[Numbe
 
 def _pauses(paused: Iterable[str], labels: Labels) -> list[Number]:
     """Of the queues that are not declared here, whether one is paused."""
-    told = {labels.queue(each) for each in paused}
+    names = {labels.queue(each) for each in paused}
     return [
-        (metric.PAUSED, (queue,), float(queue in told))
-        for queue in {**dict.fromkeys(labels.queues), **dict.fromkeys(told)}
+        (metric.PAUSED, (queue,), float(queue in names))
+        for queue in {**dict.fromkeys(labels.queues), **dict.fromkeys(names)}
     ]
 
 

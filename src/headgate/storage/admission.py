@@ -240,27 +240,27 @@ class LaneView:
 
 
 def divided(
-    slots: int, wanted: Mapping[str, int], held: Mapping[str, int], weights: Mapping[str, int]
+    slots: int, usable: Mapping[str, int], held: Mapping[str, int], weights: Mapping[str, int]
 ) -> dict[str, int]:
     """Divide free slots among queues, so that what they hold then is by their weights.
 
     What a queue does not want goes to the others. A queue that holds more than its part gets none.
     """
     goals = _by_weight(
-        slots + sum(held[queue] for queue in wanted),
-        {queue: held[queue] + count for queue, count in wanted.items()},
+        slots + sum(held[queue] for queue in usable),
+        {queue: held[queue] + count for queue, count in usable.items()},
         weights,
     )
     return _by_weight(slots, {queue: max(0, goal - held[queue]) for queue, goal in goals.items()}, weights)
 
 
-def _by_weight(slots: int, wanted: Mapping[str, int], weights: Mapping[str, int]) -> dict[str, int]:
-    parts = dict.fromkeys(wanted, 0)
-    while slots and (short := [queue for queue, count in wanted.items() if parts[queue] < count]):
+def _by_weight(slots: int, usable: Mapping[str, int], weights: Mapping[str, int]) -> dict[str, int]:
+    parts = dict.fromkeys(usable, 0)
+    while slots and (short := [queue for queue, count in usable.items() if parts[queue] < count]):
         total = sum(weights[queue] for queue in short)
         whole = slots
         for queue in short:
-            part = min(wanted[queue] - parts[queue], max(1, whole * weights[queue] // total), slots)
+            part = min(usable[queue] - parts[queue], max(1, whole * weights[queue] // total), slots)
             parts[queue] += part
             slots -= part
     return parts

@@ -142,7 +142,7 @@ class LaneMove(msgspec.Struct):
     """The new place of a lane after the claim, and how many jobs have left it."""
 
     id: RowId
-    gone: int
+    removed: int
     since: int | None
     behind: RowId | None
     wakes_at: int | None

@@ -112,7 +112,7 @@ class LaneVisit:
         return None if self.view is None or self.view.discards else self.view.behind
 
     @property
-    def gone(self) -> int:
+    def removed(self) -> int:
         """How many jobs left the lane: started, expired, rejected, or failed because their cost is impossible."""
         impossible = self.view is not None and self.view.failed is not None
         return self.taken + len(self.expired) + len(self.rejected) + impossible
@@ -125,13 +125,13 @@ class LaneVisit:
         return self.row.front
 
     @property
-    def all_gone(self) -> bool:
-        return self.complete and self.gone == len(self.heads) + len(self.expired)
+    def is_exhausted(self) -> bool:
+        return self.complete and self.removed == len(self.heads) + len(self.expired)
 
     @property
     def cut_short(self) -> bool:
         """Whether jobs may be left in the lane that could start at once."""
-        return self.behind is None and not self.all_gone
+        return self.behind is None and not self.is_exhausted
 
 
 class ClaimPlan:
@@ -263,9 +263,9 @@ class ClaimPlan:
             if self.groups:
                 self._enter_groups(candidates)
                 planned = self._planned_times(candidates, shares)
-                candidates.sort(key=lambda row: (planned[row.id], self._is_in_line(row), *self._place_in_line(row)))
+                candidates.sort(key=lambda row: (planned[row.id], self._is_in_line(row), *self._fair_place(row)))
             else:
-                candidates.sort(key=self._place_in_line)
+                candidates.sort(key=self._fair_place)
         for row in candidates:
             # A lane behind a bucket that needs a fetch starts no job yet. Slots must be free for the starts fetched.
             needs_fetch = row.behind is not None and row.behind in starving
@@ -319,7 +319,7 @@ class ClaimPlan:
             return first_virtual_time(lowest)
         return returning_virtual_time(row.virtual_time, lowest) if row.id in self._outside else row.virtual_time
 
-    def _place_in_line(self, row: LaneRow) -> tuple[int, bool, int]:
+    def _fair_place(self, row: LaneRow) -> tuple[int, bool, int]:
         if row.queue not in self._orders:
             return 0, False, 0
         return self._virtual_time(row), row.id not in self._outside, row.since or 0
@@ -360,7 +360,7 @@ class ClaimPlan:
         """Return the virtual time of the visit of each lane, if all before it in its group start a few jobs."""
         planned: dict[RowId, int] = {}
         turns: dict[RowId, int] = {}
-        for row in sorted(rows, key=self._place_in_line):
+        for row in sorted(rows, key=self._fair_place):
             if row.group_id is None:
                 planned[row.id] = self._virtual_time(row) if self._step(row) else 0
                 continue
@@ -418,18 +418,18 @@ class ClaimPlan:
         waiting = Counter(self.ready)
         for row in rows:
             waiting[row.queue] += max(1, row.waiting)
-        wanted = {queue: min(free.slots, waiting[queue]) for queue, free in self.claim.free_slots.items()}
-        parts = self._divided(self.claim.slots, wanted)
+        usable = {queue: min(free.slots, waiting[queue]) for queue, free in self.claim.free_slots.items()}
+        parts = self._divided(self.claim.slots, usable)
         self.free_slots = {queue: replace(free, slots=parts[queue]) for queue, free in self.claim.free_slots.items()}
-        self._page_was_full = self._page_was_full or parts != wanted
+        self._page_was_full = self._page_was_full or parts != usable
 
-    def _divided(self, slots: int, wanted: Mapping[str, int]) -> dict[str, int]:
+    def _divided(self, slots: int, usable: Mapping[str, int]) -> dict[str, int]:
         """Divide these slots among the queues; the jobs of this claim hold slots, too."""
         free_slots = self.claim.free_slots
         held = Counter({queue: free.held for queue, free in free_slots.items()})
         for visit in self.gated:
             held[visit.row.queue] += visit.taken
-        return divided(slots, wanted, held, {queue: free.weight for queue, free in free_slots.items()})
+        return divided(slots, usable, held, {queue: free.weight for queue, free in free_slots.items()})
 
     def heads_to_read(self, visits: Sequence[LaneVisit], slots: int, view: Callable[[BucketRef], BucketView]) -> int:
         """Return how many jobs of each lane to read: those that can start, and one more that finds a bucket closed.
@@ -524,8 +524,8 @@ class ClaimPlan:
         left = {queue: max(0, slots) for queue, slots in left.items()}
         if self.claim.slots is None:
             return left
-        wanted = {queue: min(slots, self.ready.get(queue, 0)) for queue, slots in left.items()}
-        return self._divided(self.claim.slots - sum(visit.taken for visit in self.gated), wanted)
+        usable = {queue: min(slots, self.ready.get(queue, 0)) for queue, slots in left.items()}
+        return self._divided(self.claim.slots - sum(visit.taken for visit in self.gated), usable)
 
     @property
     def visits(self) -> list[LaneVisit]:
@@ -610,38 +610,38 @@ class ClaimPlan:
         None if it does not move. `has_ready`: a job that requested no start time is left in it. `earliest` is when the
         next delayed job is due. Both ignore jobs that other transactions have locked. `is_emptied`: no job is left.
         """
-        row, gone, behind, front = visit.row, visit.gone, visit.behind, visit.front
+        row, removed, behind, front = visit.row, visit.removed, visit.behind, visit.front
         stays_behind = behind is not None and row.behind is not None and bucket_id(behind.ref) == row.behind
-        if not gone and visit.heads and (behind is None or stays_behind):
+        if not removed and visit.heads and (behind is None or stays_behind):
             return None
         # None in a queue that is fair no more: with a virtual time that stands still, the lane would always be the
         # first.
         virtual_time = visit.view.virtual_time if visit.view is not None and visit.view.step else None
         if is_emptied:
-            return LaneMove(row.id, gone, None, None, None, None, virtual_time, row.version, front)
+            return LaneMove(row.id, removed, None, None, None, None, virtual_time, row.version, front)
         wakes_at = row.wakes_at
         if visit.wakes_by(self.now):
             # Delayed jobs of this lane were due and may have left it.
             wakes_at = earliest
         if visit.has_locked:
             wakes_at = min(self.now + LOCKED_FOR, self.now + LOCKED_FOR if wakes_at is None else wakes_at)
-        is_ready = not visit.all_gone or (wakes_at is not None and wakes_at <= self.now) or has_ready
-        if is_ready and not gone and not visit.heads and row.behind is None:
+        is_ready = not visit.is_exhausted or (wakes_at is not None and wakes_at <= self.now) or has_ready
+        if is_ready and not removed and not visit.heads and row.behind is None:
             # All jobs left are unknown to this node: the lane stays as it is.
             return None
         if not is_ready:
             self.note_wake(wakes_at)
-            if not gone and row.since is None and wakes_at == row.wakes_at:
+            if not removed and row.since is None and wakes_at == row.wakes_at:
                 return None
-            return LaneMove(row.id, gone, None, None, wakes_at, row.opened_at, virtual_time, row.version, front)
+            return LaneMove(row.id, removed, None, None, wakes_at, row.opened_at, virtual_time, row.version, front)
         if behind is None:
             return LaneMove(
-                row.id, gone, self.limit_now, None, wakes_at, row.opened_at, virtual_time, row.version, front
+                row.id, removed, self.limit_now, None, wakes_at, row.opened_at, virtual_time, row.version, front
             )
         # A lane that started nothing keeps its place in the line.
-        since = row.since if not gone and row.since is not None else self.limit_now
+        since = row.since if not removed and row.since is not None else self.limit_now
         return LaneMove(
-            row.id, gone, since, bucket_id(behind.ref), wakes_at, row.opened_at, virtual_time, row.version, front
+            row.id, removed, since, bucket_id(behind.ref), wakes_at, row.opened_at, virtual_time, row.version, front
         )
 
     @property
@@ -722,14 +722,14 @@ class ClaimPlan:
             return None
         first = visit.heads[visit.taken]
         opens_at = self._in_wall_time(behind.opens_at)
-        return Throttled(behind.ref, opens_at, visit.row.waiting - visit.gone, first.id)
+        return Throttled(behind.ref, opens_at, visit.row.waiting - visit.removed, first.id)
 
     def _starved(self) -> list[Starved]:
         """Return the buckets that need starts from another store, each once."""
         now = self.limit_now
         starved: dict[BucketRef, Starved] = {}
         for visit in self.gated:
-            found = None if visit.view is None else starved_by(visit.view, visit.row.waiting - visit.gone, now)
+            found = None if visit.view is None else starved_by(visit.view, visit.row.waiting - visit.removed, now)
             if found is None:
                 continue
             # The first job in line sets the cost of each start: starts fetched at a lower cost are no use to it.

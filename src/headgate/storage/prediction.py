@@ -96,6 +96,6 @@ def _opens_in_rounds(bucket: BucketView, at: int, ahead: int, cost: int, count: 
 def _ahead(position: QueuePosition, record: BucketRecord) -> int:
     """Return how many starts come first: the jobs ahead in its lane, and as many of each lane in the same line."""
     before = (position.position or position.waiting) - 1
-    others = max(0, record.waiting - position.waiting) if position.behind == record.ref else record.waiting
+    beside = max(0, record.waiting - position.waiting) if position.behind == record.ref else record.waiting
     lanes = max(0, record.lanes - (position.behind == record.ref))
-    return before + min(others, (before + 1) * lanes)
+    return before + min(beside, (before + 1) * lanes)

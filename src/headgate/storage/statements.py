@@ -289,8 +289,8 @@ def _compile(text: str, parts: Mapping[str, _Block], dialect: Dialect) -> Templa
             case "buckets":
                 return dialect.buckets(macro["body"])
             case "record":
-                table, _, others = macro["body"].partition(" but ")
-                return ", ".join(f"{table}.{name}" for name in _fields_but(RECORDS[table], others))
+                table, _, exceptions = macro["body"].partition(" but ")
+                return ", ".join(f"{table}.{name}" for name in _fields_but(RECORDS[table], exceptions))
         return dialect.words[macro["word"]]
 
     sql = _MACRO.sub(expand, text)
@@ -301,8 +301,8 @@ def _compile(text: str, parts: Mapping[str, _Block], dialect: Dialect) -> Templa
     return Template(dialect.finish(sql), tables, frozenset(ids))
 
 
-def _fields_but(record: type[msgspec.Struct], others: str) -> list[str]:
-    left_out = {"unreadable", *_listed(others)}
+def _fields_but(record: type[msgspec.Struct], exceptions: str) -> list[str]:
+    left_out = {"unreadable", *_listed(exceptions)}
     return [name for name in record.__struct_fields__ if name not in left_out]
 
 

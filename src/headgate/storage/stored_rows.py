@@ -80,12 +80,12 @@ class RowDecoder(Generic[R]):
     def __init__(self, kind: type[R], what: str, /, **blanks: Any) -> None:
         self.ids: list[str] = _id_fields(kind)
         """The names of the fields that are ids of jobs or batches."""
-        asked = kind
+        row_type = kind
         self._kind = kind = _from_array(kind, self.ids)
         self._what = what
         self._is_tuple = not issubclass(kind, msgspec.Struct)
-        self._is_array = issubclass(asked, msgspec.Struct) and asked.__struct_config__.array_like
-        self._asked = asked
+        self._is_array = issubclass(row_type, msgspec.Struct) and row_type.__struct_config__.array_like
+        self._row_type = row_type
         self._id_getters = [attrgetter(name) for name in self.ids]
         # Not strict: SQLite has numbers for truth values.
         self._decode_all = msgspec.json.Decoder(list[kind], strict=False).decode  # type: ignore[valid-type]
@@ -124,7 +124,7 @@ class RowDecoder(Generic[R]):
                     force_setattr(row, name, job_text(number))  # type: ignore[arg-type]  # it is a struct
         if self._is_array:
             # The same type that others make, so that equal rows are equal.
-            return [self._asked(*astuple(cast(msgspec.Struct, row))) for row in rows]
+            return [self._row_type(*astuple(cast(msgspec.Struct, row))) for row in rows]
         return rows
 
     def decode(self, text: str | bytes) -> list[R]:

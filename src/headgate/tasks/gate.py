@@ -198,46 +198,46 @@ class Gate:
         """
         buckets: list[BucketRef] = []
         costs: list[int] = []
-        asked: list[BoundLimit] = []
+        applied: list[BoundLimit] = []
         for limit in self.limits:
             key = limit.key(arguments, headers, on_skip)
             if key is not None:
                 buckets.append(BucketRef(limit.name, key))
                 costs.append(limit.cost(arguments, headers))
-                asked.append(limit)
+                applied.append(limit)
         if not buckets:
             return UNGATED
         if self._may_coincide and len(set(buckets)) < len(buckets):
-            return _merged(buckets, costs, asked, arguments, headers)
-        terms = self._terms_of(tuple(asked), arguments, headers)
+            return _merged(buckets, costs, applied, arguments, headers)
+        terms = self._terms_of(tuple(applied), arguments, headers)
         if self._all_cost_one or all(cost == 1 for cost in costs):
             return GatedCall(tuple(buckets), None, terms)
         return GatedCall(tuple(buckets), tuple(costs), terms)
 
-    def _terms_of(self, asked: tuple[BoundLimit, ...], arguments: Arguments, headers: Headers) -> GateTerms | None:
+    def _terms_of(self, applied: tuple[BoundLimit, ...], arguments: Arguments, headers: Headers) -> GateTerms | None:
         if self._has_owners:
-            return _terms(asked, [limit.permit_of(arguments, headers) for limit in asked])
-        if asked not in self._terms:
-            self._terms[asked] = _terms(asked, [limit.holding for limit in asked])
-        return self._terms[asked]
+            return _terms(applied, [limit.permit_of(arguments, headers) for limit in applied])
+        if applied not in self._terms:
+            self._terms[applied] = _terms(applied, [limit.holding for limit in applied])
+        return self._terms[applied]
 
 
 def _merged(
     buckets: Sequence[BucketRef],
     costs: Sequence[int],
-    asked: Sequence[BoundLimit],
+    applied: Sequence[BoundLimit],
     arguments: Arguments,
     headers: Headers,
 ) -> GatedCall:
     """Return the buckets of a call with equal buckets merged: the highest cost, and the permit held longest."""
     merged: dict[BucketRef, tuple[int, PermitTerms | None, BoundLimit]] = {}
-    for ref, cost, limit in zip(buckets, costs, asked, strict=True):
+    for ref, cost, limit in zip(buckets, costs, applied, strict=True):
         holding = limit.permit_of(arguments, headers)
         if ref in merged:
             other_cost, other, first = merged[ref]
             cost, holding, limit = max(cost, other_cost), _stricter(other, holding, ref), first
         merged[ref] = cost, holding, limit
-    terms = _terms([limit for _, _, limit in merged.values()], [holding for _, holding, _ in merged.values()], asked)
+    terms = _terms([limit for _, _, limit in merged.values()], [holding for _, holding, _ in merged.values()], applied)
     known_costs = tuple(cost for cost, _, _ in merged.values())
     return GatedCall(tuple(merged), None if all(cost == 1 for cost in known_costs) else known_costs, terms)
 
@@ -275,13 +275,13 @@ def _require_one_owner(limits: Sequence[BoundLimit]) -> None:
 
 
 def _terms(
-    asked: Sequence[BoundLimit], holdings: Sequence[PermitTerms | None], limits: Sequence[BoundLimit] | None = None
+    applied: Sequence[BoundLimit], holdings: Sequence[PermitTerms | None], limits: Sequence[BoundLimit] | None = None
 ) -> GateTerms | None:
-    """Return the terms of a call, with one of `asked` for each bucket; `limits` are all if some buckets were merged."""
-    limits = asked if limits is None else limits
+    """Return the terms of a call: `applied` has a limit for each bucket, `limits` all if some buckets were merged."""
+    limits = applied if limits is None else limits
     patience = min((limit.patience for limit in limits if limit.patience is not None), default=None)
     free = mask_where(
-        not limit.limit.charge_retries and holding is None for limit, holding in zip(asked, holdings, strict=True)
+        not limit.limit.charge_retries and holding is None for limit, holding in zip(applied, holdings, strict=True)
     )
     holds = tuple(holdings) if any(holding is not None for holding in holdings) else ()
     if not holds and not free and patience is None:

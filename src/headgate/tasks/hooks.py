@@ -144,16 +144,16 @@ def _require_function(function: Callable[..., Any], where: str, takes: str, coun
         raise DeclarationError(f"{where}: {hook_name(function)!r} gets {takes}: {misfit}")
 
 
-def _position(function: Callable[..., Any], others: Sequence[Callable[..., Any] | None], where: str) -> int:
+def _position(function: Callable[..., Any], functions: Sequence[Callable[..., Any] | None], where: str) -> int:
     """Return its position: after the others, or that of the function which an earlier run of its cell declared."""
-    for position, other in enumerate(others):
+    for position, other in enumerate(functions):
         if other is None:
             continue
         if other is function:
             raise DeclarationError(f"{where}: {hook_name(function)!r} is declared twice")
         if hook_name(other) == hook_name(function) and is_interactive(other) and is_interactive(function):
             return position
-    return len(others)
+    return len(functions)
 
 
 async def call_around(functions: Sequence[Around[S, R]], subject: S, work: Callable[[], Awaitable[R]]) -> R:

@@ -193,15 +193,15 @@ NO_OPTIONS: EnqueueOptions = {}
 """The options of a task as it is declared."""
 
 
-def options_of_call(own: EnqueueOptions, others: EnqueueOptions) -> EnqueueOptions:
+def options_of_call(own: EnqueueOptions, defaults: EnqueueOptions) -> EnqueueOptions:
     """Return the options of a call: its own, and for those left out the options of the task that enqueues it."""
     new: dict[str, Any] = {name: value for name, value in own.items() if name != "connection"}
-    new["headers"] = {**(others.get("headers") or {}), **(own.get("headers") or {})}
-    new["tags"] = (*(others.get("tags") or ()), *(own.get("tags") or ()))
+    new["headers"] = {**(defaults.get("headers") or {}), **(own.get("headers") or {})}
+    new["tags"] = (*(defaults.get("tags") or ()), *(own.get("tags") or ()))
     if "unique_key" in own:
         # The other options of unique keys belong to the key.
-        others = cast(EnqueueOptions, {name: value for name, value in others.items() if name not in UNIQUE_OPTIONS})
-    return merged(others, new)
+        defaults = cast(EnqueueOptions, {name: value for name, value in defaults.items() if name not in UNIQUE_OPTIONS})
+    return merged(defaults, new)
 
 
 def merged(before: EnqueueOptions, new: Mapping[str, Any]) -> EnqueueOptions:

@@ -212,8 +212,8 @@ async def _nothing() -> None:
 class _ImpatientBacklogs(Backlogs):
     """Backlogs for a test: nothing makes room by itself, so a full queue is reported at once."""
 
-    async def admit(self, wanted: Mapping[str, int], *, may_wait: bool = True) -> Admitted:
-        return await super().admit(wanted, may_wait=False)
+    async def admit(self, counts: Mapping[str, int], *, may_wait: bool = True) -> Admitted:
+        return await super().admit(counts, may_wait=False)
 
 
 @contextlib.contextmanager

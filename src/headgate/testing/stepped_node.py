@@ -155,10 +155,10 @@ class SteppedNode(NodeInTest):
         while True:
             scheduled_at = await self._recurring.fire_now()
             publish_dropped(self._bus, self._callback_runner, self._clock, await self._storage.expire())
-            asked = [await self._claim_one(queue, free) for queue, free in self._slots.free_slots().items()]
-            if not any(claimed.jobs or claimed.more for claimed in asked):
+            claims = [await self._claim_one(queue, free) for queue, free in self._slots.free_slots().items()]
+            if not any(claimed.jobs or claimed.more for claimed in claims):
                 break
-        waits = [claimed.next_in for claimed in asked if claimed.next_in is not None]
+        waits = [claimed.next_in for claimed in claims if claimed.next_in is not None]
         opens_at = self._storage.now() + max(1, min(waits)) if waits else None
         return NextEvent(opens_at, scheduled_at)
 

@@ -49,10 +49,10 @@ def _setup(facts: StoreFacts) -> tuple[str, bool]:
             return f"SQLite {version}, synchronous {facts.synchronous}{where}", facts.synchronous in ("FULL", "EXTRA")
         case PostgresFacts():
             version = f"{facts.version // 10000}.{facts.version % 10000}"
-            told = f"PostgreSQL {version}, fsync {'on' if facts.fsync else 'off'}"
+            text = f"PostgreSQL {version}, fsync {'on' if facts.fsync else 'off'}"
             pooled = ", through a pooler" if facts.is_pooled else ""
             return (
-                f"{told}, synchronous_commit {facts.synchronous_commit}, "
+                f"{text}, synchronous_commit {facts.synchronous_commit}, "
                 f"{counted(facts.connections, 'connection')}{pooled}",
                 facts.fsync and facts.synchronous_commit != "off",
             )

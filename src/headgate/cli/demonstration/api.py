@@ -102,8 +102,8 @@ class Api:
             case _:
                 _send(transport, Response(404))
 
-    def _call(self, asked: Mapping[str, str], arrived: int, transport: asyncio.Transport) -> None:
-        tenant, job = asked.get("tenant"), asked.get("job")
+    def _call(self, query: Mapping[str, str], arrived: int, transport: asyncio.Transport) -> None:
+        tenant, job = query.get("tenant"), query.get("job")
         if not tenant or not job:
             _send(transport, Response(400))
             return

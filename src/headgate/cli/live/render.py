@@ -72,15 +72,15 @@ def render_snapshot(look: LiveSnapshot | None, view: LiveView) -> RenderableType
     return Group(*(part for part in parts if part is not None))
 
 
-def _shares(height: int | None, wanted: Sequence[int]) -> list[int]:
+def _shares(height: int | None, rows: Sequence[int]) -> list[int]:
     """Return the rows of each table; rows that short tables do not need go to the others."""
     if height is None:
-        return list(wanted)
+        return list(rows)
     # Each table needs three more lines, the head and the foot eight.
-    room = max(len(wanted), height - 8 - 3 * len(wanted))
-    shares = [0] * len(wanted)
-    while room > 0 and any(share < want for share, want in zip(shares, wanted, strict=True)):
-        for place, want in enumerate(wanted):
+    room = max(len(rows), height - 8 - 3 * len(rows))
+    shares = [0] * len(rows)
+    while room > 0 and any(share < want for share, want in zip(shares, rows, strict=True)):
+        for place, want in enumerate(rows):
             if shares[place] < want and room > 0:
                 shares[place] += 1
                 room -= 1
@@ -129,13 +129,15 @@ def _throughput(look: LiveSnapshot) -> Text:
 
 def _warnings(look: LiveSnapshot) -> Text | None:
     overview = look.overview
-    told = [f"unknown task {each.task!r}: {counted(each.jobs, 'job')} waiting" for each in overview.unknown_tasks]
-    told += [each.text for each in overview.alerts if each.state == "firing"]
-    told += [f"schedule {each.name!r} is overdue" for each in overview.overdue_schedules]
-    told += [f"blocked for {lasting(each.age)}: {each}" for each in overview.blockers]
+    notices = [f"unknown task {each.task!r}: {counted(each.jobs, 'job')} waiting" for each in overview.unknown_tasks]
+    notices += [each.text for each in overview.alerts if each.state == "firing"]
+    notices += [f"schedule {each.name!r} is overdue" for each in overview.overdue_schedules]
+    notices += [f"blocked for {lasting(each.age)}: {each}" for each in overview.blockers]
     if overview.failed_last_hour:
-        told.append(f"{overview.failed_last_hour}{'+' * overview.is_failed_cut} failed in the last hour")
-    return Text(one_line("; ".join(told[:4])), style="yellow", no_wrap=True, overflow="ellipsis") if told else None
+        notices.append(f"{overview.failed_last_hour}{'+' * overview.is_failed_cut} failed in the last hour")
+    return (
+        Text(one_line("; ".join(notices[:4])), style="yellow", no_wrap=True, overflow="ellipsis") if notices else None
+    )
 
 
 def _queues(look: LiveSnapshot, order: Order, room: int) -> Table:

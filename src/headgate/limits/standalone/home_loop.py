@@ -217,8 +217,8 @@ class HomeLoop(Generic[S]):
 
 
 async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-    if others:
-        await asyncio.wait(others)
+    if tasks:
+        await asyncio.wait(tasks)

@@ -215,8 +215,8 @@ class Claimer:
         # Other claims hold the same jobs.
         return Claimed(jobs=(), next_in=0, more=True, dropped=dropped)
 
-    async def _claim(self, session: Session, asked: Claim, dropped: list[Dropped]) -> Claimed:
-        claim = self._without_paused(asked)
+    async def _claim(self, session: Session, request: Claim, dropped: list[Dropped]) -> Claimed:
+        claim = self._without_paused(request)
         self.low_watermarks.begin()
         self._locked.begin()
         tx = PostgresTransaction(session, self._time.now(), self._time.limit_now(), self._time, self._clock)
@@ -277,12 +277,12 @@ class Claimer:
     def _is_merge_due(self) -> bool:
         return self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY
 
-    async def _claim_from_last_snapshot(self, asked: Claim, dropped: list[Dropped]) -> Claimed | None:
+    async def _claim_from_last_snapshot(self, request: Claim, dropped: list[Dropped]) -> Claimed | None:
         """Take jobs from the last snapshot, if it is still usable; None if a new one is needed."""
         last, self._last_snapshot = self._last_snapshot, None
         if last is None or self._is_merge_due() or self.low_watermarks.is_sweep_due:
             return None
-        claim = self._without_paused(asked)
+        claim = self._without_paused(request)
         snapshot = last.later(claim, self._clock.monotonic())
         if snapshot is None:
             return None
@@ -303,7 +303,7 @@ class Claimer:
             claimed, leaves_work = await self._database.run(take)
         except ClaimConflict:
             return None
-        if leaves_work and _is_full(asked, claimed):
+        if leaves_work and _is_full(request, claimed):
             self._last_snapshot = last
         return claimed
 
@@ -343,8 +343,8 @@ class Claimer:
         )
         self._has_more_arrivals = merged.has_more
         self._last_place = max(self._last_place, merged.place)
-        if claim is not None and (others := set(merged.queues) - claim.free_slots.keys()):
-            self._wake(others)
+        if claim is not None and (unclaimed := set(merged.queues) - claim.free_slots.keys()):
+            self._wake(unclaimed)
         if self._has_more_arrivals:
             # Twice as many at most: the time that a merge takes varies.
             fitting = self._portion * self._merge_time // max(1, self._clock.monotonic() - began)

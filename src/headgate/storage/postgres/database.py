@@ -754,9 +754,9 @@ def split_schema(url: str) -> tuple[str, str | None]:
     """Return a URL as the driver reads it, and the schema that its parameter `schema` names; None if there is none."""
     address, _, query = url.partition("?")
     options = query.split("&") if query else []
-    others = [option for option in options if not option.startswith("schema=")]
+    rest = [option for option in options if not option.startswith("schema=")]
     named = [unquote_plus(option.partition("=")[2]) for option in options if option.startswith("schema=")]
-    return f"{address}?{'&'.join(others)}" if others else address, named[-1] if named else None
+    return f"{address}?{'&'.join(rest)}" if rest else address, named[-1] if named else None
 
 
 def executor_of(url: str) -> tuple[str, str, str]:
@@ -800,12 +800,12 @@ class _Connection(asyncpg.Connection):
 
     async def _introspect_types(self, types: Collection[int], timeout: float | None) -> tuple[Any, Any]:
         """Ask about types such as bigint[] once in a process, not in each session: it takes three statements."""
-        asked = frozenset(types)
-        if asked in _own_types:
-            return _own_types[asked], _NotAsked()
+        ids = frozenset(types)
+        if ids in _own_types:
+            return _own_types[ids], _NotAsked()
         found, statement = await super()._introspect_types(types, timeout)  # type: ignore[misc]  # not in the stubs
-        if max(asked) < _FIRST_OF_USERS:
-            _own_types[asked] = found
+        if max(ids) < _FIRST_OF_USERS:
+            _own_types[ids] = found
         return found, statement
 
     async def prepare_ahead(self, sql: str) -> None:

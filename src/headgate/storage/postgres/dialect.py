@@ -156,7 +156,7 @@ class Insertion:
         self._sql = template.sql
         self._ids = template.ids
         self._inserted = {name: table for name, table in self.tables.items() if table.is_inserted}
-        self._others = {name: table for name, table in self.tables.items() if not table.is_inserted}
+        self._read_tables = {name: table for name, table in self.tables.items() if not table.is_inserted}
         self._compiled: dict[tuple[int, ...], CompiledStatement] = {}
 
     def fit(self, parameters: Mapping[str, Any]) -> tuple[CompiledStatement, Mapping[str, Any]]:
@@ -193,7 +193,7 @@ class Insertion:
         sql = self._sql
         for groups, (name, table) in zip(shape, self._inserted.items(), strict=True):
             sql = sql.replace(f"{{{name}}}", _rows(name, table.named, groups))
-        return _compiled(Template(sql, self._others, self._ids))
+        return _compiled(Template(sql, self._read_tables, self._ids))
 
 
 def _rows(parameter: str, columns: Sequence[Column], groups: int) -> str:

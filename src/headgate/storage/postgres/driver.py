@@ -117,8 +117,8 @@ class PostgresDriver(Driver):
         self._time: StoreTime = OwnTime(clock) if own_time else ServerTime(clock)
         # A node may send two claims at the same time. What one has read says nothing about the queues of the other.
         backlog = Claimer(self._database, self._time, clock, self.live, self._wake_queues)
-        others = Claimer(self._database, self._time, clock, self.live, self._wake_queues, backlog)
-        self._claimers = [others, backlog]
+        ordinary = Claimer(self._database, self._time, clock, self.live, self._wake_queues, backlog)
+        self._claimers = [ordinary, backlog]
         self._additions: Batcher[tuple[Sequence[NewJob], Sequence[NewBatch]]] = Batcher(self._add)
         self._reads: Mapping[ReadKind, Callable[[Work[Any]], Awaitable[Any]]] = {
             "engine": self._database.repeat,
@@ -290,10 +290,10 @@ class PostgresDriver(Driver):
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
         self._require_usable()
-        others: Mapping[str, str] = {}
+        duplicates: Mapping[str, str] = {}
         queues: Collection[str] | None = {job.queue for job in jobs}
         if may_have_duplicates(jobs):
-            others = await self._add_unique(jobs, batches)
+            duplicates = await self._add_unique(jobs, batches)
             # A replaced job may have closed a bucket for jobs of other queues.
             queues = None
         else:
@@ -302,7 +302,7 @@ class PostgresDriver(Driver):
             for claimer in self._claimers:
                 claimer.expect_arrivals()
         self._changed(queues=queues)
-        return others
+        return duplicates
 
     async def _add_unique(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
         """Add jobs apart from other additions: they must not wait for transactions that are open under these keys."""
@@ -337,9 +337,9 @@ class PostgresDriver(Driver):
         self._require_usable()
         assert self._wake_ups is not None
         session = await self._session_of(connection)
-        others = await add_enlisted(session, self._tx(session), jobs, self._identity)
+        duplicates = await add_enlisted(session, self._tx(session), jobs, self._identity)
         await session.fetch("notify_at_commit", channel=self._wake_ups.channel)
-        return others
+        return duplicates
 
     async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
         self._require_usable()
@@ -526,17 +526,17 @@ class _KeyLocks:
 
     @contextlib.asynccontextmanager
     async def _held(self, key: Hashable) -> AsyncIterator[None]:
-        lock, wanted = self._locks.get(key, (asyncio.Lock(), 0))
-        self._locks[key] = lock, wanted + 1
+        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = lock, users + 1
         try:
             async with lock:
                 yield
         finally:
-            lock, wanted = self._locks[key]
-            if wanted == 1:
+            lock, users = self._locks[key]
+            if users == 1:
                 del self._locks[key]
             else:
-                self._locks[key] = lock, wanted - 1
+                self._locks[key] = lock, users - 1
 
 
 def _plans(options: WriteOptions) -> Mapping[str, str]:

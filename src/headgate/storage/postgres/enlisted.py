@@ -58,7 +58,7 @@ async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob]
     for _ in range(TRIES):
         await session.script("SAVEPOINT headgate_add")
         try:
-            others = await enlist(tx, jobs)
+            duplicates = await enlist(tx, jobs)
         except ClaimedMeanwhile:
             await session.script(UNDO)
         except Exception:
@@ -66,7 +66,7 @@ async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob]
             raise
         else:
             await session.script("RELEASE SAVEPOINT headgate_add")
-            return others
+            return duplicates
     raise StorageUnavailable("other jobs under the same unique keys kept starting; nothing was stored; try again")
 
 

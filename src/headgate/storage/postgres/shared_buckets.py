@@ -60,14 +60,14 @@ class PostgresBuckets(StoredBuckets):
         address, _, query = url.partition("?")
         options = parse_qsl(query, keep_blank_values=True)
         own = {name: value for name, value in options if name in _OPTIONS}
-        others = urlencode([(name, value) for name, value in options if name not in _OPTIONS])
+        rest = urlencode([(name, value) for name, value in options if name not in _OPTIONS])
         try:
             given: dict[str, Any] = {name: _OPTIONS[name](value) for name, value in own.items()}
         except ValueError as error:
             raise DeclarationError(
                 f"{displayed_url(url)} is not a PostgreSQL URL: {without_secrets(str(error), url)}"
             ) from None
-        return cls(f"{address}?{others}" if others else address, **given)
+        return cls(f"{address}?{rest}" if rest else address, **given)
 
     @property
     def place(self) -> object:

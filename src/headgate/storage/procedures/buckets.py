@@ -136,7 +136,7 @@ class BucketViews:
         """Write the states that have changed. Returns whether there were any."""
         charged = self.charged
         if charged:
-            await tx.execute("charge", wanted=[Charged.of(view) for view in charged])
+            await tx.execute("charge", target=[Charged.of(view) for view in charged])
         return bool(charged)
 
     def _make(self, ref: BucketRef, row: BucketRow | None) -> BucketView:
@@ -168,12 +168,12 @@ async def lock_buckets(tx: Transaction, buckets: Iterable[BucketRef]) -> list[Bu
 
 async def lock_or_insert(tx: Transaction, buckets: Iterable[BucketRef]) -> list[BucketRow]:
     """As lock_buckets, after inserting missing rows."""
-    wanted = set(buckets)
-    rows = await lock_buckets(tx, wanted)
-    while len(rows) < len(wanted):
+    refs = set(buckets)
+    rows = await lock_buckets(tx, refs)
+    while len(rows) < len(refs):
         # New, or deleted for being idle a moment ago.
-        await ensure_rows(tx, wanted)
-        rows = await lock_buckets(tx, wanted)
+        await ensure_rows(tx, refs)
+        rows = await lock_buckets(tx, refs)
     return rows
 
 
@@ -184,27 +184,27 @@ async def lock_views(
 
     From then on, the time of the transaction is that of the lock.
     """
-    wanted = BucketViews(rules, live, tx.limit_now).with_homes(buckets)
-    ids = sorted(bucket_id(ref) for ref in wanted)
+    refs = BucketViews(rules, live, tx.limit_now).with_homes(buckets)
+    ids = sorted(bucket_id(ref) for ref in refs)
     rows = await tx.lock(BUCKETS, "buckets_for_update", ids=ids) if ids else []
     while len(rows) < len(ids) and not tx.has_one_writer:
         # New, or deleted for being idle a moment ago.
-        await ensure_rows(tx, wanted)
+        await ensure_rows(tx, refs)
         rows = await tx.lock(BUCKETS, "buckets_for_update", ids=ids)
     views = BucketViews(rules, live, tx.limit_now)
-    views.add(rows, wanted)
+    views.add(rows, refs)
     await views.read_rivals(tx)
     return views
 
 
 async def ensure_rows(tx: Transaction, buckets: Iterable[BucketRef]) -> None:
     """Insert a row for each bucket that has none, so that it can be locked and lanes can wait behind it."""
-    wanted = {(bucket_id(ref)): BucketName(bucket_id(ref), ref.limit, ref.key) for ref in buckets}
-    if not wanted:
+    names = {(bucket_id(ref)): BucketName(bucket_id(ref), ref.limit, ref.key) for ref in buckets}
+    if not names:
         return
-    missing = await tx.values("missing_buckets", wanted=list(wanted.values()))
+    missing = await tx.values("missing_buckets", target=list(names.values()))
     if missing:
-        await tx.execute("ensure_buckets", wanted=[wanted[id] for id in missing], limit_now=tx.limit_now)
+        await tx.execute("ensure_buckets", target=[names[id] for id in missing], limit_now=tx.limit_now)
 
 
 async def close_buckets(tx: Transaction, buckets: Iterable[BucketRef], until: int) -> None:
@@ -334,4 +334,4 @@ async def release_unused_batches(tx: Transaction, ref: BucketRef) -> int:
 async def _write(tx: Transaction, left: Sequence[tuple[BucketRow, HeldPermits]]) -> None:
     if left:
         rows = [(row.id, dump_permits(held), NEVER if held.holders else tx.limit_now) for row, held in left]
-        await tx.execute("write_permits", wanted=rows, limit_now=tx.limit_now)
+        await tx.execute("write_permits", target=rows, limit_now=tx.limit_now)

@@ -162,9 +162,9 @@ _TURN_GROUPS = RowDecoder(TurnGroupRow, "turn group")
 _REMAINING = RowDecoder(_Remaining, "lane")
 
 
-async def claim_alone(tx: Transaction, asked: Claim, live: CachedRules, clock: Clock) -> Claimed:
+async def claim_alone(tx: Transaction, request: Claim, live: CachedRules, clock: Clock) -> Claimed:
     """Take jobs that may start now, in the open transaction of the one writer."""
-    claim = asked
+    claim = request
 
     async def read(*, known_only: bool) -> ClaimSnapshot:
         values = {"now": tx.now, "limit_now": tx.limit_now}
@@ -175,7 +175,7 @@ async def claim_alone(tx: Transaction, asked: Claim, live: CachedRules, clock: C
     if found.paused:
         # The snapshot has no lanes of paused queues.
         claim = replace(
-            asked, free_slots={queue: free for queue, free in asked.free_slots.items() if queue not in found.paused}
+            request, free_slots={queue: free for queue, free in request.free_slots.items() if queue not in found.paused}
         )
     # A node that was declared dead must not own jobs: no other node would take them back.
     if not claim.free_slots or not found.has_joined:
@@ -359,10 +359,10 @@ class ClaimTransaction:
             rows = [*self._snapshot.opened, *await lock_buckets(tx, refs - known)]
         else:
             node = self._claim.node
-            if wanted := sorted(BucketName(bucket_id(ref), ref.limit, ref.key) for ref in refs):
-                ids = [name.id for name in wanted]
+            if names := sorted(BucketName(bucket_id(ref), ref.limit, ref.key) for ref in refs):
+                ids = [name.id for name in names]
                 rows = await tx.lock(
-                    BUCKETS, "lock_for_claim", ids=ids, wanted=wanted, node=node, limit_now=tx.limit_now
+                    BUCKETS, "lock_for_claim", ids=ids, target=names, node=node, limit_now=tx.limit_now
                 )
                 is_locked = bool(rows)
             else:
@@ -439,10 +439,10 @@ class ClaimTransaction:
         for visit in plain:
             visit.is_plain = True
         if mixed:
-            asked = {**self._known, "now": plan.now}
-            heads = await self._heads("heads_ready", mixed, most, **asked, all=True)
+            values = {**self._known, "now": plan.now}
+            heads = await self._heads("heads_ready", mixed, most, **values, all=True)
             if plan.has_unknown(heads):
-                heads = await self._heads("heads_ready", mixed, most, **asked, all=False)
+                heads = await self._heads("heads_ready", mixed, most, **values, all=False)
             plan.assign_heads(mixed, heads, most)
             for visit in mixed:
                 # Jobs of unknown tasks may be left in the lane.
@@ -479,22 +479,22 @@ class ClaimTransaction:
                 visit.taken = min(len(visit.heads), rest[visit.row.queue])
             return
         ungated = self._snapshot.ungated
-        wanted = {queue: count for queue, count in rest.items() if count and ungated[queue].has_any}
-        if not wanted:
+        counts = {queue: count for queue, count in rest.items() if count and ungated[queue].has_any}
+        if not counts:
             return
-        lanes = {queue: open_lane(queue) for queue in wanted}
+        lanes = {queue: open_lane(queue) for queue in counts}
         # The snapshot found no job below the first one.
         firsts = {queue: ungated[queue].first for queue in lanes}
         floors = {queue: ungated[queue].front if first is None else first for queue, first in firsts.items()}
         heads = await self._tx.fetch(
             _HEADS,
-            "take_ungated_due" if any(ungated[queue].due for queue in wanted) else "take_ungated",
+            "take_ungated_due" if any(ungated[queue].due for queue in counts) else "take_ungated",
             node=self._claim.node,
             now=plan.now,
             limit_now=plan.limit_now,
-            visited=[LaneRange(lane, floors[queue], wanted[queue]) for queue, lane in lanes.items()],
+            visited=[LaneRange(lane, floors[queue], counts[queue]) for queue, lane in lanes.items()],
             revision=self._snapshot.revision,
-            queues=list(wanted),
+            queues=list(counts),
             **self._known,
         )
         visits = {queue: LaneVisit(LaneRow(lane, queue, (), 0, None, None, None, "")) for queue, lane in lanes.items()}
@@ -508,7 +508,7 @@ class ClaimTransaction:
         for queue, visit in visits.items():
             sort_heads(visit.heads)
             visit.taken = len(visit.heads)
-            visit.complete = visit.taken < wanted[queue]
+            visit.complete = visit.taken < counts[queue]
         plan.ungated = list(visits.values())
 
     async def _claim_ungated_only(self) -> Claimed:
@@ -578,15 +578,15 @@ class ClaimTransaction:
         """Return the new places of the lanes. Lanes that may be empty are read once more."""
         plan = self._plan
         # With several writers, the count of a lane lags behind.
-        emptied = {visit.row.id for visit in visits if self._tx.has_one_writer and visit.row.waiting == visit.gone}
+        emptied = {visit.row.id for visit in visits if self._tx.has_one_writer and visit.row.waiting == visit.removed}
         unsure = [visit for visit in visits if visit.row.id not in emptied and _is_unsure(visit, plan.now)]
         left: dict[RowId, _Remaining] = {}
         if unsure:
-            gone = [head.id for visit in visits for head in visit.heads[: visit.taken]]
-            gone += [row.id for row in dropped]
-            wanted = [_UnsureLane(visit.row.id, visit.front) for visit in unsure]
+            leaving = [head.id for visit in visits for head in visit.heads[: visit.taken]]
+            leaving += [row.id for row in dropped]
+            lanes = [_UnsureLane(visit.row.id, visit.front) for visit in unsure]
             locked = self._skipped.locked_names
-            rows = await self._tx.fetch(_REMAINING, "left_in_lanes", wanted=wanted, gone=gone, locked=locked)
+            rows = await self._tx.fetch(_REMAINING, "left_in_lanes", named=lanes, leaving=leaving, locked=locked)
             left = {row.lane: row for row in rows}
         moves: list[LaneMove] = []
         for visit in visits:
@@ -594,7 +594,7 @@ class ClaimTransaction:
             found = left.get(visit.row.id)
             if found is not None:
                 has_ready, earliest = found.has_ready, found.earliest
-                if visit.gone == len(visit.heads) + len(visit.expired):
+                if visit.removed == len(visit.heads) + len(visit.expired):
                     # The second read found all that is left.
                     visit.complete = not has_ready and (earliest is None or earliest > plan.now)
             move = plan.move(visit, has_ready=has_ready, earliest=earliest, is_emptied=visit.row.id in emptied)
@@ -698,4 +698,4 @@ def _is_unsure(visit: LaneVisit, now: int) -> bool:
 
 def _seems_empty(visit: LaneVisit) -> bool:
     """Whether not all jobs were read and by the count none is left. The count may lag behind."""
-    return not visit.complete and visit.row.waiting <= visit.gone
+    return not visit.complete and visit.row.waiting <= visit.removed

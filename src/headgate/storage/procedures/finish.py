@@ -184,13 +184,15 @@ async def finish(
     """
     if not endings:
         return {}
-    asked = {(ending.id, ending.fence): ending for ending in endings if ending.id not in held}
-    running = await still_running(tx, node, asked)
-    await _lock_buckets_of(tx, running, asked)
-    jobs = {attempt: job for attempt, job in (await lock_attempts(tx, node, running)).items() if attempt in asked}
+    by_attempt = {(ending.id, ending.fence): ending for ending in endings if ending.id not in held}
+    running = await still_running(tx, node, by_attempt)
+    await _lock_buckets_of(tx, running, by_attempt)
+    jobs = {attempt: job for attempt, job in (await lock_attempts(tx, node, running)).items() if attempt in by_attempt}
     # In the order of the endings: if several jobs would wait under one unique key, the first does.
     ended = [
-        (jobs[attempt], _as_completed(jobs[attempt], ending)) for attempt, ending in asked.items() if attempt in jobs
+        (jobs[attempt], _as_completed(jobs[attempt], ending))
+        for attempt, ending in by_attempt.items()
+        if attempt in jobs
     ]
     finished = [(job, ending) for job, ending in ended if isinstance(ending, Finished)]
     returned = [(job, ending) for job, ending in ended if isinstance(ending, Returned)]
@@ -207,17 +209,17 @@ async def finish(
         tx, [*((job, ending.state) for job, ending in finished), *states_after(returned_jobs, cancelled)]
     )
     for attempt, job in jobs.items():
-        closed_for = _closed_for(asked[attempt])
+        closed_for = _closed_for(by_attempt[attempt])
         if closed_for is not None:
             await close_buckets(tx, job.rates, tx.limit_now + closed_for)
-    tied = [job.ended(ending.state) for job, ending in finished if job.is_followed or job.batch is not None]
-    if tied or cancelled:
-        await resolve_followers(tx, cancelled, counted_by_node=tied)
+    with_followers = [job.ended(ending.state) for job, ending in finished if job.is_followed or job.batch is not None]
+    if with_followers or cancelled:
+        await resolve_followers(tx, cancelled, counted_by_node=with_followers)
     # A job that could not be locked is held by another transaction, and is tried again after that one.
     written: dict[AttemptId, bool | None] = {**dict.fromkeys(running), **dict.fromkeys(jobs, True)}
-    gone = [ending for attempt, ending in asked.items() if attempt not in written]
-    repeated = await _written_before(tx, node, gone)
-    written |= {(ending.id, ending.fence): (ending.id, ending.fence) in repeated for ending in gone}
+    not_running = [ending for attempt, ending in by_attempt.items() if attempt not in written]
+    repeated = await _written_before(tx, node, not_running)
+    written |= {(ending.id, ending.fence): (ending.id, ending.fence) in repeated for ending in not_running}
     return written | {(ending.id, ending.fence): None for ending in endings if ending.id in held}
 
 

@@ -71,8 +71,8 @@ async def jobs_history(tx: Transaction, step: int, queue: str, task: str, since:
 
 async def limit_history(tx: Transaction, step: int, limit: str, key: str | None, since: int) -> Sequence[LimitStep]:
     """Return the same for a limit: of one key, or of all keys together."""
-    asked = {"of_all": key is None, "key": key or "", "since": since}
-    return await tx.fetch(_LIMIT_STEPS, "limit_history", step=step, limit=limit, **asked)
+    values = {"of_all": key is None, "key": key or "", "since": since}
+    return await tx.fetch(_LIMIT_STEPS, "limit_history", step=step, limit=limit, **values)
 
 
 async def prune_history(tx: Transaction, step: int, before: int, count: int = 1000) -> int:

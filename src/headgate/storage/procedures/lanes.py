@@ -62,8 +62,8 @@ class _ArrivalRow(NamedTuple):
 
 def lane_of(queue: str, buckets: Sequence[BucketRef], terms: GateTerms | None, exempt: BucketMask = NO_BUCKETS) -> Lane:
     """Return the lane of a job. The buckets in `exempt` are exempt: the lane does not have them."""
-    asked = without(buckets, exempt)
-    return Lane(queue, asked, terms.wait_mode(exempt) if terms is not None and asked else "")
+    own = without(buckets, exempt)
+    return Lane(queue, own, terms.wait_mode(exempt) if terms is not None and own else "")
 
 
 def is_grouped(buckets: Sequence[BucketRef]) -> bool:

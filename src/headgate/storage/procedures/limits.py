@@ -111,7 +111,7 @@ async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
     """Store starts that were fetched from another store, in place of earlier ones, and wake the lanes behind."""
     buckets = [deposit.ref for deposit in deposits]
     await lock_or_insert(tx, buckets)
-    await tx.execute("charge", wanted=[_with_balance(deposit.ref, deposit.balance) for deposit in deposits])
+    await tx.execute("charge", target=[_with_balance(deposit.ref, deposit.balance) for deposit in deposits])
     timers = [
         BucketTimer(bucket_id(deposit.ref), tx.limit_now if deposit.balance.left else deposit.balance.opens_at)
         for deposit in deposits
@@ -137,7 +137,7 @@ async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> Sequence[int
         if mine:
             emptied.append(_with_balance(deposit.ref, replace(balance, left=0)))
     if emptied:
-        await tx.execute("charge", wanted=emptied)
+        await tx.execute("charge", target=emptied)
     return left
 
 

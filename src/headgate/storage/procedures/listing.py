@@ -194,38 +194,38 @@ async def page(tx: Transaction, filter: JobFilter) -> JobPage:
 
 async def _read_page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -> JobPage:
     most = AT_ONCE if at_once is None else at_once
-    asked, known = await _known(tx, filter, FEW)
+    values, known = await _known(tx, filter, FEW)
     if known <= FEW:
-        return await _page(tx, filter, "jobs_known", asked)
+        return await _page(tx, filter, "jobs_known", values)
     order = "_oldest" if filter.oldest_first else ""
-    match asked["by"]:
+    match values["by"]:
         case "failed":
             last = await _last_read(tx, f"last_read_failed{order}", filter.cursor, most)
-            walked = await _page(tx, filter, "failed_jobs", {**asked, "last": last})
+            walked = await _page(tx, filter, "failed_jobs", {**values, "last": last})
         case "tag":
             last = await _last_read(tx, f"last_read_tagged{order}", filter.cursor, most, tag=filter.tag)
-            return await _page(tx, filter, "tagged_jobs", {**asked, "last": last})
+            return await _page(tx, filter, "tagged_jobs", {**values, "last": last})
         case _:
             last = await _last_read(tx, f"last_read{order}", filter.cursor, most)
-            walked = await _page(tx, filter, "jobs", {**asked, "last": last})
-    if walked.is_cut and await _count_known(tx, asked, most) <= most:
+            walked = await _page(tx, filter, "jobs", {**values, "last": last})
+    if walked.is_cut and await _count_known(tx, values, most) <= most:
         # The matching jobs are further away than that, but few enough to be sorted.
-        return await _page(tx, filter, "jobs_known", asked)
+        return await _page(tx, filter, "jobs_known", values)
     return walked
 
 
 async def _last_read(tx: Transaction, statement: str, cursor: str | None, most: int, **values: Any) -> str | None:
     """Return the id of the last of `most` jobs, if there are more."""
-    last, *others = [*await tx.ids(statement, cursor=cursor, skip=most - 1, **values), None]
-    return last if len(others) == 2 else None
+    last, *rest = [*await tx.ids(statement, cursor=cursor, skip=most - 1, **values), None]
+    return last if len(rest) == 2 else None
 
 
-async def _page(tx: Transaction, filter: JobFilter, statement: str, asked: dict[str, Any]) -> JobPage:
+async def _page(tx: Transaction, filter: JobFilter, statement: str, values: dict[str, Any]) -> JobPage:
     order = "_oldest" if filter.oldest_first else ""
-    found = await tx.fetch(_JOBS, f"{statement}{order}", cursor=filter.cursor, count=filter.count, **asked)
+    found = await tx.fetch(_JOBS, f"{statement}{order}", cursor=filter.cursor, count=filter.count, **values)
     if len(found) == filter.count:
         return JobPage(found, found[-1].id)
-    last = asked.get("last")
+    last = values.get("last")
     return JobPage(found, last, is_cut=last is not None)
 
 
@@ -233,8 +233,8 @@ async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
     """Return a full page of jobs, or the last one; all jobs may be read for it."""
     if filter.text is not None:
         # In one statement: the time of a search is bounded.
-        asked = {**_asked(filter), **_instants(tx), "last": None}
-        return list((await _page(tx, filter, "jobs" if filter.tag is None else "tagged_jobs", asked)).jobs)
+        values = {**_conditions(filter), **_instants(tx), "last": None}
+        return list((await _page(tx, filter, "jobs" if filter.tag is None else "tagged_jobs", values)).jobs)
     found: list[JobRecord] = []
     while True:
         rest = msgspec.structs.replace(filter, count=filter.count - len(found))
@@ -247,25 +247,25 @@ async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
 
 async def bounded_count(tx: Transaction, filter: JobFilter, most: int) -> JobCount:
     """Count the jobs that match a filter, up to `most`; at most 5,000 jobs are read."""
-    asked, known = await _known(tx, filter, AT_ONCE)
-    if asked["by"] is not None:
-        count = int(await tx.value("count_known_jobs", most=AT_ONCE, **asked))
+    values, known = await _known(tx, filter, AT_ONCE)
+    if values["by"] is not None:
+        count = int(await tx.value("count_known_jobs", most=AT_ONCE, **values))
         return JobCount(min(count, most), known <= AT_ONCE and count <= most)
     last = await _last_read(tx, "last_read", None, AT_ONCE)
-    count = int(await tx.value("count_newest", last=last, most=most + 1, **asked))
+    count = int(await tx.value("count_newest", last=last, most=most + 1, **values))
     return JobCount(min(count, most), last is None and count <= most)
 
 
 async def count_jobs(tx: Transaction, filter: JobFilter, most: int) -> int:
     """Count the jobs that match a filter, from its cursor on and up to `most`; all jobs may be read for it."""
-    asked, known = await _known(tx, filter, MORE_AT_ONCE)
-    if asked["by"] is not None and filter.cursor is None:
-        count = int(await tx.value("count_known_jobs", most=MORE_AT_ONCE, **asked))
+    values, known = await _known(tx, filter, MORE_AT_ONCE)
+    if values["by"] is not None and filter.cursor is None:
+        count = int(await tx.value("count_known_jobs", most=MORE_AT_ONCE, **values))
         if known <= MORE_AT_ONCE or count >= most:
             return min(most, count)
     before, after = (None, filter.cursor) if filter.oldest_first else (filter.cursor, None)
-    statement = "count_tagged_jobs" if asked["by"] == "tag" else "count_jobs"
-    return int(await tx.value(statement, most=most, before=before, after=after, **asked))
+    statement = "count_tagged_jobs" if values["by"] == "tag" else "count_jobs"
+    return int(await tx.value(statement, most=most, before=before, after=after, **values))
 
 
 async def _known(tx: Transaction, filter: JobFilter, most: int) -> tuple[dict[str, Any], float]:
@@ -274,26 +274,26 @@ async def _known(tx: Transaction, filter: JobFilter, most: int) -> tuple[dict[st
     by = _index_of(filter, knows_lanes=lanes is not None)
     # The lane without buckets of each queue, by its name.
     ungated = [Lane(queue, (), "").id for queue in await tx.values("queues_of_lanes")] if by == "ready" else []
-    asked = {**_asked(filter), **_instants(tx), "lanes": lanes or (), "ungated": ungated, "by": by}
-    return asked, await _count_known(tx, asked, most)
+    values = {**_conditions(filter), **_instants(tx), "lanes": lanes or (), "ungated": ungated, "by": by}
+    return values, await _count_known(tx, values, most)
 
 
-async def _count_known(tx: Transaction, asked: dict[str, Any], most: int) -> float:
-    return inf if asked["by"] is None else int(await tx.value("count_known", most=most + 1, **asked))
+async def _count_known(tx: Transaction, values: dict[str, Any], most: int) -> float:
+    return inf if values["by"] is None else int(await tx.value("count_known", most=most + 1, **values))
 
 
 def _instants(tx: Transaction) -> dict[str, int]:
     return {"now": tx.now, "limit_now": tx.limit_now, "never": NEVER}
 
 
-def _asked(filter: JobFilter) -> dict[str, Any]:
+def _conditions(filter: JobFilter) -> dict[str, Any]:
     """Return the conditions of a filter, without its page, as parameters of statements."""
-    asked = asdict(filter)
+    values = asdict(filter)
     for name in ("limit", "key", "header", "annotation", "cursor", "oldest_first", "count"):
-        del asked[name]
+        del values[name]
     annotation, annotation_as_text = _annotation_needles(filter.annotation)
     return {
-        **asked,
+        **values,
         "needle": _needle(filter.limit, filter.key),
         "tag_needle": None if filter.tag is None else tag_needle(filter.tag),
         "header_needle": None if filter.header is None else member_needle(*filter.header),
@@ -413,22 +413,22 @@ async def gated_jobs(
     count: int,
 ) -> list[GatedJob]:
     """As `Store.gated_jobs`."""
-    wanted = sorted(tasks)
+    names = sorted(tasks)
     if ids is not None:
-        return await tx.fetch(_GATED, "gated_jobs_by_id", tasks=wanted, ids=list(ids))
+        return await tx.fetch(_GATED, "gated_jobs_by_id", tasks=names, ids=list(ids))
     limits = None if unknown_to is None else sorted(unknown_to)
     if limits is not None and not await tx.value("other_limits_are_waited_for", limits=limits):
         return []
     gates = sorted(other_than)
-    return await tx.fetch(_GATED, "gated_jobs", tasks=wanted, gates=gates, limits=limits, after=after, count=count)
+    return await tx.fetch(_GATED, "gated_jobs", tasks=names, gates=gates, limits=limits, after=after, count=count)
 
 
 async def failed_holders(
     tx: Transaction, tasks: frozenset[str], *, other_than: KnownGates, after: str = "", count: int = 100
 ) -> Sequence[GatedJob]:
     """Return failed jobs of these tasks that hold permits and carry other gates than these, by id."""
-    asked = {"tasks": sorted(tasks), "gates": sorted(other_than), "after": after, "count": count}
-    return await tx.fetch(_GATED, "failed_holders", **asked)
+    values = {"tasks": sorted(tasks), "gates": sorted(other_than), "after": after, "count": count}
+    return await tx.fetch(_GATED, "failed_holders", **values)
 
 
 async def tasks_of_other_limits(tx: Transaction, limits: frozenset[str]) -> Sequence[str]:
@@ -508,8 +508,8 @@ async def is_work_left(tx: Transaction, queues: Set[str], tasks: Set[str], *, re
     Jobs in a paused queue do not count. With `ready_only`, nor do jobs that wait for a limit, for their time or for
     another job. It is one read, so it never misses a job that was added by another before that one ended.
     """
-    asked = {"queues": sorted(queues), "tasks": sorted(tasks), "ready_only": ready_only}
-    return bool(await tx.value("is_work_left", **asked, **_instants(tx)))
+    values = {"queues": sorted(queues), "tasks": sorted(tasks), "ready_only": ready_only}
+    return bool(await tx.value("is_work_left", **values, **_instants(tx)))
 
 
 async def blockers(tx: Transaction) -> Sequence[Blocker]:
@@ -536,14 +536,14 @@ async def buckets(
 
     Where lanes wait behind more than 5,000 buckets, all are ordered by limit and key.
     """
-    wanted = {"limit": limit, "key": key, "prefix": prefix}
+    names = {"limit": limit, "key": key, "prefix": prefix}
     found: list[BucketRecord] = []
     is_ranked = int(await tx.value("count_awaited", most=AT_ONCE + 1)) <= AT_ONCE
     if is_ranked and (after is None or after.opens):
-        found = await _buckets_by_waiting(tx, count, after or _BEFORE_ALL, **wanted)
+        found = await _buckets_by_waiting(tx, count, after or _BEFORE_ALL, **names)
         after = None
     if len(found) < count:
-        found += await _buckets_by_name(tx, count - len(found), after, idle=is_ranked, **wanted)
+        found += await _buckets_by_name(tx, count - len(found), after, idle=is_ranked, **names)
     return found
 
 
@@ -572,13 +572,13 @@ async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) 
     for limit in limits:
         if len(found) >= count:
             break
-        wanted = {"limit": limit, "key": None, "prefix": prefix}
-        records = await _buckets_by_name(tx, count - len(found), None, idle=False, **wanted)
+        names = {"limit": limit, "key": None, "prefix": prefix}
+        records = await _buckets_by_name(tx, count - len(found), None, idle=False, **names)
         found += [record.ref for record in records]
     if len(found) >= count:
         return found
-    asked = {"needle": f",{as_json(prefix)[:-1]}", "most": LANES_LOOKED_AT, "count": AT_ONCE}
-    waiting = {ref for row in await tx.fetch(_LANE_BUCKETS, "buckets_like", **asked) for ref in row.buckets}
+    values = {"needle": f",{as_json(prefix)[:-1]}", "most": LANES_LOOKED_AT, "count": AT_ONCE}
+    waiting = {ref for row in await tx.fetch(_LANE_BUCKETS, "buckets_like", **values) for ref in row.buckets}
     unvisited = [ref for ref in waiting.difference(found) if ref.limit in limits and ref.key.startswith(prefix)]
     return sorted([*found, *unvisited], key=lambda ref: (limits.index(ref.limit), ref.key))[:count]
 
@@ -602,15 +602,15 @@ async def limit_figures(
 
     `since` is the beginning of a step of `step` seconds of the history.
     """
-    wanted = [(limit, since) for limit in limits]
-    return await tx.fetch(_LIMIT_FIGURES, "limit_figures", wanted=wanted, step=step, most=most)
+    names = [(limit, since) for limit in limits]
+    return await tx.fetch(_LIMIT_FIGURES, "limit_figures", named=names, step=step, most=most)
 
 
 async def _buckets_by_waiting(
-    tx: Transaction, count: int, after: BucketPlace, **wanted: str | None
+    tx: Transaction, count: int, after: BucketPlace, **names: str | None
 ) -> list[BucketRecord]:
     beyond = {"after_waiting": after.waiting, "after_limit": after.limit, "after_key": after.key}
-    return await tx.fetch(_BUCKETS, "buckets_by_waiting", most=AT_ONCE, count=count, **beyond, **wanted)
+    return await tx.fetch(_BUCKETS, "buckets_by_waiting", most=AT_ONCE, count=count, **beyond, **names)
 
 
 async def _buckets_by_name(
@@ -671,8 +671,8 @@ async def starts(
     tx: Transaction, limit: str, key: str | None, since: int, until: int, skip: int, count: int
 ) -> list[RecordedStart]:
     """As `Store.starts`."""
-    asked = {"since": since, "until": until, "skip": skip, "count": count}
-    found = await tx.fetch(_STARTS, "starts", limit=limit, needle=_needle(limit, key), **asked)
+    values = {"since": since, "until": until, "skip": skip, "count": count}
+    found = await tx.fetch(_STARTS, "starts", limit=limit, needle=_needle(limit, key), **values)
     return [
         RecordedStart(ref.key, start.charged_at, _cost(start.costs, index))
         for start in found

@@ -74,7 +74,7 @@ async def take_over_schedule(tx: Transaction, record: ScheduleRecord, *, was: st
     is written, if the stored revision differs or the new name is taken.
     """
     await _announce_new(tx)
-    if not await tx.values("lock_schedules", wanted=[(was, replaces)]):
+    if not await tx.values("lock_schedules", named=[(was, replaces)]):
         return False
     if await tx.execute("add_schedule", **record.columns()) != 1:
         return False
@@ -92,8 +92,8 @@ async def fire(tx: Transaction, fired: Sequence[Fired]) -> Sequence[bool]:
     So each occurrence is enqueued once, however many nodes try, and a schedule whose advance is lost has not
     enqueued anything either.
     """
-    wanted = [(each.name, each.revision) for each in fired]
-    names = set(await tx.values("lock_schedules", wanted=wanted))
+    revisions = [(each.name, each.revision) for each in fired]
+    names = set(await tx.values("lock_schedules", named=revisions))
     written = [each for each in fired if each.name in names]
     if written:
         if not tx.has_one_writer:
@@ -135,17 +135,17 @@ async def due_schedules(
     tx: Transaction, tasks: frozenset[str], *, unable: frozenset[str] = frozenset(), count: int = 100
 ) -> DueSchedules:
     """Return schedules of these tasks that are due and not paused, except those that a node is `unable` to fire."""
-    wanted = {"now": tx.now, "tasks": sorted(tasks), "unable": sorted(unable)}
-    rows = await tx.fetch(_SCHEDULES, "due_schedules", count=count, **wanted)
-    return DueSchedules([row.record for row in rows], await tx.value("next_schedule", **wanted))
+    values = {"now": tx.now, "tasks": sorted(tasks), "unable": sorted(unable)}
+    rows = await tx.fetch(_SCHEDULES, "due_schedules", count=count, **values)
+    return DueSchedules([row.record for row in rows], await tx.value("next_schedule", **values))
 
 
 async def overdue_schedules(
     tx: Transaction, tasks: frozenset[str], *, before: int, unable: frozenset[str] = frozenset(), count: int = 100
 ) -> Sequence[ScheduleRecord]:
     """Return schedules due before then and not paused, of other tasks than these or in `unable`."""
-    asked = {"before": before, "tasks": sorted(tasks), "unable": sorted(unable), "count": count}
-    return [row.record for row in await tx.fetch(_SCHEDULES, "overdue_schedules", **asked)]
+    values = {"before": before, "tasks": sorted(tasks), "unable": sorted(unable), "count": count}
+    return [row.record for row in await tx.fetch(_SCHEDULES, "overdue_schedules", **values)]
 
 
 async def schedules_ahead(
@@ -158,8 +158,8 @@ async def schedules_ahead(
     count: int = 100,
 ) -> Sequence[ScheduleRecord]:
     """Return schedules of these tasks that were declared or had an occurrence after then, by name, `beyond` one."""
-    asked = {"after": after, "tasks": sorted(tasks), "unable": sorted(unable), "beyond": beyond, "count": count}
-    return [row.record for row in await tx.fetch(_SCHEDULES, "schedules_ahead", **asked)]
+    values = {"after": after, "tasks": sorted(tasks), "unable": sorted(unable), "beyond": beyond, "count": count}
+    return [row.record for row in await tx.fetch(_SCHEDULES, "schedules_ahead", **values)]
 
 
 async def _announce_new(tx: Transaction) -> None:

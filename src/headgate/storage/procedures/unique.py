@@ -98,7 +98,7 @@ class UniqueJob(msgspec.Struct):
 
 
 class _Replacement(NamedTuple):
-    """The job after the replacement, the permits that it still holds, and the ones that it gives back (`gone`).
+    """The job after the replacement, the permits that it still holds, and the ones that it gives back (`released`).
 
     Its attempts are reset. With `has_same_buckets` the starts of its earlier attempts still belong to the limits that
     it uses; otherwise they are dropped.
@@ -106,7 +106,7 @@ class _Replacement(NamedTuple):
 
     new: NewJob
     held: BucketMask
-    gone: BucketMask
+    released: BucketMask
     lane: Lane
     has_same_buckets: bool
 
@@ -131,13 +131,13 @@ async def rivals(tx: Transaction, ids: Sequence[str]) -> list[WaitingRival]:
 
 async def enlist(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, str]:
     """Store jobs in a user's transaction and count that they were enqueued; otherwise as `add_unique`."""
-    others: dict[str, str] = {}
+    duplicates: dict[str, str] = {}
     if may_have_duplicates(jobs):
-        others = await add_unique(tx, jobs, is_users=True)
+        duplicates = await add_unique(tx, jobs, is_users=True)
     else:
         await add_jobs(tx, jobs)
-    await note_enqueued(tx, [job for job in jobs if job.id not in others])
-    return others
+    await note_enqueued(tx, [job for job in jobs if job.id not in duplicates])
+    return duplicates
 
 
 async def add_unique(
@@ -150,7 +150,7 @@ async def add_unique(
     """
     # A repeat after a lost reply changes nothing.
     stored = await require_own(tx, jobs)
-    others = await _stored_before(tx, [job for job in jobs if job.id in stored])
+    duplicates = await _stored_before(tx, [job for job in jobs if job.id in stored])
     new = [job for job in jobs if job.id not in stored]
     addition = _Addition(tx, is_users=is_users)
     await addition.read([key for job in new if (key := key_of(job)) is not None])
@@ -160,17 +160,17 @@ async def add_unique(
     if not tx.has_one_writer:
         new = list(in_lock_order(new))
     for are_free, group in in_sets(new, addition.holders):
-        placed = [following(job, others) for job in group]
+        placed = [following(job, duplicates) for job in group]
         # Of those that seemed free, other clients may have taken the keys of some.
         for job in await addition.insert(placed) if are_free else placed:
-            other = await addition.add(following(job, others))
+            other = await addition.add(following(job, duplicates))
             if other is not None:
-                others[job.id] = other
+                duplicates[job.id] = other
     await addition.end()
     if not tx.has_one_writer:
         # Another client may have stored jobs under these ids meanwhile.
-        others |= await _stored_before(tx, [job for job in new if job.id not in others])
-    return others
+        duplicates |= await _stored_before(tx, [job for job in new if job.id not in duplicates])
+    return duplicates
 
 
 async def _stored_before(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, str]:
@@ -195,9 +195,9 @@ class _Addition:
 
     async def read(self, keys: Iterable[Key]) -> None:
         """Read the jobs under these keys."""
-        wanted = list(dict.fromkeys(keys))
-        known = _by_key(await self._under_keys(wanted))
-        self._known = {key: known[key] for key in wanted}
+        distinct = list(dict.fromkeys(keys))
+        known = _by_key(await self._under_keys(distinct))
+        self._known = {key: known[key] for key in distinct}
 
     @property
     def holders(self) -> dict[Key, KeyHolders]:
@@ -349,8 +349,8 @@ class _Addition:
         await add_tags(self._tx, [job])
         in_lane = now.state == "waiting"
         given = None
-        if after.gone and now.terms is not None:
-            given = PermitRelease(now.id, now.buckets, now.terms, after.gone, difference(now.held, after.gone))
+        if after.released and now.terms is not None:
+            given = PermitRelease(now.id, now.buckets, now.terms, after.released, difference(now.held, after.released))
         note = note_of(given, before.id if now.has_costs and in_lane else None, before.buckets)
         if note is not None and self._tx.has_one_writer:
             # At once, while its lane still waits behind the bucket that may have been closed for its cost.
@@ -367,12 +367,12 @@ def _replacement(old: UniqueJob, new: NewJob) -> _Replacement:
     """Return the new job with the id of the old one, and its place if both are in one lane and not delayed."""
     keeps = kept_permits(old.id, old.buckets, old.terms, old.held, new.buckets, new.terms)
     held = mask_where(ref in keeps for ref in new.buckets)
-    gone = difference(old.held, mask_where(ref in keeps for ref in old.buckets))
+    released = difference(old.held, mask_where(ref in keeps for ref in old.buckets))
     lane = lane_of(new.queue, new.buckets, new.terms, held)
     stays = lane == old.lane
     run_at = old.run_at if stays and not old.delayed and not new.delayed else new.run_at
     has_same_buckets = old.buckets == new.buckets and not old.has_costs and new.costs is None
-    return _Replacement(replace(new, id=old.id, run_at=run_at), held, gone, lane, has_same_buckets)
+    return _Replacement(replace(new, id=old.id, run_at=run_at), held, released, lane, has_same_buckets)
 
 
 def _by_key(rows: Iterable[UniqueJob]) -> defaultdict[Key, list[UniqueJob]]:

@@ -181,17 +181,17 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> l
         await return_permits(
             tx, [_given(holders[job.id], job.held) for job in locked if job.held and job.id in holders]
         )
-    gone = [job.id for job in locked]
-    await tx.execute("prune_attempts", ids=gone)
+    ids = [job.id for job in locked]
+    await tx.execute("prune_attempts", ids=ids)
     if any(job.lines for job in found):
-        await tx.execute("prune_lines", ids=gone)
-    await tx.execute("prune_job_audit", subjects=gone)
-    await remove_tags(tx, [job for job in found if job.id in set(gone)])
-    await tx.execute("prune_jobs", ids=gone)
+        await tx.execute("prune_lines", ids=ids)
+    await tx.execute("prune_job_audit", subjects=ids)
+    await remove_tags(tx, [job for job in found if job.id in set(ids)])
+    await tx.execute("prune_jobs", ids=ids)
     batches = {job.batch for job in found if job.batch is not None}
     if batches:
         await tx.execute("prune_batches_of", ids=sorted(batches), before=before)
-    return gone
+    return ids
 
 
 def _given(job: _Prunable, held: BucketMask) -> PermitRelease:

@@ -70,11 +70,11 @@ class FoundJob(msgspec.Struct):
         """The lane of the job if it is waiting."""
         return lane_of(self.queue, self.buckets, self.terms, union(self.held, self.passed))
 
-    def gives(self, gone: BucketMask) -> list[PermitRelease]:
-        """Return what it releases when it loses the permits `gone`."""
-        if not gone or self.terms is None:
+    def gives(self, released: BucketMask) -> list[PermitRelease]:
+        """Return what it releases when it loses the permits `released`."""
+        if not released or self.terms is None:
             return []
-        return [PermitRelease(self.id, self.buckets, self.terms, gone, difference(self.held, gone))]
+        return [PermitRelease(self.id, self.buckets, self.terms, released, difference(self.held, released))]
 
     def give_up_at(self, ready_at: int) -> int | None:
         """Return the end of its max_wait if it is ready then; None without one."""
@@ -369,7 +369,7 @@ async def _change_plain_gates(tx: Transaction, jobs: Sequence[GateChange]) -> se
             arrivals.append(Arrival(lane_of(row.queue, row.buckets, row.terms), -1))
             arrivals.append(arrival_of(lane, row.run_at, row.rank, delayed=row.delayed))
     if moved:
-        await tx.execute("change_plain_gates", asked=list(moved.values()))
+        await tx.execute("change_plain_gates", changed=list(moved.values()))
         await add_arrivals(tx, arrivals)
     return set(moved)
 
@@ -380,15 +380,15 @@ async def _change_gate(tx: Transaction, job: GateChange) -> bool:
     if found is None or found.state is not JobState.WAITING or found.buckets != job.before:
         return False
     held = kept_permits(job.id, found.buckets, found.terms, found.held, job.buckets, job.terms)
-    gone = difference(found.held, mask_where(ref in held for ref in found.buckets))
-    await return_permits(tx, found.gives(gone))
+    released = difference(found.held, mask_where(ref in held for ref in found.buckets))
+    await return_permits(tx, found.gives(released))
     kept = mask_where(ref in held for ref in job.buckets)
     passed = NO_BUCKETS if job.terms is None or not found.passed else job.terms.free_retries
     lane = lane_of(found.queue, job.buckets, job.terms, union(kept, passed))
-    asked = {"id": found.id, "buckets": as_json(job.buckets), "costs": optional_json(job.costs)}
-    await tx.execute("forget_other_starts", **asked)
+    values = {"id": found.id, "buckets": as_json(job.buckets), "costs": optional_json(job.costs)}
+    await tx.execute("forget_other_starts", **values)
     await tx.execute(
-        "change_gate", **asked, terms=optional_json(job.terms), held=kept, passed=passed, lane=lane.id, gate=job.gate
+        "change_gate", **values, terms=optional_json(job.terms), held=kept, passed=passed, lane=lane.id, gate=job.gate
     )
     if not found.is_blocked:
         await leave(tx, found.lane, have_costs=found.has_costs)
@@ -412,8 +412,8 @@ async def release_failed(tx: Transaction, jobs: Sequence[GateChange]) -> int:
             held = kept_permits(job.id, found.buckets, found.terms, found.held, job.buckets, job.terms)
             lasting = NO_BUCKETS if job.terms is None else job.terms.kept(job.terms.permits, JobState.FAILED)
             kept = held.intersection(chosen(job.buckets, lasting))
-            gone = difference(found.held, mask_where(ref in kept for ref in found.buckets))
-            count += bool(await return_permits(tx, found.gives(gone)))
+            released = difference(found.held, mask_where(ref in kept for ref in found.buckets))
+            count += bool(await return_permits(tx, found.gives(released)))
     return count
 
 

@@ -8,23 +8,23 @@
 -- The buckets of :ids, locked in the order of their ids. A lock that had to wait returns the version that was there then.
 (
     SELECT locked.*
-    FROM (SELECT id FROM @wanted_ids ORDER BY id) AS wanted
+    FROM (SELECT id FROM @target_ids ORDER BY id) AS target
     CROSS JOIN LATERAL (
-        SELECT * FROM headgate.bucket WHERE bucket.id = wanted.id ORDER BY version DESC LIMIT 1 FOR UPDATE
+        SELECT * FROM headgate.bucket WHERE bucket.id = target.id ORDER BY version DESC LIMIT 1 FOR UPDATE
     ) AS locked
 )
 
--- part: wanted_ids [postgres]
-unnest(:ids::text[]) AS wanted (id)
+-- part: target_ids [postgres]
+unnest(:ids::text[]) AS target (id)
 
--- part: wanted_ids [sqlite]
-(SELECT value AS id FROM json_each(:ids)) AS wanted
+-- part: target_ids [sqlite]
+(SELECT value AS id FROM json_each(:ids)) AS target
 
 -- part: newest_bucket [postgres]
--- Where the current version of each of the locked buckets in `wanted` is. A join by the id alone would read all versions;
+-- Where the current version of each of the locked buckets in `target` is. A join by the id alone would read all versions;
 -- one by the version, too, may be planned as a join by the version alone, which all buckets of the last second share.
 CROSS JOIN LATERAL (
-    SELECT ctid AS row FROM headgate.bucket WHERE bucket.id = wanted.id ORDER BY version DESC LIMIT 1
+    SELECT ctid AS row FROM headgate.bucket WHERE bucket.id = target.id ORDER BY version DESC LIMIT 1
 ) AS newest
 
 -- part: newest_bucket [sqlite]
@@ -33,7 +33,7 @@ CROSS JOIN LATERAL (
 bucket.ctid = newest.row
 
 -- part: is_newest [sqlite]
-bucket.id = wanted.id
+bucket.id = target.id
 
 -- part: next_version [postgres]
 -- The version of a bucket after a charge: that of the last second, or a new one.
@@ -57,9 +57,9 @@ SELECT id, limit_name AS "limit", key, state, opens_at, closed_until FROM bucket
 -- name: write_permits
 -- Store the permits of locked buckets after some were returned. The next claim visits the lanes behind them.
 UPDATE headgate.bucket
-SET @raise_version state = wanted.state, idle_at = wanted.idle_at,
+SET @raise_version state = target.state, idle_at = target.idle_at,
     opens_at = CASE WHEN opens_at IS NOT NULL THEN {least}(opens_at, :limit_now) END
-FROM {rows:wanted(id text, state text, idle_at bigint)}
+FROM {rows:target(id text, state text, idle_at bigint)}
 @newest_bucket
 WHERE @is_newest
 

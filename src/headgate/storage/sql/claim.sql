@@ -93,17 +93,17 @@ instant AS MATERIALIZED (
 WITH @instant,
 open AS MATERIALIZED (
     SELECT
-        wanted.lane, number, newest.version,
+        named.lane, number, newest.version,
         least(
             coalesce(newest.front, @lowest_rank),
             (
                 SELECT min(coalesce(arrival.rank, @lowest_rank)) FROM headgate.arrival
-                WHERE id >= :arrival_floor::bigint AND arrival.lane = wanted.lane AND is_ready
+                WHERE id >= :arrival_floor::bigint AND arrival.lane = named.lane AND is_ready
             )
         ) AS front
-    FROM unnest(:open_lanes::text[]) WITH ORDINALITY AS wanted (lane, number)
+    FROM unnest(:open_lanes::text[]) WITH ORDINALITY AS named (lane, number)
     LEFT JOIN LATERAL (
-        SELECT version, front FROM headgate.lane WHERE lane.id = wanted.lane ORDER BY version DESC LIMIT 1
+        SELECT version, front FROM headgate.lane WHERE lane.id = named.lane ORDER BY version DESC LIMIT 1
     ) AS newest ON true
 )
 SELECT
@@ -164,11 +164,11 @@ SELECT
     ) AS opened,
     (
         SELECT coalesce(json_agg(json_build_array(@lane_fields)), '[]')
-        FROM unnest(:queues::text[], :due_floors::bigint[]) AS wanted (name, due_floor)
+        FROM unnest(:queues::text[], :due_floors::bigint[]) AS named (name, due_floor)
         CROSS JOIN LATERAL (
             SELECT * FROM headgate.lane
-            WHERE queue = wanted.name AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
-                AND lane.place >= wanted.due_floor AND (NOT :known_only::boolean OR (@lane_is_known))
+            WHERE queue = named.name AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
+                AND lane.place >= named.due_floor AND (NOT :known_only::boolean OR (@lane_is_known))
             ORDER BY lane.place, since, id
             LIMIT :count::integer
         ) AS lane
@@ -176,12 +176,12 @@ SELECT
     -- The lanes of the first groups in line: all that the first one can use, half as many of the second one, ….
     (
         SELECT coalesce(json_agg(json_build_array(@lane_fields, most)), '[]')
-        FROM unnest(:queues::text[]) AS wanted
+        FROM unnest(:queues::text[]) AS named
         CROSS JOIN LATERAL (
             SELECT id AS group_id, 1 + :count::integer / row_number() OVER (ORDER BY virtual_time, id) AS most
             FROM (
                 SELECT id, virtual_time FROM headgate.turn_group
-                WHERE queue = wanted AND in_line
+                WHERE queue = named AND in_line
                     AND EXISTS (
                         SELECT 1 FROM headgate.lane
                         WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
@@ -201,10 +201,10 @@ SELECT
     ) AS grouped,
     (
         SELECT coalesce(json_agg(json_build_array(@lane_fields)), '[]')
-        FROM unnest(:queues::text[]) AS wanted
+        FROM unnest(:queues::text[]) AS named
         CROSS JOIN LATERAL (
             SELECT * FROM headgate.lane
-            WHERE queue = wanted AND gated AND since IS NULL AND wakes_at <= (SELECT now FROM instant)
+            WHERE queue = named AND gated AND since IS NULL AND wakes_at <= (SELECT now FROM instant)
                 AND (NOT :known_only::boolean OR (@lane_is_known))
             ORDER BY wakes_at
             LIMIT :count::integer
@@ -258,10 +258,10 @@ SELECT
     (SELECT min(opens_at) FROM headgate.bucket WHERE opens_at > (SELECT limit_now FROM instant)) AS next_bucket,
     (
         SELECT min(earliest)
-        FROM unnest(:queues::text[]) AS wanted
+        FROM unnest(:queues::text[]) AS named
         CROSS JOIN LATERAL (
             SELECT min(wakes_at) AS earliest FROM headgate.lane
-            WHERE queue = wanted AND gated AND since IS NULL AND wakes_at > (SELECT now FROM instant)
+            WHERE queue = named AND gated AND since IS NULL AND wakes_at > (SELECT now FROM instant)
         ) AS asleep
     ) AS next_wake,
     -- Columns are evaluated in order, so this one comes after all reads.
@@ -271,7 +271,7 @@ FROM instant
 -- name: claim_snapshot [sqlite]
 -- Lanes without buckets are returned as rows: their counts are exact, and `heads` reads their jobs. Paused queues are left
 -- out here.
-WITH wanted AS MATERIALIZED (
+WITH named AS MATERIALIZED (
     SELECT value AS queue FROM json_each(:queues) WHERE value NOT IN (SELECT queue FROM paused_queue)
 )
 SELECT
@@ -288,7 +288,7 @@ SELECT
                 AND +limit_name IN (SELECT value FROM json_each(:limits))
                 AND EXISTS (
                     SELECT 1 FROM lane
-                    WHERE behind = bucket.id AND queue IN (SELECT queue FROM wanted)
+                    WHERE behind = bucket.id AND queue IN (SELECT queue FROM named)
                         AND (NOT :known_only OR (@lane_is_known))
                 )
             ORDER BY opens_at
@@ -297,10 +297,10 @@ SELECT
     ) AS opened,
     (
         SELECT json_group_array(json_array(@lane_fields))
-        FROM wanted
+        FROM named
         JOIN lane ON lane.id IN (
             SELECT id FROM lane
-            WHERE queue = wanted.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
+            WHERE queue = named.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
                 AND (NOT :known_only OR (@lane_is_known))
             ORDER BY lane.place, since, id
             LIMIT :count
@@ -309,11 +309,11 @@ SELECT
     (
         SELECT json_group_array(json_array(@lane_fields, most))
         FROM (
-            SELECT line.id, 1 + :count / row_number() OVER (PARTITION BY wanted.queue ORDER BY line.virtual_time, line.id) AS most
-            FROM wanted
+            SELECT line.id, 1 + :count / row_number() OVER (PARTITION BY named.queue ORDER BY line.virtual_time, line.id) AS most
+            FROM named
             JOIN turn_group AS line ON line.id IN (
                 SELECT id FROM turn_group
-                WHERE queue = wanted.queue AND in_line
+                WHERE queue = named.queue AND in_line
                     AND EXISTS (
                         SELECT 1 FROM lane
                         WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
@@ -336,10 +336,10 @@ SELECT
     ) AS grouped,
     (
         SELECT json_group_array(json_array(@lane_fields))
-        FROM wanted
+        FROM named
         JOIN lane ON lane.id IN (
             SELECT id FROM lane
-            WHERE queue = wanted.queue AND gated AND since IS NULL AND wakes_at <= :now
+            WHERE queue = named.queue AND gated AND since IS NULL AND wakes_at <= :now
                 AND (NOT :known_only OR (@lane_is_known))
             ORDER BY wakes_at
             LIMIT :count
@@ -348,17 +348,17 @@ SELECT
     (
         -- A lane that is asleep is in no line.
         SELECT json_group_array(json_array(id, lane.queue, '[]', waiting, since, behind, wakes_at, wait_mode, opened_at))
-        FROM wanted
-        JOIN lane ON lane.queue = wanted.queue AND lane.buckets = '[]' AND lane.wait_mode = '' AND lane.waiting > 0
+        FROM named
+        JOIN lane ON lane.queue = named.queue AND lane.buckets = '[]' AND lane.wait_mode = '' AND lane.waiting > 0
     ) AS open,
     (SELECT min(opens_at) FROM bucket WHERE opens_at > :limit_now) AS next_bucket,
     (
         SELECT min(earliest)
         FROM (
             SELECT (
-                SELECT min(wakes_at) FROM lane WHERE queue = wanted.queue AND since IS NULL AND wakes_at > :now
+                SELECT min(wakes_at) FROM lane WHERE queue = named.queue AND since IS NULL AND wakes_at > :now
             ) AS earliest
-            FROM wanted
+            FROM named
         )
     ) AS next_wake
 
@@ -368,10 +368,10 @@ WITH instant AS MATERIALIZED (SELECT :now::bigint AS now)
 SELECT lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, virtual_time, version, front, group_id,
     0 AS group_most
 FROM {rows:granting(bucket text, grants integer)}
-CROSS JOIN unnest(:queues::text[]) AS wanted
+CROSS JOIN unnest(:queues::text[]) AS named
 CROSS JOIN LATERAL (
     SELECT * FROM headgate.lane
-    WHERE behind = granting.bucket AND queue = wanted
+    WHERE behind = granting.bucket AND queue = named
         AND (NOT :known_only::boolean OR (@lane_is_known))
     ORDER BY lane.place, since, id
     LIMIT granting.grants
@@ -383,10 +383,10 @@ SELECT
     lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, virtual_time, 0 AS version,
     @lowest_rank AS front, group_id, 0 AS group_most
 FROM {rows:granting(bucket text, grants integer)}
-CROSS JOIN json_each(:queues) AS wanted
+CROSS JOIN json_each(:queues) AS named
 JOIN lane ON lane.id IN (
     SELECT id FROM lane
-    WHERE behind = granting.bucket AND queue = wanted.value
+    WHERE behind = granting.bucket AND queue = named.value
         AND (NOT :known_only OR (@lane_is_known))
     ORDER BY lane.place, since, id
     LIMIT :most
@@ -416,10 +416,10 @@ locked AS MATERIALIZED (
     ) AS bucket
 ),
 missing AS MATERIALIZED (
-    SELECT wanted.id, limit_name, key
+    SELECT target.id, limit_name, key
     FROM live_node
-    CROSS JOIN {rows:wanted(id text, limit_name text, key text)}
-    WHERE (wanted.id IN (SELECT id FROM locked)) IS NOT TRUE
+    CROSS JOIN {rows:target(id text, limit_name text, key text)}
+    WHERE (target.id IN (SELECT id FROM locked)) IS NOT TRUE
 ),
 new AS (
     INSERT INTO headgate.known_bucket (id)
@@ -684,13 +684,13 @@ taken AS (
 SELECT * FROM taken
 
 -- name: left_in_lanes
--- The jobs left in these lanes without those in :gone and the locked ones: whether one requested no start time, and when the
+-- The jobs left in these lanes without those in :leaving and the locked ones: whether one requested no start time, and when the
 -- next delayed job is due.
 SELECT
-    wanted.lane,
+    named.lane,
     EXISTS (
         SELECT 1 FROM headgate.job
-        WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND rank >= wanted.front AND NOT id {any:gone job_id}
+        WHERE job.lane = named.lane AND waiting AND NOT delayed AND rank >= named.front AND NOT id {any:leaving job_id}
             AND @not_locked
     ) AS has_ready,
     (
@@ -698,32 +698,32 @@ SELECT
         FROM (
             SELECT (
                 SELECT run_at FROM headgate.job
-                WHERE job.lane = wanted.lane AND waiting AND delayed AND job.priority = level.priority
-                    AND NOT id {any:gone job_id} AND @not_locked
+                WHERE job.lane = named.lane AND waiting AND delayed AND job.priority = level.priority
+                    AND NOT id {any:leaving job_id} AND @not_locked
                 ORDER BY run_at
                 LIMIT 1
             ) AS run_at
             FROM @levels
         ) AS first
     ) AS earliest
-FROM {rows:wanted(lane text, front bigint)}
+FROM {rows:named(lane text, front bigint)}
 
 -- name: write_claim [postgres]
 -- Write a claim of gated jobs: charge buckets, move lanes and start jobs on the node. Returns the jobs that were started.
 -- The claim is valid only if these are all: each job still waits in the lane in which it was read, is unchanged, and is
 -- not locked by another transaction. That may be a user's transaction, which no claim may wait for.
 WITH charge AS (
-    UPDATE headgate.bucket SET @raise_version state = wanted.state, idle_at = wanted.idle_at
-    FROM (SELECT * FROM {rows:charged(id text, state text, idle_at bigint)}) AS wanted
+    UPDATE headgate.bucket SET @raise_version state = target.state, idle_at = target.idle_at
+    FROM (SELECT * FROM {rows:charged(id text, state text, idle_at bigint)}) AS target
     @newest_bucket
     WHERE @is_newest
 ),
 move AS (
     UPDATE headgate.lane
-    SET version = lane.version + 1, waiting = lane.waiting - moved.gone, since = moved.since, behind = moved.behind,
+    SET version = lane.version + 1, waiting = lane.waiting - moved.removed, since = moved.since, behind = moved.behind,
         wakes_at = moved.wakes_at, opened_at = moved.opened_at, virtual_time = moved.virtual_time, front = moved.front
     FROM {rows:moved(
-        id text, version bigint, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint, virtual_time bigint,
+        id text, version bigint, removed integer, since bigint, behind text, wakes_at bigint, opened_at bigint, virtual_time bigint,
         front bigint
     )}
     WHERE @by_key(lane.id, moved.id) AND lane.version = moved.version
@@ -764,9 +764,9 @@ WHERE job.id = starting.id AND +waiting
 -- name: move_lanes [sqlite]
 -- Write lanes after a claim.
 UPDATE lane
-SET waiting = lane.waiting - moved.gone, since = moved.since, behind = moved.behind, wakes_at = moved.wakes_at,
+SET waiting = lane.waiting - moved.removed, since = moved.since, behind = moved.behind, wakes_at = moved.wakes_at,
     opened_at = moved.opened_at, virtual_time = moved.virtual_time
-FROM {rows:moved(id text, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint, virtual_time bigint)}
+FROM {rows:moved(id text, removed integer, since bigint, behind text, wakes_at bigint, opened_at bigint, virtual_time bigint)}
 WHERE lane.id = moved.id
 
 -- name: release_batch_lanes

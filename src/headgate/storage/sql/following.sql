@@ -142,7 +142,7 @@ SELECT id, buckets, terms FROM headgate.job WHERE batch IS NOT NULL AND batch = 
 -- in the order of the given leaders, as each is looked up after the one before it, and of the ids. Followers are locked.
 -- Followers that another transaction has locked, or that are released or final meanwhile, come with NULL in their
 -- other columns.
-WITH wanted AS MATERIALIZED (
+WITH named AS MATERIALIZED (
     SELECT job.id, job.follows, leaders.place
     FROM {rows:leaders(id job_id, after job_id, place)}
     CROSS JOIN LATERAL (
@@ -165,15 +165,15 @@ WITH wanted AS MATERIALIZED (
 ), free AS MATERIALIZED (
     SELECT id, {field:origin.on} AS outcome, queue, buckets, terms, is_followed, batch, delayed, run_at, rank
     FROM headgate.job
-    WHERE id = ANY(ARRAY(SELECT id FROM wanted)) AND finished_at IS NULL AND NOT waiting AND node IS NULL
+    WHERE id = ANY(ARRAY(SELECT id FROM named)) AND finished_at IS NULL AND NOT waiting AND node IS NULL
     ORDER BY id
     FOR UPDATE SKIP LOCKED
 )
 SELECT
-    id, wanted.follows AS leader, outcome, coalesce(queue, '') AS queue, coalesce(buckets, '[]') AS buckets, terms,
+    id, named.follows AS leader, outcome, coalesce(queue, '') AS queue, coalesce(buckets, '[]') AS buckets, terms,
     coalesce(is_followed, false) AS is_followed, batch, coalesce(delayed, false) AS delayed, coalesce(run_at, 0) AS run_at,
     coalesce(rank, 0) AS rank, queue IS NULL AS is_locked, false AS is_join, place
-FROM wanted LEFT JOIN free USING (id)
+FROM named LEFT JOIN free USING (id)
 UNION ALL
 SELECT id, leader, NULL, '', '[]', NULL, true, NULL, false, 0, 0, false, true, place FROM joins
 ORDER BY place, id

@@ -175,9 +175,9 @@ ON CONFLICT (id) DO UPDATE SET
 -- name: behind_of_lanes [postgres]
 -- The buckets that these lanes wait behind.
 SELECT DISTINCT behind
-FROM unnest(:lanes::text[]) AS wanted (lane)
+FROM unnest(:lanes::text[]) AS named (lane)
 CROSS JOIN LATERAL (
-    SELECT behind FROM headgate.lane WHERE lane.id = wanted.lane ORDER BY version DESC LIMIT 1
+    SELECT behind FROM headgate.lane WHERE lane.id = named.lane ORDER BY version DESC LIMIT 1
 ) AS newest
 WHERE behind IS NOT NULL
 
@@ -188,13 +188,13 @@ SELECT DISTINCT behind FROM headgate.lane WHERE id {any:lanes text} AND behind I
 -- Let the next claim visit buckets that may be open for the costs of other jobs.
 -- Looked up by their ids, not among all that have a timer.
 UPDATE headgate.bucket SET opens_at = :limit_now
-FROM @wanted_ids
-WHERE @by_key(bucket.id, wanted.id) AND coalesce(opens_at, 0) > :limit_now
+FROM @target_ids
+WHERE @by_key(bucket.id, target.id) AND coalesce(opens_at, 0) > :limit_now
 
 -- name: clear_timers
 -- Clear the timers of locked buckets that no lane waits behind.
 UPDATE headgate.bucket SET opens_at = NULL
-FROM @wanted_ids
+FROM @target_ids
 @newest_bucket
 WHERE @is_newest AND opens_at IS NOT NULL AND (SELECT 1 FROM headgate.lane WHERE behind = bucket.id LIMIT 1) IS NULL
 
@@ -249,10 +249,10 @@ merged AS (
             SELECT row FROM chosen
             UNION ALL
             SELECT same_lane.row
-            FROM (SELECT DISTINCT lane FROM chosen) AS wanted
+            FROM (SELECT DISTINCT lane FROM chosen) AS named
             CROSS JOIN LATERAL (
                 SELECT ctid AS row FROM headgate.arrival
-                WHERE arrival.lane = wanted.lane AND id >= :floor
+                WHERE arrival.lane = named.lane AND id >= :floor
                 ORDER BY id
                 LIMIT :of_lane
                 FOR UPDATE SKIP LOCKED
@@ -447,13 +447,13 @@ HAVING count(*) > 0
 -- name: lock_empty [postgres]
 -- Lock those of these lanes that seem to be empty, without those that another transaction has locked.
 SELECT locked.id, locked.version, locked.behind
-FROM unnest(:lanes::text[]) AS wanted (lane)
+FROM unnest(:lanes::text[]) AS named (lane)
 CROSS JOIN LATERAL (
-    SELECT version FROM headgate.lane WHERE lane.id = wanted.lane ORDER BY version DESC LIMIT 1
+    SELECT version FROM headgate.lane WHERE lane.id = named.lane ORDER BY version DESC LIMIT 1
 ) AS seen
 CROSS JOIN LATERAL (
     SELECT id, version, behind FROM headgate.lane
-    WHERE lane.id = wanted.lane AND lane.version >= seen.version AND waiting <= 0
+    WHERE lane.id = named.lane AND lane.version >= seen.version AND waiting <= 0
     ORDER BY version DESC
     LIMIT 1
     FOR UPDATE SKIP LOCKED

@@ -53,8 +53,8 @@ WHERE id {any:ids text}
 
 -- name: charge [postgres]
 -- Store the states of buckets that were charged, and are locked.
-UPDATE headgate.bucket SET @raise_version state = wanted.state, idle_at = wanted.idle_at
-FROM {rows:wanted(id text, limit_name text, key text, state text, idle_at bigint)}
+UPDATE headgate.bucket SET @raise_version state = target.state, idle_at = target.idle_at
+FROM {rows:target(id text, limit_name text, key text, state text, idle_at bigint)}
 @newest_bucket
 WHERE @is_newest
 
@@ -62,55 +62,55 @@ WHERE @is_newest
 -- The first charge of a bucket inserts its row.
 INSERT INTO bucket (id, limit_name, key, state, idle_at)
 SELECT id, limit_name, key, state, idle_at
-FROM {rows:wanted(id text, limit_name text, key text, state text, idle_at bigint)}
+FROM {rows:target(id text, limit_name text, key text, state text, idle_at bigint)}
 WHERE true
 ON CONFLICT (id) DO UPDATE SET state = excluded.state, idle_at = excluded.idle_at
 
 -- name: missing_buckets [postgres]
 -- Return those of these buckets that have no row. NOT EXISTS could be planned as a join that reads all buckets, as soon as
 -- many of their rows are dead; a subquery with LIMIT is run for each.
-SELECT id FROM {rows:wanted(id text, limit_name text, key text)}
-WHERE (SELECT 1 FROM headgate.known_bucket WHERE known_bucket.id = wanted.id LIMIT 1) IS NULL
+SELECT id FROM {rows:target(id text, limit_name text, key text)}
+WHERE (SELECT 1 FROM headgate.known_bucket WHERE known_bucket.id = target.id LIMIT 1) IS NULL
 
 -- name: missing_buckets [sqlite]
-SELECT id FROM {rows:wanted(id text, limit_name text, key text)}
-WHERE id NOT IN (SELECT bucket.id FROM bucket WHERE bucket.id = wanted.id)
+SELECT id FROM {rows:target(id text, limit_name text, key text)}
+WHERE id NOT IN (SELECT bucket.id FROM bucket WHERE bucket.id = target.id)
 
 -- name: ensure_buckets [postgres]
 -- Insert rows for buckets that have none, so that they can be locked, and lanes can wait behind them. The version is not
 -- below those of a bucket with this id that was deleted.
 WITH new AS (
     INSERT INTO headgate.known_bucket (id)
-    SELECT id FROM {rows:wanted(id text, limit_name text, key text)}
+    SELECT id FROM {rows:target(id text, limit_name text, key text)}
     ORDER BY id
     ON CONFLICT (id) DO NOTHING
     RETURNING id
 )
 INSERT INTO headgate.bucket (id, version, limit_name, key, idle_at)
 SELECT id, @server_clock >> 20, limit_name, key, :limit_now::bigint
-FROM {rows:wanted(id text, limit_name text, key text)}
+FROM {rows:target(id text, limit_name text, key text)}
 WHERE id IN (SELECT id FROM new)
 
 -- name: ensure_buckets [sqlite]
 INSERT INTO bucket (id, limit_name, key, idle_at)
 SELECT id, limit_name, key, :limit_now
-FROM {rows:wanted(id text, limit_name text, key text)}
+FROM {rows:target(id text, limit_name text, key text)}
 WHERE true
 ON CONFLICT (id) DO NOTHING
 
 -- name: set_timers
 -- Set when a locked bucket opens, as long as a lane waits behind it.
 UPDATE headgate.bucket
-SET opens_at = wanted.opens_at
+SET opens_at = target.opens_at
 FROM (
     SELECT
         timer.id,
         -- The planner would read all lanes for an EXISTS.
         CASE WHEN (SELECT true FROM headgate.lane WHERE behind = timer.id LIMIT 1) THEN timer.opens_at END AS opens_at
     FROM {rows:timer(id text, opens_at bigint)}
-) AS wanted
+) AS target
 @newest_bucket
-WHERE @is_newest AND coalesce(bucket.opens_at, -1) <> coalesce(wanted.opens_at, -1)
+WHERE @is_newest AND coalesce(bucket.opens_at, -1) <> coalesce(target.opens_at, -1)
 
 -- name: rivals
 -- Return the keys of a limit whose buckets have opened for the lanes behind them, unless all these lanes are in paused

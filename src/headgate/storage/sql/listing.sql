@@ -830,7 +830,7 @@ ORDER BY named.queue
 -- counted once.
 WITH
 served AS MATERIALIZED (
-    SELECT queue FROM unnest(:queues::text[]) AS asked (queue) WHERE queue NOT IN (SELECT queue FROM headgate.paused_queue)
+    SELECT queue FROM unnest(:queues::text[]) AS named (queue) WHERE queue NOT IN (SELECT queue FROM headgate.paused_queue)
 ),
 line AS (
     SELECT lane.id
@@ -970,12 +970,12 @@ ORDER BY limit_name
 -- charged to it.
 SELECT
     limit_name AS "limit",
-    (SELECT count(*) FROM (SELECT 1 FROM headgate.bucket WHERE bucket.limit_name = wanted.limit_name LIMIT :most) AS found) AS keys,
+    (SELECT count(*) FROM (SELECT 1 FROM headgate.bucket WHERE bucket.limit_name = named.limit_name LIMIT :most) AS found) AS keys,
     (
         SELECT coalesce(sum(unlimited), 0)::bigint FROM headgate.limit_history
-        WHERE step = :step::integer AND limit_history.limit_name = wanted.limit_name AND of_all AND key = '' AND at >= since
+        WHERE step = :step::integer AND limit_history.limit_name = named.limit_name AND of_all AND key = '' AND at >= since
     ) AS unlimited
-FROM {rows:wanted(limit_name text, since bigint)}
+FROM {rows:named(limit_name text, since bigint)}
 ORDER BY limit_name
 
 -- name: buckets_by_name

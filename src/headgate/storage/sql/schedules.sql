@@ -94,7 +94,7 @@ WHERE name = :name AND revision = :replaces
 -- Lock those of these schedules that have these revisions, except those that another transaction has locked.
 SELECT schedule.name
 FROM headgate.schedule
-JOIN {rows:wanted(name text, revision bigint)} ON wanted.name = schedule.name AND wanted.revision = schedule.revision
+JOIN {rows:named(name text, revision bigint)} ON named.name = schedule.name AND named.revision = schedule.revision
 ORDER BY schedule.name
 {for update of schedule skip locked}
 

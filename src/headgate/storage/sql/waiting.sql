@@ -155,10 +155,10 @@ ORDER BY id
 -- name: change_plain_gates
 -- Give waiting jobs, which are locked, other buckets and other lanes.
 UPDATE headgate.job
-SET buckets = asked.buckets, costs = asked.costs, terms = asked.terms, lane = asked.lane,
-    gate = coalesce(nullif(asked.gate, ''), job.gate)
-FROM {rows:asked(id job_id, buckets json, costs json, terms json, lane text, gate text)}
-WHERE @by_key(job.id, asked.id)
+SET buckets = changed.buckets, costs = changed.costs, terms = changed.terms, lane = changed.lane,
+    gate = coalesce(nullif(changed.gate, ''), job.gate)
+FROM {rows:changed(id job_id, buckets json, costs json, terms json, lane text, gate text)}
+WHERE @by_key(job.id, changed.id)
 
 -- name: change_gate_names
 -- Give waiting jobs another gate; their buckets stay.
