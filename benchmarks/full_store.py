@@ -85,12 +85,14 @@ async def _fill(storage: Store, jobs: int, keys: int) -> None:
     probed = Probed()
     registry, task = probed.app._registry, probed.gated.name
     # One more for each key: the one that uses up its budget.
-    await add_seeds(storage, jobs + keys, keys, task=task, limit=LIMIT, gate=registry.gate_name(task, DEFAULT_QUEUE))
-    rules = {bound.name: bound.limit.rule for bound in probed.gated.gate.limits}
-    await use_up(storage, rules[LIMIT], task=task, limit=LIMIT, gates=registry.gates())
+    await add_seeds(
+        storage, jobs + keys, keys, task=task, limit=LIMIT, limit_set=registry.limit_set_name(task, DEFAULT_QUEUE)
+    )
+    rules = {bound.name: bound.limit.rule for bound in probed.gated.limit_set.limits}
+    await use_up(storage, rules[LIMIT], task=task, limit=LIMIT, limit_sets=registry.limit_sets())
     # The measured nodes are not the first of their release.
-    await storage.note_gates(registry.gates().subjects)
-    await storage.gates_done(registry.gates().subjects)
+    await storage.note_limit_sets(registry.limit_sets().subjects)
+    await storage.limit_sets_done(registry.limit_sets().subjects)
     await storage.close()
 
 

@@ -18,11 +18,11 @@ from benchmarks.worker_app import LIMIT, Probed
 from headgate.clock import SECOND, SystemClock
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.gating import Gates
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Finished
+from headgate.jobs.limit_sets import LimitSets
 from headgate.storage.records import Claim, FreeSlots, NodeControls
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
@@ -90,11 +90,11 @@ async def _fill(storage: Store, jobs: int, keys: int) -> None:
     await finish_all(storage, seeds)
     # One more for each key: the one that uses up its budget, and is final, too.
     await _add(storage, (seeds.gated(f"acme-{number % keys}") for number in range(jobs * 9 // 10 + keys)))
-    rules = {bound.name: bound.limit.rule for bound in seeds.probed.gated.gate.limits}
-    await use_up(storage, rules[LIMIT], task=seeds.probed.gated.name, limit=LIMIT, gates=seeds.gates)
+    rules = {bound.name: bound.limit.rule for bound in seeds.probed.gated.limit_set.limits}
+    await use_up(storage, rules[LIMIT], task=seeds.probed.gated.name, limit=LIMIT, limit_sets=seeds.limit_sets)
     await _add_others(storage, seeds, jobs // 10)
-    await storage.note_gates(seeds.gates.subjects)
-    await storage.gates_done(seeds.gates.subjects)
+    await storage.note_limit_sets(seeds.limit_sets.subjects)
+    await storage.limit_sets_done(seeds.limit_sets.subjects)
     await _add_history(storage)
     await storage.close()
 
@@ -105,9 +105,9 @@ class Seeds:
     def __init__(self) -> None:
         self.probed = Probed()
         registry = self.probed.app._registry
-        self.gates: Gates = registry.gates()
-        self._gate = registry.gate_name(self.probed.gated.name, DEFAULT_QUEUE)
-        self._ungated_gate = registry.gate_name(self.probed.ungated.name, DEFAULT_QUEUE)
+        self.limit_sets: LimitSets = registry.limit_sets()
+        self._limit_set = registry.limit_set_name(self.probed.gated.name, DEFAULT_QUEUE)
+        self._ungated_limit_set = registry.limit_set_name(self.probed.ungated.name, DEFAULT_QUEUE)
         self.tasks = frozenset((self.probed.gated.name, self.probed.ungated.name))
         self._clock = SystemClock()
         self.ids = IdSource()
@@ -117,10 +117,12 @@ class Seeds:
 
     def gated(self, key: str, **other: Any) -> NewJob:
         buckets = (BucketRef(LIMIT, key),)
-        return self._job(self.probed.gated.name, buckets=buckets, gate=self._gate, payload=_payload(key), **other)
+        return self._job(
+            self.probed.gated.name, buckets=buckets, limit_set=self._limit_set, payload=_payload(key), **other
+        )
 
     def ungated(self, **other: Any) -> NewJob:
-        return self._job(self.probed.ungated.name, gate=self._ungated_gate, **other)
+        return self._job(self.probed.ungated.name, limit_set=self._ungated_limit_set, **other)
 
     def _job(self, task: str, *, delay: int = 0, queue: str = DEFAULT_QUEUE, **other: Any) -> NewJob:
         now = self.now()
@@ -150,7 +152,7 @@ async def _add(storage: Store, jobs: Iterable[NewJob], at_once: int = BATCH) -> 
 async def finish_all(storage: Store, seeds: Seeds) -> None:
     """Nine of ten succeed."""
     await storage.join("seeds", "seeds")
-    claim = Claim("seeds", {DEFAULT_QUEUE: FreeSlots(2_000)}, {}, seeds.tasks, seeds.gates)
+    claim = Claim("seeds", {DEFAULT_QUEUE: FreeSlots(2_000)}, {}, seeds.tasks, seeds.limit_sets)
     while (claimed := await storage.claim(claim)).jobs or claimed.more:
         ended = [
             Finished(job.id, job.fence, JobState.FAILED, error=ERROR)
@@ -185,7 +187,7 @@ async def _add_others(storage: Store, seeds: Seeds, jobs: int) -> None:
     for number in range(10):
         controls = NodeControls({DEFAULT_QUEUE: 100})
         await storage.join(f"node-{number}", f"machine:{number}", controls=controls, version="1")
-    claim = Claim("node-0", {DEFAULT_QUEUE: FreeSlots(100)}, {}, seeds.tasks, seeds.gates)
+    claim = Claim("node-0", {DEFAULT_QUEUE: FreeSlots(100)}, {}, seeds.tasks, seeds.limit_sets)
     await storage.claim(claim)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from itertools import islice
 
 from headgate.clock import SystemClock
-from headgate.jobs.gating import Gates
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
+from headgate.jobs.limit_sets import LimitSets
 from headgate.limits.key import BETWEEN_LEVELS
 from headgate.limits.limit import AnyRule
 from headgate.storage.records import Claim, FreeSlots
@@ -27,7 +27,7 @@ async def add_seeds(
     task: str,
     limit: str = "",
     prefix: str = "acme",
-    gate: str = "",
+    limit_set: str = "",
     queue: str = DEFAULT_QUEUE,
     tenants: int = 0,
     number: int = 0,
@@ -36,22 +36,22 @@ async def add_seeds(
 
     With `tenants`, the keys are those of users, evenly spread over so many. `number` is an argument of the jobs.
     """
-    seeds = _seeds(jobs, keys, task, limit, prefix, gate, queue, tenants, number)
+    seeds = _seeds(jobs, keys, task, limit, prefix, limit_set, queue, tenants, number)
     while batch := list(islice(seeds, BATCH)):
         await storage.add(batch)
 
 
-async def use_up(storage: Store, rule: AnyRule, *, task: str, limit: str, gates: Gates | None = None) -> None:
+async def use_up(storage: Store, rule: AnyRule, *, task: str, limit: str, limit_sets: LimitSets | None = None) -> None:
     """Run the jobs of a task until its budgets are used up, or none is left."""
     await storage.join("seeds", "seeds")
-    claim = Claim("seeds", {DEFAULT_QUEUE: FreeSlots(2_000)}, {limit: rule}, frozenset([task]), gates)
+    claim = Claim("seeds", {DEFAULT_QUEUE: FreeSlots(2_000)}, {limit: rule}, frozenset([task]), limit_sets)
     while (claimed := await storage.claim(claim)).jobs or claimed.more:
         await storage.finish("seeds", [Finished(job.id, job.fence, JobState.SUCCEEDED) for job in claimed.jobs])
     await storage.leave("seeds")
 
 
 def _seeds(
-    jobs: int, keys: int, task: str, limit: str, prefix: str, gate: str, queue: str, tenants: int, argument: int
+    jobs: int, keys: int, task: str, limit: str, prefix: str, limit_set: str, queue: str, tenants: int, argument: int
 ) -> Iterator[NewJob]:
     clock, ids = SystemClock(), IdSource()
     for number in range(jobs):
@@ -68,5 +68,5 @@ def _seeds(
             run_at=now,
             enqueued_at=now,
             buckets=(BucketRef(limit, used),) if limit else (),
-            gate=gate,
+            limit_set=limit_set,
         )

@@ -62,8 +62,8 @@ def prepare(folder: Path, *, store: str, jobs: int, keys: Sequence[int], share: 
 async def _fill(storage: Store, queue: str, jobs: int, keys: int) -> None:
     await storage.open()
     limit = LIMIT if queue == LIMITED else PREFIX + FAIR
-    gate = app._registry.gate_name(queue, queue)
-    await add_seeds(storage, jobs, keys, task=queue, limit=limit, prefix="key", gate=gate, queue=queue)
+    limit_set = app._registry.limit_set_name(queue, queue)
+    await add_seeds(storage, jobs, keys, task=queue, limit=limit, prefix="key", limit_set=limit_set, queue=queue)
     await storage.close()
 
 
@@ -104,7 +104,7 @@ def starts(folder: Path, *, store: str, queue: str, keys: int, seconds: float) -
 async def _starts(storage: Store, queue: str, seconds: float) -> dict[str, float]:
     await storage.open()
     await storage.join(NODE, NODE)
-    claim = Claim(NODE, {queue: FreeSlots(SLOTS)}, RULES, frozenset([LIMITED, FAIR]), app._registry.gates())
+    claim = Claim(NODE, {queue: FreeSlots(SLOTS)}, RULES, frozenset([LIMITED, FAIR]), app._registry.limit_sets())
     claiming = Latencies()
     began = time.monotonic()
     first = in_first_second = jobs = 0.0
@@ -142,7 +142,7 @@ async def _lone_jobs(url: str, receiver: StartReceiver, probes: int) -> dict[str
     storage = storage_at(url)
     await storage.open()
     latencies = Latencies()
-    gate = app._registry.gate_name(lone.name, ELSEWHERE)
+    limit_set = app._registry.limit_set_name(lone.name, ELSEWHERE)
     for number, gap in enumerate(gaps(probes, 0.02, 0.1)):
         await asyncio.sleep(gap)
         asked_at = time.monotonic_ns()
@@ -153,7 +153,7 @@ async def _lone_jobs(url: str, receiver: StartReceiver, probes: int) -> dict[str
             task=lone.name,
             limit=LIMIT,
             prefix=f"lone-{number}",
-            gate=gate,
+            limit_set=limit_set,
             queue=ELSEWHERE,
             number=number,
         )

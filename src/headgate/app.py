@@ -305,7 +305,7 @@ class Headgate(RefusesForeignWords):
             audit=settings.audit,
             chunk=chunk,
         )
-        for bound in task.gate.limits:
+        for bound in task.limit_set.limits:
             # An invalid URL, or a rule that its store cannot hold, is raised here and not in a worker.
             self._client.remote_limits.check(bound.name, bound.limit)
         self._registry.add_task(task)

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, SystemClock
 from headgate.errors import LimitInUse
-from headgate.jobs.gating import GateChange
 from headgate.jobs.job import BucketRef, JobOptions, JobState, NewJob, RetentionTerms
 from headgate.jobs.lifecycle import Finished
+from headgate.jobs.limit_sets import LimitSetChange
 from headgate.storage.postgres import arrivals, low_watermarks
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of
@@ -163,17 +163,17 @@ def take_one(visit: Any) -> bool:
 # ------------------------------------------------------------------------------------- jobs that go elsewhere meanwhile
 
 
-async def gate_changes(store_user: StoreUser, job: str, *buckets: BucketRef) -> list[GateChange]:
+async def limit_set_changes(store_user: StoreUser, job: str, *buckets: BucketRef) -> list[LimitSetChange]:
     """Return the change of a job, as it was read now, to these buckets."""
     (found,) = [gated for gated in await store_user.storage.gated_jobs(frozenset({"work"})) if gated.id == job]
-    return [GateChange(job, found.buckets, buckets, None, found.terms)]
+    return [LimitSetChange(job, found.buckets, buckets, None, found.terms)]
 
 
 async def test_a_job_whose_bucket_changes_during_its_claim_starts_with_the_new_permit(stores: TwoStores) -> None:
     stores.set_rules(mutex=at_once())
     job = await stores.left.add_one(buckets=[("mutex", "a")])
-    moved = await gate_changes(stores.right, job, BucketRef("mutex", "b"))
-    moving = stores.after("heads", lambda: stores.right.storage.change_gates(moved))
+    moved = await limit_set_changes(stores.right, job, BucketRef("mutex", "b"))
+    moving = stores.after("heads", lambda: stores.right.storage.change_limit_sets(moved))
     claimed = await stores.left.claim()
     assert await moving == 1
     (started,) = [*claimed.jobs, *await stores.left.take()]
@@ -223,9 +223,9 @@ async def test_a_late_job_is_not_moved_to_another_lane_while_it_expires(stores: 
     job = await stores.left.add_one(buckets=[("r", "a")], expires_in=1)
     await stores.left.add_one(buckets=[("r", "a")])
     await stores.left.add_one(buckets=[("r", "b")])
-    moved = await gate_changes(stores.right, job, BucketRef("r", "b"))
+    moved = await limit_set_changes(stores.right, job, BucketRef("r", "b"))
     stores.clock.advance(2)
-    moving = stores.after("expired", lambda: stores.right.storage.change_gates(moved))
+    moving = stores.after("expired", lambda: stores.right.storage.change_limit_sets(moved))
     dropped = list(await stores.left.storage.expire())
     assert await moving == 0
     assert list(await stores.left.storage.check()) == []

@@ -19,7 +19,7 @@ from headgate.errors import LimitInUse
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.jobs.terms import GateTerms, PermitTerms
+from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
@@ -73,7 +73,7 @@ class RaceRun:
         buckets = random.choice(choices)
         until = random.choice(["running", "until_final"])
         holds = tuple(PermitTerms(until) if ref.limit in PERMITS else None for ref in buckets)  # type: ignore[arg-type]
-        terms = GateTerms(holds=holds) if any(holds) else None
+        terms = LimitTerms(holds=holds) if any(holds) else None
         now = self.clock.now()
         delayed = random.random() < 0.1
         return NewJob(

@@ -151,7 +151,7 @@ SELECT id, 'api', (place - 1)::text, $2, $2 FROM unnest($1::text[]) WITH ORDINAL
 _JOBS = f"""
 INSERT INTO headgate.job (
     id, lane, buckets, waiting, delayed, priority, attempt, run_at, rank, enqueued_at, started_at, finished_at,
-    charged_at, state, failed_as, failed_at, task, queue, node, payload, gate, options
+    charged_at, state, failed_as, failed_at, task, queue, node, payload, limit_set, options
 )
 SELECT
     n,

@@ -65,13 +65,13 @@ class Releases:
         finally:
             await connection.close()
 
-    async def has_gates(self, count: int) -> bool:
-        """Whether this number of releases has stored its gate of the task."""
-        return len(await self.rows("SELECT 1 FROM task_gate WHERE task = 'call@default'")) == count
+    async def has_limit_sets(self, count: int) -> bool:
+        """Whether this number of releases has stored its limit set of the task."""
+        return len(await self.rows("SELECT 1 FROM task_limit_set WHERE task = 'call@default'")) == count
 
     async def has_declared(self, count: int) -> bool:
         """Whether this number of releases has stored its rule of the task's limit."""
-        return len(await self.rows("SELECT 1 FROM task_gate WHERE task = 'limit call:rate'")) == count
+        return len(await self.rows("SELECT 1 FROM task_limit_set WHERE task = 'limit call:rate'")) == count
 
     async def are_in_one_lane(self) -> bool:
         return len(await self.rows("SELECT DISTINCT lane FROM job WHERE state = 'waiting'")) == 1
@@ -123,7 +123,7 @@ async def test_an_old_worker_that_runs_beside_the_new_one_starts_nothing_under_t
     async with older:
         await result_within((await releases.enqueue(older, 1))[0])
         async with newer:
-            await until(lambda: releases.has_gates(2))
+            await until(lambda: releases.has_limit_sets(2))
             await releases.enqueue(older, 50)
             await releases.enqueue(newer, 50)
             await releases.nothing_more_starts(3, 4)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from headgate import Headgate, Mutex, RateLimit
 from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.lifecycle import Finished
-from headgate.jobs.terms import GateTerms, PermitTerms
+from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.rate_limit import RateLimit as Rate
 from headgate.storage.records import Claim
@@ -24,13 +24,13 @@ from tests.durability.test_claim_work import Meter, add
 from tests.until import patient, until
 
 RULES: dict[str, Any] = {"mutex": Semaphore(1), "each": Rate("1000000/s").rule}
-TERMS = GateTerms(holds=(PermitTerms(),))
-MIXED = GateTerms(holds=(PermitTerms(), None))
+TERMS = LimitTerms(holds=(PermitTerms(),))
+MIXED = LimitTerms(holds=(PermitTerms(), None))
 
 pytestmark = pytest.mark.nightly
 
 
-def held(job: NewJob, terms: GateTerms) -> NewJob:
+def held(job: NewJob, terms: LimitTerms) -> NewJob:
     return replace(job, terms=terms)
 
 

@@ -18,9 +18,9 @@ from headgate.admin.query import JobQuery
 from headgate.errors import IllegalTransition, JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.gating import GateChange
 from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned
+from headgate.jobs.limit_sets import LimitSetChange
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import JobFilter
@@ -566,11 +566,11 @@ async def test_a_backlog_is_moved_except_jobs_that_are_being_replaced(stores: St
     held = await stores.add(buckets=[("api", "a")])
     other = await stores.left.add_one(buckets=[("api", "a")])
     gated = {job.id: job for job in await stores.left.storage.gated_jobs(frozenset({"work"}))}
-    moves = [GateChange(id, gated[id].buckets, (BucketRef("api", "b"),), None, None) for id in (held, other)]
+    moves = [LimitSetChange(id, gated[id].buckets, (BucketRef("api", "b"),), None, None) for id in (held, other)]
     async with stores.user.holding(stores.unique(buckets=[("api", "a")]), ends="rollback"):
-        assert await promptly(stores.right.storage.change_gates(moves)) == 1
+        assert await promptly(stores.right.storage.change_limit_sets(moves)) == 1
         assert (await stores.left.record(other)).buckets == (BucketRef("api", "b"),)
-    assert await stores.right.storage.change_gates(moves) == 1
+    assert await stores.right.storage.change_limit_sets(moves) == 1
     await stores.check()
 
 

@@ -97,25 +97,25 @@ async def test_a_worker_continues_when_its_rights_are_restored(place: Place, mon
     without it: jobs waited for ever, and their callers were told nothing that they could understand."""
     monkeypatch.setattr(database, "PATIENCE", SECOND // 2)
     app = place.app
-    open_gate = asyncio.Event()
+    open_limit_set = asyncio.Event()
     failed = asyncio.Event()
     app.subscribe(lambda event: failed.set(), StorageFailed)
 
     @app.task
     async def work(number: int) -> int:
         if number < 0:
-            await open_gate.wait()
+            await open_limit_set.wait()
         return number
 
     async with asyncio.timeout(DEADLINE), app:
         assert await (await work.enqueue(1)).result() == 1
         for taken, given_back, word in withdrawals(place):
-            open_gate.clear()
+            open_limit_set.clear()
             failed.clear()
             running = await work.enqueue(-1)
             await place.change(taken)
             # It ends while it cannot be recorded.
-            open_gate.set()
+            open_limit_set.set()
             await failed.wait()
             with pytest.raises(StorageUnavailable, match=word):
                 await work.enqueue(2)

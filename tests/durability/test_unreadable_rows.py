@@ -214,7 +214,7 @@ async def test_the_jobs_of_a_dead_node_are_recovered_although_some_cannot_be_rea
         ]
         free_slots = {"default": FreeSlots(slots=10)}
         known = registry_of(app)
-        claimed = await storage.claim(Claim("dead", free_slots, known.rules, known.names, known.gates()))
+        claimed = await storage.claim(Claim("dead", free_slots, known.rules, known.names, known.limit_sets()))
         assert len(claimed.jobs) == 5
         bad, good = jobs[1:3], [jobs[0], *jobs[3:]]
         for job, value in zip(bad, (BROKEN, WRONG), strict=True):
@@ -232,12 +232,12 @@ async def test_the_jobs_of_a_dead_node_are_recovered_although_some_cannot_be_rea
 @pytest.mark.parametrize("column", JOB_COLUMNS)
 async def test_a_running_job_that_cannot_be_read_ends_with_the_others(place: Place, column: str) -> None:
     app = place.app
-    gate, begun = asyncio.Event(), asyncio.Semaphore(0)
+    limit_set, begun = asyncio.Event(), asyncio.Semaphore(0)
 
     @app.task(limits=[Mutex("door:{name}")])
     async def waits(name: str) -> None:
         begun.release()
-        await gate.wait()
+        await limit_set.wait()
 
     async with app:
         jobs = list(await waits.enqueue_many([("a",), ("b",), ("c",)]))
@@ -245,7 +245,7 @@ async def test_a_running_job_that_cannot_be_read_ends_with_the_others(place: Pla
             await begun.acquire()
         next_ = list(await waits.enqueue_many([("a",), ("b",), ("c",)]))
         await place.write("job", column, BROKEN, among(jobs[:1]))
-        gate.set()
+        limit_set.set()
         await until(lambda: _are_final(jobs))
         # Its permits were returned, unless they cannot be read.
         await all_succeed(app, next_ if column != "buckets" else next_[1:])
@@ -347,7 +347,7 @@ async def test_a_trigger_of_a_newer_release_is_fired_only_by_nodes_that_can_read
         ("jobs_history", "waits", BROKEN, "true"),
         ("jobs_history", "waits", WRONG, "true"),
         ("jobs_history", "runs", BROKEN, "true"),
-        ("task_gate", "signature", BROKEN, "true"),
+        ("task_limit_set", "signature", BROKEN, "true"),
         ("limit_setting", "rule", BROKEN, "limit_name = 'odd'"),
         ("limit_setting", "rule", '{"kind":"lunar"}', "limit_name = 'odd'"),
     ],

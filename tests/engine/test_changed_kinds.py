@@ -37,7 +37,7 @@ class Releases:
         return app
 
     def limit(self, app: Headgate) -> str:
-        (name,) = app.tasks["call"].gate.names
+        (name,) = app.tasks["call"].limit_set.names
         return name
 
     async def use_up(self, app: Headgate) -> None:
@@ -105,7 +105,7 @@ def test_unnamed_rates_of_one_task_keep_their_names_by_their_order() -> None:
     @app.task(limits=[StrictRate("15/m"), FixedWindow("1000/d"), StrictRate("1/s", name="mine")])
     async def call() -> None: ...
 
-    assert call.gate.names == ("call:rate", "call:rate2", "mine")
+    assert call.limit_set.names == ("call:rate", "call:rate2", "mine")
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.1, 0.5, 0.9, 1.5])

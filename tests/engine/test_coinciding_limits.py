@@ -137,7 +137,7 @@ def test_the_strictest_of_coinciding_limits_applies_to_a_job(
     @app.task(limits=limits)
     async def work(key: str) -> None: ...
 
-    asked = work.gate.ask({"key": "a"}, {}, lambda _limit, _reason: None)
+    asked = work.limit_set.ask({"key": "a"}, {}, lambda _limit, _reason: None)
     assert len(asked.buckets) == len(set(asked.buckets)) == len(holdings)
     assert asked.costs == costs
     assert asked.terms is not None
@@ -150,6 +150,6 @@ def test_the_shortest_max_wait_of_coinciding_limits_applies_to_a_job() -> None:
     @app.task(limits=[Mutex("a", max_wait=60), Mutex("a", on_limit="cancel")])
     async def work() -> None: ...
 
-    terms = work.gate.ask({}, {}, lambda _limit, _reason: None).terms
+    terms = work.limit_set.ask({}, {}, lambda _limit, _reason: None).terms
     assert terms is not None
     assert (terms.patience, terms.cancels) == (0, True)

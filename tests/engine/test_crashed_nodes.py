@@ -19,7 +19,7 @@ PARTS = {
     "heartbeats": "beat",
     "watch": "node_update",
     "housekeeper": "gather_history",
-    "backlog_migrator": "note_gates",
+    "backlog_migrator": "note_limit_sets",
     "recurring": "due_schedules",
     "recorder": "finish",
 }

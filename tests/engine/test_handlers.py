@@ -196,7 +196,7 @@ def test_templates_name_the_fields_of_the_only_argument(kind: Any, payload: Any,
     run.__annotations__["payload"] = kind
     task: Task[[Any], None] = app.handler(limits=[StrictRate("1/h", key=template)])(handler_with(run)).task
     _, arguments = task.payload.encode((payload,), {})
-    (ref,) = task.gate.ask(arguments, {}, lambda limit, reason: pytest.fail(reason)).buckets
+    (ref,) = task.limit_set.ask(arguments, {}, lambda limit, reason: pytest.fail(reason)).buckets
     assert ref.key == "acme"
 
 
@@ -209,8 +209,8 @@ def test_the_limits_of_a_queue_name_fields_as_well() -> None:
         async def run(self, payload: Sync) -> None: ...
 
     _, arguments = Work.task.payload.encode((Sync("acme"),), {})
-    gate = registry_of(app).gate(Work.task, "slow")
-    (ref,) = gate.ask(arguments, {}, lambda limit, reason: pytest.fail(reason)).buckets
+    limit_set = registry_of(app).limit_set(Work.task, "slow")
+    (ref,) = limit_set.ask(arguments, {}, lambda limit, reason: pytest.fail(reason)).buckets
     assert ref.key == "acme"
 
 

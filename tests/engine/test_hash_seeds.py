@@ -55,10 +55,10 @@ async def main() -> None:
         order = Order(set(REGIONS), dict.fromkeys(REGIONS, 1))
         await invoice.enqueue(order)
         await ship.enqueue(order)
-        keys = registry_of(app).gate(ship, "default").ask({"order": order}, {}, print).buckets
+        keys = registry_of(app).limit_set(ship, "default").ask({"order": order}, {}, print).buckets
     registry = registry_of(app)
     (schedule,) = registry.schedules.values()
-    print([registry.gate_name(task, "default") for task in registry.tasks], keys)
+    print([registry.limit_set_name(task, "default") for task in registry.tasks], keys)
     print(signature(schedule.spec, schedule.call))
 
 
@@ -67,7 +67,7 @@ if __name__ == "__main__":
 """
 
 
-def test_gates_keys_and_schedules_are_the_same_under_each_hash_seed(tmp_path: Path) -> None:
+def test_limit_sets_keys_and_schedules_are_the_same_under_each_hash_seed(tmp_path: Path) -> None:
     program, store = tmp_path / "program.py", f"sqlite:///{tmp_path}/jobs.db"
     program.write_text(PROGRAM)
     printed = {

@@ -9,7 +9,7 @@ from typing import Any
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import NodeLost, StorageFailed
-from headgate.jobs.gating import Gates
+from headgate.jobs.limit_sets import LimitSets
 from headgate.storage.records import Claim, Dropped, FreeSlots
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -41,10 +41,10 @@ def test_a_job_of_a_node_that_does_not_exist_runs_within_a_minute() -> None:
             job = await work.enqueue()
             await store.join("ghost", "ghost")
             writer = writer_of(store.driver)
-            ((gate,),) = writer.execute("SELECT gate FROM job")
-            gates = Gates({(work.name, "default"): gate})
+            ((limit_set,),) = writer.execute("SELECT limit_set FROM job")
+            limit_sets = LimitSets({(work.name, "default"): limit_set})
             claimed = await store.claim(
-                Claim("ghost", {"default": FreeSlots(1, True)}, {}, frozenset([work.name]), gates)
+                Claim("ghost", {"default": FreeSlots(1, True)}, {}, frozenset([work.name]), limit_sets)
             )
             assert [each.id for each in claimed.jobs] == [job.id]
             writer.execute("DELETE FROM node")

@@ -86,8 +86,10 @@ def test_a_returned_job_that_is_claimed_again_is_not_returned_during_that_claim(
                 await asyncio.sleep(0.1)
                 sent_at = clock.monotonic()
                 node.claim_recovery.claim_sent(sent_at)
-                gates = registry_of(app).gates()
-                claimed = await storage.claim(Claim(node.id, {"default": FreeSlots(1)}, {}, frozenset({"work"}), gates))
+                limit_sets = registry_of(app).limit_sets()
+                claimed = await storage.claim(
+                    Claim(node.id, {"default": FreeSlots(1)}, {}, frozenset({"work"}), limit_sets)
+                )
                 assert len(claimed.jobs) == 1
                 await asyncio.sleep(0.1)
                 return sent_at

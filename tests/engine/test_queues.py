@@ -285,8 +285,8 @@ def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_ba
         async with first.open():
             await first.tasks["send"].enqueue_many([(number,) for number in range(40)])
             await first.tasks["limited"].enqueue_many([(number,) for number in range(20)])
-            # So that its gates are seen before those of the next.
-            await queues.store.note_gates(registry_of(first).gates().subjects)
+            # So that its limit sets are seen before those of the next.
+            await queues.store.note_limit_sets(registry_of(first).limit_sets().subjects)
             await first.admin.queues.pause("mail")
             await asyncio.sleep(0.001)
         async with (second := release(2)):
@@ -374,16 +374,16 @@ def test_declaring_a_queue_again_replaces_its_options() -> None:
     app = Headgate("memory://")
     app.queue("mail", global_concurrency=3)
     task = app.task(name="send", queue="mail")(_nothing)
-    with_limit = registry_of(app).gate_name("send", "mail")
+    with_limit = registry_of(app).limit_set_name("send", "mail")
     assert registry_of(app).rules["queue:mail"].describe() == "3 at once"
     app.queue("mail", global_concurrency=4)
     assert registry_of(app).rules["queue:mail"].describe() == "4 at once"
     # Another number holds for the same buckets, so nothing is to be moved.
-    assert registry_of(app).gate_name("send", "mail") == with_limit
+    assert registry_of(app).limit_set_name("send", "mail") == with_limit
     app.queue("mail")
     assert "queue:mail" not in registry_of(app).rules
-    assert registry_of(app).gate(task, "mail") is task.gate
-    assert registry_of(app).gate_name("send", "mail") != with_limit
+    assert registry_of(app).limit_set(task, "mail") is task.limit_set
+    assert registry_of(app).limit_set_name("send", "mail") != with_limit
 
 
 async def _nothing() -> None: ...

@@ -17,7 +17,7 @@ from tests.until import result_within, until
 
 @pytest.mark.parametrize(("column", "value"), [("task", "gone"), ("queue", "nowhere")])
 @pytest.mark.parametrize("is_limited", [False, True])
-async def test_a_job_with_another_task_or_queue_than_its_gate_waits_and_is_reported_once(
+async def test_a_job_with_another_task_or_queue_than_its_limit_set_waits_and_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, column: str, value: str, *, is_limited: bool
 ) -> None:
     stored_rows._logged.clear()

@@ -161,9 +161,9 @@ def test_a_schedule_that_an_older_release_stored_last_is_corrected_within_a_minu
             def __init__(self) -> None:
                 self.__dict__ = store.__dict__
 
-            async def note_gates(self, gates: Any, **options: Any) -> Any:
-                noted = await super().note_gates(gates, **options)
-                if any(" " in each for each in gates):
+            async def note_limit_sets(self, limit_sets: Any, **options: Any) -> Any:
+                noted = await super().note_limit_sets(limit_sets, **options)
+                if any(" " in each for each in limit_sets):
                     await slow.wait()
                 return noted
 

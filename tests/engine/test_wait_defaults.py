@@ -106,17 +106,17 @@ def test_a_default_applies_to_permits() -> None:
     run_virtual(main)
 
 
-def test_a_changed_default_is_another_gate_so_that_waiting_jobs_get_it() -> None:
-    def gate(**options: Any) -> str:
+def test_a_changed_default_is_another_limit_set_so_that_waiting_jobs_get_it() -> None:
+    def limit_set(**options: Any) -> str:
         app = Headgate("memory://", **options)
 
         @app.task(limits=[StrictRate("1/h")])
         async def work() -> None: ...
 
-        return registry_of(app).gate_name("work", "default")
+        return registry_of(app).limit_set_name("work", "default")
 
-    assert gate() == gate(on_limit="wait")
-    assert len({gate(), gate(max_wait=60), gate(max_wait=61), gate(on_limit="discard")}) == 4
+    assert limit_set() == limit_set(on_limit="wait")
+    assert len({limit_set(), limit_set(max_wait=60), limit_set(max_wait=61), limit_set(on_limit="discard")}) == 4
 
 
 @pytest.mark.parametrize(
@@ -141,5 +141,5 @@ def test_a_default_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     @app.task(limits=[StrictRate("1/h")])
     async def work() -> None: ...
 
-    (bound,) = registry_of(app).gate(work, "default").limits
+    (bound,) = registry_of(app).limit_set(work, "default").limits
     assert bound.wait_terms.describe() == "waits at most 90 s, by the app"

@@ -463,7 +463,7 @@ def test_a_job_of_a_dead_node_is_not_shown_as_running(project: Project) -> None:
     async def work(app: Headgate) -> str:
         job = await app.tasks["good"].enqueue()
         await store_of(app).join("node-x", "x")
-        claim = Claim("node-x", {"default": FreeSlots(1)}, {}, frozenset({"good"}), registry_of(app).gates())
+        claim = Claim("node-x", {"default": FreeSlots(1)}, {}, frozenset({"good"}), registry_of(app).limit_sets())
         assert [each.id for each in (await store_of(app).claim(claim)).jobs] == [job.id]
         return job.id
 

@@ -116,7 +116,7 @@ async def _buckets_in_postgres(url: str) -> None:
     await PostgresBuckets.from_url(url).open()
 
 
-async def _gate(url: str) -> None:
+async def _limit_set(url: str) -> None:
     from taskiq import InMemoryBroker
 
     TaskiqGate(InMemoryBroker(), store=url)
@@ -136,7 +136,7 @@ PLACES = [
     _limiter,
     _buckets_in_redis,
     _buckets_in_postgres,
-    _gate,
+    _limit_set,
     _settings,
 ]
 

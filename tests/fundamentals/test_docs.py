@@ -16,7 +16,7 @@ PAGES = [
     "dashboard.md",
     "encryption.md",
     "enqueueing.md",
-    "gates.md",
+    "limit_sets.md",
     "large-payloads.md",
     "metrics.md",
     "migrating.md",

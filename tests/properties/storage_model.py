@@ -15,7 +15,7 @@ from headgate.errors import CostExceedsLimit, DuplicateJob
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous
-from headgate.jobs.terms import GateTerms, PermitTerms
+from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.jobs.uniqueness import key_of, superseded_error
 from headgate.limits.concurrency import OF_BATCH, Semaphore
 from headgate.limits.kinds import load_rule
@@ -32,7 +32,7 @@ from headgate.storage.records import Amendment, Claim, Claimed, Dropped
 Lane = tuple[str, tuple[BucketRef, ...], bool, tuple[str, ...]]
 """Queue, buckets, whether its jobs do not wait, and whose permits they share."""
 
-NO_TERMS = GateTerms()
+NO_TERMS = LimitTerms()
 
 
 @dataclass
@@ -74,7 +74,7 @@ class ModelJob:
         return self.new.origin or Origin()
 
     @property
-    def terms(self) -> GateTerms:
+    def terms(self) -> LimitTerms:
         return self.new.terms or NO_TERMS
 
     @property

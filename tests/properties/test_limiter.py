@@ -84,16 +84,18 @@ def test_an_expiring_map_evicts_only_idle_entries(steps: list[tuple[int, int, in
     period=st.integers(1, 1000),
     pauses=st.lists(st.integers(0, 400), max_size=200),
 )
-def test_a_rate_gate_grants_exactly_what_the_strict_rule_grants(count: int, period: int, pauses: list[int]) -> None:
+def test_a_rate_limit_set_grants_exactly_what_the_strict_rule_grants(
+    count: int, period: int, pauses: list[int]
+) -> None:
     clock = ManualClock()
-    gate = RateGate(count, per=period / SECOND, clock=clock)
+    limit_set = RateGate(count, per=period / SECOND, clock=clock)
     rule = SlidingLog(count, period)
     state: tuple[int, ...] = ()
     for pause in pauses:
         clock.advance(pause / SECOND)
         opens_at, after = rule.take(state, clock.monotonic())
-        assert gate.delay() == (opens_at - clock.monotonic()) / SECOND
-        assert gate.wait(0) is (opens_at <= clock.monotonic())
+        assert limit_set.delay() == (opens_at - clock.monotonic()) / SECOND
+        assert limit_set.wait(0) is (opens_at <= clock.monotonic())
         if opens_at <= clock.monotonic():
             state = after
 

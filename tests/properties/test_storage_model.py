@@ -34,7 +34,7 @@ from headgate.jobs.bucket_mask import BucketMask
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
-from headgate.jobs.terms import GateTerms, PermitTerms
+from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency, load_permits
 from headgate.limits.kinds import dump_rule
 from headgate.limits.limit import HoldUntil
@@ -157,7 +157,7 @@ def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
         PermitTerms(hold, owner if used.limit == "mutex" else None) if used.limit in PERMITS else None
         for used in buckets
     )
-    terms = GateTerms(
+    terms = LimitTerms(
         holds=holds if any(holds) else (),
         free_retries=BucketMask(rates if draw(st.sampled_from([False, False, True])) else 0),
         patience=draw(st.sampled_from([None, None, None, 0, 5 * SECOND, 30 * SECOND])) if buckets else None,

@@ -238,7 +238,7 @@ class Admin:
                 task.payload.required,
                 [
                     limit
-                    for limit in self._registry.gate(task, task.queue).names
+                    for limit in self._registry.limit_set(task, task.queue).names
                     if not self._registry.rules[limit].orders_turns
                 ],
                 sorted(task.requires),

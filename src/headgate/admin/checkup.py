@@ -10,7 +10,7 @@ from datetime import datetime
 from headgate.admin.alerts import AlertStatus
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.pauses import Pause
-from headgate.jobs.gating import subject_of
+from headgate.jobs.limit_sets import subject_of
 from headgate.storage.facts import Contradiction, IndexFacts, StoreFacts
 from headgate.storage.records import Blocker, WaitingCount
 from headgate.tasks.status import ScheduleStatus

@@ -12,7 +12,7 @@ from headgate.admin import Admin
 from headgate.cli.locate import ask, locate, takes_app
 from headgate.cli.output import json_option, print_json, print_table
 from headgate.clock import SECOND
-from headgate.tasks.gate import Gate
+from headgate.tasks.limit_set import LimitSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ def tasks(target: str, as_json: bool) -> None:
     waits without a maximum, and what sets that: the limit itself, the queue or the app. The labels that a node needs to
     run a task, the tags of its jobs and their unique key are shown if a task has any.
     """
-    gates = {name: task.whole_gate for name, task in locate(target).tasks.items()}
+    limit_sets = {name: task.whole_limit_set for name, task in locate(target).tasks.items()}
 
     async def listed(admin: Admin) -> list[ListedTask]:
         waiting = Counter[str]()
         for each in await admin.waiting():
             waiting[each.task] += each.jobs
-        waits = {name: _waits(gate) for name, gate in gates.items()}
+        waits = {name: _waits(limit_set) for name, limit_set in limit_sets.items()}
         return [
             ListedTask(
                 task.task,
@@ -78,7 +78,7 @@ def tasks(target: str, as_json: bool) -> None:
         print_json(found)
         return
     columns = ["task", "queue", "limits", "waiting"]
-    rows = [[each.task, each.queue, _limits(each, gates.get(each.task)), each.waiting] for each in found]
+    rows = [[each.task, each.queue, _limits(each, limit_sets.get(each.task)), each.waiting] for each in found]
     for name, cells in (
         ("requires", [", ".join(each.requires) for each in found]),
         ("tags", [", ".join(each.tags) for each in found]),
@@ -91,15 +91,15 @@ def tasks(target: str, as_json: bool) -> None:
     print_table("Tasks", columns, rows, empty="no tasks are declared")
 
 
-def _waits(gate: Gate) -> list[LimitWait]:
+def _waits(limit_set: LimitSet) -> list[LimitWait]:
     return [
         LimitWait(bound.name, terms.on_limit, None if terms.max_wait is None else terms.max_wait / SECOND, terms.set_by)
-        for bound in gate.limits
+        for bound in limit_set.limits
         if not bound.limit.rule.orders_turns
         for terms in (bound.wait_terms,)
     ]
 
 
-def _limits(task: ListedTask, gate: Gate | None) -> str | None:
-    described = {} if gate is None else {bound.name: bound.wait_terms.describe() for bound in gate.limits}
+def _limits(task: ListedTask, limit_set: LimitSet | None) -> str | None:
+    described = {} if limit_set is None else {bound.name: bound.wait_terms.describe() for bound in limit_set.limits}
     return ", ".join(f"{name} ({how})" if (how := described.get(name)) else name for name in task.limits) or None

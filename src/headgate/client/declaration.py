@@ -17,7 +17,7 @@ from headgate.jobs.tags import parse_tags
 from headgate.tasks.callbacks import Callbacks
 from headgate.tasks.chunk import Chunk, function_of_one
 from headgate.tasks.executor_kind import Executor, executor_of, require_importable, require_no_generator
-from headgate.tasks.gate import bind_limits
+from headgate.tasks.limit_set import bind_limits
 from headgate.tasks.name import require_name
 from headgate.tasks.options import (
     HandlerOptions,
@@ -129,7 +129,9 @@ def declare_task(
         name=body.name,
         queue=options.get("queue", DEFAULT_QUEUE),
         payload=payload,
-        gate=bind_limits(options.get("limits", ()), registry.shared, body.name, payload.parameters, payload.fields),
+        limit_set=bind_limits(
+            options.get("limits", ()), registry.shared, body.name, payload.parameters, payload.fields
+        ),
         own_retry=retry,
         own_timeout=None if timeout is None else checked_timeout(timeout, where),
         priority=priority,

@@ -15,7 +15,7 @@ from headgate.tasks.call import Call
 from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.context import JobContext
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.gate import Gate
+from headgate.tasks.limit_set import LimitSet
 from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, schedule_spec
 
@@ -44,9 +44,9 @@ class Task(TaskDefinition, Generic[P, R]):
         return self._client.registry.timeout(self)
 
     @property
-    def whole_gate(self) -> Gate:
+    def whole_limit_set(self) -> LimitSet:
         """Its own limits and those of its queue, with the defaults for how jobs wait."""
-        return self._client.registry.gate(self, self.queue)
+        return self._client.registry.limit_set(self, self.queue)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Store one job with these arguments and return when it is durable.

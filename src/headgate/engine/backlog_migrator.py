@@ -16,12 +16,12 @@ from headgate.engine.services import Services
 from headgate.errors import USER_CODE_ERRORS, FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed, TaskUnknown
-from headgate.jobs.gating import LIMIT_SUBJECT, GateChange, GatedJob, subject_of
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.limit_sets import LIMIT_SUBJECT, GatedJob, LimitSetChange, subject_of
+from headgate.jobs.terms import LimitTerms
 from headgate.limits.kinds import RULES, dump_rule
-from headgate.tasks.batch_gate import buckets_in_batch
+from headgate.tasks.batch_limits import buckets_in_batch
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.gate import UNGATED, Gate, GatedCall
+from headgate.tasks.limit_set import UNGATED, GatedCall, LimitSet
 from headgate.tasks.registry import intended_queue
 
 PAGE = 100
@@ -34,7 +34,7 @@ NOTE_EVERY = 20.0
 """Seconds between two notes in the store that this release is live."""
 
 LIVE_FOR = 60 * SECOND
-"""How long the gates of this release count as live after its last note (microseconds)."""
+"""How long the limit sets of this release count as live after its last note (microseconds)."""
 
 SWEEP_EVERY = 60.0
 """Seconds between two sweeps for jobs of limits that no longer exist: an old release may still enqueue some."""
@@ -53,19 +53,19 @@ FOLDER_PAUSE = 30 * SECOND
 
 
 class _Move(NamedTuple):
-    """A waiting job that carries another gate than that of this release."""
+    """A waiting job that carries another limit set than that of this release."""
 
     job: GatedJob
     task: TaskDefinition
-    gate: Gate
-    gate_name: str
+    limit_set: LimitSet
+    limit_set_name: str
 
 
 class BacklogMigrator:
     """Compares the limits of waiting jobs with the current limits of their tasks, and moves jobs in small batches.
 
-    A claim starts no job whose gate differs from the one in this release. So a whole backlog may wait for this class,
-    and jobs that a claim has met are moved first.
+    A claim starts no job whose limit set differs from the one in this release. So a whole backlog may wait for this
+    class, and jobs that a claim has met are moved first.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class BacklogMigrator:
             await self._move(self._tasks_of(to_do), to_do, unknown_only=False)
             noted = self._declarations()
             done = [subject for subject in to_do if subject in noted and subject not in self._not_yet]
-            await self._storage.gates_done({subject: noted[subject] for subject in done})
+            await self._storage.limit_sets_done({subject: noted[subject] for subject in done})
         if is_sweep:
             await self._sweep()
             self._sweep_soon = SWEEP_SOON
@@ -174,7 +174,7 @@ class BacklogMigrator:
 
     async def _release_failed(self) -> None:
         """Release permits of failed jobs that jobs of this release would not keep: no success may ever return them."""
-        tasks, after, own = self._tasks_of(self._newest), "", self._registry.gates().names
+        tasks, after, own = self._tasks_of(self._newest), "", self._registry.limit_sets().names
         while tasks and (page := await self._storage.failed_holders(tasks, other_than=own, after=after, count=PAGE)):
             after = page[-1].id
             moves = [move for job in page if (move := self._move_of(job, self._newest)) is not None]
@@ -190,9 +190,9 @@ class BacklogMigrator:
         return max(0, self._swept_at + round(seconds * SECOND) - self._clock.monotonic())
 
     async def _note(self) -> frozenset[str]:
-        """Note that this release is live; return the subjects whose jobs have to be moved to its gates."""
+        """Note that this release is live; return the subjects whose jobs have to be moved to its limit sets."""
         self._noted_at = self._clock.monotonic()
-        noted = await self._storage.note_gates(self._declarations(), lives=LIVE_FOR)
+        noted = await self._storage.note_limit_sets(self._declarations(), lives=LIVE_FOR)
         self.has_noted.set()
         if not self._newest.issuperset(noted):
             # Jobs that only another release could start may now start here.
@@ -201,11 +201,11 @@ class BacklogMigrator:
         return frozenset(subject for subject, is_to_do in noted.items() if is_to_do)
 
     def _declarations(self) -> dict[str, str]:
-        """Return what this release declares: its gates, and the rules of its limits, by their subjects."""
+        """Return what this release declares: its limit sets, and the rules of its limits, by their subjects."""
         # The order of a fair queue is no rule that other nodes could load.
         rules = {name: rule for name, rule in self._registry.rules.items() if type(rule) in RULES}
         return {
-            **self._registry.gates().subjects,
+            **self._registry.limit_sets().subjects,
             **{LIMIT_SUBJECT + name: dump_rule(rule) for name, rule in rules.items()},
         }
 
@@ -221,7 +221,7 @@ class BacklogMigrator:
         after, moved = "", 0
         if not tasks:
             return 0
-        own = self._registry.gates().names
+        own = self._registry.limit_sets().names
         while page := await self._storage.gated_jobs(tasks, unknown_to=known, other_than=own, after=after, count=PAGE):
             after = page[-1].id
             count = await self._move_page(page, subjects)
@@ -245,22 +245,22 @@ class BacklogMigrator:
             if move is not None:
                 (large if self._needs_folder(move) else small).append(move)
         # Those that need no folder first: it may not answer.
-        moved = await self._change_gates([self._change(move) for move in small])
+        moved = await self._change_limit_sets([self._change(move) for move in small])
         calls = [partial(self._change_of_large, move) for move in large]
-        return moved + await self._change_gates(await call_all(calls, at_once=LOADED_AT_ONCE))
+        return moved + await self._change_limit_sets(await call_all(calls, at_once=LOADED_AT_ONCE))
 
     def _needs_folder(self, move: _Move) -> bool:
-        return self._large_payloads is not None and move.gate.reads_arguments and is_in_folder(move.job.payload)
+        return self._large_payloads is not None and move.limit_set.reads_arguments and is_in_folder(move.job.payload)
 
-    async def _change_gates(self, found: Iterable[GateChange | None]) -> int:
+    async def _change_limit_sets(self, found: Iterable[LimitSetChange | None]) -> int:
         changes = [change for change in found if change is not None]
         if not changes:
             return 0
-        done = await self._storage.change_gates(changes)
+        done = await self._storage.change_limit_sets(changes)
         return min(done, sum(not job.stays for job in changes))
 
     def _move_of(self, job: GatedJob, subjects: frozenset[str] | None) -> _Move | None:
-        """Return the move of a job; None if it carries the gate of this release, or is none of these subjects."""
+        """Return the move of a job; None if it carries the limit set of this release, or is none of these subjects."""
         task = self._registry.find(job.task)
         assert task is not None, f"jobs of {job.task!r} were not requested"
         if job.queue not in self._registry.queues:
@@ -269,17 +269,17 @@ class BacklogMigrator:
             return None
         try:
             # A job that went to a fallback queue keeps the limits of the queue it was meant for.
-            queue = intended_queue(job.gate)
+            queue = intended_queue(job.limit_set)
             queue = queue if queue in self._registry.queues else None
-            gate_name = self._registry.gate_name(job.task, job.queue, queue)
-            if gate_name == job.gate:
+            limit_set_name = self._registry.limit_set_name(job.task, job.queue, queue)
+            if limit_set_name == job.limit_set:
                 return None
-            return _Move(job, task, self._registry.gate(task, job.queue, queue), gate_name)
+            return _Move(job, task, self._registry.limit_set(task, job.queue, queue), limit_set_name)
         except USER_CODE_ERRORS as error:
             self._skip(job, error)
             return None
 
-    async def _change_of_large(self, move: _Move) -> GateChange | None:
+    async def _change_of_large(self, move: _Move) -> LimitSetChange | None:
         """Return the change for a job whose payload is in the folder; None if that cannot be read, now or ever."""
         assert self._large_payloads is not None
         job = move.job
@@ -303,19 +303,19 @@ class BacklogMigrator:
             self._bus.publish(StorageFailed(at=self._clock.now(), doing="moving a backlog", error=str(error)))
         self._folder_again_at = now + FOLDER_PAUSE
 
-    def _change(self, move: _Move) -> GateChange | None:
+    def _change(self, move: _Move) -> LimitSetChange | None:
         """Return the change for a job; None if its limits cannot be computed: it stays as it is and does not start."""
         job = move.job
         try:
-            gated = _gated_call(move.gate, move.task, job) if move.gate.limits else UNGATED
+            gated = _gated_call(move.limit_set, move.task, job) if move.limit_set.limits else UNGATED
             buckets, costs, terms = buckets_in_batch(gated, job.buckets, job.terms)
         except USER_CODE_ERRORS as error:  # including errors of the task's own `cost` or `owner` for an old payload
             self._skip(job, error)
             return None
         if job.terms is not None and job.terms.skips:
-            terms = (terms or GateTerms()).skipping()
+            terms = (terms or LimitTerms()).skipping()
         stays = (buckets, costs, terms) == (job.buckets, job.costs, job.terms)
-        return GateChange(job.id, job.buckets, buckets, costs, terms, move.gate_name, stays)
+        return LimitSetChange(job.id, job.buckets, buckets, costs, terms, move.limit_set_name, stays)
 
     def _skip(self, job: GatedJob, error: BaseException) -> None:
         if len(self._unmovable) >= MAX_UNMOVABLE:
@@ -334,10 +334,10 @@ def _ignore_skip(limit: str, reason: str) -> None:
     """Do nothing: the skipped limit was published when the job was enqueued."""
 
 
-def _gated_call(gate: Gate, task: TaskDefinition, job: GatedJob) -> GatedCall:
-    if not gate.reads_arguments:
-        return gate.ask({}, job.headers or {}, _ignore_skip)
+def _gated_call(limit_set: LimitSet, task: TaskDefinition, job: GatedJob) -> GatedCall:
+    if not limit_set.reads_arguments:
+        return limit_set.ask({}, job.headers or {}, _ignore_skip)
     if job.origin is None or not job.origin.results:
-        return gate.ask(task.payload.arguments(job.payload), job.headers or {}, _ignore_skip)
+        return limit_set.ask(task.payload.arguments(job.payload), job.headers or {}, _ignore_skip)
     # Results that are arguments are added when the job starts.
-    return gate.ask(task.payload.decode_part(job.payload, job.origin.results), job.headers or {}, require_key)
+    return limit_set.ask(task.payload.decode_part(job.payload, job.origin.results), job.headers or {}, require_key)

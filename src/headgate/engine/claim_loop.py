@@ -118,7 +118,9 @@ class ClaimLoop:
     def claim_for(self, free_slots: Mapping[str, FreeSlots], *, has_backlog: bool = False) -> Claim:
         """Return the claim of this node for these free slots."""
         runnable, shared = self._registry.runnable(self._labels), self._slots.shared_by(free_slots)
-        return Claim(self._membership.id, free_slots, self._rules, runnable.names, runnable.gates, shared, has_backlog)
+        return Claim(
+            self._membership.id, free_slots, self._rules, runnable.names, runnable.limit_sets, shared, has_backlog
+        )
 
     def close(self) -> None:
         """Cancel the timer of the next claim."""
@@ -177,13 +179,13 @@ class ClaimLoop:
     def _changed_by_hand(self, job: ClaimedJob, runnable: frozenset[str]) -> str | None:
         """Return what is wrong with a job that this claim did not ask for; None if nothing.
 
-        A claim takes jobs by their gates, and a gate is of one task in one queue. So a job with this node's gate and
-        another task or queue was changed in the database. It waits like the jobs of an unknown task.
+        A claim takes jobs by their limit sets, and a limit set is of one task in one queue. So a job with this node's
+        limit set and another task or queue was changed in the database. It waits like the jobs of an unknown task.
         """
         if job.task not in runnable:
-            return f"task: it is {job.task!r}, which this node does not run, but its gate is that of another task"
+            return f"task: it is {job.task!r}, which this node does not run, but its limit set is that of another task"
         if job.queue not in self._slots.capacity:
-            return f"queue: it is {job.queue!r}, which is not served here, but its gate is that of another queue"
+            return f"queue: it is {job.queue!r}, which is not served here, but its limit set is that of another queue"
         return None
 
     def _claim_again(self, claim: Claim, claimed: Claimed, asked_at: int) -> None:

@@ -18,7 +18,7 @@ MAX_BUCKETS = 10_000
 
 
 class ClaimNotices:
-    """Publishes closed limits, dropped jobs and unknown tasks, and passes jobs with old gates to the migrator.
+    """Publishes closed limits, dropped jobs and unknown tasks, and passes jobs with old limit sets to the migrator.
 
     Without `throttle_events` the events of throttled jobs are not published.
     """
@@ -36,8 +36,8 @@ class ClaimNotices:
         """Handle everything in the result of a claim but its jobs."""
         self.publish_throttled(claimed.throttled)
         publish_dropped(self._bus, self._callback_runner, self._clock, claimed.dropped)
-        if claimed.gate_mismatches or claimed.has_unknown_lanes:
-            self._backlog_migrator.add_met(claimed.gate_mismatches, has_unknown_lanes=claimed.has_unknown_lanes)
+        if claimed.limit_set_mismatches or claimed.has_unknown_lanes:
+            self._backlog_migrator.add_met(claimed.limit_set_mismatches, has_unknown_lanes=claimed.has_unknown_lanes)
         for task in claimed.unknown:
             self._backlog_migrator.note_task(task)
 

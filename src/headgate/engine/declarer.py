@@ -41,11 +41,11 @@ class Declarer:
         signatures: dict[str, str] = {}
         for declared in self._registry.schedules.values():
             for name in (declared.spec.name, *self._registry.older_names(declared)):
-                signatures[_gate_key(name)] = self._signature(declared)
-        newest = await self._storage.note_gates(signatures) if signatures else {}
+                signatures[_limit_set_key(name)] = self._signature(declared)
+        newest = await self._storage.note_limit_sets(signatures) if signatures else {}
         for declared in self._registry.schedules.values():
             name = declared.spec.name
-            if _gate_key(name) not in newest:
+            if _limit_set_key(name) not in newest:
                 self.stored.discard(name)
                 self._settled.discard(name)
                 self._publish_superseded(name)
@@ -106,6 +106,6 @@ class Declarer:
             self._bus.publish(ScheduleSuperseded(at=self._clock.now(), schedule=name))
 
 
-def _gate_key(name: str) -> str:
-    """Return the key of a schedule among the gates; it cannot be a task's, whose name has no space."""
+def _limit_set_key(name: str) -> str:
+    """Return the key of a schedule among the limit sets; it cannot be a task's, whose name has no space."""
     return f"schedule {name}"

@@ -29,10 +29,10 @@ from headgate.jobs.scheduled import ScheduledCall, ScheduledGraph, ScheduledStep
 from headgate.jobs.uniqueness import replaces
 from headgate.schedules.stored_trigger import is_storable
 from headgate.storage.store import Store
-from headgate.tasks.batch_gate import BatchGate
+from headgate.tasks.batch_limits import BatchLimits
 from headgate.tasks.call import Call, FlowBatch, FlowCall, NumberedGraph
 from headgate.tasks.definition import JobTemplate, TaskDefinition, job_template
-from headgate.tasks.gate import UNGATED, GatedCall
+from headgate.tasks.limit_set import UNGATED, GatedCall
 from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, options_of_call
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
@@ -151,7 +151,7 @@ class Enqueuer:
         options, unique = task.options, task.template.unique
         queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
         # A skipped limit is published when the call is enqueued.
-        self._registry.gate(task, queue).ask(arguments, headers, lambda _limit, _reason: None)
+        self._registry.limit_set(task, queue).ask(arguments, headers, lambda _limit, _reason: None)
         if unique is not None:
             unique.key_for(arguments)
 
@@ -159,8 +159,8 @@ class Enqueuer:
         """Store the calls of a chain, a batch or a graph in one commit, and the batches."""
         counts = Counter(call.queue for call in calls)
         with await self._backlogs.admit(counts) as admitted:
-            gates: dict[str, BatchGate] = {}
-            jobs = [self._flow_job(call, admitted.queues[call.queue], gates) for call in calls]
+            limit_sets: dict[str, BatchLimits] = {}
+            jobs = [self._flow_job(call, admitted.queues[call.queue], limit_sets) for call in calls]
             if any(job.give_up_at is not None for job in jobs):
                 jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
             now = self._storage.now()
@@ -216,7 +216,7 @@ class Enqueuer:
         """Return for each call whether `predict=` is set and its job has limits."""
         flags: list[bool] = []
         for group in groups:
-            is_requested = group.options.get("predict") and self._registry.gate(task, group.queue).limits
+            is_requested = group.options.get("predict") and self._registry.limit_set(task, group.queue).limits
             flags += [bool(is_requested)] * len(group.calls)
         return flags
 
@@ -249,7 +249,7 @@ class Enqueuer:
         queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
         # An impossible key or cost is raised here, and not later on a node.
         on_skip = require_key if call.later else partial(self._skip, task.name)
-        self._registry.gate(task, queue).ask(arguments, headers, on_skip)
+        self._registry.limit_set(task, queue).ask(arguments, headers, on_skip)
         fields = {name: value for name, value in task.template.fields.items() if name in _SCHEDULED}
         template = task.template
         return ScheduledCall(
@@ -307,15 +307,15 @@ class Enqueuer:
         publish_use(self._bus, self._clock, "add", asked_at, len(jobs))
         return duplicates
 
-    def _flow_job(self, flow_call: FlowCall, queue: str, gates: dict[str, BatchGate]) -> NewJob:
+    def _flow_job(self, flow_call: FlowCall, queue: str, limit_sets: dict[str, BatchLimits]) -> NewJob:
         task, batch = flow_call.task, flow_call.origin.batch
         (job,) = self._new_jobs(task, group_calls(task, (flow_call.call,))[0], queue)
         if flow_call.limits and batch is not None:
-            gate = gates.get(batch) or BatchGate(batch, flow_call.limits, self._registry.limits)
-            gates[batch] = gate
+            limit_set = limit_sets.get(batch) or BatchLimits(batch, flow_call.limits, self._registry.limits)
+            limit_sets[batch] = limit_set
             own = GatedCall(job.buckets, job.costs, job.terms)
             arguments = task.payload.decode_part(job.payload, flow_call.call.later)
-            buckets, costs, terms = gate.joined(
+            buckets, costs, terms = limit_set.joined(
                 own, job.task, task.payload.parameters, arguments, job.headers or {}, task.payload.fields
             )
             wait_mode = "" if terms is None else terms.wait_mode()
@@ -343,8 +343,8 @@ class Enqueuer:
         if expires_in is not None:
             expires_at = run_at + expires_in
         instead_of = None if queue == group.queue else group.queue
-        gate = self._registry.gate(task, queue, instead_of)
-        gate_name = self._registry.gate_name(task.name, queue, instead_of)
+        limit_set = self._registry.limit_set(task, queue, instead_of)
+        limit_set_name = self._registry.limit_set_name(task.name, queue, instead_of)
         aging = self._registry.aging(queue)
         encode, skip = task.payload.encode, partial(self._skip, task.name)
         new_id = self._ids.next
@@ -357,7 +357,7 @@ class Enqueuer:
                 payload, arguments = encode(call.args, call.kwargs)
             headers = shared_headers if call.headers is None else call.headers or None
             on_skip = require_key if call.later else skip
-            buckets, costs, terms = gate.ask(arguments, headers or {}, on_skip) if gate.limits else UNGATED
+            buckets, costs, terms = limit_set.ask(arguments, headers or {}, on_skip) if limit_set.limits else UNGATED
             job = NewJob(
                 id=own_id or new_id(now),
                 queue=queue,
@@ -372,7 +372,7 @@ class Enqueuer:
                 terms=terms,
                 wait_mode="" if terms is None else terms.wait_mode(),
                 give_up_at=None if terms is None or not terms.patience else run_at + terms.patience,
-                gate=gate_name,
+                limit_set=limit_set_name,
                 headers=headers,
                 has_own_id=own_id is not None,
                 **fields,

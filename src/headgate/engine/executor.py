@@ -162,12 +162,14 @@ class RunningAttempt:
 
     def _new_context(self) -> JobContext:
         dependencies = self._dependencies
-        return JobContext(self.job, self.task.gate.names, self.charge, dependencies.reports, dependencies.completion)
+        return JobContext(
+            self.job, self.task.limit_set.names, self.charge, dependencies.reports, dependencies.completion
+        )
 
     def _new_attempt_context(self, arguments: list[Any], named: dict[str, Any]) -> AttemptContext:
         dependencies, by_name = self._dependencies, self.task.payload.by_name(arguments, named)
         return AttemptContext(
-            self.job, self.task.gate.names, self.charge, dependencies.reports, dependencies.completion, by_name
+            self.job, self.task.limit_set.names, self.charge, dependencies.reports, dependencies.completion, by_name
         )
 
     @property
@@ -562,7 +564,7 @@ class RunningAttempt:
                 task.function.__module__,
                 task.function.__qualname__,
                 job,
-                task.gate.names,
+                task.limit_set.names,
                 task.payload.max_payload,
                 self._dependencies.reports.lowest,
                 needs_result=self.keeps_result or self._uses_result,

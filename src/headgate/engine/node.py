@@ -130,7 +130,7 @@ class Node:
             name=config.name or process_name(),
             controls=NodeControls(config.queues, config.slots),
             labels=config.labels or frozenset(),
-            tasks=lambda: services.registry.gates().tasks,
+            tasks=lambda: services.registry.limit_sets().tasks,
             version=config.version,
             release=config.release,
         )

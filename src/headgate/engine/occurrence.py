@@ -11,11 +11,11 @@ from headgate.errors import USER_CODE_ERRORS
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob, Origin, truncated_error
 from headgate.jobs.scheduled import ScheduledCall
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import LimitTerms
 from headgate.schedules.schedule import ready_at
 from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.store import Store
-from headgate.tasks.gate import UNGATED
+from headgate.tasks.limit_set import UNGATED
 from headgate.tasks.registry import Registry
 
 
@@ -98,21 +98,21 @@ def _job(
 ) -> NewJob:
     task = registry.find(call.task)
     assert task is not None, f"schedule {record.name!r} is of a task that was not requested"
-    gate = registry.gate(task, call.queue)
+    limit_set = registry.limit_set(task, call.queue)
     buckets, costs, terms = UNGATED
     rejection = None
-    if gate.limits:
+    if limit_set.limits:
         try:
             payload = task.payload
             arguments = (
                 payload.decode_part(call.payload, origin.results) if origin.results else payload.arguments(call.payload)
             )
-            buckets, costs, terms = gate.ask(arguments, call.headers or {}, _ignore_skip)
+            buckets, costs, terms = limit_set.ask(arguments, call.headers or {}, _ignore_skip)
         except USER_CODE_ERRORS as error:  # including errors of the task's own key or cost
             rejection = truncated_error(error)
     ends = [until, None if call.expires_in is None else run_at + call.expires_in]
     if record.call.graph is None:
-        terms = (terms or GateTerms()).skipping()
+        terms = (terms or LimitTerms()).skipping()
     return NewJob(
         id=id,
         task=call.task,
@@ -134,7 +134,7 @@ def _job(
         rejection=rejection,
         origin=origin,
         audit=call.audit,
-        gate=registry.gate_name(call.task, call.queue),
+        limit_set=registry.limit_set_name(call.task, call.queue),
     )
 
 

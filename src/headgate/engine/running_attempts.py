@@ -216,7 +216,7 @@ class RunningAttempts:
         """Return whether it may hold permits, also one kept from an earlier attempt, which is not in its buckets."""
         rules = self._registry.rules
         return any(takes_permit(ref, rules) for ref in attempt.job.buckets) or any(
-            bound.limit.rule.holds_permits for bound in attempt.task.gate.limits
+            bound.limit.rule.holds_permits for bound in attempt.task.limit_set.limits
         )
 
     def _forget(self, attempt: RunningAttempt) -> None:

@@ -16,7 +16,7 @@ from headgate.jobs.audit import AuditLevel
 from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, without
 from headgate.jobs.identity import JobId, process_name
 from headgate.jobs.state import JobState as JobState
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import LimitTerms
 
 LONGEST_TRACEBACK = 6144
 """Characters of a stored traceback, from its end."""
@@ -135,8 +135,8 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     At most one job of a task waits with one `unique_key`; `on_conflict` decides about the next one. A job `has_own_id`
     if its caller chose the id: if a job of the task is stored under it, nothing else is stored.
 
-    `gate` names the declaration that computed its buckets, costs and terms; only a node that declares it starts the
-    job.
+    `limit_set` names the declaration that computed its buckets, costs and terms; only a node that declares it starts
+    the job.
 
     `enqueued_by` is the process that enqueues it, as `host:pid`, for information only.
     """
@@ -155,7 +155,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     costs: tuple[int, ...] | None = None
     headers: dict[str, str] | None = None
     options: JobOptions | None = None
-    terms: GateTerms | None = None
+    terms: LimitTerms | None = None
     wait_mode: str = ""
     give_up_at: int | None = None
     rejection: JobError | None = None
@@ -165,13 +165,13 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     on_conflict: OnConflict = "keep"
     unique_terms: UniqueTerms = DEFAULT_UNIQUE_TERMS
     has_own_id: bool = False
-    gate: str = ""
+    limit_set: str = ""
     enqueued_by: str | None = msgspec.field(default_factory=process_name)
 
     @property
     def known_by(self) -> str:
-        """What a node must declare to start it: the gate that computed its buckets, or its task without one."""
-        return self.gate or self.task
+        """What a node must declare to start it: the limit set that computed its buckets, or its task without one."""
+        return self.limit_set or self.task
 
 
 class RemoteCharge(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -258,7 +258,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     waits_for: BucketRef | None
     lane_waiting: int
     costs: tuple[int, ...] | None = None
-    terms: GateTerms | None = None
+    terms: LimitTerms | None = None
     held: BucketMask = NO_BUCKETS
     charged_at: int | None = None
     uncharged: BucketMask = NO_BUCKETS

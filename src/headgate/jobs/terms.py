@@ -39,7 +39,7 @@ class PermitTerms(msgspec.Struct, frozen=True, array_like=True):
         return job_id if self.owner is None else f"owner:{self.owner}"
 
 
-class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
+class LimitTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     """The terms of one job.
 
     `holds` has an entry for each bucket, None for a rate; it is empty if no bucket has permits. A retry is not
@@ -73,11 +73,11 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return how a job ends that expires after so many spent attempts."""
         return JobState.CANCELLED if self.skips and not attempts else JobState.FAILED
 
-    def skipping(self) -> GateTerms:
+    def skipping(self) -> LimitTerms:
         """Return these terms for an occurrence of a schedule."""
         return replace(self, skips=True)
 
-    def retried(self, attempts: int) -> GateTerms:
+    def retried(self, attempts: int) -> LimitTerms:
         """Return these terms for a job that is retried from a final state, after so many spent attempts."""
         return replace(self, skips=False) if self.skips and attempts else self
 
@@ -119,7 +119,12 @@ def mode_discards(wait_mode: str) -> bool:
 
 
 def kept_permits(
-    job_id: str, before: Sequence[T], old: GateTerms | None, held: BucketMask, after: Sequence[T], new: GateTerms | None
+    job_id: str,
+    before: Sequence[T],
+    old: LimitTerms | None,
+    held: BucketMask,
+    after: Sequence[T],
+    new: LimitTerms | None,
 ) -> frozenset[T]:
     """Return the buckets whose permits a job keeps when its buckets and terms change: those with the same holder."""
     if old is None or new is None or not held:

@@ -1,9 +1,9 @@
 """Describes what a key, a cost or an owner computes, so that a changed one is noticed and an unchanged one is not.
 
-All processes of one release must describe a function alike: gates are named after it, and jobs that carry the name of
-another gate wait. So nothing in a description may depend on the process: not the hash seed, which orders sets, not the
-version of Python, which decides on bytecode, and not an address in memory. It is made of the syntax of the function, as
-it stands in its file. What a function refers to, such as global names, is not part of it.
+All processes of one release must describe a function alike: limit sets are named after it, and jobs that carry the name
+of another limit set wait. So nothing in a description may depend on the process: not the hash seed, which orders sets,
+not the version of Python, which decides on bytecode, and not an address in memory. It is made of the syntax of the
+function, as it stands in its file. What a function refers to, such as global names, is not part of it.
 """
 
 from __future__ import annotations

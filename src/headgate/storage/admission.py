@@ -16,7 +16,7 @@ from typing import Any
 from headgate.errors import CostExceedsLimit
 from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, without
 from headgate.jobs.job import BucketRef, RemoteCharge
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import LimitTerms
 from headgate.limits.concurrency import NO_PERMITS, batches_of
 from headgate.limits.fair import TurnGroup, TurnLine
 from headgate.limits.limit import AnyRule
@@ -389,7 +389,7 @@ def starved_by(lane: LaneView, waiting: int, now: int) -> Starved | None:
 
 
 def demand_of(
-    job_id: str, costs: tuple[int, ...] | None, terms: GateTerms | None, exempt: BucketMask = NO_BUCKETS
+    job_id: str, costs: tuple[int, ...] | None, terms: LimitTerms | None, exempt: BucketMask = NO_BUCKETS
 ) -> Demand | None:
     """Return the demand of a job for all its buckets except those in `exempt`."""
     if costs is None and (terms is None or not terms.holds):

@@ -10,7 +10,7 @@ from headgate.jobs.annotation import Annotation
 from headgate.jobs.bucket_mask import BucketMask, size, union
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, JobOptions, Origin
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import LimitTerms
 from headgate.storage.admission import RowId
 from headgate.storage.stored_rows import note_unreadable
 
@@ -83,14 +83,14 @@ class LaneHead(msgspec.Struct):
     headers: dict[str, str] | None
     options: JobOptions | None
     origin: Origin | None
-    terms: GateTerms | None
+    terms: LimitTerms | None
     held: BucketMask
     passed: BucketMask
     give_up_at: int | None
     annotations: dict[str, Annotation] | None
     buckets: tuple[BucketRef, ...] | None
     """All buckets of the job, if it holds permits of some."""
-    gate: str
+    limit_set: str
     unreadable: str | None = None
     """Which field of its row could not be read, and why."""
 

@@ -144,7 +144,7 @@ class ClaimPlan:
         self.newest = newest
         self._passed = passed
         self.known = claim.known(newest)
-        """The gates of jobs that may start on this node."""
+        """The limit sets of jobs that may start on this node."""
         self.free_slots = claim.free_slots
         """The free slots of each queue, fewer if all queues share slots."""
         self.ready: Mapping[str, int] = {}
@@ -155,7 +155,7 @@ class ClaimPlan:
         self.ungated: list[LaneVisit] = []
         self.opened: list[BucketView] = []
         self.unknown: set[str] = set()
-        self.gate_mismatches: set[str] = set()
+        self.limit_set_mismatches: set[str] = set()
         self.has_unknown_lanes = False
         self.given: list[PermitRelease] = []
         self._dropped: list[Dropped] = []
@@ -176,7 +176,7 @@ class ClaimPlan:
     def at(self, now: int, limit_now: int) -> ClaimPlan:
         """Return the same plan at a later instant, for a store that waits for locks before it reads the lanes."""
         later = ClaimPlan(self.claim, now, limit_now, self.newest, self._passed)
-        later.unknown, later.gate_mismatches = self.unknown, self.gate_mismatches
+        later.unknown, later.limit_set_mismatches = self.unknown, self.limit_set_mismatches
         later.has_unknown_lanes, later._page_was_full = self.has_unknown_lanes, self._page_was_full
         later._lowest_in_line, later._outside, later.groups = self._lowest_in_line, self._outside, self.groups
         later.free_slots, later.ready = self.free_slots, self.ready
@@ -190,16 +190,16 @@ class ClaimPlan:
         return max([1, *(free.slots for free in self.claim.free_slots.values())])
 
     def note_skipped(self, id: str, task: str, queue: str) -> None:
-        """Note a job that must not start here: its task is unknown, or it was enqueued under another gate."""
+        """Note a job that must not start here: its task is unknown, or it was enqueued under another limit set."""
         if task not in self.claim.tasks:
             self.unknown.add(task)
-        elif self.claim.has_other_gate(task, queue, self.newest):
-            self.gate_mismatches.add(id)
+        elif self.claim.has_other_limit_set(task, queue, self.newest):
+            self.limit_set_mismatches.add(id)
 
     def has_unknown(self, heads: Iterable[LaneHead]) -> bool:
         """Note those of these jobs that must not start here; return whether there are any."""
         known = self.known
-        unknown = [head for head in heads if head.gate not in known]
+        unknown = [head for head in heads if head.limit_set not in known]
         for head in unknown:
             self.note_skipped(head.id, head.task, head.queue)
         return bool(unknown)
@@ -712,7 +712,7 @@ class ClaimPlan:
             starved=self._starved(),
             dropped=self._dropped,
             unknown=sorted(self.unknown),
-            gate_mismatches=sorted(self.gate_mismatches),
+            limit_set_mismatches=sorted(self.limit_set_mismatches),
             has_unknown_lanes=self.has_unknown_lanes,
         )
 

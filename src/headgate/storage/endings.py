@@ -12,7 +12,7 @@ from headgate.jobs.bucket_mask import BucketMask
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import LimitTerms
 
 
 def poison_error(lost: int) -> JobError:
@@ -29,7 +29,7 @@ EXPIRED_ERROR = JobError(type="headgate.errors.JobExpired", message="the job was
 REJECTED = "headgate.errors.LimitRejected"
 
 
-def rejection_error(ref: BucketRef | None, opens_at: int | None, terms: GateTerms | None) -> JobError:
+def rejection_error(ref: BucketRef | None, opens_at: int | None, terms: LimitTerms | None) -> JobError:
     """Return the error of a job that waited for its limits longer than allowed; `opens_at` is wall time, if known."""
     waited_for = "its limits" if ref is None else f"key {ref.key!r} of limit {ref.limit!r}"
     until = "" if opens_at is None else f" until {to_datetime(opens_at):%Y-%m-%d %H:%M:%S} UTC"
@@ -50,7 +50,7 @@ def late_ending(
     now: int,
     expires_at: int | None,
     give_up_at: int | None,
-    terms: GateTerms | None,
+    terms: LimitTerms | None,
     attempts: int,
     behind: BucketRef | None,
 ) -> tuple[JobState, JobError]:

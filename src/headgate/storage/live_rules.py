@@ -15,8 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.errors import DeclarationError
-from headgate.jobs.gating import LIMIT_SUBJECT
 from headgate.jobs.job import BucketRef
+from headgate.jobs.limit_sets import LIMIT_SUBJECT
 from headgate.limits.kinds import load_rule
 from headgate.limits.limit import AnyRule
 from headgate.storage.driver import Transaction
@@ -212,22 +212,22 @@ def _first_match(patterns: Mapping[str, str], key: str) -> str | None:
     return next((tier for pattern, tier in patterns.items() if fnmatchcase(key, pattern)), None)
 
 
-class _Gate(msgspec.Struct):
+class _LimitSet(msgspec.Struct):
     task: str
     signature: str
 
 
 _SETTINGS = RowDecoder(LimitSetting, "setting of limit", scope="member")
-_GATES = RowDecoder(_Gate, "gate")
+_LIMIT_SETS = RowDecoder(_LimitSet, "limit_set")
 
 
 class CachedRules:
-    """The rules in force and the newest gates as this process last read them."""
+    """The rules in force and the newest limit sets as this process last read them."""
 
     def __init__(self) -> None:
         self.rules: LiveRules = LiveRules()
-        self.gates: Mapping[str, str] = {}
-        """The newest gate of each subject."""
+        self.limit_sets: Mapping[str, str] = {}
+        """The newest limit set of each subject."""
         self._revision = 0
 
     def forget(self) -> None:
@@ -241,7 +241,9 @@ class CachedRules:
         if revision == self._revision:
             return False
         self.rules = LiveRules(await read_settings(tx))
-        self.gates = {gate.task: gate.signature for gate in await tx.fetch(_GATES, "gates")}
+        self.limit_sets = {
+            limit_set.task: limit_set.signature for limit_set in await tx.fetch(_LIMIT_SETS, "limit_sets")
+        }
         self._revision = revision
         return True
 

@@ -11,14 +11,14 @@ from typing import Any, Literal
 import msgspec
 
 from headgate.clock import SECOND
-from headgate.jobs.gating import Gates, KnownGates
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobRecord, JobState
+from headgate.jobs.limit_sets import KnownLimitSets, LimitSets
 from headgate.limits.limit import AnyRule
 from headgate.storage.fetched import FetchedBalance
 
-GATE_LIVES = 180 * SECOND
-"""How long a gate lives after it was last noted, if the caller gives no other time, in microseconds."""
+LIMIT_SET_LIVES = 180 * SECOND
+"""How long a limit set lives after it was last noted, if the caller gives no other time, in microseconds."""
 
 DECLARATION_LIVES = 3600 * SECOND
 """For how long the newest declaration of a limit is in force after a node last noted it (microseconds). Then plain code
@@ -41,28 +41,32 @@ class FreeSlots(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A request of a node for jobs: its free slots per queue, and the rules, tasks and gates that it has.
+    """A request of a node for jobs: its free slots per queue, and the rules, tasks and limit sets that it has.
 
-    `slots` bounds how many jobs start in all queues together. Without `gates` it gets jobs that carry no gate, by their
-    tasks. It `has_backlog` if the last claim of its queues filled their slots; then the node may claim its other queues
-    at the same time.
+    `slots` bounds how many jobs start in all queues together. Without `limit_sets` it gets jobs that carry no limit
+    set, by their tasks. It `has_backlog` if the last claim of its queues filled their slots; then the node may claim
+    its other queues at the same time.
     """
 
     node: str
     free_slots: Mapping[str, FreeSlots]
     rules: Mapping[str, AnyRule]
     tasks: frozenset[str]
-    gates: Gates | None = None
+    limit_sets: LimitSets | None = None
     slots: int | None = None
     has_backlog: bool = False
 
-    def known(self, newest: Mapping[str, str]) -> KnownGates:
-        """Return the gates of jobs that this node may start, where `newest` are the newest gates by subject."""
-        return KnownGates(self.tasks) if self.gates is None else self.gates.startable(self.free_slots, newest)
+    def known(self, newest: Mapping[str, str]) -> KnownLimitSets:
+        """Return the limit sets of jobs that this node may start, where `newest` are the newest ones by subject."""
+        return (
+            KnownLimitSets(self.tasks)
+            if self.limit_sets is None
+            else self.limit_sets.startable(self.free_slots, newest)
+        )
 
-    def has_other_gate(self, task: str, queue: str, newest: Mapping[str, str]) -> bool:
-        """Whether a job that must not start here is of a task and gate of this node but carries another gate."""
-        return self.gates is not None and task in self.tasks and self.gates.is_newest(task, queue, newest)
+    def has_other_limit_set(self, task: str, queue: str, newest: Mapping[str, str]) -> bool:
+        """Whether a job that must not start here has a task and limit set of this node but carries another one."""
+        return self.limit_sets is not None and task in self.tasks and self.limit_sets.is_newest(task, queue, newest)
 
 
 class Throttled(msgspec.Struct, frozen=True):
@@ -122,9 +126,9 @@ class Claimed(msgspec.Struct, frozen=True):
 
     `next_in`: microseconds until the next bucket or `run_at` opens, None if there is none. `more`: jobs may be left
     that could start at once, so claim again when there are free slots. `unknown` are tasks of jobs that were skipped
-    because the node does not have them. `gate_mismatches` are the ids of jobs that were skipped because they were
-    enqueued under another gate than the node's. `has_unknown_lanes`: lanes were skipped that use limits which the node
-    does not have.
+    because the node does not have them. `limit_set_mismatches` are the ids of jobs that were skipped because they were
+    enqueued under another limit set than the node's. `has_unknown_lanes`: lanes were skipped that use limits which the
+    node does not have.
     """
 
     jobs: Sequence[ClaimedJob]
@@ -134,7 +138,7 @@ class Claimed(msgspec.Struct, frozen=True):
     dropped: Sequence[Dropped] = ()
     starved: Sequence[Starved] = ()
     unknown: Sequence[str] = ()
-    gate_mismatches: Sequence[str] = ()
+    limit_set_mismatches: Sequence[str] = ()
     has_unknown_lanes: bool = False
 
 

@@ -22,10 +22,10 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack
 
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates
 from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import BucketRef, JobRecord, NewJob
 from headgate.jobs.lifecycle import Ending
+from headgate.jobs.limit_sets import NO_LIMIT_SETS, GatedJob, KnownLimitSets
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.driver import Driver, ReadKind, Transaction, WakeQueues, WriteOptions
@@ -44,8 +44,8 @@ from headgate.storage.procedures import (
     limits,
     listing,
 )
-from headgate.storage.procedures import gates as gate_notes
 from headgate.storage.procedures import graph as graph_rows
+from headgate.storage.procedures import limit_sets as limit_set_notes
 from headgate.storage.procedures import nodes as node_rows
 from headgate.storage.procedures import reports as report_rows
 from headgate.storage.procedures import schedules as schedule_rows
@@ -53,7 +53,7 @@ from headgate.storage.procedures import upkeep as upkeep_rows
 from headgate.storage.procedures import waiting as waiting_jobs
 from headgate.storage.procedures.following import without_held
 from headgate.storage.records import (
-    GATE_LIVES,
+    LIMIT_SET_LIVES,
     Amendment,
     Claim,
     Claimed,
@@ -389,25 +389,28 @@ class Store:
         kind: ReadKind = "search" if is_bounded else "scan"
         return await self.driver.read(lambda tx: listing.starts(tx, limit, key, since, until, skip, count), kind)
 
-    async def note_gates(self, gates: Mapping[str, str], *, lives: int = GATE_LIVES) -> Mapping[str, bool]:
-        """Store that this release has these gates, by subject; every node repeats that several times in `lives`.
+    async def note_limit_sets(
+        self, limit_sets: Mapping[str, str], *, lives: int = LIMIT_SET_LIVES
+    ) -> Mapping[str, bool]:
+        """Store that this release has these limit sets, by subject; every node repeats that several times in `lives`.
 
-        Returns the subjects for which no newer gate is alive, each with whether its backlog still has to be moved to
-        this gate. The newer gate is the one that was noted first at a later time, so the gate of an old worker that
-        restarts is not newer. A gate is alive for `lives` microseconds after it was last noted, so after a rollback the
-        older gate is the newest again. The backlog has to be moved to a new gate, and again if another gate was noted
-        since it was moved. After this returns, no claim starts a job of a subject for a node whose gate is not the
-        newest. What a release declares about a schedule is noted in the same way, as "schedule NAME", without a
-        backlog; and the rule of a limit as "limit NAME": the newest one is in force for all nodes and plain code, and
-        lanes that wait for the limit are visited again under it.
+        Returns the subjects without a newer live limit set, each with whether its backlog still has to be moved to this
+        one. The newer limit set is the one that was noted first at a later time, so that of an old worker that restarts
+        is not newer. A limit set lives for `lives` microseconds after it was last noted, so after a rollback the older
+        one is the newest again. The backlog has to be moved to a new limit set, and again if another one was noted
+        since. After this returns, no claim starts a job of a subject for a node whose limit set is not the newest.
+
+        What a release declares about a schedule is noted in the same way, as "schedule NAME", without a backlog; and
+        the rule of a limit as "limit NAME": the newest one is in force for all nodes and plain code, and lanes that
+        wait for the limit are visited again under it.
         """
-        noted = await self.driver.write(lambda tx: gate_notes.note_gates(tx, gates, lives))
+        noted = await self.driver.write(lambda tx: limit_set_notes.note_limit_sets(tx, limit_sets, lives))
         if noted.changed:
-            # A claim that is running may start jobs for a node whose gate is no longer the newest.
-            await self.driver.write(lambda tx: gate_notes.await_claims(tx, noted.changed), wakes=True)
+            # A claim that is running may start jobs for a node whose limit set is no longer the newest.
+            await self.driver.write(lambda tx: limit_set_notes.await_claims(tx, noted.changed), wakes=True)
         return noted.to_move
 
-    gates_done: Final = write(gate_notes.gates_done, is_atomic=False)
+    limit_sets_done: Final = write(limit_set_notes.limit_sets_done, is_atomic=False)
     tasks_of_other_limits: Final = read(listing.tasks_of_other_limits, "list")
 
     async def gated_jobs(
@@ -415,12 +418,13 @@ class Store:
         tasks: frozenset[str],
         *,
         unknown_to: frozenset[str] | None = None,
-        other_than: KnownGates = NO_GATES,
+        other_than: KnownLimitSets = NO_LIMIT_SETS,
         ids: Sequence[str] | None = None,
         after: str = "",
         count: int = 100,
     ) -> Sequence[GatedJob]:
-        """Return waiting jobs of these tasks that carry other gates, by id; of `ids` only those, whatever they carry.
+        """Return waiting jobs of these tasks that carry other limit sets, by id; of `ids` only those, whatever they
+        carry.
 
         With `unknown_to`, those that use a limit that is not in that set.
         """
@@ -431,7 +435,7 @@ class Store:
 
     failed_holders: Final = read(listing.failed_holders, "list")
     release_failed: Final = write(waiting_jobs.release_failed, wakes=True, is_atomic=False)
-    change_gates: Final = write(waiting_jobs.change_gates, wakes=True, is_atomic=False, empties_lanes=True)
+    change_limit_sets: Final = write(waiting_jobs.change_limit_sets, wakes=True, is_atomic=False, empties_lanes=True)
     settings: Final = read(read_settings, "lookup")
 
     async def edit_setting(

@@ -37,7 +37,7 @@ from msgspec.structs import astuple, force_setattr
 
 from headgate.jobs.identity import STORED_AS_NUMBER, is_own_unknown, job_text
 from headgate.jobs.job import BucketRef
-from headgate.jobs.terms import GateTerms, PermitTerms
+from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.concurrency import UNREADABLE
 from headgate.limits.limit import AnyRule
 
@@ -201,8 +201,8 @@ def load_state(rule: AnyRule, ref: BucketRef, stored: str, now: int) -> Any:
 
 
 def _in_agreement(
-    buckets: tuple[BucketRef, ...] | None, terms: GateTerms | None, *, is_read: bool
-) -> tuple[tuple[BucketRef, ...], GateTerms | None]:
+    buckets: tuple[BucketRef, ...] | None, terms: LimitTerms | None, *, is_read: bool
+) -> tuple[tuple[BucketRef, ...], LimitTerms | None]:
     """Return buckets and terms that match each other, where one of them could not be read (None, not `is_read`).
 
     A job with unknown terms is assumed to hold each permit by itself while it runs, so that it returns what it holds
@@ -210,7 +210,7 @@ def _in_agreement(
     """
     if buckets is None:
         return UNREADABLE_BUCKETS, None
-    return buckets, terms if is_read else GateTerms(holds=(PermitTerms(),) * len(buckets))
+    return buckets, terms if is_read else LimitTerms(holds=(PermitTerms(),) * len(buckets))
 
 
 def _read(value: Any, kind: Any) -> Any:
@@ -257,7 +257,7 @@ def _converter(kind: Any, field: Field) -> Any:
     if field.kind == "json":
         decode = msgspec.json.Decoder(kind).decode
         # Many jobs have equal values, and they are immutable.
-        return lru_cache(10_000)(decode) if kinds in ([tuple[BucketRef, ...]], [GateTerms]) else decode
+        return lru_cache(10_000)(decode) if kinds in ([tuple[BucketRef, ...]], [LimitTerms]) else decode
     if field.kind == "boolean":
         return bool
     if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum):

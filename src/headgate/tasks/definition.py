@@ -20,7 +20,7 @@ from headgate.limits.key import named_arguments
 from headgate.tasks.callbacks import Callbacks
 from headgate.tasks.chunk import Chunk
 from headgate.tasks.executor_kind import Executor
-from headgate.tasks.gate import Gate
+from headgate.tasks.limit_set import LimitSet
 from headgate.tasks.options import (
     NO_OPTIONS,
     EnqueueOptions,
@@ -68,7 +68,7 @@ class TaskDefinition:
     name: str
     queue: str
     payload: PayloadType
-    gate: Gate
+    limit_set: LimitSet
     own_retry: RetryPolicy | None
     own_timeout: float | None
     priority: int

@@ -15,7 +15,7 @@ from headgate.limits.concurrency import Concurrency
 from headgate.limits.fair import MOST_WEIGHT, PREFIX, FairKey, FairOrder, checked_key, checked_weights
 from headgate.limits.key import UNTYPED
 from headgate.limits.limit import Key, Limit, OnLimit, WaitTerms, require_list, suggested_limits, wait_terms
-from headgate.tasks.gate import BoundLimit, numbered_name
+from headgate.tasks.limit_set import BoundLimit, numbered_name
 from headgate.tasks.name import require_name
 from headgate.tasks.options import checked_timeout, require_names
 

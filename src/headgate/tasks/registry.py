@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from headgate.errors import DeclarationError, UnknownQueue
-from headgate.jobs.gating import Gates, OverflowTarget, subject_of
+from headgate.jobs.limit_sets import LimitSets, OverflowTarget, subject_of
 from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import MUTEX, Mutex
@@ -18,8 +18,8 @@ from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.executor_kind import Executor
-from headgate.tasks.gate import BoundLimit, Gate
 from headgate.tasks.hooks import Hooks
+from headgate.tasks.limit_set import BoundLimit, LimitSet
 from headgate.tasks.modules import is_interactive
 from headgate.tasks.name import require_name
 from headgate.tasks.options import EnqueueOptions
@@ -32,22 +32,22 @@ D = TypeVar("D", bound=TaskDefinition)
 _ANY_MUTEX: Limit = Mutex("any")
 
 _INSTEAD_OF = "<"
-"""The separator in a gate's name before the queue that the job was meant for, if that queue was full."""
+"""The separator in a limit set's name before the queue that the job was meant for, if that queue was full."""
 
 
-def intended_queue(gate_name: str) -> str | None:
-    """Return the queue that a job was meant for if it overflowed into another one, from the name of its gate."""
-    _, has_overflowed, intended = gate_name.partition(_INSTEAD_OF)
+def intended_queue(limit_set_name: str) -> str | None:
+    """Return the queue that a job was meant for if it overflowed into another one, from the name of its limit set."""
+    _, has_overflowed, intended = limit_set_name.partition(_INSTEAD_OF)
     return intended if has_overflowed else None
 
 
 class RunnableTasks(NamedTuple):
-    """What a node with these labels can run: the names of tasks, and their gates; `of` are the gates of all tasks."""
+    """What a node with these labels can run: the names of tasks, and their limit sets; `of` are those of all tasks."""
 
     labels: frozenset[str] | None
-    of: Gates
+    of: LimitSets
     names: frozenset[str]
-    gates: Gates
+    limit_sets: LimitSets
 
 
 class Registry:
@@ -88,9 +88,9 @@ class Registry:
         self.hooks: Hooks = Hooks()
         self.alerts: dict[str, DeclaredAlert] = {}
         self._queue_limits: dict[str, QueueLimits] = {}
-        self._gates: dict[tuple[str, str, str | None], Gate] = {}
-        self._gate_names: dict[tuple[str, str, str | None], str] = {}
-        self._all_gates: Gates | None = None
+        self._limit_sets: dict[tuple[str, str, str | None], LimitSet] = {}
+        self._limit_set_names: dict[tuple[str, str, str | None], str] = {}
+        self._all_limit_sets: LimitSets | None = None
         self._runnable: RunnableTasks | None = None
 
     def add_task(self, task: TaskDefinition) -> None:
@@ -114,30 +114,30 @@ class Registry:
         del self.tasks[task.name]
         self._by_name = {name: other for name, other in self._by_name.items() if other is not task}
         self.names = frozenset(self._by_name)
-        kept = {*self.shared, *(bound.name for other in self.tasks.values() for bound in other.gate.limits)}
+        kept = {*self.shared, *(bound.name for other in self.tasks.values() for bound in other.limit_set.limits)}
         for limits in self._queue_limits.values():
             kept.update(limit.name for limit in limits.named)
-        for bound in task.gate.limits:
+        for bound in task.limit_set.limits:
             if bound.name not in kept:
                 self.limits.pop(bound.name, None)
                 self.rules.pop(bound.name, None)
-        self._gates.clear()
-        self._gate_names.clear()
-        self._all_gates = None
+        self._limit_sets.clear()
+        self._limit_set_names.clear()
+        self._all_limit_sets = None
 
     def _add_task(self, task: TaskDefinition) -> None:
         require_name(task.name, "task")
         self._require_new_names(task)
         self.require_queue(task.queue, f"task {task.name!r}")
-        for bound in task.gate.limits:
+        for bound in task.limit_set.limits:
             _require_unreserved(bound.limit.name, f"task {task.name!r}")
             self._add_limit(bound, task.name)
         # The keys of the queue's limits must be computable from the task's arguments.
-        self.gate(task, task.queue)
+        self.limit_set(task, task.queue)
         self.tasks[task.name] = task
         self._by_name.update(dict.fromkeys((task.name, *task.aliases), task))
         self.names = frozenset(self._by_name)
-        self._all_gates = None
+        self._all_limit_sets = None
 
     def _require_new_names(self, task: TaskDefinition) -> None:
         if task.name in self.tasks:
@@ -184,7 +184,7 @@ class Registry:
 
     def add_queue(self, queue: Queue) -> None:
         before = self.queues.get(queue.name)
-        # Gates are made while its limits are bound, and need its defaults.
+        # Limit sets are made while its limits are bound, and need its defaults.
         self.queues[queue.name] = queue
         try:
             self._bind_queue(queue)
@@ -193,7 +193,7 @@ class Registry:
             if before is not None:
                 self.queues[queue.name] = before
             raise
-        self._all_gates = None
+        self._all_limit_sets = None
 
     def _bind_queue(self, queue: Queue) -> None:
         """Bind the queue's limits to its jobs, and remove those that it no longer has."""
@@ -212,77 +212,77 @@ class Registry:
                 self._require_same(name, limit, where)
                 self.limits[name], self.rules[name] = limit, limit.rule
         self._queue_limits[queue.name] = limits
-        self._gates.clear()
-        self._gate_names.clear()
-        self._all_gates = None
+        self._limit_sets.clear()
+        self._limit_set_names.clear()
+        self._all_limit_sets = None
         for task in self.tasks.values():
             if task.queue == queue.name:
-                self.gate(task, queue.name)
+                self.limit_set(task, queue.name)
 
-    def gate(self, task: TaskDefinition, queue: str, instead_of: str | None = None) -> Gate:
+    def limit_set(self, task: TaskDefinition, queue: str, instead_of: str | None = None) -> LimitSet:
         """Return the limits of a task's jobs in a queue: the task's own limits, then the queue's.
 
         A job that overflows into it, `instead_of` another queue, keeps that queue's limits except its concurrency.
         """
         key = (task.name, queue, instead_of)
-        gate = self._gates.get(key)
-        if gate is None:
-            gate = task.gate
+        limit_set = self._limit_sets.get(key)
+        if limit_set is None:
+            limit_set = task.limit_set
             for name in (queue,) if instead_of is None else (instead_of, queue):
                 limits = self._queue_limits.get(name)
                 if limits is not None:
-                    gate = gate.with_limits(
+                    limit_set = limit_set.with_limits(
                         limits.bound(
                             task.payload.parameters,
-                            gate.names,
+                            limit_set.names,
                             fields=task.payload.fields,
                             waits_here=name == queue,
                         )
                     )
             declared = self.queues.get(queue if instead_of is None else instead_of)
-            gate = gate.with_default((None if declared is None else declared.waits) or self._waits)
-            self._gates[key] = gate
-        return gate
+            limit_set = limit_set.with_default((None if declared is None else declared.waits) or self._waits)
+            self._limit_sets[key] = limit_set
+        return limit_set
 
-    def gate_name(self, name: str, queue: str, instead_of: str | None = None) -> str:
-        """Return the name of a task's gate in a queue, which jobs store, by the name that they are stored under.
+    def limit_set_name(self, name: str, queue: str, instead_of: str | None = None) -> str:
+        """Return the name of a task's limit set in a queue, which jobs store, by the name that they are stored under.
 
         It changes when their buckets, costs or terms may change, and differs between tasks and queues.
         """
         key = (name, queue, instead_of)
-        gate_name = self._gate_names.get(key)
-        if gate_name is None:
-            parts = (name, queue, self.gate(self._by_name[name], queue, instead_of).signature)
-            gate_name = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        limit_set_name = self._limit_set_names.get(key)
+        if limit_set_name is None:
+            parts = (name, queue, self.limit_set(self._by_name[name], queue, instead_of).signature)
+            limit_set_name = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
             if instead_of is not None:
-                gate_name += _INSTEAD_OF + instead_of
-            self._gate_names[key] = gate_name
-        return gate_name
+                limit_set_name += _INSTEAD_OF + instead_of
+            self._limit_set_names[key] = limit_set_name
+        return limit_set_name
 
-    def gates(self) -> Gates:
-        """Return the gates of all tasks in all queues."""
-        if self._all_gates is None:
-            gates: dict[tuple[str, str], str] = {}
+    def limit_sets(self) -> LimitSets:
+        """Return the limit sets of all tasks in all queues."""
+        if self._all_limit_sets is None:
+            limit_sets: dict[tuple[str, str], str] = {}
             overflows: list[OverflowTarget] = []
             for name, task in self._by_name.items():
                 for queue in self.queues.values():
                     if not self._can_go_to(task, queue.name):
                         continue
-                    gates[name, queue.name] = self.gate_name(name, queue.name)
+                    limit_sets[name, queue.name] = self.limit_set_name(name, queue.name)
                     if queue.when_full == "fallback" and self._can_go_to(task, DEFAULT_QUEUE):
                         needed = (subject_of(name, DEFAULT_QUEUE), subject_of(name, queue.name))
-                        gate_name = self.gate_name(name, DEFAULT_QUEUE, queue.name)
-                        overflows.append(OverflowTarget(gate_name, DEFAULT_QUEUE, needed))
-            self._all_gates = Gates(gates, overflows)
-        return self._all_gates
+                        limit_set_name = self.limit_set_name(name, DEFAULT_QUEUE, queue.name)
+                        overflows.append(OverflowTarget(limit_set_name, DEFAULT_QUEUE, needed))
+            self._all_limit_sets = LimitSets(limit_sets, overflows)
+        return self._all_limit_sets
 
     def runnable(self, labels: frozenset[str] | None) -> RunnableTasks:
         """Return what a node with these labels can run; None: all labels."""
-        gates, known = self.gates(), self._runnable
-        if known is None or known.of is not gates or known.labels != labels:
+        limit_sets, known = self.limit_sets(), self._runnable
+        if known is None or known.of is not limit_sets or known.labels != labels:
             names = frozenset(name for name, task in self._by_name.items() if labels is None or task.requires <= labels)
-            own = gates if names == self.names else gates.only(names)
-            self._runnable = known = RunnableTasks(labels, gates, names, own)
+            own = limit_sets if names == self.names else limit_sets.only(names)
+            self._runnable = known = RunnableTasks(labels, limit_sets, names, own)
         return known
 
     def served_with(self, labels: frozenset[str] | None) -> list[str]:
@@ -300,7 +300,7 @@ class Registry:
     def _can_go_to(self, task: TaskDefinition, queue: str) -> bool:
         """Return whether the limits of a queue can be computed from the arguments of a task."""
         try:
-            self.gate(task, queue)
+            self.limit_set(task, queue)
         except DeclarationError:
             return False
         return True

@@ -166,8 +166,8 @@ class SteppedNode(NodeInTest):
         """Run the next job of a queue, if one is due. One at a time, so that it holds no job that does not run."""
         claim = self._claims.claim_for({queue: replaced(free, slots=1)})
         claimed = await self._storage.claim(claim)
-        if claimed.gate_mismatches and not claimed.jobs:
-            self._backlog_migrator.add_met(claimed.gate_mismatches)
+        if claimed.limit_set_mismatches and not claimed.jobs:
+            self._backlog_migrator.add_met(claimed.limit_set_mismatches)
             await self._backlog_migrator.move_met()
             claimed = await self._storage.claim(claim)
         publish_dropped(self._bus, self._callback_runner, self._clock, claimed.dropped)

@@ -213,7 +213,7 @@ class Workbench:
 
         await client._enqueue(task, [Call(args, kwargs, task)], keep)
         (job,) = new
-        job = replace(job, delayed=False, run_at=now, expires_at=None, unique_key=None, gate="")
+        job = replace(job, delayed=False, run_at=now, expires_at=None, unique_key=None, limit_set="")
         scratch = SharedMemory(self.clock, gated=False)
         await scratch.add([job])
         async with self._app.node(scratch) as node:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import JobError, JobState, NewJob, Origin
-from headgate.jobs.terms import GateTerms, PermitTerms
+from headgate.jobs.terms import LimitTerms, PermitTerms
 from tests.conformance.storage_suite.store_user import StoreUser
 
 On = Literal["success", "failure", "final"]
@@ -62,7 +62,7 @@ async def hold(store_user: StoreUser, *members: int | dict[str, Any]) -> tuple[s
     for options in wanted:
         assert isinstance(options, dict)
         job = store_user.new(**{"buckets": MUTEX, **options})
-        terms = replace(job.terms or GateTerms(), holds=(PermitTerms("batch", id), *(None for _ in job.buckets[1:])))
+        terms = replace(job.terms or LimitTerms(), holds=(PermitTerms("batch", id), *(None for _ in job.buckets[1:])))
         jobs.append(replace(job, terms=terms, wait_mode=terms.wait_mode(), origin=Origin(batch=id)))
     await store_user.storage.add(jobs, [NewBatch(id, len(jobs), store_user.clock.now())])
     return id, [job.id for job in jobs]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from headgate.clock import SECOND
-from headgate.jobs.gating import GateChange, KnownGates
 from headgate.jobs.job import BucketRef, JobState
-from headgate.jobs.terms import GateTerms, PermitTerms
+from headgate.jobs.limit_sets import KnownLimitSets, LimitSetChange
+from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.kinds import dump_rule
-from headgate.storage.records import GATE_LIVES
+from headgate.storage.records import LIMIT_SET_LIVES
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, release, strict
 
@@ -19,76 +19,76 @@ GLOBEX = BucketRef("api", "globex")
 
 
 class DeploysConformance(Conformance):
-    async def test_the_newest_gate_of_a_task_has_its_backlog_moved_once(
+    async def test_the_newest_limit_set_of_a_task_has_its_backlog_moved_once(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         storage = store_user.storage
-        # No node has stored a gate before, but enqueuers may have stored jobs under another one.
-        assert await storage.note_gates({"work": "a", "other": "x"}) == {"work": True, "other": True}
-        await storage.gates_done({"work": "a", "other": "x"})
-        assert await storage.note_gates({"work": "a", "other": "x"}) == {"work": False, "other": False}
+        # No node has stored a limit set before, but enqueuers may have stored jobs under another one.
+        assert await storage.note_limit_sets({"work": "a", "other": "x"}) == {"work": True, "other": True}
+        await storage.limit_sets_done({"work": "a", "other": "x"})
+        assert await storage.note_limit_sets({"work": "a", "other": "x"}) == {"work": False, "other": False}
         clock.advance(1)
-        assert await storage.note_gates({"work": "b", "other": "x"}) == {"work": True, "other": False}
+        assert await storage.note_limit_sets({"work": "b", "other": "x"}) == {"work": True, "other": False}
         # Another node of the same release, and one of the release before that starts again.
-        assert await storage.note_gates({"work": "b"}) == {"work": True}
-        assert await storage.note_gates({"work": "a"}) == {}
-        await storage.gates_done({"work": "b"})
-        assert await storage.note_gates({"work": "b"}) == {"work": False}
+        assert await storage.note_limit_sets({"work": "b"}) == {"work": True}
+        assert await storage.note_limit_sets({"work": "a"}) == {}
+        await storage.limit_sets_done({"work": "b"})
+        assert await storage.note_limit_sets({"work": "b"}) == {"work": False}
         clock.advance(1)
-        assert await storage.note_gates({"work": "c"}) == {"work": True}
+        assert await storage.note_limit_sets({"work": "c"}) == {"work": True}
 
-    async def test_after_a_rollback_the_older_gate_has_the_backlog_moved_back_to_it(
+    async def test_after_a_rollback_the_older_limit_set_has_the_backlog_moved_back_to_it(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         storage = store_user.storage
-        await storage.note_gates({"work": "a"})
-        await storage.gates_done({"work": "a"})
+        await storage.note_limit_sets({"work": "a"})
+        await storage.limit_sets_done({"work": "a"})
         clock.advance(1)
-        assert await storage.note_gates({"work": "b"}) == {"work": True}
-        await storage.gates_done({"work": "b"})
-        # Nodes with the newer gate store it repeatedly, until none of them is left.
+        assert await storage.note_limit_sets({"work": "b"}) == {"work": True}
+        await storage.limit_sets_done({"work": "b"})
+        # Nodes with the newer limit set store it repeatedly, until none of them is left.
         for _ in range(10):
             clock.advance(60)
-            assert await storage.note_gates({"work": "a"}) == {}
-            assert await storage.note_gates({"work": "b"}) == {"work": False}
-        clock.advance(GATE_LIVES / SECOND - 1)
-        assert await storage.note_gates({"work": "a"}) == {}
+            assert await storage.note_limit_sets({"work": "a"}) == {}
+            assert await storage.note_limit_sets({"work": "b"}) == {"work": False}
+        clock.advance(LIMIT_SET_LIVES / SECOND - 1)
+        assert await storage.note_limit_sets({"work": "a"}) == {}
         clock.advance(1)
-        assert await storage.note_gates({"work": "a"}) == {"work": True}
-        await storage.gates_done({"work": "a"})
-        assert await storage.note_gates({"work": "a"}) == {"work": False}
+        assert await storage.note_limit_sets({"work": "a"}) == {"work": True}
+        await storage.limit_sets_done({"work": "a"})
+        assert await storage.note_limit_sets({"work": "a"}) == {"work": False}
         # And forward again.
-        assert await storage.note_gates({"work": "b"}) == {"work": True}
-        assert await storage.note_gates({"work": "a"}) == {}
+        assert await storage.note_limit_sets({"work": "b"}) == {"work": True}
+        assert await storage.note_limit_sets({"work": "a"}) == {}
 
     async def test_a_release_that_was_rolled_back_half_way_is_moved_back_too(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         storage = store_user.storage
-        await storage.note_gates({"work": "a", "other": "x"})
-        await storage.gates_done({"work": "a", "other": "x"})
+        await storage.note_limit_sets({"work": "a", "other": "x"})
+        await storage.limit_sets_done({"work": "a", "other": "x"})
         clock.advance(1)
-        assert await storage.note_gates({"work": "b", "other": "x"}) == {"work": True, "other": False}
-        clock.advance(GATE_LIVES / SECOND)
-        assert await storage.note_gates({"work": "a", "other": "x"}) == {"work": True, "other": False}
+        assert await storage.note_limit_sets({"work": "b", "other": "x"}) == {"work": True, "other": False}
+        clock.advance(LIMIT_SET_LIVES / SECOND)
+        assert await storage.note_limit_sets({"work": "a", "other": "x"}) == {"work": True, "other": False}
 
-    async def test_gates_that_a_clock_which_was_ahead_has_noted_are_not_the_newest_until_its_date(
+    async def test_limit_sets_that_a_clock_which_was_ahead_has_noted_are_not_the_newest_until_its_date(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         storage = store_user.storage
         clock.step_wall(365 * 86400)
-        assert await storage.note_gates({"work": "a"}) == {"work": True}
+        assert await storage.note_limit_sets({"work": "a"}) == {"work": True}
         clock.advance(1)
-        assert await storage.note_gates({"work": "b"}) == {"work": True}
+        assert await storage.note_limit_sets({"work": "b"}) == {"work": True}
         clock.advance(1)
-        await storage.note_gates({"work": "a"})
+        await storage.note_limit_sets({"work": "a"})
         clock.step_wall(-365 * 86400)
         # The order is kept, and a newer release is newer.
-        assert await storage.note_gates({"work": "a"}) == {}
-        assert await storage.note_gates({"work": "c"}) == {"work": True}
-        assert await storage.note_gates({"work": "b"}) == {}
-        clock.advance(GATE_LIVES / SECOND)
-        assert await storage.note_gates({"work": "b"}) == {"work": True}
+        assert await storage.note_limit_sets({"work": "a"}) == {}
+        assert await storage.note_limit_sets({"work": "c"}) == {"work": True}
+        assert await storage.note_limit_sets({"work": "b"}) == {}
+        clock.advance(LIMIT_SET_LIVES / SECOND)
+        assert await storage.note_limit_sets({"work": "b"}) == {"work": True}
 
     async def test_the_newest_declaration_of_a_limit_is_in_force_and_opens_what_waits(
         self, store_user: StoreUser, clock: ManualClock
@@ -96,17 +96,17 @@ class DeploysConformance(Conformance):
         storage = store_user.storage
         store_user.rules = {"api": strict(1)}
         one, three = ({"limit api": dump_rule(strict(count))} for count in (1, 3))
-        assert await storage.note_gates(one) == {"limit api": True}
+        assert await storage.note_limit_sets(one) == {"limit api": True}
         ids = await store_user.add(4, buckets=[("api", "acme")])
         assert await store_user.take_ids() == ids[:1]
         clock.advance(1)
         woken: list[bool] = []
         unwatch = storage.watch(lambda: woken.append(True))
-        await storage.note_gates(three)
+        await storage.note_limit_sets(three)
         unwatch()
         assert woken
         # A node of the older release, and one that declares the same again.
-        assert await storage.note_gates(one) == {}
+        assert await storage.note_limit_sets(one) == {}
         assert await store_user.take_ids() == ids[1:3]
         assert await store_user.take() == []
         # After an hour without a note, it is no longer in force: plain code may have no worker beside it.
@@ -140,11 +140,11 @@ class DeploysConformance(Conformance):
         store_user.rules = {"api": strict(2)}
         ids = await store_user.add(6, buckets=[("api", "acme")])
         assert await store_user.take_ids() == ids[:2]
-        moves = [GateChange(id, (ACME,), (GLOBEX,), None, None) for id in ids]
+        moves = [LimitSetChange(id, (ACME,), (GLOBEX,), None, None) for id in ids]
         # Two run by now, and stay what they were.
-        assert await store_user.storage.change_gates(moves) == 4
+        assert await store_user.storage.change_limit_sets(moves) == 4
         assert await store_user.take_ids() == ids[2:4]
-        assert await store_user.storage.change_gates(moves) == 0
+        assert await store_user.storage.change_limit_sets(moves) == 0
         clock.advance(60)
         assert await store_user.take_ids() == ids[4:]
         assert len(await store_user.storage.starts("api", "globex", 0)) == 4
@@ -153,10 +153,12 @@ class DeploysConformance(Conformance):
         store_user.rules = {"one": at_once(), "api": strict(5)}
         permits = await store_user.add(3)
         costly = await store_user.add(3)
-        terms = GateTerms(holds=(PermitTerms(),))
-        moves = [GateChange(id, (), (BucketRef("one", ""),), None, terms) for id in permits]
+        terms = LimitTerms(holds=(PermitTerms(),))
+        moves = [LimitSetChange(id, (), (BucketRef("one", ""),), None, terms) for id in permits]
         assert (
-            await store_user.storage.change_gates([*moves, *(GateChange(id, (), (ACME,), (2,), None) for id in costly)])
+            await store_user.storage.change_limit_sets(
+                [*moves, *(LimitSetChange(id, (), (ACME,), (2,), None) for id in costly)]
+            )
             == 6
         )
         taken = await store_user.take()
@@ -170,7 +172,10 @@ class DeploysConformance(Conformance):
         (id,) = await store_user.add(1, buckets=[("gone", "acme")])
         assert await store_user.take() == []
         assert (
-            await store_user.storage.change_gates([GateChange(id, (BucketRef("gone", "acme"),), (), None, None)]) == 1
+            await store_user.storage.change_limit_sets(
+                [LimitSetChange(id, (BucketRef("gone", "acme"),), (), None, None)]
+            )
+            == 1
         )
         assert await store_user.take_ids() == [id]
 
@@ -182,10 +187,12 @@ class DeploysConformance(Conformance):
         await store_user.retry_later(await store_user.take_one(), 0)
         (waits_for_two,) = await store_user.add(1, buckets=[("two", "")])
         assert await store_user.permits("two") == {id: 1}
-        terms = GateTerms(holds=(None, PermitTerms("until_final")))
+        terms = LimitTerms(holds=(None, PermitTerms("until_final")))
         before = (BucketRef("one", ""), BucketRef("two", ""))
         assert (
-            await store_user.storage.change_gates([GateChange(id, before, (ACME, BucketRef("one", "")), None, terms)])
+            await store_user.storage.change_limit_sets(
+                [LimitSetChange(id, before, (ACME, BucketRef("one", "")), None, terms)]
+            )
             == 1
         )
         assert await store_user.permits("one") == {id: 1}
@@ -200,7 +207,7 @@ class DeploysConformance(Conformance):
         await store_user.retry_later(await store_user.take_one())
         assert len(await store_user.storage.starts("old", None, 0)) == 1
         before = (BucketRef("old", "acme"),)
-        assert await store_user.storage.change_gates([GateChange(id, before, (ACME,), None, None)]) == 1
+        assert await store_user.storage.change_limit_sets([LimitSetChange(id, before, (ACME,), None, None)]) == 1
         assert list(await store_user.storage.starts("api", None, 0)) == []
         clock.advance(60)
         await store_user.take_one()
@@ -211,106 +218,116 @@ class DeploysConformance(Conformance):
         id = await store_user.add_one(buckets=[("api", "acme")], costs=(2,))
         await store_user.retry_later(await store_user.take_one())
         assert (
-            await store_user.storage.change_gates([GateChange(id, (ACME,), (ACME,), (2,), GateTerms(patience=5))]) == 1
+            await store_user.storage.change_limit_sets(
+                [LimitSetChange(id, (ACME,), (ACME,), (2,), LimitTerms(patience=5))]
+            )
+            == 1
         )
         assert [start.cost for start in await store_user.storage.starts("api", None, 0)] == [2], "they are as they were"
         assert (
-            await store_user.storage.change_gates([GateChange(id, (ACME,), (ACME,), (3,), GateTerms(patience=5))]) == 1
+            await store_user.storage.change_limit_sets(
+                [LimitSetChange(id, (ACME,), (ACME,), (3,), LimitTerms(patience=5))]
+            )
+            == 1
         )
         assert list(await store_user.storage.starts("api", None, 0)) == []
 
     @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
     @pytest.mark.parametrize("delay", [None, 1])
-    async def test_a_job_is_started_only_by_a_node_that_has_its_gate(
+    async def test_a_job_is_started_only_by_a_node_that_has_its_limit_set(
         self, store_user: StoreUser, clock: ManualClock, buckets: list[tuple[str, str]], delay: float | None
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        old = await store_user.add(3, buckets=buckets, delay=delay, gate="a")
-        new = await store_user.add(2, buckets=buckets, delay=delay, gate="b")
+        old = await store_user.add(3, buckets=buckets, delay=delay, limit_set="a")
+        new = await store_user.add(2, buckets=buckets, delay=delay, limit_set="b")
         clock.advance(2)
-        claimed = await store_user.claim(gates={"work": "b"})
+        claimed = await store_user.claim(limit_sets={"work": "b"})
         assert sorted(job.id for job in claimed.jobs) == new
-        assert sorted(claimed.gate_mismatches) == old
+        assert sorted(claimed.limit_set_mismatches) == old
         assert list(claimed.unknown) == []
-        assert [job.id for job in (await store_user.claim(gates={"work": "b"})).jobs] == []
-        assert sorted(job.id for job in (await store_user.claim(gates={"work": "a"})).jobs) == old
+        assert [job.id for job in (await store_user.claim(limit_sets={"work": "b"})).jobs] == []
+        assert sorted(job.id for job in (await store_user.claim(limit_sets={"work": "a"})).jobs) == old
 
     @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
-    async def test_jobs_of_another_gate_block_none_behind_them(
+    async def test_jobs_of_another_limit_set_block_none_behind_them(
         self, store_user: StoreUser, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        await store_user.add(30, buckets=buckets, gate="a", priority=5)
-        new = await store_user.add(3, buckets=buckets, gate="b")
-        assert await store_user.take_ids(4, gates={"work": "b"}) == new
+        await store_user.add(30, buckets=buckets, limit_set="a", priority=5)
+        new = await store_user.add(3, buckets=buckets, limit_set="b")
+        assert await store_user.take_ids(4, limit_sets={"work": "b"}) == new
 
     @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
-    async def test_no_job_starts_under_a_gate_that_a_newer_one_has_superseded(
+    async def test_no_job_starts_under_a_limit_set_that_a_newer_one_has_superseded(
         self, store_user: StoreUser, clock: ManualClock, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules, store_user.tasks = {"api": strict(100)}, {"work", "other"}
         older, newer = {"work": "a", "other": "x"}, {"work": "b", "other": "x"}
-        old = await store_user.add(2, buckets=buckets, gate="a")
-        other = await store_user.add_one(buckets=buckets, gate="x", task="other")
-        await store_user.storage.note_gates(release(older).subjects)
-        assert await store_user.take_ids(1, gates=older) == old[:1]
+        old = await store_user.add(2, buckets=buckets, limit_set="a")
+        other = await store_user.add_one(buckets=buckets, limit_set="x", task="other")
+        await store_user.storage.note_limit_sets(release(older).subjects)
+        assert await store_user.take_ids(1, limit_sets=older) == old[:1]
         clock.advance(1)
-        await store_user.storage.note_gates(release(newer).subjects)
-        claimed = await store_user.claim(gates=older)
+        await store_user.storage.note_limit_sets(release(newer).subjects)
+        claimed = await store_user.claim(limit_sets=older)
         assert [job.id for job in claimed.jobs] == [other]
         # They are the newer release's to move.
-        assert list(claimed.gate_mismatches) == []
-        assert list((await store_user.claim(gates=newer)).gate_mismatches) == old[1:]
+        assert list(claimed.limit_set_mismatches) == []
+        assert list((await store_user.claim(limit_sets=newer)).limit_set_mismatches) == old[1:]
         # An old worker that starts again does not restore it; a rollback does, once no node has the newer one.
-        await store_user.storage.note_gates(release(older).subjects)
-        assert await store_user.take_ids(gates=older) == []
-        clock.advance(GATE_LIVES / SECOND)
-        await store_user.storage.note_gates(release(older).subjects)
-        assert await store_user.take_ids(gates=older) == old[1:]
+        await store_user.storage.note_limit_sets(release(older).subjects)
+        assert await store_user.take_ids(limit_sets=older) == []
+        clock.advance(LIMIT_SET_LIVES / SECOND)
+        await store_user.storage.note_limit_sets(release(older).subjects)
+        assert await store_user.take_ids(limit_sets=older) == old[1:]
 
-    async def test_a_job_that_is_moved_to_another_gate_keeps_its_place_and_priority(
+    async def test_a_job_that_is_moved_to_another_limit_set_keeps_its_place_and_priority(
         self, store_user: StoreUser
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        ids = [await store_user.add_one(gate="a", priority=priority) for priority in (0, 5, 0)]
-        assert sorted((await store_user.claim(gates={"work": "b"})).gate_mismatches) == sorted(ids)
-        moves = [GateChange(id, (), (ACME,), None, None, "b") for id in ids]
-        assert await store_user.storage.change_gates(moves) == 3
-        late = await store_user.add_one(buckets=[("api", "acme")], gate="b")
-        assert await store_user.take_ids(gates={"work": "b"}) == [ids[1], ids[0], ids[2], late]
+        ids = [await store_user.add_one(limit_set="a", priority=priority) for priority in (0, 5, 0)]
+        assert sorted((await store_user.claim(limit_sets={"work": "b"})).limit_set_mismatches) == sorted(ids)
+        moves = [LimitSetChange(id, (), (ACME,), None, None, "b") for id in ids]
+        assert await store_user.storage.change_limit_sets(moves) == 3
+        late = await store_user.add_one(buckets=[("api", "acme")], limit_set="b")
+        assert await store_user.take_ids(limit_sets={"work": "b"}) == [ids[1], ids[0], ids[2], late]
 
     @pytest.mark.parametrize("buckets", [[], [("api", "acme")]])
-    async def test_a_job_with_the_same_buckets_under_another_gate_stays_in_its_lane(
+    async def test_a_job_with_the_same_buckets_under_another_limit_set_stays_in_its_lane(
         self, store_user: StoreUser, buckets: list[tuple[str, str]]
     ) -> None:
         store_user.rules = {"api": strict(100)}
-        ids = await store_user.add(3, buckets=buckets, gate="a")
+        ids = await store_user.add(3, buckets=buckets, limit_set="a")
         used = tuple(BucketRef(*ref) for ref in buckets)
-        assert await store_user.take_ids(gates={"work": "b"}) == []
-        moves = [GateChange(id, used, used, None, None, "b", stays=True) for id in ids]
-        assert await store_user.storage.change_gates(moves[:2]) == 2
-        assert await store_user.take_ids(gates={"work": "b"}) == ids[:2]
+        assert await store_user.take_ids(limit_sets={"work": "b"}) == []
+        moves = [LimitSetChange(id, used, used, None, None, "b", stays=True) for id in ids]
+        assert await store_user.storage.change_limit_sets(moves[:2]) == 2
+        assert await store_user.take_ids(limit_sets={"work": "b"}) == ids[:2]
         # Those that run by now are what they are.
-        assert await store_user.storage.change_gates(moves[:2]) == 0
-        assert await store_user.take_ids(gates={"work": "a"}) == ids[2:]
+        assert await store_user.storage.change_limit_sets(moves[:2]) == 0
+        assert await store_user.take_ids(limit_sets={"work": "a"}) == ids[2:]
 
-    async def test_a_job_keeps_its_gate_when_it_is_tried_again(self, store_user: StoreUser, clock: ManualClock) -> None:
-        id = await store_user.add_one(gate="a")
-        (job,) = (await store_user.claim(gates={"work": "a"})).jobs
+    async def test_a_job_keeps_its_limit_set_when_it_is_tried_again(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        id = await store_user.add_one(limit_set="a")
+        (job,) = (await store_user.claim(limit_sets={"work": "a"})).jobs
         await store_user.retry_later(job, 1)
         clock.advance(2)
-        assert await store_user.take_ids(gates={"work": "b"}) == []
-        assert [gated.gate for gated in await store_user.storage.gated_jobs(TASKS)] == ["a"]
-        assert await store_user.take_ids(gates={"work": "a"}) == [id]
+        assert await store_user.take_ids(limit_sets={"work": "b"}) == []
+        assert [gated.limit_set for gated in await store_user.storage.gated_jobs(TASKS)] == ["a"]
+        assert await store_user.take_ids(limit_sets={"work": "a"}) == [id]
 
-    async def test_waiting_jobs_are_found_by_their_gates_and_ids(self, store_user: StoreUser) -> None:
-        ids = await store_user.add(3, gate="a")
-        other = await store_user.add_one(task="other", gate="a")
-        new = await store_user.add_one(gate="b")
-        assert [job.id for job in await store_user.storage.gated_jobs(TASKS, other_than=KnownGates(["b", "c"]))] == ids
-        assert [job.id for job in await store_user.storage.gated_jobs(TASKS, other_than=KnownGates(["a"]))] == [new]
+    async def test_waiting_jobs_are_found_by_their_limit_sets_and_ids(self, store_user: StoreUser) -> None:
+        ids = await store_user.add(3, limit_set="a")
+        other = await store_user.add_one(task="other", limit_set="a")
+        new = await store_user.add_one(limit_set="b")
+        assert [
+            job.id for job in await store_user.storage.gated_jobs(TASKS, other_than=KnownLimitSets(["b", "c"]))
+        ] == ids
+        assert [job.id for job in await store_user.storage.gated_jobs(TASKS, other_than=KnownLimitSets(["a"]))] == [new]
         found = await store_user.storage.gated_jobs(TASKS, ids=[ids[2], ids[0], other, "gone"])
-        assert [(job.id, job.gate) for job in found] == [(ids[0], "a"), (ids[2], "a")]
+        assert [(job.id, job.limit_set) for job in found] == [(ids[0], "a"), (ids[2], "a")]
         await store_user.storage.cancel(ids[0])
         assert [job.id for job in await store_user.storage.gated_jobs(TASKS, ids=ids)] == ids[1:]
 

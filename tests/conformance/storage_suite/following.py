@@ -9,9 +9,9 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.errors import LeaderNotFound, LeaderNotRetried, LimitInUse
-from headgate.jobs.gating import GateChange
 from headgate.jobs.job import BucketRef, JobState, Origin
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
+from headgate.jobs.limit_sets import LimitSetChange
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED
 from headgate.storage.following import FOLLOWERS_AT_ONCE, LEADER_NOT_SUCCEEDED
 from headgate.storage.records import JobFilter
@@ -568,8 +568,8 @@ class FollowingConformance(Conformance):
         assert await store_user.storage.gated_jobs(frozenset({"work"}), unknown_to=frozenset({"api"})) in ([], ())
         buckets = (BucketRef("new", "acme"),)
         assert (
-            await store_user.storage.change_gates(
-                [GateChange(second, (BucketRef("api", "acme"),), buckets, None, None)]
+            await store_user.storage.change_limit_sets(
+                [LimitSetChange(second, (BucketRef("api", "acme"),), buckets, None, None)]
             )
             == 1
         )

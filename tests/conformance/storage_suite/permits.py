@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import pytest
 
 from headgate.clock import SECOND
-from headgate.jobs.gating import NO_GATES, GateChange, KnownGates
 from headgate.jobs.job import BucketRef, ClaimedJob, JobState
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
-from headgate.jobs.terms import GateTerms, PermitTerms
+from headgate.jobs.limit_sets import NO_LIMIT_SETS, KnownLimitSets, LimitSetChange
+from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import HoldUntil
 from headgate.limits.rule import NEVER
@@ -469,7 +469,7 @@ class PermitsConformance(Conformance):
         assert (await store_user.record(job.id)).held == 0
         assert await store_user.take_ids() == [waiting]
 
-    async def test_a_permit_held_until_success_is_returned_when_a_new_gate_does_not_have_it(
+    async def test_a_permit_held_until_success_is_returned_when_a_new_limit_set_does_not_have_it(
         self, store_user: StoreUser
     ) -> None:
         storage = store_user.storage
@@ -478,19 +478,19 @@ class PermitsConformance(Conformance):
         job = await store_user.take_one()
         (waiting,) = await store_user.add(buckets=MUTEX)
         tasks = frozenset({"work"})
-        assert list(await storage.failed_holders(tasks, other_than=NO_GATES)) == []
+        assert list(await storage.failed_holders(tasks, other_than=NO_LIMIT_SETS)) == []
         buckets = (BucketRef("mutex", "orders"),)
-        without = GateChange(job.id, buckets, (), None, None)
+        without = LimitSetChange(job.id, buckets, (), None, None)
         # It is not failed yet.
         assert await storage.release_failed([without]) == 0
         await store_user.fail(job)
-        (holder,) = await storage.failed_holders(tasks, other_than=NO_GATES)
+        (holder,) = await storage.failed_holders(tasks, other_than=NO_LIMIT_SETS)
         assert (holder.id, holder.buckets) == (job.id, buckets)
-        assert list(await storage.failed_holders(tasks, other_than=KnownGates([holder.gate]))) == []
-        assert list(await storage.failed_holders(frozenset({"other"}), other_than=NO_GATES)) == []
-        assert list(await storage.failed_holders(tasks, other_than=NO_GATES, after=job.id)) == []
-        same = GateTerms((PermitTerms("until_success"),))
-        assert await storage.release_failed([GateChange(job.id, buckets, buckets, None, same)]) == 0
+        assert list(await storage.failed_holders(tasks, other_than=KnownLimitSets([holder.limit_set]))) == []
+        assert list(await storage.failed_holders(frozenset({"other"}), other_than=NO_LIMIT_SETS)) == []
+        assert list(await storage.failed_holders(tasks, other_than=NO_LIMIT_SETS, after=job.id)) == []
+        same = LimitTerms((PermitTerms("until_success"),))
+        assert await storage.release_failed([LimitSetChange(job.id, buckets, buckets, None, same)]) == 0
         assert await store_user.take() == []
         assert await storage.release_failed([without]) == 1
         assert await storage.release_failed([without]) == 0

@@ -15,7 +15,7 @@ from headgate.jobs.history import ALL
 from headgate.jobs.job import JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Finished
 from headgate.jobs.scheduled import ScheduledCall
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import LimitTerms
 from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.testing.manual_clock import ManualClock
@@ -23,7 +23,7 @@ from tests.conformance.storage_suite.dependencies import batch_of, new_batch_id
 from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, strict
 
 WORK = frozenset({"work"})
-SKIPPING = GateTerms().skipping()
+SKIPPING = LimitTerms().skipping()
 
 
 class ScheduleUser:

@@ -11,12 +11,12 @@ import pytest_asyncio
 
 from headgate.clock import SECOND, SystemClock, microseconds, sleep
 from headgate.jobs.bucket_mask import BucketMask
-from headgate.jobs.gating import Gates
 from headgate.jobs.history import ALL
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobOptions, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.jobs.terms import GateTerms, PermitTerms
+from headgate.jobs.limit_sets import LimitSets
+from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency, load_permits
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.kinds import dump_rule
@@ -33,9 +33,9 @@ MINUTE = 60 * SECOND
 BOOM = JobError(type="ValueError", message="boom", traceback="Traceback …")
 
 
-def release(gates: Mapping[str, str]) -> Gates:
-    """The gates of a release: of these tasks, in the queue `default`."""
-    return Gates({(task, "default"): gate for task, gate in gates.items()})
+def release(limit_sets: Mapping[str, str]) -> LimitSets:
+    """The limit sets of a release: of these tasks, in the queue `default`."""
+    return LimitSets({(task, "default"): limit_set for task, limit_set in limit_sets.items()})
 
 
 def strict(count: int, per: float = 60) -> AnyRule:
@@ -94,14 +94,14 @@ class StoreUser:
         cancels: bool = False,
         skips: bool = False,
         rejection: JobError | None = None,
-        gate: str = "",
+        limit_set: str = "",
     ) -> NewJob:
         """Return a new job. `hold` and `owner` apply to its buckets that are on permits by the rules of this user."""
         now = self.clock.now()
         used = tuple(BucketRef(limit, key) for limit, key in buckets)
         known = [self.rules.get(ref.limit) for ref in used]
         on_permits = [rule is not None and rule.holds_permits for rule in known]
-        terms = GateTerms(
+        terms = LimitTerms(
             holds=tuple(PermitTerms(hold, owner) if held else None for held in on_permits) if any(on_permits) else (),
             free_retries=BucketMask(free_retries),
             patience=None if patience is None else microseconds(patience),
@@ -124,11 +124,11 @@ class StoreUser:
             costs=costs,
             headers=headers,
             options=options,
-            terms=None if terms == GateTerms() else terms,
+            terms=None if terms == LimitTerms() else terms,
             wait_mode=terms.wait_mode(),
             give_up_at=run_at + terms.patience if terms.patience else None,
             rejection=rejection,
-            gate=gate,
+            limit_set=limit_set,
         )
 
     async def add(self, count: int = 1, **options: Any) -> list[str]:
@@ -148,9 +148,9 @@ class StoreUser:
         node: str | None = None,
         rules: Mapping[str, AnyRule] | None = None,
         tasks: Iterable[str] | None = None,
-        gates: Mapping[str, str] | None = None,
+        limit_sets: Mapping[str, str] | None = None,
     ) -> Claimed:
-        """One claim, with the same room for each queue; `gates` are those of its tasks in the queue `default`."""
+        """One claim, with the same room for each queue; `limit_sets` are those of its tasks in the queue `default`."""
         free = FreeSlots(slots, gated_first)
         return await self.storage.claim(
             Claim(
@@ -158,7 +158,7 @@ class StoreUser:
                 dict.fromkeys(queues, free),
                 self.rules if rules is None else rules,
                 frozenset(self.tasks if tasks is None else tasks),
-                None if gates is None else release(gates),
+                None if limit_sets is None else release(limit_sets),
             )
         )
 

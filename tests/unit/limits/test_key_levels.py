@@ -16,7 +16,7 @@ from headgate.limits.key import (
     levels_of,
     shown_key,
 )
-from headgate.tasks.gate import BoundLimit
+from headgate.tasks.limit_set import BoundLimit
 
 BOTH = ("{tenant}", "{user}")
 

@@ -25,15 +25,15 @@ class Commits:
         self.groups: list[list[str]] = []
         self.failing: dict[str, BaseException] = {}
         self.all_failing: BaseException | None = None
-        self._gates: list[asyncio.Event] = []
+        self._limit_sets: list[asyncio.Event] = []
         self._begun = asyncio.Event()
 
     async def __call__(self, group: Sequence[str]) -> Sequence[Any]:
-        gate = asyncio.Event()
+        limit_set = asyncio.Event()
         self.groups.append(list(group))
-        self._gates.append(gate)
+        self._limit_sets.append(limit_set)
         self._begun.set()
-        await gate.wait()
+        await limit_set.wait()
         if self.all_failing is not None:
             raise self.all_failing
         return [self.failing.get(write, f"{write} committed") for write in group]
@@ -46,7 +46,7 @@ class Commits:
 
     def let_go(self) -> None:
         """The commit that is in flight ends."""
-        self._gates[-1].set()
+        self._limit_sets[-1].set()
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headgate.clock import SECOND
-from headgate.jobs.gating import NO_GATES
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import Finished
+from headgate.jobs.limit_sets import NO_LIMIT_SETS
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.durability.stores import NODE, claim_for, new_job
@@ -20,8 +20,8 @@ TASKS = frozenset({"work"})
 NO_LIMITS: frozenset[str] = frozenset()
 
 READS: dict[str, Callable[[MemoryStorage], Awaitable[Any]]] = {
-    "failed holders": lambda storage: storage.failed_holders(TASKS, other_than=NO_GATES),
-    "jobs of unknown limits": lambda storage: storage.gated_jobs(TASKS, unknown_to=NO_LIMITS, other_than=NO_GATES),
+    "failed holders": lambda storage: storage.failed_holders(TASKS, other_than=NO_LIMIT_SETS),
+    "jobs of unknown limits": lambda storage: storage.gated_jobs(TASKS, unknown_to=NO_LIMITS, other_than=NO_LIMIT_SETS),
     "tasks of unknown limits": lambda storage: storage.tasks_of_other_limits(NO_LIMITS),
     "node_update": lambda storage: storage.node_update(NODE),
     "heartbeat": lambda storage: storage.beat(NODE),

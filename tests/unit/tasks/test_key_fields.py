@@ -341,7 +341,7 @@ async def test_limits_of_batches_are_checked_against_each_of_their_calls(app: He
         await batch([call, call], limits=[Mutex("{o.tenant}")]).enqueue()
 
 
-def test_gates_of_other_queues_check_annotations_too() -> None:
+def test_limit_sets_of_other_queues_check_annotations_too() -> None:
     with pytest.raises(DeclarationError, match=MISSPELT):
         GatedTask("task", StrictRate("15/m", key="{o.tennant}"), _function({"o": StructOrder}))
     with pytest.raises(DeclarationError, match=re.escape('write "{page}"')):

@@ -36,7 +36,7 @@ def limits_of(task: Task[..., object]) -> list[Limit]:
 
     A simulation has no arguments to compute keys and costs from.
     """
-    return [_simulated(bound.limit, bound.name) for bound in task.gate.limits]
+    return [_simulated(bound.limit, bound.name) for bound in task.limit_set.limits]
 
 
 def with_rule(limits: Sequence[Limit], name: str, new: Limit) -> list[Limit]:

@@ -391,7 +391,7 @@ class Claimer:
             tx,
             MULTI_WRITER_SNAPSHOT,
             claim,
-            self._live.gates,
+            self._live.limit_sets,
             known_only=known_only,
             open_lanes=lanes,
             now=None if own is None else own.now,

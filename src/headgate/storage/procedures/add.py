@@ -32,7 +32,7 @@ INSERTED_AT_ONCE = 5000
 _WAITS = FollowerPlacement(JobState.WAITING)
 _NO_ORIGIN = Origin()
 
-_ADDED = ("lane", "state", "error", "gate", "give_up_at", "follows", "batch", "schedule", "audit", "own_id")
+_ADDED = ("lane", "state", "error", "limit_set", "give_up_at", "follows", "batch", "schedule", "audit", "own_id")
 """Columns of a new job that are not fields of `NewJob`, or that differ from them."""
 
 _COLUMNS = columns_of("new_job_rows")
@@ -189,7 +189,7 @@ def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes
                     lane,
                     "blocked" if place.is_blocked else str(place.state),
                     place.error,
-                    job.gate or job.task,
+                    job.limit_set or job.task,
                     job.give_up_at if place.enters_lane else None,
                     origin.follows,
                     origin.batch,

@@ -11,7 +11,7 @@ import msgspec
 from headgate.jobs.bucket_mask import BucketMask, chosen
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import LimitTerms
 from headgate.limits.concurrency import (
     OF_BATCH,
     UNREADABLE,
@@ -219,7 +219,7 @@ class PermitRelease(NamedTuple):
 
     job_id: str
     buckets: tuple[BucketRef, ...]
-    terms: GateTerms
+    terms: LimitTerms
     given: BucketMask
     kept: BucketMask
 
@@ -229,7 +229,7 @@ class Holder(msgspec.Struct, array_like=True):
 
     id: JobId
     buckets: tuple[BucketRef, ...]
-    terms: GateTerms | None
+    terms: LimitTerms | None
     held: BucketMask
 
 
@@ -252,7 +252,7 @@ def permits_left(state: str | None, leaving: Iterable[str]) -> HeldPermits:
     return permits
 
 
-def buckets_of_batch(buckets: Sequence[BucketRef], terms: GateTerms | None) -> list[BucketRef]:
+def buckets_of_batch(buckets: Sequence[BucketRef], terms: LimitTerms | None) -> list[BucketRef]:
     """Return the buckets of which the job's batch holds permits."""
     return [] if terms is None else chosen(buckets, terms.of_batch)
 

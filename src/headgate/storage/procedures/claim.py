@@ -168,7 +168,7 @@ async def claim_alone(tx: Transaction, request: Claim, live: CachedRules, clock:
 
     async def read(*, known_only: bool) -> ClaimSnapshot:
         values = {"now": tx.now, "limit_now": tx.limit_now}
-        row = await read_snapshot(tx, SINGLE_WRITER_SNAPSHOT, claim, live.gates, known_only=known_only, **values)
+        row = await read_snapshot(tx, SINGLE_WRITER_SNAPSHOT, claim, live.limit_sets, known_only=known_only, **values)
         return ClaimSnapshot(row, list(claim.free_slots))
 
     found = await read(known_only=False)
@@ -206,7 +206,7 @@ class ClaimTransaction:
         self._clock = clock
         self._snapshot = snapshot
         self._skipped = skipped
-        self._plan = ClaimPlan(claim, snapshot.now, snapshot.limit_now, live.gates, snapshot.passed)
+        self._plan = ClaimPlan(claim, snapshot.now, snapshot.limit_now, live.limit_sets, snapshot.passed)
         self._buckets = self._no_buckets(snapshot.limit_now)
         self._shares: Mapping[str, int] = {}
         self._gated_slots = 0
@@ -686,7 +686,7 @@ def combined(first: Claimed, second: Claimed) -> Claimed:
         dropped=[*first.dropped, *second.dropped],
         starved=[*first.starved, *second.starved],
         unknown=sorted({*first.unknown, *second.unknown}),
-        gate_mismatches=sorted({*first.gate_mismatches, *second.gate_mismatches}),
+        limit_set_mismatches=sorted({*first.limit_set_mismatches, *second.limit_set_mismatches}),
         has_unknown_lanes=first.has_unknown_lanes or second.has_unknown_lanes,
     )
 

@@ -175,7 +175,7 @@ async def read_snapshot(
 ) -> AnySnapshotRow:
     """Read the row of a snapshot. `known_only` leaves out lanes that the node cannot claim from.
 
-    `newest` has the newest gate of each subject.
+    `newest` has the newest limit set of each subject.
     """
     queues = list(claim.free_slots)
     known = claim.known(newest)

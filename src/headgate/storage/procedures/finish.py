@@ -14,7 +14,7 @@ from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen, difference
 from headgate.jobs.identity import JobId, job_number
 from headgate.jobs.job import BucketRef, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import LimitTerms
 from headgate.jobs.uniqueness import superseded_error
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import EndedHere
@@ -60,7 +60,7 @@ class RunningJob(msgspec.Struct):
     queue: str
     buckets: tuple[BucketRef, ...]
     cancel_requested: bool
-    terms: GateTerms | None
+    terms: LimitTerms | None
     held: BucketMask
     passed: BucketMask
     lost: int

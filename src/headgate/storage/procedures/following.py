@@ -18,7 +18,7 @@ from headgate.errors import BatchClosed, BatchNotFound
 from headgate.jobs.batch import NewBatch, ended_as
 from headgate.jobs.identity import IdTaken, JobId, process_name
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import LimitTerms
 from headgate.storage.driver import Transaction
 from headgate.storage.following import (
     LEADER_NOT_SUCCEEDED,
@@ -104,7 +104,7 @@ class _Follower(msgspec.Struct):
     outcome: str | None
     queue: str
     buckets: tuple[BucketRef, ...]
-    terms: GateTerms | None
+    terms: LimitTerms | None
     is_followed: bool
     batch: JobId | None
     delayed: bool
@@ -148,7 +148,7 @@ class _Uncounted(msgspec.Struct):
 class _Member(msgspec.Struct):
     id: JobId
     buckets: tuple[BucketRef, ...]
-    terms: GateTerms | None
+    terms: LimitTerms | None
 
 
 _LEADERS = RowDecoder(_LeaderState, "job")

@@ -14,7 +14,7 @@ import msgspec
 
 from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, without
 from headgate.jobs.job import BucketRef
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import LimitTerms
 from headgate.limits.fair import PREFIX
 from headgate.limits.key import BETWEEN_LEVELS
 from headgate.storage.driver import Transaction
@@ -60,7 +60,9 @@ class _ArrivalRow(NamedTuple):
     rank: int | None
 
 
-def lane_of(queue: str, buckets: Sequence[BucketRef], terms: GateTerms | None, exempt: BucketMask = NO_BUCKETS) -> Lane:
+def lane_of(
+    queue: str, buckets: Sequence[BucketRef], terms: LimitTerms | None, exempt: BucketMask = NO_BUCKETS
+) -> Lane:
     """Return the lane of a job. The buckets in `exempt` are exempt: the lane does not have them."""
     own = without(buckets, exempt)
     return Lane(queue, own, terms.wait_mode(exempt) if terms is not None and own else "")

@@ -13,10 +13,10 @@ from msgspec.structs import asdict
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.bucket_mask import BucketMask, union
-from headgate.jobs.gating import GatedJob, KnownGates
 from headgate.jobs.identity import JobId, numbers_beginning
 from headgate.jobs.job import AttemptRecord, BucketRef, JobRecord, JobState
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.limit_sets import GatedJob, KnownLimitSets
+from headgate.jobs.terms import LimitTerms
 from headgate.limits.fair import PREFIX
 from headgate.limits.key import levels_of
 from headgate.limits.rule import NEVER
@@ -91,7 +91,7 @@ class _QueuePosition(msgspec.Struct, array_like=True):
     queue: str
     buckets: tuple[BucketRef, ...]
     costs: tuple[int, ...] | None
-    terms: GateTerms | None
+    terms: LimitTerms | None
     held: BucketMask
     passed: BucketMask
 
@@ -407,7 +407,7 @@ async def gated_jobs(
     tx: Transaction,
     tasks: frozenset[str],
     unknown_to: frozenset[str] | None,
-    other_than: KnownGates,
+    other_than: KnownLimitSets,
     ids: Sequence[str] | None,
     after: str,
     count: int,
@@ -419,15 +419,17 @@ async def gated_jobs(
     limits = None if unknown_to is None else sorted(unknown_to)
     if limits is not None and not await tx.value("other_limits_are_waited_for", limits=limits):
         return []
-    gates = sorted(other_than)
-    return await tx.fetch(_GATED, "gated_jobs", tasks=names, gates=gates, limits=limits, after=after, count=count)
+    limit_sets = sorted(other_than)
+    return await tx.fetch(
+        _GATED, "gated_jobs", tasks=names, limit_sets=limit_sets, limits=limits, after=after, count=count
+    )
 
 
 async def failed_holders(
-    tx: Transaction, tasks: frozenset[str], *, other_than: KnownGates, after: str = "", count: int = 100
+    tx: Transaction, tasks: frozenset[str], *, other_than: KnownLimitSets, after: str = "", count: int = 100
 ) -> Sequence[GatedJob]:
-    """Return failed jobs of these tasks that hold permits and carry other gates than these, by id."""
-    values = {"tasks": sorted(tasks), "gates": sorted(other_than), "after": after, "count": count}
+    """Return failed jobs of these tasks that hold permits and carry other limit sets than these, by id."""
+    values = {"tasks": sorted(tasks), "limit_sets": sorted(other_than), "after": after, "count": count}
     return await tx.fetch(_GATED, "failed_holders", **values)
 
 

@@ -15,10 +15,10 @@ import msgspec
 
 from headgate.clock import SECOND
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.gating import subject_of
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import is_poisonous
+from headgate.jobs.limit_sets import subject_of
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import poison_error
 from headgate.storage.procedures.audit import add_audit_record

@@ -26,7 +26,7 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.bucket_mask import BucketMask, difference, mask_where, union
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, JobOptions, NewJob
-from headgate.jobs.terms import GateTerms, kept_permits
+from headgate.jobs.terms import LimitTerms, kept_permits
 from headgate.jobs.uniqueness import (
     FollowRunning,
     KeepExisting,
@@ -82,7 +82,7 @@ class UniqueJob(msgspec.Struct):
     state: str
     queue: str
     buckets: tuple[BucketRef, ...]
-    terms: GateTerms | None
+    terms: LimitTerms | None
     held: BucketMask
     passed: BucketMask
     has_costs: bool
@@ -338,7 +338,7 @@ class _Addition:
             headers=optional_json(job.headers),
             options=optional_json(job.options),
             terms=optional_json(job.terms),
-            gate=job.known_by,
+            limit_set=job.known_by,
             audit=int(job.audit),
             lane=lane.id,
             held=after.held,

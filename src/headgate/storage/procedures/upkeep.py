@@ -15,7 +15,7 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen
 from headgate.jobs.identity import JobId, job_number, job_text
 from headgate.jobs.job import BucketRef, JobOptions, JobState
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import LimitTerms
 from headgate.limits.concurrency import UNKNOWN_PERMITS, Semaphore, dump_permits, load_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
@@ -51,7 +51,7 @@ class _Prunable(msgspec.Struct, array_like=True):
     id: JobId
     held: BucketMask
     buckets: tuple[BucketRef, ...]
-    terms: GateTerms | None
+    terms: LimitTerms | None
     lines: int
     batch: JobId | None
     options: JobOptions | None
@@ -79,7 +79,7 @@ class _Placed(msgspec.Struct):
     lane: str
     queue: str
     buckets: tuple[BucketRef, ...]
-    terms: GateTerms | None
+    terms: LimitTerms | None
     exempt: BucketMask
 
 

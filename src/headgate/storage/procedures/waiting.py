@@ -13,11 +13,11 @@ import msgspec
 
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen, difference, intersection, mask_where, union
-from headgate.jobs.gating import GateChange
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, JobState
 from headgate.jobs.lifecycle import new_time, require_retriable, require_scheduled, require_waiting
-from headgate.jobs.terms import GateTerms, kept_permits
+from headgate.jobs.limit_sets import LimitSetChange
+from headgate.jobs.terms import LimitTerms, kept_permits
 from headgate.jobs.uniqueness import key_taken
 from headgate.limits.concurrency import load_permits
 from headgate.storage.driver import Transaction
@@ -46,7 +46,7 @@ class FoundJob(msgspec.Struct):
     state: JobState
     queue: str
     buckets: tuple[BucketRef, ...]
-    terms: GateTerms | None
+    terms: LimitTerms | None
     held: BucketMask
     passed: BucketMask
     has_costs: bool
@@ -89,7 +89,7 @@ class _Expired(msgspec.Struct):
     queue: str
     expires_at: int | None
     give_up_at: int | None
-    terms: GateTerms | None
+    terms: LimitTerms | None
     buckets: tuple[BucketRef, ...]
     held: BucketMask
     passed: BucketMask
@@ -139,7 +139,7 @@ class _PlainJob(msgspec.Struct):
     id: JobId
     queue: str
     buckets: tuple[BucketRef, ...]
-    terms: GateTerms | None
+    terms: LimitTerms | None
     delayed: bool
     run_at: int
     rank: int
@@ -153,7 +153,7 @@ _PLAIN = RowDecoder(_PlainJob, "job")
 
 
 def affected_buckets(
-    buckets: Sequence[BucketRef], held: BucketMask, terms: GateTerms | None, *, has_costs: bool
+    buckets: Sequence[BucketRef], held: BucketMask, terms: LimitTerms | None, *, has_costs: bool
 ) -> list[BucketRef]:
     """Return the buckets to lock when a job leaves its lane.
 
@@ -333,10 +333,10 @@ def _dropped(job: _Expired, now: int) -> DroppedRow:
     )
 
 
-async def change_gates(tx: Transaction, jobs: Sequence[GateChange]) -> int:
+async def change_limit_sets(tx: Transaction, jobs: Sequence[LimitSetChange]) -> int:
     """Move jobs that are still waiting to the lanes of their new buckets. Returns how many were moved.
 
-    They keep their priority and their order by `run_at`, and nodes with the new gate can start them. A permit that
+    They keep their priority and their order by `run_at`, and nodes with the new limit set can start them. A permit that
     a job holds and no longer needs is returned.
 
     With several writers, it is many transactions.
@@ -345,18 +345,18 @@ async def change_gates(tx: Transaction, jobs: Sequence[GateChange]) -> int:
     moved: set[str] = set()
     if leaving and not tx.has_one_writer:
         async with tx.atomic():
-            moved = await _change_plain_gates(tx, leaving)
+            moved = await _change_plain_limit_sets(tx, leaving)
     count = len(moved)
     for job in leaving:
         if job.id not in moved:
             async with tx.atomic():
-                count += await _change_gate(tx, job)
+                count += await _change_limit_set(tx, job)
     stays = [job for job in jobs if job.stays]
-    # Their buckets stay, and their gate changes.
-    return count + (await tx.execute("change_gate_names", stays=stays) if stays else 0)
+    # Their buckets stay, and their limit set changes.
+    return count + (await tx.execute("change_limit_set_names", stays=stays) if stays else 0)
 
 
-async def _change_plain_gates(tx: Transaction, jobs: Sequence[GateChange]) -> set[str]:
+async def _change_plain_limit_sets(tx: Transaction, jobs: Sequence[LimitSetChange]) -> set[str]:
     """Move, all at once, the jobs that hold nothing and have never been tried. Returns the ids of the moved jobs."""
     by_id = {job.id: job for job in jobs}
     moved: dict[str, tuple[Any, ...]] = {}
@@ -365,16 +365,16 @@ async def _change_plain_gates(tx: Transaction, jobs: Sequence[GateChange]) -> se
         job = by_id[row.id]
         if row.buckets == job.before:
             lane = lane_of(row.queue, job.buckets, job.terms)
-            moved[job.id] = (job.id, job.buckets, job.costs, job.terms, lane.id, job.gate)
+            moved[job.id] = (job.id, job.buckets, job.costs, job.terms, lane.id, job.limit_set)
             arrivals.append(Arrival(lane_of(row.queue, row.buckets, row.terms), -1))
             arrivals.append(arrival_of(lane, row.run_at, row.rank, delayed=row.delayed))
     if moved:
-        await tx.execute("change_plain_gates", changed=list(moved.values()))
+        await tx.execute("change_plain_limit_sets", changed=list(moved.values()))
         await add_arrivals(tx, arrivals)
     return set(moved)
 
 
-async def _change_gate(tx: Transaction, job: GateChange) -> bool:
+async def _change_limit_set(tx: Transaction, job: LimitSetChange) -> bool:
     """Move a job that is still waiting to the lane of its new buckets, unless another transaction has locked it."""
     found = await _locked(tx, job.id, waits=False)
     if found is None or found.state is not JobState.WAITING or found.buckets != job.before:
@@ -388,7 +388,13 @@ async def _change_gate(tx: Transaction, job: GateChange) -> bool:
     values = {"id": found.id, "buckets": as_json(job.buckets), "costs": optional_json(job.costs)}
     await tx.execute("forget_other_starts", **values)
     await tx.execute(
-        "change_gate", **values, terms=optional_json(job.terms), held=kept, passed=passed, lane=lane.id, gate=job.gate
+        "change_limit_set",
+        **values,
+        terms=optional_json(job.terms),
+        held=kept,
+        passed=passed,
+        lane=lane.id,
+        limit_set=job.limit_set,
     )
     if not found.is_blocked:
         await leave(tx, found.lane, have_costs=found.has_costs)
@@ -396,7 +402,7 @@ async def _change_gate(tx: Transaction, job: GateChange) -> bool:
     return True
 
 
-async def release_failed(tx: Transaction, jobs: Sequence[GateChange]) -> int:
+async def release_failed(tx: Transaction, jobs: Sequence[LimitSetChange]) -> int:
     """Release the permits that failed jobs would not keep under their new buckets and terms; return of how many.
 
     The jobs themselves stay as they are.

@@ -6,7 +6,7 @@
 {values:new(
     id bigint, payload text, run_at bigint, enqueued_at bigint;
     lane text, buckets json;
-    task text, queue text, gate text, priority smallint, aging bigint, delayed boolean;
+    task text, queue text, limit_set text, priority smallint, aging bigint, delayed boolean;
     expires_at bigint, give_up_at bigint, costs json, headers json, options json, terms json, state text, error json,
     enqueued_by text, unique_key text, origin json, follows job_id, batch job_id, schedule text, audit smallint, own_id text
 )}

@@ -1,14 +1,14 @@
 -- Claims: the snapshot, the rows that are locked and read after it, and the rows that are written.
 
 -- part: known
--- The gates of jobs that the node may start: one text, which is cheaper to send than a list, split once a statement.
+-- The limit sets of jobs that the node may start: one text, which is cheaper to send than a list, split once a statement.
 (SELECT string_to_array(:known::text, E'\n'))::text[]
 
--- part: gate_is_known [postgres]
-gate = ANY(@known)
+-- part: limit_set_is_known [postgres]
+limit_set = ANY(@known)
 
--- part: gate_is_known [sqlite]
-gate {any:known_json text}
+-- part: limit_set_is_known [sqlite]
+limit_set {any:known_json text}
 
 -- part: claim_time [postgres]
 (SELECT now FROM instant)
@@ -36,30 +36,30 @@ NOT EXISTS (
 )
 
 -- part: lane_is_known
--- Whether this node can claim from a lane: it has the rules of all limits, and the gate of a ready job among the first
+-- Whether this node can claim from a lane: it has the rules of all limits, and the limit set of a ready job among the first
 -- of each priority.
 @limits_are_known
 AND EXISTS (
     SELECT 1
     FROM (
-        SELECT gate FROM headgate.job
+        SELECT limit_set FROM headgate.job
         WHERE job.lane = lane.id AND waiting AND NOT delayed
         ORDER BY rank, @place
         LIMIT 100
     ) AS first
-    WHERE @gate_is_known
+    WHERE @limit_set_is_known
     UNION ALL
     SELECT 1
     FROM @levels
     WHERE EXISTS (
         SELECT 1
         FROM (
-            SELECT gate FROM headgate.job
+            SELECT limit_set FROM headgate.job
             WHERE job.lane = lane.id AND waiting AND delayed AND job.priority = level.priority AND run_at <= @claim_time
             ORDER BY run_at, @place
             LIMIT 100
         ) AS due
-        WHERE @gate_is_known
+        WHERE @limit_set_is_known
     )
 )
 
@@ -221,11 +221,11 @@ SELECT
         FROM open
         CROSS JOIN LATERAL (
             SELECT
-                count(*) FILTER (WHERE gate = ANY(@known)) AS ready,
-                coalesce(json_agg(json_build_array(id, task)) FILTER (WHERE NOT gate = ANY(@known)), '[]') AS unknown,
+                count(*) FILTER (WHERE limit_set = ANY(@known)) AS ready,
+                coalesce(json_agg(json_build_array(id, task)) FILTER (WHERE NOT limit_set = ANY(@known)), '[]') AS unknown,
                 min(rank) AS first
             FROM (
-                SELECT id, task, gate, rank FROM headgate.job
+                SELECT id, task, limit_set, rank FROM headgate.job
                 WHERE job.lane = open.lane AND waiting AND NOT delayed AND rank >= open.front
                 ORDER BY rank, id
                 LIMIT :count::integer
@@ -239,9 +239,9 @@ SELECT
             LEFT JOIN LATERAL (
                 SELECT
                     count(*) AS due,
-                    json_agg(json_build_array(id, task)) FILTER (WHERE NOT gate = ANY(@known)) AS unknown
+                    json_agg(json_build_array(id, task)) FILTER (WHERE NOT limit_set = ANY(@known)) AS unknown
                 FROM (
-                    SELECT id, task, gate FROM headgate.job
+                    SELECT id, task, limit_set FROM headgate.job
                     WHERE job.lane = open.lane AND waiting AND delayed AND job.priority = level.priority
                         AND run_at <= (SELECT now FROM instant)
                     LIMIT :count::integer
@@ -502,13 +502,13 @@ LEFT JOIN (
 -- The columns of a job that a claim reads.
 job.id, job.lane, job.task, job.queue, job.payload, job.rank, job.run_at, job.attempt, job.fence, job.lost,
 job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed, job.give_up_at,
-job.annotations, CASE WHEN job.held <> 0 THEN job.buckets END AS buckets, job.gate
+job.annotations, CASE WHEN job.held <> 0 THEN job.buckets END AS buckets, job.limit_set
 
 -- part: head_as_text
 -- As head, for a database that stores values of any type in a column.
 job.id, job.lane, job.task, job.queue, CAST(job.payload AS text) AS payload, job.rank, job.run_at, job.attempt, job.fence,
 job.lost, job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed,
-job.give_up_at, job.annotations, CASE WHEN job.held <> 0 THEN job.buckets END AS buckets, job.gate
+job.give_up_at, job.annotations, CASE WHEN job.held <> 0 THEN job.buckets END AS buckets, job.limit_set
 
 -- part: not_locked [postgres]
 -- Whether a job is not one that this process has found locked, by lane, id and fence.
@@ -539,14 +539,14 @@ JOIN job ON job.rowid IN (
 )
 
 -- name: heads_ready [postgres]
--- The first ready jobs of each lane, with delayed jobs that are due: of all gates with :all, else of gates that the node
+-- The first ready jobs of each lane, with delayed jobs that are due: of all limit sets with :all, else of limit sets that the node
 -- may start.
 SELECT @head
 FROM unnest(:lanes::text[]) AS visited (lane)
 CROSS JOIN LATERAL (
     SELECT * FROM (
         SELECT * FROM headgate.job
-        WHERE job.lane = visited.lane AND waiting AND NOT delayed AND (:all::boolean OR gate = ANY(@known)) AND @not_locked
+        WHERE job.lane = visited.lane AND waiting AND NOT delayed AND (:all::boolean OR limit_set = ANY(@known)) AND @not_locked
         ORDER BY rank, id
         LIMIT :count::integer
     ) AS plain
@@ -556,7 +556,7 @@ CROSS JOIN LATERAL (
     CROSS JOIN LATERAL (
         SELECT * FROM headgate.job
         WHERE job.lane = visited.lane AND waiting AND delayed AND job.priority = level.priority AND run_at <= :now
-            AND (:all::boolean OR gate = ANY(@known)) AND @not_locked
+            AND (:all::boolean OR limit_set = ANY(@known)) AND @not_locked
         ORDER BY run_at, id
         LIMIT :count::integer
     ) AS due
@@ -568,7 +568,7 @@ FROM json_each(:lanes) AS visited
 JOIN job ON job.rowid IN (
     SELECT rowid FROM (
         SELECT rowid FROM job
-        WHERE lane = visited.value AND waiting AND NOT delayed AND (:all OR gate {any:known_json text})
+        WHERE lane = visited.value AND waiting AND NOT delayed AND (:all OR limit_set {any:known_json text})
         ORDER BY rank, rowid
         LIMIT :count
     )
@@ -578,14 +578,14 @@ JOIN job ON job.rowid IN (
     JOIN job AS due ON due.rowid IN (
         SELECT rowid FROM job
         WHERE lane = visited.value AND waiting AND delayed AND job.priority = level.priority AND run_at <= :now
-            AND (:all OR gate {any:known_json text})
+            AND (:all OR limit_set {any:known_json text})
         ORDER BY run_at, rowid
         LIMIT :count
     )
 )
 
 -- part: unchanged_node
--- As live_node, but no row if the revision of settings and newest gates has changed, or if a queue is paused. A
+-- As live_node, but no row if the revision of settings and newest limit sets has changed, or if a queue is paused. A
 -- transaction that changes settings waits for the lock of the node.
 live_node AS MATERIALIZED (
     SELECT id FROM headgate.node
@@ -622,7 +622,7 @@ taken AS (
             CROSS JOIN LATERAL (
                 SELECT id FROM headgate.job AS first
                 WHERE first.lane = visited.lane AND waiting AND NOT delayed AND rank >= visited.floor
-                    AND gate = ANY(@known) AND (expires_at IS NULL OR expires_at > :now)
+                    AND limit_set = ANY(@known) AND (expires_at IS NULL OR expires_at > :now)
                     AND (give_up_at IS NULL OR give_up_at > :now)
                 ORDER BY rank, id
                 LIMIT visited.most
@@ -646,7 +646,7 @@ candidate AS (
     CROSS JOIN LATERAL (
         SELECT * FROM (
             SELECT id, lane, rank FROM headgate.job
-            WHERE job.lane = visited_lane AND waiting AND NOT delayed AND gate = ANY(@known)
+            WHERE job.lane = visited_lane AND waiting AND NOT delayed AND limit_set = ANY(@known)
                 AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
             ORDER BY rank, id
             LIMIT most
@@ -658,7 +658,7 @@ candidate AS (
         CROSS JOIN LATERAL (
             SELECT id, lane, rank FROM headgate.job
             WHERE job.lane = visited_lane AND waiting AND delayed AND job.priority = level.priority AND run_at <= :now
-                AND gate = ANY(@known) AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
+                AND limit_set = ANY(@known) AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
             ORDER BY run_at, id
             LIMIT most
             FOR UPDATE SKIP LOCKED

@@ -5,7 +5,7 @@
 SELECT limit_name AS "limit", scope, target, rule, is_paused, tier FROM headgate.limit_setting
 UNION ALL
 SELECT substr(task, length(:subject::text) + 1), 'declared', '', signature, false, NULL
-FROM headgate.task_gate
+FROM headgate.task_limit_set
 WHERE is_newest AND substr(task, 1, length(:subject::text)) = :subject AND last_seen > :since::bigint
 
 -- name: revision

@@ -1119,22 +1119,22 @@ EXISTS (SELECT 1 FROM {buckets:job.buckets} WHERE NOT ref.limit_name {any:limits
 
 -- part: gated_job
 -- Waiting jobs with their buckets, costs and terms.
-SELECT id, task, queue, CAST(payload AS text) AS payload, headers, buckets, costs, terms, gate, origin
+SELECT id, task, queue, CAST(payload AS text) AS payload, headers, buckets, costs, terms, limit_set, origin
 FROM headgate.job
 
 -- name: gated_jobs
--- Return waiting jobs of these tasks that carry other gates than these, by id; with :limits, only those that use a
+-- Return waiting jobs of these tasks that carry other limit sets than these, by id; with :limits, only those that use a
 -- limit that is not in it.
 @gated_job
-WHERE id > :after::job_id AND (waiting OR blocked) AND task {any:tasks text} AND NOT gate {any:gates text}
+WHERE id > :after::job_id AND (waiting OR blocked) AND task {any:tasks text} AND NOT limit_set {any:limit_sets text}
     AND (:limits::text[] IS NULL OR @uses_other_limits)
 ORDER BY id
 LIMIT :count
 
 -- name: failed_holders
--- Return failed jobs of these tasks that hold permits and carry other gates than these, by id.
+-- Return failed jobs of these tasks that hold permits and carry other limit sets than these, by id.
 @gated_job
-WHERE held <> 0 AND id > :after::job_id AND state = 'failed' AND {no index}task {any:tasks text} AND NOT gate {any:gates text}
+WHERE held <> 0 AND id > :after::job_id AND state = 'failed' AND {no index}task {any:tasks text} AND NOT limit_set {any:limit_sets text}
 ORDER BY id
 LIMIT :count
 

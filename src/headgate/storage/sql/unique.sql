@@ -74,7 +74,7 @@ SET payload = :payload, queue = :queue, priority = :priority::smallint, delayed 
     run_at = :run_at::bigint, aging = :aging::bigint,
     rank = :run_at::bigint - :priority::smallint * coalesce(:aging::bigint, @no_aging), expires_at = :expires_at::bigint,
     give_up_at = CASE WHEN state = 'waiting' THEN :give_up_at::bigint END, buckets = :buckets, costs = :costs,
-    headers = :headers, options = :options, terms = :terms, gate = :gate, audit = :audit::smallint, lane = :lane,
+    headers = :headers, options = :options, terms = :terms, limit_set = :limit_set, audit = :audit::smallint, lane = :lane,
     held = :held::bigint, passed = 0, attempt = 0, lost = 0, fence = fence + 1, error = NULL, progress = NULL,
     annotations = NULL
 WHERE id = :id::job_id

@@ -136,11 +136,11 @@ WHERE job = :id::job_id AND charged_at IS NOT NULL AND EXISTS (
     SELECT 1 FROM headgate.job WHERE id = :id::job_id AND (buckets <> :buckets OR coalesce(costs, '') <> coalesce(:costs, ''))
 )
 
--- name: change_gate
+-- name: change_limit_set
 -- Give a waiting job, which is locked, other buckets and another lane; a blocked one will wait there.
 UPDATE headgate.job
 SET buckets = :buckets, costs = :costs, terms = :terms, held = :held, passed = :passed, lane = :lane,
-    gate = coalesce(nullif(:gate, ''), gate)
+    limit_set = coalesce(nullif(:limit_set, ''), limit_set)
 WHERE id = :id::job_id AND finished_at IS NULL
 
 -- name: lock_plain
@@ -152,18 +152,18 @@ WHERE id {any:ids job_id} AND state = 'waiting' AND attempt = 0 AND held = 0 AND
 ORDER BY id
 {for update skip locked}
 
--- name: change_plain_gates
+-- name: change_plain_limit_sets
 -- Give waiting jobs, which are locked, other buckets and other lanes.
 UPDATE headgate.job
 SET buckets = changed.buckets, costs = changed.costs, terms = changed.terms, lane = changed.lane,
-    gate = coalesce(nullif(changed.gate, ''), job.gate)
-FROM {rows:changed(id job_id, buckets json, costs json, terms json, lane text, gate text)}
+    limit_set = coalesce(nullif(changed.limit_set, ''), job.limit_set)
+FROM {rows:changed(id job_id, buckets json, costs json, terms json, lane text, limit_set text)}
 WHERE @by_key(job.id, changed.id)
 
--- name: change_gate_names
--- Give waiting jobs another gate; their buckets stay.
-UPDATE headgate.job SET gate = stays.gate
-FROM {rows:stays(id job_id, before json, gate text)}
+-- name: change_limit_set_names
+-- Give waiting jobs another limit set; their buckets stay.
+UPDATE headgate.job SET limit_set = stays.limit_set
+FROM {rows:stays(id job_id, before json, limit_set text)}
 WHERE @by_key(job.id, stays.id) AND finished_at IS NULL AND node IS NULL AND job.buckets = stays.before
 
 -- name: set_held

@@ -193,9 +193,9 @@ CREATE TABLE headgate.replacement_note (
     buckets    text COLLATE "C" NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
--- The gates of each release, by what they are of (a task in a queue), whether the backlog is where it would have it, and
+-- The limit sets of each release, by what they are of (a task in a queue), whether the backlog is where it would have it, and
 -- which is the newest one of a live release: claims of others start no job of that subject.
-CREATE TABLE headgate.task_gate (
+CREATE TABLE headgate.task_limit_set (
     task        text COLLATE "C" NOT NULL,
     signature   text COLLATE "C" NOT NULL,
     first_seen  bigint NOT NULL,
@@ -258,7 +258,7 @@ CREATE TABLE headgate.job (
     task              text COLLATE "C" NOT NULL,
     queue             text COLLATE "C" NOT NULL,
     -- What its buckets, costs and terms were computed by; only a node that knows it starts the job.
-    gate              text COLLATE "C" NOT NULL DEFAULT '',
+    limit_set         text COLLATE "C" NOT NULL DEFAULT '',
     node              text COLLATE "C",
     buckets           text COLLATE "C" NOT NULL CHECK (json_valid(buckets)),
     payload           text COLLATE "C" NOT NULL,

@@ -12,7 +12,7 @@ from headgate.arguments import LARGEST_COUNT
 from headgate.errors import CostExceedsLimit, DeclarationError, PayloadError
 from headgate.jobs.bucket_mask import mask_where
 from headgate.jobs.job import BucketRef
-from headgate.jobs.terms import CLAIM_TIME, GateTerms, PermitTerms
+from headgate.jobs.terms import CLAIM_TIME, LimitTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.described_callable import described_callable
 from headgate.limits.key import (
@@ -136,13 +136,13 @@ class GatedCall(NamedTuple):
 
     buckets: tuple[BucketRef, ...] = ()
     costs: tuple[int, ...] | None = None
-    terms: GateTerms | None = None
+    terms: LimitTerms | None = None
 
 
 UNGATED = GatedCall()
 
 
-class Gate:
+class LimitSet:
     """All limits of a task: they admit a job together or not at all."""
 
     def __init__(self, limits: Sequence[BoundLimit]) -> None:
@@ -155,16 +155,16 @@ class Gate:
         self._may_coincide = len(set(self.names)) < len(self.names)
         if self._may_coincide:
             _require_one_owner(self.limits)
-        self._terms: dict[tuple[BoundLimit, ...], GateTerms | None] = {}
+        self._terms: dict[tuple[BoundLimit, ...], LimitTerms | None] = {}
 
-    def with_limits(self, limits: Sequence[BoundLimit]) -> Gate:
-        """Return the gate with more limits."""
-        return Gate((*self.limits, *limits)) if limits else self
+    def with_limits(self, limits: Sequence[BoundLimit]) -> LimitSet:
+        """Return the limit set with more limits."""
+        return LimitSet((*self.limits, *limits)) if limits else self
 
-    def with_default(self, terms: WaitTerms) -> Gate:
-        """Return the gate with these terms for the limits that have none of their own."""
+    def with_default(self, terms: WaitTerms) -> LimitSet:
+        """Return the limit set with these terms for the limits that have none of their own."""
         limits = [limit.with_default(terms) for limit in self.limits]
-        return self if all(limit in self.limits for limit in limits) else Gate(limits)
+        return self if all(limit in self.limits for limit in limits) else LimitSet(limits)
 
     @cached_property
     def signature(self) -> str:
@@ -214,7 +214,7 @@ class Gate:
             return GatedCall(tuple(buckets), None, terms)
         return GatedCall(tuple(buckets), tuple(costs), terms)
 
-    def _terms_of(self, applied: tuple[BoundLimit, ...], arguments: Arguments, headers: Headers) -> GateTerms | None:
+    def _terms_of(self, applied: tuple[BoundLimit, ...], arguments: Arguments, headers: Headers) -> LimitTerms | None:
         if self._has_owners:
             return _terms(applied, [limit.permit_of(arguments, headers) for limit in applied])
         if applied not in self._terms:
@@ -276,7 +276,7 @@ def _require_one_owner(limits: Sequence[BoundLimit]) -> None:
 
 def _terms(
     applied: Sequence[BoundLimit], holdings: Sequence[PermitTerms | None], limits: Sequence[BoundLimit] | None = None
-) -> GateTerms | None:
+) -> LimitTerms | None:
     """Return the terms of a call: `applied` has a limit for each bucket, `limits` all if some buckets were merged."""
     limits = applied if limits is None else limits
     patience = min((limit.patience for limit in limits if limit.patience is not None), default=None)
@@ -289,7 +289,7 @@ def _terms(
     # If one limit cancels and another discards, the job fails: a failure is reported, a cancellation is not.
     no_wait = [limit.wait_terms.on_limit for limit in limits if limit.patience == 0]
     patience = patience and patience + CLAIM_TIME
-    return GateTerms(holds, free, patience, cancels=bool(no_wait) and set(no_wait) == {"cancel"})
+    return LimitTerms(holds, free, patience, cancels=bool(no_wait) and set(no_wait) == {"cancel"})
 
 
 def bind_limits(
@@ -298,8 +298,8 @@ def bind_limits(
     task: str,
     parameters: Sequence[str],
     fields: ArgumentFields = UNTYPED,
-) -> Gate:
-    """Return the gate of a task. An unnamed limit is named after its task and rule; a string names a shared one.
+) -> LimitSet:
+    """Return the limit set of a task. An unnamed limit is named after its task and rule; a string names a shared one.
 
     `fields` are those of the only argument, which templates may name directly: `{tenant_id}` for `{order.tenant_id}`.
     """
@@ -327,7 +327,7 @@ def bind_limits(
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise DeclarationError(f"{where} uses limit {', '.join(sorted(twice))} twice; once is enough")
-    return Gate(bound)
+    return LimitSet(bound)
 
 
 def _own_name(task: str, limit: Limit, taken: Sequence[str]) -> str:

@@ -9,15 +9,15 @@ from msgspec.structs import replace
 from headgate.errors import DeclarationError
 from headgate.jobs.bucket_mask import chosen
 from headgate.jobs.job import BucketRef
-from headgate.jobs.terms import GateTerms, PermitTerms
+from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.key import UNTYPED
 from headgate.limits.limit import Limit, suggested_limits
 from headgate.tasks.call import BatchLimit
-from headgate.tasks.gate import Arguments, BoundLimit, GatedCall, Headers
+from headgate.tasks.limit_set import Arguments, BoundLimit, GatedCall, Headers
 
 
-class BatchGate:
+class BatchLimits:
     """The limits of one batch: all its jobs must have the same key for each."""
 
     def __init__(self, batch: str, limits: Sequence[BatchLimit], known: Mapping[str, Limit]) -> None:
@@ -58,7 +58,7 @@ class BatchGate:
 
 def with_batch_permits(gated: GatedCall, buckets: Sequence[BucketRef], batch: str) -> GatedCall:
     """Return the buckets of a call with those that its batch holds for it."""
-    own = gated.terms or GateTerms()
+    own = gated.terms or LimitTerms()
     holding = PermitTerms("batch", batch)
     holds = dict(zip(gated.buckets, own.holds or [None] * len(gated.buckets), strict=True))
     costs = dict(zip(gated.buckets, gated.costs or [1] * len(gated.buckets), strict=True))
@@ -72,7 +72,7 @@ def with_batch_permits(gated: GatedCall, buckets: Sequence[BucketRef], batch: st
     )
 
 
-def buckets_in_batch(gated: GatedCall, before: Sequence[BucketRef], terms: GateTerms | None) -> GatedCall:
+def buckets_in_batch(gated: GatedCall, before: Sequence[BucketRef], terms: LimitTerms | None) -> GatedCall:
     """Return the new buckets of a stored call, with the buckets that its batch holds for it."""
     if terms is None or not terms.of_batch:
         return gated
