@@ -19,7 +19,7 @@ MOST_SCHEDULES = 1000
 """How many schedules are searched, in the order of their names."""
 
 MOST_LIMITS = 100
-"""In how many limits a key is searched; each costs a lookup."""
+"""The most limits in which a key is searched; each costs a lookup."""
 
 _BEGINS_AN_ID = re.compile(r"[0-9a-v]{4}[0-9a-v-]{0,32}", re.IGNORECASE)
 """Fewer characters of an id match too many jobs to be of use."""

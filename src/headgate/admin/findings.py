@@ -37,7 +37,7 @@ LARGE_LOG = 1024 * MEBIBYTE
 OLDEST_SUPPORTED_POSTGRES = 14
 
 DEAD_ROWS = 50_000
-"""So many dead rows, and more than live ones, mean that vacuuming does not keep up."""
+"""The number of dead rows from which vacuuming does not keep up, if they are more than the live ones."""
 
 LONG_TRANSACTION = 60.0
 """Seconds."""

@@ -60,7 +60,7 @@ class JobsReport:
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """When the first node of another release of the program started, see `Settings.release`."""
+    """The start of the first node of another release of the program, see `Settings.release`."""
 
     at: datetime
     release: str

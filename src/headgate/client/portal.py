@@ -222,7 +222,7 @@ class Portal:
         thread.join(self._patience)
 
     def _forget_parent(self) -> None:
-        """After a fork the thread of the parent is not here, and its locks may be held."""
+        """Drop the thread and locks of the parent after a fork: the thread is not here, and the locks may be held."""
         if self._pid != os.getpid():
             self._lock, self._opening = threading.Lock(), threading.Lock()
             self._loop = self._thread = self._leave_app = None

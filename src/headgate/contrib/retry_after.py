@@ -1,4 +1,4 @@
-"""When the next request may come, according to an answer: `Retry-After`, and the rate limit headers of servers.
+"""The time of the next request according to an answer: `Retry-After`, and the rate limit headers of servers.
 
 Headers are read defensively: an invalid one is ignored, and every wait is from 0 to `HORIZON`. Instants are compared
 with the answer's own `Date`, if it has one, because this machine's clock may be wrong.

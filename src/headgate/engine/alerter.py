@@ -28,10 +28,10 @@ CHECK_EVERY = 10.0
 """Seconds between two turns of a node."""
 
 TURN = 9 * SECOND
-"""For how long an alert that one node has looked at is left alone by the others: a bit less than the time above."""
+"""The time for which nodes leave an alert alone that another one has looked at: a bit less than the time above."""
 
 SENDING_FOR = round(3 * SEND_TIMEOUT * SECOND)
-"""When a message is sent again whose node has not stored whether it was delivered (microseconds)."""
+"""The time after which a message is sent again if its node has not stored its delivery (microseconds)."""
 
 FIRST_RETRY = 10 * SECOND
 LONGEST_RETRY = 300 * SECOND

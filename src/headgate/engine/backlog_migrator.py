@@ -49,7 +49,7 @@ LOADED_AT_ONCE = 4
 """How many large payloads are in memory at once."""
 
 FOLDER_PAUSE = 30 * SECOND
-"""For how long no large payload is read after one could not be (microseconds); their jobs wait where they are."""
+"""The time without reads of large payloads after one has failed (microseconds); their jobs wait where they are."""
 
 
 class _Move(NamedTuple):

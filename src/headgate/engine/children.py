@@ -58,7 +58,7 @@ CHILD_EXIT_TIMEOUT = 2.0
 
 
 class ChildBounds(NamedTuple):
-    """When a child is replaced: after so many attempts, or once it occupies more than so many bytes of memory.
+    """The bounds at which a child is replaced: its number of attempts, and the bytes of memory that it occupies.
 
     None: never. An attempt is not ended for it.
     """

@@ -37,7 +37,7 @@ LISTING_TIMEOUTS = 10
 """How many timeouts of a read a list may take: that of a day may have many parts."""
 
 MAX_FAILURES_IN_A_ROW = 10
-"""After so many objects that cannot be deleted, a sweep leaves their day, and after so many such days it ends."""
+"""The number of undeletable objects after which a sweep leaves their day, and of such days after which it ends."""
 
 MARKER = "headgate.txt"
 """The object in the folder of each database that shows that the folder is there."""
@@ -47,7 +47,7 @@ without it, the folder counts as one that is not mounted.
 """
 
 KEPT_WITHOUT_JOB = timedelta(days=2)
-"""For how long an object is kept whose job is not stored: its transaction may not have committed yet."""
+"""The time for which an object without a stored job is kept: its transaction may not have committed yet."""
 
 SWEPT_AT_ONCE = 500
 """How many objects are looked up in one statement."""

@@ -20,7 +20,7 @@ from headgate.errors import StorageLost, StorageUnavailable
 from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDeclaredDead
 
 FULL_EVERY = 24
-"""Of so many regular heartbeats two in a row read all jobs that the node owns, the others those that started lately.
+"""The number of regular heartbeats of which two in a row read all jobs of the node; the others read its latest starts.
 
 Two, as a job is lost that two in a row have found unknown.
 """

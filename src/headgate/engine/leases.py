@@ -8,7 +8,7 @@ from headgate.storage.records import Peer
 
 
 class OwnLease:
-    """Until when a node may rely on its own lease, by its own monotonic clock.
+    """The end of a node's own lease by its own monotonic clock: how long the node may rely on it.
 
     Other nodes recover its jobs when its beat has not changed for `lease` microseconds, counted at the earliest from
     when the last successful heartbeat was *sent*. The node stops relying on the lease a sixth of it earlier: attempts

@@ -17,7 +17,7 @@ def stopped_by_signals(node: Node) -> AbstractContextManager[None]:
 
 @contextmanager
 def on_stop_signals(first: Callable[[], object], second: Callable[[], object]) -> Iterator[None]:
-    """Until the block ends, call `first` on the first SIGTERM or SIGINT and `second` on each one after it."""
+    """Call `first` on the first SIGTERM or SIGINT and `second` on each one after it, until the block ends."""
     loop = asyncio.get_running_loop()
     count = 0
 

@@ -21,7 +21,7 @@ from headgate.http.caller import Caller
 from headgate.http.http_error import HttpError, WrongInput, http_error_of
 
 API = "/api/v1"
-"""Where the API is, below the dashboard; a change that breaks programs gets another version."""
+"""The path of the API below the dashboard; a change that breaks programs gets another version."""
 
 LARGEST_BODY = 64 * 1024
 """Bytes; the body of any valid request is far smaller."""

@@ -34,7 +34,7 @@ RETRY_AFTER = 5
 PROBLEM = "application/problem+json"
 
 TYPES = "https://github.com/headgate/headgate/blob/main/docs/dashboard.md#"
-"""Where the types of problems are documented; the code of an error is the anchor of its type."""
+"""The page that documents the types of problems; the code of an error is the anchor of its type."""
 
 
 class WrongInput(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -90,7 +90,7 @@ class PurgeRequest(JsonBody, frozen=True, kw_only=True):
 
 
 class RescheduleRequest(JsonBody, frozen=True, kw_only=True):
-    """When a job should be ready, at an instant or after so many seconds, and its priority."""
+    """A request to make a job ready at an instant or after so many seconds, and its priority."""
 
     at: Instant | None = None
     delay: Delay | None = None

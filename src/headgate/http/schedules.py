@@ -123,7 +123,7 @@ class Triggered(msgspec.Struct, frozen=True):
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """When the skipped occurrence would have been due; null if there is none."""
+    """The instant of the skipped occurrence; null if there is none."""
 
     skipped: datetime | None
 

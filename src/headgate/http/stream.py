@@ -56,7 +56,7 @@ _COME_LATER = b"retry: %d\n\n" % (RETRY_AFTER * 1000)
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """Who listens to a stream, and the session in which it began."""
+    """The user who listens to a stream, and the session in which it began."""
 
     user: str
     session: str | None

@@ -28,7 +28,7 @@ MOST_COUNTED = 100_000
 """How many waiting jobs `Admin.waiting` counts at most."""
 
 NAMESPACE = UUID("5b0e3f4c-6d0a-4f0e-9c57-0d1c6a1f7e42")
-"""Of the ids that are made from idempotency keys."""
+"""The namespace of the ids that are made from idempotency keys."""
 
 REQUEST = "idempotent_request"
 """The header of a job with the hash of the body that it was enqueued with, if that request had an idempotency key."""

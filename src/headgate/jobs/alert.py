@@ -27,7 +27,7 @@ LOST_FOR = 600 * SECOND
 """How long a lost node is an alert: nothing ends that condition."""
 
 LONGEST_PERIOD = 86400 * SECOND
-"""Of a rate of failures (microseconds). A day is counted in hours already, the longest steps of the history."""
+"""The longest period of a rate of failures (microseconds). A day is counted in hours, the longest steps."""
 
 _EXAMPLES: dict[ConditionKind, str] = {
     "queue_lag": "queue_lag > 60",

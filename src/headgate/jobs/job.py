@@ -25,7 +25,7 @@ MAX_PRIORITY = 9
 """Priorities are 0 (default) to 9; in a lane the higher starts first, unless its queue has aging."""
 
 On = Literal["success", "failure", "final"]
-"""After which end of its leader a job runs: it succeeded, it failed or was cancelled, or it is final in any way."""
+"""The end of its leader after which a job runs: success, failure or cancellation, or any final state."""
 
 OnConflict = Literal["keep", "replace", "raise", "cancel_running"]
 """What happens to the next job under a unique key."""
@@ -175,7 +175,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
 
 
 class RemoteCharge(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """When a start was charged, in the time of a remote store, and how far that is ahead of local limit time."""
+    """The instant of a charge in the time of a remote store, and how far that is ahead of local limit time."""
 
     at: int
     ahead: int

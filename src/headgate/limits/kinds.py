@@ -54,7 +54,7 @@ class RuleKinds:
 
     @property
     def rates(self) -> list[str]:
-        """Those of them that are rates. Each can replace any other."""
+        """Return the kinds that are rates. Each can replace any other."""
         return [kind for kind in self.spelled if self[kind].family == RATE]
 
     def load(self, text: str) -> AnyRule:

@@ -25,7 +25,7 @@ OnKeyError = Literal["run", "fail"]
 OnMissingKey = Literal["run", "shared", "fail"]
 
 HoldUntil = Literal["running", "until_final", "until_success"]
-"""When a job releases its permit: after each attempt, when it is final, or when it has succeeded."""
+"""The moment at which a job releases its permit: after each attempt, when it is final, or when it has succeeded."""
 
 AnyRule = Rule[Any]
 

@@ -164,7 +164,7 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
 
 @dataclass(frozen=True, init=False)
 class RateLimit(Limit):
-    """At most a rate on average, and `burst` at once after a quiet period.
+    """A rate that holds on average, with `burst` starts at once after a quiet period.
 
     `RateLimit("15/m")` or `RateLimit(15, per=60)`. `burst` (default: the count) is how much unused budget a key can
     save; `burst=1` spaces starts evenly. `start_empty=True` gives a new key no saved budget: its first job runs at

@@ -17,7 +17,7 @@ from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
 DEFAULT_SLICES = 60
 
 SHORTEST_SLICE = 1_000
-"""In microseconds."""
+"""The unit is a microsecond."""
 
 Slices = tuple[int, int, int, tuple[int, ...]]
 """The content of a window: the sum, the number of its newest slice and what is used in it, and the older slices that
@@ -221,7 +221,7 @@ def full_before(instant: int, count: int, period: int, slice: int, oldest: int) 
 
 @dataclass(frozen=True, init=False)
 class SlidingWindow(Limit):
-    """At most N starts in a window that advances by slices: cheap at any count, exact to a slice.
+    """A limit of N starts in a window that advances by slices: cheap at any count, exact to a slice.
 
     `SlidingWindow("4/h", slices=3)` or `SlidingWindow(4, per=3600, slices=3)`; slices are aligned to the Unix epoch.
     Every interval of whole slices holds at most the count: with 4 starts at 12:59, the next goes at 13:40, when the

@@ -157,7 +157,7 @@ def _ages(queues: Iterable[QueueRecord], labels: Labels, now: int) -> list[Numbe
 
 
 def _pauses(paused: Iterable[str], labels: Labels) -> list[Number]:
-    """Of the queues that are not declared here, whether one is paused."""
+    """Return for each queue whether it is paused; those that are not declared here count as one."""
     names = {labels.queue(each) for each in paused}
     return [
         (metric.PAUSED, (queue,), float(queue in names))

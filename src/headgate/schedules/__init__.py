@@ -1,1 +1,1 @@
-"""When the jobs of a schedule run: triggers, and the rules for their occurrences."""
+"""The times of schedules: triggers, and the rules for their occurrences."""

@@ -45,7 +45,7 @@ class Every(
     repr_omit_defaults=True,
     dict=True,
 ):
-    """Once per period of real time: `Every(minutes=5)`, `Every("5m")`, `Every(hours=1, minutes=30)`.
+    """A trigger once per period of real time: `Every(minutes=5)`, `Every("5m")`, `Every(hours=1, minutes=30)`.
 
     The period may also be one text or `timedelta`. It is counted from `start` (an aware datetime; default: when the
     schedule was first declared). A day is 24 hours; for a time of day use `Calendar` or `Cron`. Raises DeclarationError

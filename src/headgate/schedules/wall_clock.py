@@ -20,7 +20,7 @@ from headgate.schedules.times_of_day import DAY, TimesOfDay
 from headgate.suggestion import did_you_mean
 
 MONTHS_OF_A_CYCLE = 400 * 12
-"""After 400 years the calendar repeats, weekdays included: a day that has not come by then never comes."""
+"""The months of 400 years, after which the calendar repeats: a day that has not come by then never comes."""
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of the wall clock
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)

@@ -29,7 +29,7 @@ _DAYS_OF_YEAR = [(month, day) for month in range(1, 13) for day in range(1, mont
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """When a schedule may run, by what the clock of a zone shows.
+    """The times at which a schedule may run, by what the clock of a zone shows.
 
     From the time of day `opens` until before `closes` (seconds since midnight; over midnight if it closes earlier than
     it opens), on these weekdays (0 is Monday), except on days that are excluded.

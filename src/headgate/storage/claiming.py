@@ -58,10 +58,10 @@ EXPIRED_A_VISIT = 100
 """How many expired jobs of one lane a claim ends; it leaves the others in the lane for the next claim."""
 
 FAIR_LANES = 16
-"""In how many lanes of a fair queue the starts of one claim are to be spread, if so many are in line."""
+"""The lanes of a fair queue over which the starts of one claim are spread, if so many are in line."""
 
 LOCKED_FOR = SECOND
-"""After how long a lane is visited again if other transactions have locked all its jobs. Their ends wake it too."""
+"""The time after which a lane is visited again if others have locked all its jobs. Their ends wake it too."""
 
 
 class _Taker(msgspec.Struct):

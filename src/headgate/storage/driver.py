@@ -39,7 +39,7 @@ class Transaction(Protocol):
     """Whether the database plans a statement by estimating how many rows the passed values match."""
 
     stepped: int
-    """By how much the database's clock had stepped when rows were locked, in microseconds."""
+    """The step of the database's clock that was found when rows were locked, in microseconds."""
 
     @property
     def now(self) -> int:

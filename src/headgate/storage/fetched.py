@@ -18,7 +18,7 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Rule, Snapshot
 
 ASK_AGAIN = SECOND
-"""After how long a claim visits a bucket again for which no starts have been fetched, in microseconds."""
+"""The time after which a claim visits a bucket again without fetched starts, in microseconds."""
 
 KEPT = 60 * SECOND
 """How long a balance is kept at least, in microseconds. Starts that are older should not be taken."""

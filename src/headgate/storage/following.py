@@ -22,7 +22,7 @@ LEVEL_COST = 50
 
 
 class FollowerPlacement(NamedTuple):
-    """Where a new job goes: `blocked` until its leader is final, or final at once with an `error`, or waiting."""
+    """The place of a new job: `blocked` until its leader is final, or final at once with an `error`, or waiting."""
 
     state: JobState
     is_blocked: bool = False
@@ -220,7 +220,7 @@ def leaders_of(jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> set[
 
 
 class Placements(NamedTuple):
-    """Where new jobs go, by id, and what is counted of new batches from the start."""
+    """The places of new jobs by id, and what is counted of new batches from the start."""
 
     jobs: Mapping[str, FollowerPlacement]
     counts: Mapping[str, BatchCount]

@@ -21,7 +21,7 @@ LIMIT_SET_LIVES = 180 * SECOND
 """How long a limit set lives after it was last noted, if the caller gives no other time, in microseconds."""
 
 DECLARATION_LIVES = 3600 * SECOND
-"""For how long the newest declaration of a limit is in force after a node last noted it (microseconds). Then plain code
+"""The time for which the newest declaration of a limit is in force after its last note (microseconds). Then plain code
 that no worker accompanies goes by what it declares itself."""
 
 
@@ -516,7 +516,7 @@ class DownstreamJob(msgspec.Struct, frozen=True):
 
 
 class DeployRecord(msgspec.Struct, frozen=True, array_like=True):
-    """When the first node of another release of the user's program started, as wall time in microseconds."""
+    """The start of the first node of another release of the user's program, as wall time in microseconds."""
 
     at: int
     release: str

@@ -137,7 +137,7 @@ class Store:
 
     @property
     def place(self) -> object | None:
-        """Where its tables are, equal to the `place` of a bucket store in the same place; None if there can be none."""
+        """The place of its tables, equal to the `place` of a bucket store there; None if there can be none."""
         return self.driver.place
 
     async def open(self, *, migrate: bool = True) -> None:

@@ -162,4 +162,4 @@ def _checked(codec: Any, option: str) -> Codec:
 
 
 NO_CODECS = Codecs()
-"""Those of an app without a codec."""
+"""The codecs of an app without a codec."""

@@ -1,4 +1,4 @@
-"""Where the function of a task runs: on the event loop, in a thread, or in a child process.
+"""The place where the function of a task runs: the event loop, a thread, or a child process.
 
 A child process must find the function by import.
 """

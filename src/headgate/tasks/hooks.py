@@ -60,7 +60,7 @@ class HookScope(StrEnum):
 
 
 class Moment(StrEnum):
-    """When a function of a process is called."""
+    """The moment at which a function of a process is called."""
 
     STARTUP = "startup"
     SHUTDOWN = "shutdown"

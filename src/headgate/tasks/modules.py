@@ -63,7 +63,7 @@ _IMPORTED_BY: ContextVar[str | None] = ContextVar("headgate_imported_by", defaul
 
 @contextmanager
 def declaring_only(by: str) -> Iterator[None]:
-    """In the block, programs are imported for their declarations: no app may be opened. `by` says who imports them.
+    """Import programs in this block for their declarations only: no app may be opened. `by` says who imports them.
 
     A program that enqueues when it is imported would do so again with each command and in each child process.
     """

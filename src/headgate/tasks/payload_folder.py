@@ -19,7 +19,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 
 
 class PayloadFolder:
-    """Where payloads and results of at least `above` bytes are kept: `PayloadFolder("s3://company-jobs/headgate")`.
+    """A folder for payloads and results of at least `above` bytes: `PayloadFolder("s3://company-jobs/headgate")`.
 
     `url` is one that fsspec opens: `file:///var/lib/jobs`, `s3://bucket/path`, `gs://bucket/path`; `options` are given
     to it, such as `key=` and `endpoint_url=` of S3. `above` is bytes or text like "1MB" (default: 100,000), of what the

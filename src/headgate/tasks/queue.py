@@ -90,13 +90,13 @@ class QueueOptions(TypedDict, total=False):
     """How long its jobs wait at most for limits that set neither this nor `on_limit` (default: the app's)."""
 
     retry: RetryPolicy | None
-    """For tasks declared for this queue without their own policy (default: the app's).
+    """The policy of tasks declared for this queue without their own (default: the app's).
 
     A job that is enqueued to another queue keeps the policy of its task.
     """
 
     timeout: Duration | None
-    """For tasks declared for this queue without their own timeout (default: the app's)."""
+    """The timeout of tasks declared for this queue without their own (default: the app's)."""
 
     fair_by: Key | Sequence[Key]
     """Let the keys of its jobs take turns: a template over the arguments of each task, a callable or `header(…)`.
@@ -119,7 +119,7 @@ class QueueOptions(TypedDict, total=False):
     """Its part of the slots of a worker, if `slots` bounds those of all queues (default: 1; 1 to 100)."""
 
     aging: Duration | None
-    """After how long a waiting job is level with a new one of the next higher priority, above 0 (default: never).
+    """The time after which a waiting job is level with a new one of the next priority, above 0 (default: never).
 
     With `aging=60`, a job of priority 0 starts before those of priority 9 that become ready more than nine minutes
     later. It applies to jobs that are enqueued from then on.

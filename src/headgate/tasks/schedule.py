@@ -35,7 +35,7 @@ class ScheduleSpec:
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """When a schedule begins, ends and catches up: what `task.schedule(…)` and `@app.schedule(…)` take."""
+    """The times when a schedule begins, ends and catches up: what `task.schedule(…)` and `@app.schedule(…)` take."""
 
     first: First
     """Its first occurrence: "after" (default), the first instant of the trigger after now; "now" or an aware datetime:

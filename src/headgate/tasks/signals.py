@@ -9,7 +9,7 @@ from headgate.arguments import parse_wait
 from headgate.clock import Duration
 
 _SHOWN_IN = "headgate"
-"""Where these classes are imported from, so that the error of a job reads `headgate.Fail`."""
+"""The module of these classes in the error of a job, which reads `headgate.Fail`."""
 
 
 class Snooze(Exception):

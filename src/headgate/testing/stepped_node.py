@@ -43,7 +43,7 @@ class RunAttempt:
 
 
 class NextEvent(NamedTuple):
-    """When the next waiting job can start, and when the next occurrence is due (wall microseconds); None: never."""
+    """The instants of the next start and the next due occurrence (wall microseconds); None: never."""
 
     job_at: int | None
     occurrence_at: int | None

@@ -259,7 +259,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class _TimerInstant(float):
-    """When a timer fires; timers of the same microsecond are ordered by `turn`."""
+    """The instant of a timer; timers of the same microsecond are ordered by `turn`."""
 
     __slots__ = ("turn",)
 

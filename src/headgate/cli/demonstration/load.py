@@ -52,7 +52,7 @@ class DemoLoad:
 
     @property
     def quiet_until(self) -> float:
-        """When the quiet tenants stop, so that their last jobs still end in the run."""
+        """Return when the quiet tenants stop, so that their last jobs still end in the run."""
         return self.seconds - 1.5
 
     def environment(self) -> Mapping[str, str]:

@@ -21,7 +21,7 @@ ENTRIES_PER_CALL = 8
 """How many entries one call checks."""
 
 PASS_PAUSE = SECOND // 10_000
-"""While a pass runs, how long (µs) hits do not continue it; misses always do."""
+"""The time (µs) for which hits do not continue a running pass; misses always do."""
 
 PASS_INTERVAL = 60 * SECOND
 """How often (µs) a pass checks all entries, however few are added."""
@@ -45,7 +45,7 @@ class ExpiringMap(Generic[V]):
         self._pass_at = 0
         self._pass_size = 64
         self.check_at = 0
-        """From this instant on, call `find` even if the key is in `recent`."""
+        """The instant from which `find` has to be called even if the key is in `recent`."""
 
     def find(self, key: str, now: int) -> V | None:
         """Return the value, or None, and move it to `recent`."""
@@ -90,7 +90,7 @@ MANY = 64
 
 
 class ClosedKeys:
-    """Until when keys are closed (µs of limit time). Not thread-safe: the owner's lock guards it."""
+    """The instants until which keys are closed (µs of limit time). Not thread-safe: the owner's lock guards it."""
 
     __slots__ = ("_look_at", "until_by_key")
 

@@ -13,7 +13,7 @@ WINDOW = 30 * SECOND
 """The shortest time between two lines of a limiter."""
 
 RECHECK = SECOND
-"""After how long the level of the logger is checked again if it was too high."""
+"""The time after which the level of the logger is checked again if it was too high."""
 
 logger = logging.getLogger("headgate.limiter")
 

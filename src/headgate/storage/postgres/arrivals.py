@@ -24,7 +24,7 @@ MERGED_OF_A_LANE = 50
 """How many arrivals of each of their lanes it takes besides: a lane with many is written once."""
 
 RECENT = 1_000
-"""Among how many of the last arrivals those of some queues are looked for, while many are left."""
+"""The number of last arrivals among which those of some queues are searched, while many are left."""
 
 
 class Merge(NamedTuple):
@@ -58,7 +58,7 @@ class _Empty(msgspec.Struct):
 
 
 class _FairFloor(msgspec.Struct):
-    """Where to begin among the due lanes of a fair queue."""
+    """The virtual time at which to begin among the due lanes of a fair queue."""
 
     queue: str
     floor: int

@@ -69,10 +69,10 @@ class LockedJobs:
 
 
 SNAPSHOT_LIFETIME = SECOND // 50
-"""For how long claims reuse a snapshot that had more jobs than they could take. Newer jobs may wait that long."""
+"""The time for which claims reuse a snapshot that had more jobs than they could take. Newer jobs may wait that long."""
 
 MERGE_EVERY = SECOND
-"""After how long a claim merges arrivals at the latest."""
+"""The longest time until a claim merges arrivals."""
 
 MERGE_TIME = SECOND // 50
 """How long a claim that starts no job merges, about. What is merged can start before the rest is."""
@@ -94,7 +94,7 @@ After that time it looks again for lanes of its queues that another process has 
 """
 
 NEWEST_SHARE = 5
-"""Where many arrivals are left, a portion has so many times fewer of the newest ones beside the oldest."""
+"""The ratio of oldest to newest arrivals in a portion, if many arrivals are left."""
 
 
 class _SkippedHere(SkippedJobs):

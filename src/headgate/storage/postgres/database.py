@@ -66,7 +66,7 @@ SUMMARIES = {"enable_bitmapscan": "on"}
 """Further settings for a transaction that reads by summaries of pages: a BRIN index is read in no other way."""
 
 FROZEN_AFTER = "2s"
-"""When the server ends a session whose client has stopped between two statements of a transaction and holds locks."""
+"""The time after which the server ends a session whose client has stopped in a transaction and holds locks."""
 
 PATIENCE = 5 * SECOND
 """How long repeatable work is repeated before the caller gets the error."""
@@ -782,7 +782,7 @@ _own_types: dict[frozenset[int], Any] = {}
 
 
 class _NotAsked(NamedTuple):
-    """In place of the statement that would have asked."""
+    """A placeholder for the statement that was not needed."""
 
     name: str = "not asked"
 

@@ -91,17 +91,17 @@ class LowWatermarks:
         return max(0, self._sweeps_at - self._clock.monotonic()) if self._is_slow else None
 
     def due(self, queue: str) -> int:
-        """Where to begin among the due lanes of a queue."""
+        """Return where to begin among the due lanes of a queue."""
         return self._virtual_times.get(queue, self._due) if self._are_used else 0
 
     @property
     def virtual_times(self) -> Mapping[str, int]:
-        """Where to begin among the due lanes of each fair queue."""
+        """The virtual time at which to begin among the due lanes of each fair queue."""
         return self._virtual_times if self._are_used else {}
 
     @property
     def opened(self) -> int:
-        """Where to begin among opened buckets."""
+        """The limit time at which to begin among opened buckets."""
         return self._opened if self._are_used else 0
 
     def record_merge(self, last: int, first_left: int | None, *, merger: int, oldest_writer: int) -> None:

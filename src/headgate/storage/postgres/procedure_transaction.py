@@ -31,7 +31,7 @@ class PostgresTransaction:
         self._time = time
         self._clock = clock
         self.stepped = 0
-        """By how much the server's clock had stepped when rows were locked."""
+        """The step of the server's clock that was found when rows were locked."""
 
     def take_places(self, count: int) -> int:
         # Arrivals get their places when they are merged.

@@ -19,7 +19,7 @@ from headgate.clock import SECOND, Clock
 from headgate.storage.postgres.database import Session
 
 AHEAD = 2000
-"""By how much limit time may run ahead before it is corrected (microseconds).
+"""The lead of limit time at which it is corrected (microseconds).
 
 The margin of a strict rate is 20 ms by default, and a late start may use half of it. In a minute, this, `DRIFT` and a
 reply within 2 ms use the other half.
@@ -30,7 +30,7 @@ FOLLOW_EVERY = 5.0
 
 
 BEHIND = SECOND
-"""By how much limit time may fall behind before it is corrected (microseconds)."""
+"""The lag of limit time at which it is corrected (microseconds)."""
 
 DRIFT = 10_000
 """Two clocks that run freely differ by less than one microsecond after so many. A faster one is corrected."""

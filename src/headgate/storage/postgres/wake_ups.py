@@ -41,7 +41,7 @@ WATCHDOG = 5.0
 RECONNECT = 1.0
 
 _ENDINGS = "endings"
-"""In the place of queues if jobs have become final and nothing else has changed."""
+"""The name in place of queues if jobs have become final and nothing else has changed."""
 
 LONGEST_PAYLOAD = 4_000
 """Bytes. A notification that would be longer does not name its queues; the server allows 8,000."""

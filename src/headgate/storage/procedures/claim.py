@@ -61,7 +61,7 @@ from headgate.storage.records import Claim, Claimed, Dropped
 from headgate.storage.stored_rows import RowDecoder, bucket_id
 
 SOON = SECOND // 50
-"""After how long to claim again if another node has locked lanes or is merging arrivals."""
+"""The time until the next claim if another node has locked lanes or is merging arrivals."""
 
 STATEMENTS = (
     "lock_for_claim",

@@ -74,7 +74,7 @@ class RunningJob(msgspec.Struct):
     is_complete: bool
     """Whether this attempt has completed the job in a user's transaction: it has succeeded, however it ends."""
     charged_at: int | None
-    """When its start counts in its buckets (limit time)."""
+    """The instant at which its start counts in its buckets (limit time)."""
 
     @property
     def attempt(self) -> AttemptId:

@@ -46,7 +46,7 @@ from headgate.storage.records import FINAL_STATES
 from headgate.storage.stored_rows import RowDecoder
 
 LEADERS_AT_ONCE = 100
-"""For how many leaders followers are read in one commit."""
+"""The number of leaders whose followers are read in one commit."""
 
 
 R = TypeVar("R")
@@ -89,7 +89,7 @@ class _BatchState(msgspec.Struct):
 
     @property
     def ended(self) -> EndedJob | None:
-        """It as a member of its own batch; None while it is not final."""
+        """Return it as a member of its own batch; None while it is not final."""
         if self.pending:
             return None
         end = ended_as(self.succeeded, self.failed, self.cancelled, self.skipped)

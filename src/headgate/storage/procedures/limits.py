@@ -26,7 +26,7 @@ from headgate.storage.stored_rows import bucket_id
 
 
 class BucketTimer(NamedTuple):
-    """When a bucket opens for the lanes behind it."""
+    """The instant at which a bucket opens for the lanes behind it."""
 
     id: str
     opens_at: int

@@ -68,7 +68,7 @@ LANES_SEARCHED = 250_000
 
 
 LANES_LOOKED_AT = 50_000
-"""In how many lanes keys are looked for that have no bucket yet."""
+"""The number of lanes that are searched for keys without a bucket."""
 
 
 LANES_IN_TURN = 2_000

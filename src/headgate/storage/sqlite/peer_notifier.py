@@ -23,7 +23,7 @@ logger = logging.getLogger("headgate.storage")
 
 LOOK_EVERY = 0.25
 FILE_EVERY = 8
-"""After how many reads the file itself is checked."""
+"""The number of reads after which the file itself is checked."""
 
 WAL_ALARM = 512 * 1024 * 1024
 
