@@ -54,9 +54,8 @@ from headgate.storage.procedures.claim_snapshot import (
     open_lane,
     read_snapshot,
 )
-from headgate.storage.procedures.following import FollowersHeld, resolve_followers
+from headgate.storage.procedures.following import ENDED_JOBS, FollowersHeld, resolve_followers
 from headgate.storage.procedures.limits import BucketTimer
-from headgate.storage.procedures.waiting import TIED, EndedWaitingJob
 from headgate.storage.records import Claim, Claimed, Dropped
 from headgate.storage.stored_rows import RowDecoder, bucket_id
 
@@ -549,27 +548,24 @@ class ClaimTransaction:
             rows = [BucketTimer(bucket_id(view.ref), opens_at) for view, opens_at in timers]
             await tx.execute("set_timers", timer=rows)
         still_open = any(opens_at <= plan.limit_now for _, opens_at in timers)
-        has_followers = await self._resolve_followers(dropped, ended) if dropped else False
+        has_followers = await self._resolve_followers(ended) if dropped else False
         return self._result(
             progressed=bool(plan.taken or moves) or released > 0,
             reopened=bool(reopened) or has_followers,
             still_open=still_open or released > 0,
         )
 
-    async def _drop(self, dropped: Sequence[DroppedRow]) -> list[EndedWaitingJob]:
-        ended = await self._tx.fetch(TIED, "drop_waiting", dropped=dropped, now=self._plan.now)
+    async def _drop(self, dropped: Sequence[DroppedRow]) -> list[EndedJob]:
+        ended = await self._tx.fetch(ENDED_JOBS, "drop_waiting", dropped=dropped, now=self._plan.now)
         if len(ended) != len(dropped):
             await self._skip_locked({row.id for row in dropped} - {row.id for row in ended})
         return ended
 
-    async def _resolve_followers(self, dropped: Sequence[DroppedRow], ended: Sequence[EndedWaitingJob]) -> bool:
+    async def _resolve_followers(self, ended: Sequence[EndedJob]) -> bool:
         """Resolve the followers of jobs that ended; return whether any is followed or in a batch."""
-        states = {row.id: row.state for row in dropped}
         # After the timers: they do not take into account the permits that the last job of a batch returns.
         try:
-            await resolve_followers(
-                self._tx, [EndedJob(row.id, states[row.id], row.is_followed, row.batch) for row in ended]
-            )
+            await resolve_followers(self._tx, ended)
         except FollowersHeld as held:
             self._skip(held.leaders)
         return any(row.is_followed or row.batch is not None for row in ended)

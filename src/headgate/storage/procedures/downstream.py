@@ -11,10 +11,9 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.identity import JobId
 from headgate.jobs.state import JobState
 from headgate.storage.driver import Transaction
-from headgate.storage.following import EndedJob, depths
+from headgate.storage.following import depths
 from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import add_audit_record
-from headgate.storage.procedures.waiting import TIED
 from headgate.storage.records import DownstreamJob
 from headgate.storage.stored_rows import RowDecoder
 
@@ -83,13 +82,11 @@ async def downstream_of(tx: Transaction, batch_id: str) -> Sequence[DownstreamJo
 
 async def cancel_blocked(tx: Transaction, job_ids: Sequence[str], audit_records: Sequence[AuditRecord]) -> list[str]:
     """As `Store.cancel_blocked`."""
-    found = await tx.fetch(TIED, "lock_blocked", ids=list(job_ids))
+    found = await tx.fetch(following.ENDED_JOBS, "lock_blocked", ids=list(job_ids))
     ids = {job.id for job in found}
     for record in audit_records:
         if record.subject in ids:
             await add_audit_record(tx, record)
     await following.end_blocked(tx, [(job.id, JobState.CANCELLED, None) for job in found])
-    await following.resolve_followers(
-        tx, [EndedJob(job.id, JobState.CANCELLED, job.is_followed, job.batch) for job in found]
-    )
+    await following.resolve_followers(tx, found)
     return sorted(ids)

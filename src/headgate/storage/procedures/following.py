@@ -155,7 +155,7 @@ _LEADERS = RowDecoder(_LeaderState, "job")
 _BATCHES = RowDecoder(_BatchState, "batch")
 _CAUSES = RowDecoder(LeaderError, "job")
 _FOLLOWERS = RowDecoder(_Follower, "job")
-_ENDED = RowDecoder(EndedJob, "job", state=JobState.FAILED)
+ENDED_JOBS = RowDecoder(EndedJob, "job", state=JobState.FAILED)
 _ENDED_LEADERS = RowDecoder(EndedLeader, "job", state=JobState.FAILED)
 _MEMBERS = RowDecoder(_Member, "job of batch")
 _ENDED_MEMBERS = RowDecoder(_EndedMember, "batch", state=JobState.FAILED)
@@ -397,7 +397,7 @@ async def undo_end(tx: Transaction, job: EndedJob) -> None:
             back = await _uncount(tx, back)
             leaders |= {batch.id for batch in back}
         await tx.execute("forget_ended_leaders", ids=sorted(leaders))
-        back = await tx.fetch(_ENDED, "cancelled_followers", leaders=sorted(leaders))
+        back = await tx.fetch(ENDED_JOBS, "cancelled_followers", leaders=sorted(leaders))
         if back:
             await block(tx, [each.id for each in back], is_retry=False)
 

@@ -35,9 +35,9 @@ class ReplacementNote(msgspec.Struct):
 _NOTES = RowDecoder(ReplacementNote, "replacement note")
 
 
-def note_of(given: PermitRelease | None, lane: str | None, buckets: tuple[BucketRef, ...]) -> ReplacementNote | None:
+def note_of(given: Sequence[PermitRelease], lane: str | None, buckets: tuple[BucketRef, ...]) -> ReplacementNote | None:
     """Return the note for a replaced job; None if it gives nothing back."""
-    leaving = leaving_holders([] if given is None else [given])
+    leaving = leaving_holders(given)
     if not leaving and lane is None:
         return None
     permits = [(ref, holder) for ref, holders in leaving.items() for holder in holders]

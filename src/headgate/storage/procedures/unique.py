@@ -23,10 +23,10 @@ from msgspec.structs import replace
 from headgate.errors import IdInUse, LeaderNotFound, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.bucket_mask import BucketMask, difference, mask_where, union
+from headgate.jobs.bucket_mask import BucketMask, difference, mask_where
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import BucketRef, JobOptions, NewJob
-from headgate.jobs.terms import LimitTerms, kept_permits
+from headgate.jobs.job import JobState, NewJob
+from headgate.jobs.terms import kept_permits
 from headgate.jobs.uniqueness import (
     FollowRunning,
     KeepExisting,
@@ -49,9 +49,9 @@ from headgate.jobs.uniqueness import (
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.add import add_jobs, add_tags, remove_tags, require_own, stored_jobs
 from headgate.storage.procedures.audit import add_audit_record
-from headgate.storage.procedures.buckets import PermitRelease
 from headgate.storage.procedures.history import note_enqueued
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of, lane_of
+from headgate.storage.procedures.locked_job import LOCKED_JOBS, LockedJob
 from headgate.storage.procedures.replacement_notes import ReplacementNote, give_back, keep_notes, note_of
 from headgate.storage.statements import as_json, optional_json
 from headgate.storage.stored_rows import RowDecoder
@@ -71,30 +71,6 @@ class WaitingRival(msgspec.Struct):
     task: str
     unique_key: str
     rival: JobId | None
-
-
-class UniqueJob(msgspec.Struct):
-    """A job that holds a unique key: it is not final, or the key stays taken for it (in the state "kept")."""
-
-    id: JobId
-    task: str
-    unique_key: str
-    state: str
-    queue: str
-    buckets: tuple[BucketRef, ...]
-    terms: LimitTerms | None
-    held: BucketMask
-    passed: BucketMask
-    has_costs: bool
-    delayed: bool
-    run_at: int
-    attempt: int
-    options: JobOptions | None
-
-    @property
-    def lane(self) -> Lane:
-        """The lane of the job if it is waiting."""
-        return lane_of(self.queue, self.buckets, self.terms, union(self.held, self.passed))
 
 
 class _Replacement(NamedTuple):
@@ -121,7 +97,6 @@ class ReservedKey(NamedTuple):
 
 
 _RIVALS = RowDecoder(WaitingRival, "job")
-_KEYED = RowDecoder(UniqueJob, "job", state="waiting")
 
 
 async def rivals(tx: Transaction, ids: Sequence[str]) -> list[WaitingRival]:
@@ -190,7 +165,7 @@ class _Addition:
     def __init__(self, tx: Transaction, *, is_users: bool) -> None:
         self._tx = tx
         self._is_users = is_users and not tx.has_one_writer
-        self._known: dict[Key, list[UniqueJob]] = {}
+        self._known: dict[Key, list[LockedJob]] = {}
         self._notes: list[ReplacementNote] = []
 
     async def read(self, keys: Iterable[Key]) -> None:
@@ -234,15 +209,15 @@ class _Addition:
         if self._notes:
             await (keep_notes if self._is_users else give_back)(self._tx, self._notes)
 
-    async def _read_key(self, job: NewJob) -> list[UniqueJob]:
+    async def _read_key(self, job: NewJob) -> list[LockedJob]:
         key = key_of(job)
         assert key is not None
         # What was read is valid for the first job under a key, once.
         rows = self._known.pop(key, None)
         return await self._under_keys([key]) if rows is None else rows
 
-    async def _under_keys(self, keys: Sequence[Key]) -> list[UniqueJob]:
-        return await self._tx.fetch(_KEYED, "jobs_under_keys", keys=keys, now=self._tx.now) if keys else []
+    async def _under_keys(self, keys: Sequence[Key]) -> list[LockedJob]:
+        return await self._tx.fetch(LOCKED_JOBS, "jobs_under_keys", keys=keys, now=self._tx.now) if keys else []
 
     async def insert(self, jobs: Sequence[NewJob]) -> list[NewJob]:
         """Insert jobs without a key, or each the only one under its key. Returns those that are not stored.
@@ -265,7 +240,7 @@ class _Addition:
         await self._keep_keys([job for job in keyed.values() if job.id not in left])
         return again
 
-    async def _is_first(self, job: NewJob, rows: Sequence[UniqueJob]) -> bool:
+    async def _is_first(self, job: NewJob, rows: Sequence[LockedJob]) -> bool:
         """Whether an inserted job is stored and no other under its key had begun to run before; else it is deleted."""
         if not _is_waiting(job, rows):
             return False
@@ -276,7 +251,7 @@ class _Addition:
             raise ClaimedMeanwhile
         await self._tx.execute("delete_job", id=job.id)
         await remove_tags(self._tx, [job])
-        if next(row for row in rows if row.id == job.id).state == "waiting":
+        if not next(row for row in rows if row.id == job.id).is_blocked:
             await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.buckets, job.wait_mode), -1)])
         return False
 
@@ -314,10 +289,10 @@ class _Addition:
                 self._tx, AuditRecord(actor, "cancel", "job", running, f"job {job.id} was enqueued under its key")
             )
 
-    async def _try_replace(self, row: UniqueJob, new: NewJob) -> bool:
+    async def _try_replace(self, row: LockedJob, new: NewJob) -> bool:
         """Replace a waiting job by a new one. Returns whether it was still waiting."""
-        locked = await self._tx.fetch(_KEYED, "lock_job_under_key", id=row.id)
-        if not locked or locked[0].state not in ("waiting", "blocked"):
+        locked = await self._tx.fetch(LOCKED_JOBS, "lock_job_under_key", id=row.id)
+        if not locked or locked[0].state is not JobState.WAITING:
             return False
         now = locked[0]
         after = _replacement(now, postponed(new, now.options, is_tried=now.attempt > 0))
@@ -347,11 +322,8 @@ class _Addition:
             await self._tx.execute("forget_starts", id=now.id)
         await remove_tags(self._tx, [now])
         await add_tags(self._tx, [job])
-        in_lane = now.state == "waiting"
-        given = None
-        if after.released and now.terms is not None:
-            given = PermitRelease(now.id, now.buckets, now.terms, after.released, difference(now.held, after.released))
-        note = note_of(given, before.id if now.has_costs and in_lane else None, before.buckets)
+        in_lane = not now.is_blocked
+        note = note_of(now.gives(after.released), before.id if now.has_costs and in_lane else None, before.buckets)
         if note is not None and self._tx.has_one_writer:
             # At once, while its lane still waits behind the bucket that may have been closed for its cost.
             await give_back(self._tx, [note])
@@ -363,7 +335,7 @@ class _Addition:
         return True
 
 
-def _replacement(old: UniqueJob, new: NewJob) -> _Replacement:
+def _replacement(old: LockedJob, new: NewJob) -> _Replacement:
     """Return the new job with the id of the old one, and its place if both are in one lane and not delayed."""
     keeps = kept_permits(old.id, old.buckets, old.terms, old.held, new.buckets, new.terms)
     held = mask_where(ref in keeps for ref in new.buckets)
@@ -375,26 +347,26 @@ def _replacement(old: UniqueJob, new: NewJob) -> _Replacement:
     return _Replacement(replace(new, id=old.id, run_at=run_at), held, released, lane, has_same_buckets)
 
 
-def _by_key(rows: Iterable[UniqueJob]) -> defaultdict[Key, list[UniqueJob]]:
-    by_key: defaultdict[Key, list[UniqueJob]] = defaultdict(list)
+def _by_key(rows: Iterable[LockedJob]) -> defaultdict[Key, list[LockedJob]]:
+    by_key: defaultdict[Key, list[LockedJob]] = defaultdict(list)
     for row in rows:
-        by_key[row.task, row.unique_key].append(row)
+        by_key[row.task, row.unique_key or ""].append(row)
     return by_key
 
 
-def _key_holders(rows: Iterable[UniqueJob]) -> KeyHolders:
+def _key_holders(rows: Iterable[LockedJob]) -> KeyHolders:
     holders = KeyHolders()
     for row in rows:
         match row.state:
-            case "running":
+            case JobState.RUNNING:
                 holders = holders._replace(running=holders.running or row.id)
-            case "kept":
-                holders = holders._replace(kept_for=row.id)
-            case _:
+            case JobState.WAITING:
                 holders = holders._replace(waiting=row.id)
+            case _:
+                holders = holders._replace(kept_for=row.id)
     return holders
 
 
-def _is_waiting(job: NewJob, rows: Iterable[UniqueJob]) -> bool:
+def _is_waiting(job: NewJob, rows: Iterable[LockedJob]) -> bool:
     """Whether a job is among the rows under its key as one that waits."""
-    return any(row.id == job.id and row.state in ("waiting", "blocked") for row in rows)
+    return any(row.id == job.id and row.state is JobState.WAITING for row in rows)

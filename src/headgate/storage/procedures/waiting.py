@@ -6,161 +6,46 @@ transaction that has locked a bucket waits for a job.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen, difference, intersection, mask_where, union
-from headgate.jobs.identity import JobId
+from headgate.jobs.bucket_mask import NO_BUCKETS, chosen, difference, intersection, mask_where, union
 from headgate.jobs.job import BucketRef, JobState
 from headgate.jobs.lifecycle import new_time, require_retriable, require_scheduled, require_waiting
 from headgate.jobs.limit_sets import LimitSetChange
-from headgate.jobs.terms import LimitTerms, kept_permits
+from headgate.jobs.terms import kept_permits
 from headgate.jobs.uniqueness import key_taken
 from headgate.limits.concurrency import load_permits
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow, late_ending
-from headgate.storage.following import EndedJob
 from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import (
-    PermitRelease,
-    buckets_of_batch,
     lock_buckets,
     release_unused_batches,
     return_permits,
 )
-from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of, lane_of, leave, reopen_behind
+from headgate.storage.procedures.lanes import Arrival, add_arrivals, arrival_of, lane_of, leave, reopen_behind
+from headgate.storage.procedures.locked_job import LOCKED_JOBS, LockedJob
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.records import Dropped
 from headgate.storage.statements import as_json, optional_json
 from headgate.storage.stored_rows import RowDecoder
 
 
-class FoundJob(msgspec.Struct):
-    """A job in any state."""
-
-    id: JobId
-    state: JobState
-    queue: str
-    buckets: tuple[BucketRef, ...]
-    terms: LimitTerms | None
-    held: BucketMask
-    passed: BucketMask
-    has_costs: bool
-    is_blocked: bool
-    is_followed: bool
-    follows: JobId | None
-    batch: JobId | None
-    delayed: bool
-    run_at: int
-    rank: int
-    attempt: int
-    outcome: str | None
-
-    @property
-    def on(self) -> str:
-        """The outcome of its leader that it needs."""
-        return self.outcome or "success"
-
-    @property
-    def lane(self) -> Lane:
-        """The lane of the job if it is waiting."""
-        return lane_of(self.queue, self.buckets, self.terms, union(self.held, self.passed))
-
-    def gives(self, released: BucketMask) -> list[PermitRelease]:
-        """Return what it releases when it loses the permits `released`."""
-        if not released or self.terms is None:
-            return []
-        return [PermitRelease(self.id, self.buckets, self.terms, released, difference(self.held, released))]
-
-    def give_up_at(self, ready_at: int) -> int | None:
-        """Return the end of its max_wait if it is ready then; None without one."""
-        return None if self.terms is None or not self.terms.patience else ready_at + self.terms.patience
-
-
-class _Expired(msgspec.Struct):
+class _Expired(LockedJob):
     """A waiting or blocked job whose time to start has passed, and the bucket that its lane waits behind."""
 
-    id: JobId
-    task: str
-    queue: str
     expires_at: int | None
     give_up_at: int | None
-    terms: LimitTerms | None
-    buckets: tuple[BucketRef, ...]
-    held: BucketMask
-    passed: BucketMask
+    lane_id: str
     limit: str | None
     key: str | None
-    has_costs: bool
-    lane: str
-    waiting: bool
-    attempt: int
-
-    @property
-    def place(self) -> tuple[str, str, int, bool]:
-        return self.id, self.lane, self.held, self.waiting
-
-    @property
-    def affected_buckets(self) -> list[BucketRef]:
-        """The buckets that may change when it leaves its lane."""
-        return affected_buckets(self.buckets, self.held, self.terms, has_costs=self.has_costs)
-
-    @property
-    def came_from(self) -> Lane:
-        return lane_of(self.queue, self.buckets, self.terms, union(self.held, self.passed))
 
 
-class _LockedJob(msgspec.Struct):
-    id: JobId
-    lane: str
-    held: BucketMask
-    waiting: bool
-    is_followed: bool
-    batch: JobId | None
-
-    @property
-    def place(self) -> tuple[str, str, int, bool]:
-        return self.id, self.lane, self.held, self.waiting
-
-
-class EndedWaitingJob(msgspec.Struct):
-    """A job that has ended without running."""
-
-    id: JobId
-    is_followed: bool
-    batch: JobId | None
-
-
-class _PlainJob(msgspec.Struct):
-    id: JobId
-    queue: str
-    buckets: tuple[BucketRef, ...]
-    terms: LimitTerms | None
-    delayed: bool
-    run_at: int
-    rank: int
-
-
-_FOUND = RowDecoder(FoundJob, "job", state=JobState.WAITING)
-_EXPIRED = RowDecoder(_Expired, "job")
-_LOCKED = RowDecoder(_LockedJob, "job")
-TIED = RowDecoder(EndedWaitingJob, "job")
-_PLAIN = RowDecoder(_PlainJob, "job")
-
-
-def affected_buckets(
-    buckets: Sequence[BucketRef], held: BucketMask, terms: LimitTerms | None, *, has_costs: bool
-) -> list[BucketRef]:
-    """Return the buckets to lock when a job leaves its lane.
-
-    These are the buckets of which it or its batch holds permits; for a job with costs all its buckets, because a claim
-    may be about to close one for its cost.
-    """
-    return list(buckets) if has_costs else [*chosen(buckets, held), *buckets_of_batch(buckets, terms)]
+_EXPIRED = RowDecoder(_Expired, "job", state=JobState.WAITING)
 
 
 async def cancel(
@@ -178,15 +63,14 @@ async def cancel(
         return found.state
     if not found.state.is_final:
         await add_audit_record(tx, audit_record)
-    ended = EndedJob(found.id, JobState.CANCELLED, found.is_followed, found.batch)
+    ended = found.ended(JobState.CANCELLED)
     if found.is_blocked:
         await following.end_blocked(tx, [(found.id, JobState.CANCELLED, None)])
         await following.resolve_followers(tx, [ended])
     elif found.state is JobState.WAITING:
         await tx.execute("cancel_waiting", id=found.id, now=tx.now)
         await leave(tx, found.lane, have_costs=found.has_costs)
-        kept = NO_BUCKETS if found.terms is None else found.terms.kept(found.held, JobState.CANCELLED)
-        await return_permits(tx, found.gives(difference(found.held, kept)))
+        await return_permits(tx, found.gives(difference(found.held, found.kept(JobState.CANCELLED))))
         await following.resolve_followers(tx, [ended])
     elif found.state is JobState.RUNNING:
         await tx.execute("request_cancel", id=found.id)
@@ -213,7 +97,7 @@ async def retry(tx: Transaction, job_id: str, *, audit_record: AuditRecord | Non
     terms = None if found.terms is None else found.terms.retried(found.attempt)
     if terms != found.terms:
         await tx.execute("change_terms", id=found.id, terms=optional_json(terms))
-    ended = EndedJob(found.id, found.state, found.is_followed, found.batch)
+    ended = found.ended(found.state)
     # This may wait for a transaction that stores another job under its key, so batches and buckets are locked later.
     if is_held_back:
         await following.block(tx, [found.id], is_retry=True)
@@ -221,7 +105,7 @@ async def retry(tx: Transaction, job_id: str, *, audit_record: AuditRecord | Non
         await return_permits(tx, found.gives(found.held))
         return found.state
     lane = lane_of(found.queue, found.buckets, found.terms, found.held)
-    rank = await tx.value("retry_job", id=found.id, lane=lane.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
+    rank = await tx.value("retry_job", id=found.id, lane=lane.id, now=tx.now, give_up_at=found.waits_until(tx.now))
     await following.undo_end(tx, ended)
     await add_arrivals(tx, [arrival_of(lane, tx.now, rank, delayed=False)])
     return found.state
@@ -241,7 +125,7 @@ async def run_now(tx: Transaction, job_id: str, *, audit_record: AuditRecord | N
         is_ahead=found.delayed and found.run_at > tx.now,
         follows=found.follows if found.is_blocked else None,
     )
-    rank = await tx.value("run_now", id=found.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
+    rank = await tx.value("run_now", id=found.id, now=tx.now, give_up_at=found.waits_until(tx.now))
     # The job is already counted in its lane, which only has to be visited.
     await add_arrivals(tx, [arrival_of(found.lane, tx.now, rank, delayed=False, jobs=0)])
     await add_audit_record(tx, audit_record)
@@ -273,7 +157,7 @@ async def reschedule(
         run_at=time.run_at,
         delayed=time.delayed,
         priority=priority,
-        give_up_at=found.give_up_at(time.run_at) if time.has_changed else None,
+        give_up_at=found.waits_until(time.run_at) if time.has_changed else None,
     )
     if not found.is_blocked:
         if found.has_costs:
@@ -304,20 +188,14 @@ async def expire(
         return []
     await lock_buckets(tx, {ref for job in late for ref in job.affected_buckets})
     # A job that has moved to another lane since it was read is left to the next call.
-    unmoved = {row.place: row for row in await tx.fetch(_LOCKED, "lock_waiting", ids=[job.id for job in late])}
+    unmoved = {row.place for row in await tx.fetch(LOCKED_JOBS, "lock_waiting", ids=[job.id for job in late])}
     late = [job for job in late if job.place in unmoved]
     rows = [_dropped(job, tx.now) for job in late]
-    await tx.fetch(TIED, "drop_waiting", dropped=rows, now=tx.now)
-    await reopen_behind(tx, {job.lane for job in late if job.has_costs and job.waiting})
-    await add_arrivals(tx, [Arrival(job.came_from, -1) for job in late if job.waiting])
-    given = [
-        PermitRelease(job.id, job.buckets, job.terms, difference(job.held, row.kept), row.kept)
-        for job, row in zip(late, rows, strict=True)
-        if job.held and job.terms is not None
-    ]
-    await return_permits(tx, given)
-    locked = [unmoved[job.place] for job in late]
-    ended = [EndedJob(job.id, row.state, job.is_followed, job.batch) for job, row in zip(locked, rows, strict=True)]
+    ended = await tx.fetch(following.ENDED_JOBS, "drop_waiting", dropped=rows, now=tx.now)
+    await reopen_behind(tx, {job.lane_id for job in late if job.has_costs and not job.is_blocked})
+    await add_arrivals(tx, [Arrival(job.lane, -1) for job in late if not job.is_blocked])
+    given = [job.gives(difference(job.held, row.kept)) for job, row in zip(late, rows, strict=True)]
+    await return_permits(tx, itertools.chain.from_iterable(given))
     await following.resolve_followers(tx, ended)
     return [
         Dropped(job.id, job.task, job.queue, row.state, row.error, job.attempt)
@@ -328,9 +206,7 @@ async def expire(
 def _dropped(job: _Expired, now: int) -> DroppedRow:
     behind = None if job.limit is None else BucketRef(job.limit, job.key or "")
     state, error = late_ending(now, job.expires_at, job.give_up_at, job.terms, job.attempt, behind)
-    return DroppedRow(
-        job.id, job.lane, state, error, NO_BUCKETS if job.terms is None else job.terms.kept(job.held, state)
-    )
+    return DroppedRow(job.id, job.lane_id, state, error, job.kept(state))
 
 
 async def change_limit_sets(tx: Transaction, jobs: Sequence[LimitSetChange]) -> int:
@@ -361,12 +237,12 @@ async def _change_plain_limit_sets(tx: Transaction, jobs: Sequence[LimitSetChang
     by_id = {job.id: job for job in jobs}
     moved: dict[str, tuple[Any, ...]] = {}
     arrivals: list[Arrival] = []
-    for row in await tx.fetch(_PLAIN, "lock_plain", ids=list(by_id)):
+    for row in await tx.fetch(LOCKED_JOBS, "lock_plain", ids=list(by_id)):
         job = by_id[row.id]
         if row.buckets == job.before:
             lane = lane_of(row.queue, job.buckets, job.terms)
             moved[job.id] = (job.id, job.buckets, job.costs, job.terms, lane.id, job.limit_set)
-            arrivals.append(Arrival(lane_of(row.queue, row.buckets, row.terms), -1))
+            arrivals.append(Arrival(row.lane, -1))
             arrivals.append(arrival_of(lane, row.run_at, row.rank, delayed=row.delayed))
     if moved:
         await tx.execute("change_plain_limit_sets", changed=list(moved.values()))
@@ -428,7 +304,7 @@ async def release_idle(tx: Transaction, ref: BucketRef) -> int:
     rows = await lock_buckets(tx, [ref])
     if not rows or not load_permits(rows[0].state).holders:
         return 0
-    for job in await tx.fetch(_FOUND, "idle_holders", needle=as_json(ref)):
+    for job in await tx.fetch(LOCKED_JOBS, "idle_holders", needle=as_json(ref)):
         given = intersection(job.held, mask_where(each == ref for each in job.buckets))
         if given and job.terms is not None:
             await return_permits(tx, job.gives(given))
@@ -444,20 +320,20 @@ async def release_idle(tx: Transaction, ref: BucketRef) -> int:
 
 async def _locked(
     tx: Transaction, job_id: str, *, with_leader: bool = False, with_buckets: bool = True, waits: bool = True
-) -> FoundJob | None:
+) -> LockedJob | None:
     """Return the job, locked after its leader, and before the buckets to which it may return permits.
 
     Unless it `waits` for the lock, None also for a job that another transaction has locked.
     """
     if with_leader:
-        rows = await tx.fetch(_FOUND, "find_job", id=job_id)
+        rows = await tx.fetch(LOCKED_JOBS, "find_job", id=job_id)
         if not rows:
             return None
         await following.lock_leader(tx, rows[0].follows)
-    rows = await tx.fetch(_FOUND, "lock_job" if waits else "lock_job_if_free", id=job_id)
+    rows = await tx.fetch(LOCKED_JOBS, "lock_job" if waits else "lock_job_if_free", id=job_id)
     if not rows:
         return None
     found = rows[0]
     if with_buckets:
-        await lock_buckets(tx, affected_buckets(found.buckets, found.held, found.terms, has_costs=found.has_costs))
+        await lock_buckets(tx, found.affected_buckets)
     return found

@@ -306,8 +306,8 @@ SELECT leader, batch FROM headgate.awaited_leader WHERE leader {any:members job_
 SELECT id, pending FROM headgate.batch WHERE id {any:ids job_id}
 
 -- name: lock_blocked
--- Lock those of these jobs that are still blocked, except those that another transaction has locked.
-SELECT id, is_followed, batch
+-- Lock those of these jobs that are still blocked, except those that another transaction has locked: they end as cancelled.
+SELECT id, 'cancelled' AS state, is_followed, batch
 FROM headgate.job
 WHERE id {any:ids job_id} AND finished_at IS NULL AND NOT waiting AND node IS NULL
 ORDER BY id

@@ -22,26 +22,23 @@ SELECT id, own_id FROM headgate.job WHERE id {any:numbers bigint} AND own_id IS 
 -- Return those of these jobs that are stored: of which tasks, and by which enqueue.
 SELECT id, own_id, task, enqueued_at, enqueued_by FROM headgate.job WHERE id {any:ids job_id}
 
--- part: keyed_job
-job.id, job.task, job.unique_key, job.state, job.queue, job.buckets, job.terms, job.held, job.passed,
-job.costs IS NOT NULL AS has_costs, job.delayed, job.run_at, job.attempt, job.options
-
 -- name: jobs_under_keys
--- Return the jobs that are not final under these unique keys of tasks, the waiting one and the running ones; and in the
--- state 'kept' the job for which a key stays taken.
-SELECT @keyed_job
+-- Return the jobs that are not final under these unique keys of tasks, the waiting one and the running ones; and as a
+-- final one the job for which a key stays taken.
+SELECT @locked_job
 FROM {rows:keys(task text, unique_key text)}
 CROSS JOIN headgate.job
 WHERE job.task = keys.task AND job.unique_key = keys.unique_key
     AND job.unique_key IS NOT NULL AND (job.waiting OR job.blocked)
 UNION ALL
-SELECT @keyed_job
+SELECT @locked_job
 FROM {rows:keys(task text, unique_key text)}
 CROSS JOIN headgate.job
 WHERE job.task = keys.task AND job.unique_key = keys.unique_key AND job.holds_key
 UNION ALL
 SELECT
-    reserved_key.job, reserved_key.task, reserved_key.unique_key, 'kept', '', '[]', NULL, 0, 0, false, false, reserved_key.until, 0, NULL
+    reserved_key.job, reserved_key.task, reserved_key.unique_key, 'succeeded', '', '[]', NULL, 0, 0, false, false, false,
+    NULL, NULL, false, reserved_key.until, 0, 0, NULL, NULL
 FROM {rows:keys(task text, unique_key text)}
 CROSS JOIN headgate.reserved_key
 WHERE reserved_key.task = keys.task AND reserved_key.unique_key = keys.unique_key AND reserved_key.until > :now
@@ -60,7 +57,7 @@ WHERE id = :id::job_id AND finished_at IS NULL AND NOT waiting AND node IS NOT N
 
 -- name: lock_job_under_key
 -- Lock a job that was found under a unique key.
-SELECT @keyed_job FROM headgate.job WHERE id = :id::job_id {for update}
+SELECT @locked_job FROM headgate.job WHERE id = :id::job_id {for update}
 
 -- name: delete_job
 -- Delete a job that this transaction has stored.

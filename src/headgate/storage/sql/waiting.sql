@@ -1,23 +1,24 @@
 -- Waiting jobs that leave their lanes without running, or move to another lane.
 
--- part: found_job
-job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, queue, buckets, terms, held, passed,
-costs IS NOT NULL AS has_costs, state = 'blocked' AS is_blocked, is_followed, follows, batch, delayed, run_at, rank,
-attempt, {field:origin.on} AS outcome
+-- part: locked_job
+job.id, job.task, job.unique_key, CASE WHEN job.state = 'blocked' THEN 'waiting' ELSE job.state END AS state, job.queue,
+job.buckets, job.terms, job.held, job.passed, job.costs IS NOT NULL AS has_costs, job.state = 'blocked' AS is_blocked,
+job.is_followed, job.follows, job.batch, job.delayed, job.run_at, job.rank, job.attempt,
+{field:job.origin.on} AS outcome, job.options
 
 -- name: find_job
-SELECT @found_job FROM headgate.job WHERE id = :id::job_id
+SELECT @locked_job FROM headgate.job WHERE id = :id::job_id
 
 -- name: lock_job
-SELECT @found_job FROM headgate.job WHERE id = :id::job_id {for update}
+SELECT @locked_job FROM headgate.job WHERE id = :id::job_id {for update}
 
 -- name: lock_job_if_free
-SELECT @found_job FROM headgate.job WHERE id = :id::job_id {for update skip locked}
+SELECT @locked_job FROM headgate.job WHERE id = :id::job_id {for update skip locked}
 
 -- name: idle_holders
 -- Return jobs that hold permits of a bucket without running, locked; jobs that another transaction has locked are left
 -- out.
-SELECT @found_job
+SELECT @locked_job
 FROM headgate.job
 WHERE held <> 0 AND state <> 'running' AND {position}(buckets, :needle) > 0
 ORDER BY id
@@ -65,10 +66,6 @@ SET run_at = :run_at::bigint, delayed = :delayed::boolean, priority = coalesce(:
 WHERE id = :id::job_id AND state IN ('waiting', 'blocked')
 RETURNING rank
 
--- part: late_job
-job.id, job.task, job.queue, job.expires_at, job.give_up_at, job.terms, job.buckets, job.held, job.passed,
-bucket.limit_name AS "limit", bucket.key, job.costs IS NOT NULL AS has_costs, job.lane, job.waiting, job.attempt
-
 -- part: first_late(which, time)
 -- Late jobs of one kind, found by the index of that time.
 SELECT id FROM (
@@ -87,7 +84,7 @@ SELECT id FROM (
 -- Return waiting and blocked jobs whose time to start has passed, with the bucket that their lane waits behind; with
 -- :lanes, only those that a claim would have started from these lanes. They are locked, except those that another
 -- transaction has locked, or that are :held.
-SELECT @late_job
+SELECT @locked_job, job.expires_at, job.give_up_at, job.lane AS lane_id, bucket.limit_name AS "limit", bucket.key
 FROM (
     @first_late(waiting, expires_at)
     UNION
@@ -104,7 +101,7 @@ ORDER BY job.id
 -- name: lock_waiting
 -- Lock those of these jobs that are still waiting or blocked, except those that another transaction has locked: they
 -- are tried another time.
-SELECT id, lane, held, waiting, is_followed, batch
+SELECT @locked_job
 FROM headgate.job
 WHERE id {any:ids job_id} AND finished_at IS NULL AND (waiting OR node IS NULL)
 ORDER BY id
@@ -120,14 +117,14 @@ SET @ends_as(dropped.state), waiting = false, blocked = false, error = dropped.e
 FROM {rows:dropped(id job_id, lane text, state text, error json, kept bigint)}
 WHERE @by_key(job.id, dropped.id) AND job.lane = dropped.lane AND job.state IN ('waiting', 'blocked')
     AND @is_free
-RETURNING job.id, job.is_followed, job.batch
+RETURNING job.id, job.state, job.is_followed, job.batch
 
 -- name: drop_waiting [sqlite]
 UPDATE job
 SET @ends_as(dropped.state), waiting = false, blocked = false, error = dropped.error, held = dropped.kept
 FROM {rows:dropped(id job_id, lane text, state text, error json, kept bigint)}
 WHERE @by_key(job.id, dropped.id) AND job.lane = dropped.lane AND job.state IN ('waiting', 'blocked')
-RETURNING id, is_followed, batch
+RETURNING id, state, is_followed, batch
 
 -- name: forget_other_starts
 -- Remove the charges of a job's attempts if it uses other limits now than those they were made to.
@@ -146,7 +143,7 @@ WHERE id = :id::job_id AND finished_at IS NULL
 -- name: lock_plain
 -- Lock those of these jobs that wait, hold no permit, cost no more than 1 and have never been tried, except those that
 -- another transaction has locked.
-SELECT id, queue, buckets, terms, delayed, run_at, rank
+SELECT @locked_job
 FROM headgate.job
 WHERE id {any:ids job_id} AND state = 'waiting' AND attempt = 0 AND held = 0 AND passed = 0 AND costs IS NULL
 ORDER BY id
