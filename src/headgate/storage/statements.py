@@ -1,10 +1,10 @@
 """Statements: named blocks of the .sql files in `storage/sql`, written once and compiled for each database.
 
 A file has the statements of one subject. A block begins with `-- name: cancel_waiting`. Where a statement is better
-written twice, the block for one database begins with `-- name: add_arrivals [sqlite]`. `@found_job` includes the block
-that begins with `-- part: found_job`. A part may have arguments: in `-- part: ends_as(state)`, `$state` stands for what
-`@ends_as(ended.state)` passes. Statements name their tables as `headgate.job` and their parameters as `:name`. `::type`
-applies to PostgreSQL; SQLite ignores it. Where the two differ, a macro is used:
+written twice, the block for one database begins with `-- name: add_arrivals [sqlite]`. `@locked_job` includes the block
+that begins with `-- part: locked_job`. A part may have arguments: in `-- part: ends_as(state)`, `$state` stands for
+what `@ends_as(ended.state)` passes. Statements name their tables as `headgate.job` and their parameters as `:name`.
+`::type` applies to PostgreSQL; SQLite ignores it. Where the two differ, a macro is used:
 
 - `{rows:late(id text, error json, place)}` is a table of the rows in parameter `late`: tuples, or objects with an
   attribute for each column. A column of type json takes any value that msgspec encodes; `place` numbers the rows.
@@ -21,8 +21,7 @@ applies to PostgreSQL; SQLite ignores it. Where the two differ, a macro is used:
 - `{field:error.type}` is a text field of a column with a JSON object; NULL if the object does not have it.
 - `{array:limit_name, key}` is a JSON array of values, as text.
 - `{buckets:job.buckets}` is a table `ref (limit_name, key, place)` of the buckets in a column, `place` from 0 on. If
-the
-  column is not JSON, the table has one bucket, on a limit that no app can declare.
+  the column is not JSON, the table has one bucket, on a limit that no app can declare.
 - `{record:batch}` are the columns of a table that are fields of its record; `{record:job but state}` are all but one.
 - `{no index}state` keeps SQLite from choosing an index by this condition.
 """

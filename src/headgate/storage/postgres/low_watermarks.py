@@ -8,15 +8,13 @@ the first lane and bucket that it last read.
 **No lane is put in line below a place that a process may have passed.** Whoever puts a lane in line relies on it:
 
 - A low watermark of lanes is below the present limit time, less `SLACK`. A lane without a virtual time gets the present
-limit
-  time as its place, whenever its jobs arrived, less a microsecond for each lane that is merged with it.
+  limit time as its place, whenever its jobs arrived, less a microsecond for each lane that is merged with it.
 - A lane of a fair queue that joins other lanes gets the lowest virtual time in line, or a higher one (a new key: one
-below).
-  If the line is empty, jobs that arrive get the highest virtual time so far, and a lane that waited for a bucket keeps
-  its virtual time, unless the claim that puts it in line has passed that. So the lowest virtual time in line does not
-  fall, and the low watermark of a fair queue is the lowest virtual time that was last read, less `SLACK`. It stays
-  while the line is empty. Each fair queue has its own, because its virtual times have little to do with the time, and
-  nothing with those of another queue.
+  below). If the line is empty, jobs that arrive get the highest virtual time so far, and a lane that waited for a
+  bucket keeps its virtual time, unless the claim that puts it in line has passed that. So the lowest virtual time in
+  line does not fall, and the low watermark of a fair queue is the lowest virtual time that was last read, less `SLACK`.
+  It stays while the line is empty. Each fair queue has its own, because its virtual times have little to do with the
+  time, and nothing with those of another queue.
 - Buckets open at the present limit time or later.
 
 What is left is a transaction that chooses a place and commits so much later that other claims have passed it by more
