@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate, JobState, batch, chain
+from headgate import Headgate, Job, JobState, batch, chain
 from headgate.admin.batches import cancel_batch
 from headgate.admin.bulk import AT_ONCE, CHUNK
 from headgate.errors import JobHeld, StorageUnavailable
@@ -109,7 +109,9 @@ def test_a_batch_is_cancelled_in_portions() -> None:
             stored = await batch([work.call() for _ in range(7)]).then(work.call(), on="final").enqueue()
             first = await app.admin.cancel_batch(stored.id, most=3)
             assert (first.changed, first.is_cut) == (3, True)
-            assert (await stored.then[0].status()).state is JobState.CANCELLED
+            (after,) = stored.then
+            assert isinstance(after, Job)
+            assert (await after.status()).state is JobState.CANCELLED
             rest = await app.admin.cancel_batch(stored.id, most=10)
             assert (rest.changed, rest.is_cut) == (5, False)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
 import pytest
 
-from headgate import Headgate, Mutex, RetryPolicy, batch, chain, current_job, result_of
+from headgate import Chain, Headgate, Job, Mutex, RetryPolicy, batch, chain, current_job, result_of
 from headgate.errors import (
     BatchClosed,
     BatchNotFound,
@@ -172,6 +173,28 @@ def test_a_batch_can_have_several_steps_after_it() -> None:
                 await result_within(good, 60)
             with pytest.raises(JobFailed):
                 await result_within(stored, 60)
+
+    run_virtual(main)
+
+
+def test_a_chain_after_a_batch_has_a_handle_of_all_its_jobs() -> None:
+    """The handle was that of its last job, so nothing reached the jobs before it."""
+
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(Headgate("memory://", clock=clock))
+        inner = batch([own.work.call("b")]).then(chain(own.work.call("c"), own.work.call("d")))
+        plan = batch([own.work.using(delay=60).call("a")]).then(chain(own.work.call("x"), inner))
+        async with own.app:
+            stored = await plan.enqueue()
+            (after,) = stored.then
+            assert isinstance(after, Chain)
+            payloads = [(await own.app.admin.job(job.id)).record.payload for job in after.jobs]
+            assert [json.loads(payload)["name"] for payload in payloads] == ["x", "b", "c", "d"]
+            assert isinstance(after.last, Job)
+            assert after.last == after.jobs[-1]
+            assert await after.cancel() == 4
+            assert await result_within(stored, 120) == ["a"]
+        assert own.ran == ["a"]
 
     run_virtual(main)
 

@@ -108,6 +108,8 @@ def test_schedules_chains_and_batches_are_followed_by_their_names_and_ids(app: H
 
     two = batch([task.call("a"), task.call("b")]).then(task.call("c")).sync.enqueue()
     assert app.sync.batch(two.id).status().total == 2
+    (after,) = two.then
+    assert after.cancel() == 1
     steps = chain(task.call("a"), task.call("b")).sync.enqueue()
     assert [job.status().is_blocked for job in steps.jobs] == [False, True]
     assert steps.cancel() == 2

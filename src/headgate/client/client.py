@@ -16,7 +16,7 @@ from headgate.admin.enqueueing import EnqueuedJob
 from headgate.admin.nodes import Unserved, unserved
 from headgate.arguments import require_storable
 from headgate.client.flow import BatchPlan, ChainPlan, Step, steps_to_add
-from headgate.client.flow_builder import NOTHING, FlowBuilder, PlacedBatch, PlacedJob, numbered_graph
+from headgate.client.flow_builder import NOTHING, FlowBuilder, Placed, PlacedBatch, PlacedChain, numbered_graph
 from headgate.client.handles import Batch, Chain, Job, Schedule
 from headgate.client.portal import Portal, WaitingThread
 from headgate.clock import SECOND, Clock, to_datetime
@@ -285,16 +285,13 @@ class Client:
     async def enqueue_chain(self, plan: ChainPlan[R]) -> Chain[R]:
         """As `ChainPlan.enqueue`."""
 
-        async def store() -> tuple[list[str], PlacedJob | PlacedBatch]:
+        async def store() -> PlacedChain:
             builder = FlowBuilder(self.new_id)
-            last = builder.add(plan, NOTHING)
+            chain = builder.add_chain(plan, NOTHING)
             await self.enqueue_flow(*builder.flow())
-            return builder.jobs, last
+            return chain
 
-        ids, last = await with_new_ids(store)
-        while isinstance(last, PlacedBatch) and len(last.then) == 1:
-            (last,) = last.then
-        return Chain([Job(id, self) for id in ids], self._handle(last))
+        return self._chain_handle(await with_new_ids(store))
 
     async def enqueue_batch(self, plan: BatchPlan) -> Batch:
         """As `BatchPlan.enqueue`."""
@@ -311,8 +308,22 @@ class Client:
         then = [self._handle(each) for each in placed.then]
         return Batch(placed.id, [Job(id, self) for id in placed.jobs], self, then)
 
-    def _handle(self, placed: PlacedJob | PlacedBatch) -> Job[Any] | Batch:
-        return self._batch_handle(placed) if isinstance(placed, PlacedBatch) else Job(placed.id, self)
+    def _chain_handle(self, placed: PlacedChain) -> Chain[Any]:
+        last: Placed = placed
+        while True:
+            if isinstance(last, PlacedChain):
+                last = last.last
+            elif isinstance(last, PlacedBatch) and len(last.then) == 1:
+                (last,) = last.then
+            else:
+                break
+        end = self._batch_handle(last) if isinstance(last, PlacedBatch) else Job[Any](last.id, self)
+        return Chain([Job(id, self) for id in placed.jobs], end)
+
+    def _handle(self, placed: Placed) -> Job[Any] | Batch | Chain[Any]:
+        if isinstance(placed, PlacedBatch):
+            return self._batch_handle(placed)
+        return self._chain_handle(placed) if isinstance(placed, PlacedChain) else Job(placed.id, self)
 
     async def add_to_batch(self, batch_id: str, steps: Iterable[Step]) -> list[Job[Any]]:
         """As `Batch.add`."""

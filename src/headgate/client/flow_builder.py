@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any, NamedTuple
+from itertools import count, islice
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -47,7 +47,7 @@ class PlacedBatch:
     id: str
     jobs: Sequence[str]
     itself: Following
-    then: tuple[PlacedJob | PlacedBatch, ...] = ()
+    then: tuple[Placed, ...] = ()
 
     @property
     def follow(self) -> Following:
@@ -57,7 +57,20 @@ class PlacedBatch:
         return Following(tuple(id for each in self.then for id in each.follow.ids))
 
 
-Placed = PlacedJob | PlacedBatch
+@dataclass(frozen=True, slots=True)
+class PlacedChain:
+    """A chain that was added to a flow: all its jobs, those of batches in it included, and its last step."""
+
+    jobs: Sequence[str]
+    last: Placed
+
+    @property
+    def follow(self) -> Following:
+        """What the next step follows."""
+        return self.last.follow
+
+
+Placed: TypeAlias = "PlacedJob | PlacedBatch | PlacedChain"
 
 
 class _NewCall(NamedTuple):
@@ -88,25 +101,32 @@ class FlowBuilder:
         """The ids of the jobs, in the order in which their calls were added."""
         return list(self._calls)
 
-    def add(
-        self, step: Step, place: Following, plan: BatchPlan | None = None, batch: str | None = None
-    ) -> PlacedJob | PlacedBatch:
-        """Add a step after others, inside the batch with that id. Return its last part: the next step follows it."""
+    def add(self, step: Step, place: Following, plan: BatchPlan | None = None, batch: str | None = None) -> Placed:
+        """Add a step after others, inside the batch with that id. Return its place: the next step follows it."""
+        placed: Placed
         if isinstance(step, BatchPlan):
             return self.add_batch(step, place, plan, batch)
         if isinstance(step, ChainPlan):
-            last: Placed
-            for each in step.steps:
-                last = self.add(each, place, plan, batch)
-                place = last.follow
+            placed = self.add_chain(step, place, plan, batch)
         else:
             id = self._new_id(is_batch=False)
             self._places[id] = place
             self._calls[id] = _NewCall(id, step, place, plan, batch, _results(step))
             self._grow(batch)
-            last = PlacedJob(id)
-        self._placed.setdefault(builtins.id(step), []).append(last)
-        return last
+            placed = PlacedJob(id)
+        self._placed.setdefault(builtins.id(step), []).append(placed)
+        return placed
+
+    def add_chain(
+        self, chain: ChainPlan[Any], place: Following, plan: BatchPlan | None = None, batch: str | None = None
+    ) -> PlacedChain:
+        """Add the steps of a chain, the first after others, inside the batch with that id."""
+        first = len(self._calls)
+        last: Placed
+        for step in chain.steps:
+            last = self.add(step, place, plan, batch)
+            place = last.follow
+        return PlacedChain(self._jobs_since(first), last)
 
     def add_batch(
         self, plan: BatchPlan, place: Following, outer_plan: BatchPlan | None = None, outer: str | None = None
@@ -119,7 +139,7 @@ class FlowBuilder:
         first = len(self._calls)
         for step in plan.steps:
             self.add(step, place, plan, id)
-        jobs = self.jobs[first:]
+        jobs = self._jobs_since(first)
         itself = Following((id,)) if self._batches[id].total or not place.ids else place
         placed = PlacedBatch(id, jobs, itself)
         self._placed.setdefault(builtins.id(plan), []).append(placed)
@@ -161,6 +181,10 @@ class FlowBuilder:
         is_in_order = not any(new.call.leaders or new.results for new in self._calls.values())
         ids = self.jobs if is_in_order else self._in_order(calls)
         return [calls[id] for id in ids], list(self._batches.values())
+
+    def _jobs_since(self, first: int) -> list[str]:
+        """Return the ids of the jobs added after the first ones; a batch may have many chains, each with a few."""
+        return list(islice(reversed(self._calls), len(self._calls) - first))[::-1]
 
     def _grow(self, batch: str | None) -> None:
         if batch is not None:

@@ -77,18 +77,19 @@ class Job(RefusesAwait, Generic[R_co]):
 class Batch(RefusesAwait):
     """A stored batch: its id, its jobs, and the ways to follow and cancel it.
 
-    `then` are the handles of the steps after it, one for each `then()` that it was enqueued with. The handle of a
-    stored id (`app.batch(id)`) has neither `jobs` nor `then`; it reads its jobs from the store, in order.
+    `then` are the handles of the steps after it, one for each `then()` that it was enqueued with: of a job, a chain or
+    a batch. The handle of a stored id (`app.batch(id)`) has neither `jobs` nor `then`; it reads its jobs from the
+    store, in order.
     """
 
     __slots__ = ("_client", "id", "jobs", "then")
 
     def __init__(
-        self, id: str, jobs: Sequence[Job[Any]], client: Client, then: Sequence[Job[Any] | Batch] = ()
+        self, id: str, jobs: Sequence[Job[Any]], client: Client, then: Sequence[Job[Any] | Batch | Chain[Any]] = ()
     ) -> None:
         self.id: str = id
         self.jobs: tuple[Job[Any], ...] = tuple(jobs)
-        self.then: tuple[Job[Any] | Batch, ...] = tuple(then)
+        self.then: tuple[Job[Any] | Batch | Chain[Any], ...] = tuple(then)
         self._client = client
 
     @property
@@ -259,11 +260,14 @@ class SyncJob(RefusesForeignWords, Generic[R_co]):
 class SyncBatch(RefusesForeignWords):
     """A stored batch, followed from code that cannot await."""
 
-    __slots__ = ("_batch", "_portal", "id", "jobs")
+    __slots__ = ("_batch", "_portal", "id", "jobs", "then")
 
     def __init__(self, batch: Batch, portal: Portal) -> None:
         self.id: str = batch.id
         self.jobs: tuple[SyncJob[Any], ...] = tuple(SyncJob(job, portal) for job in batch.jobs)
+        self.then: tuple[SyncJob[Any] | SyncBatch | SyncChain[Any], ...] = tuple(
+            _blocking(step, portal) for step in batch.then
+        )
         self._batch = batch
         self._portal = portal
 
@@ -296,10 +300,11 @@ class SyncBatch(RefusesForeignWords):
 class SyncChain(RefusesForeignWords, Generic[R_co]):
     """A stored chain, followed from code that cannot await."""
 
-    __slots__ = ("_chain", "_portal", "jobs")
+    __slots__ = ("_chain", "_portal", "jobs", "last")
 
     def __init__(self, chain: Chain[R_co], portal: Portal) -> None:
         self.jobs: tuple[SyncJob[Any], ...] = tuple(SyncJob(job, portal) for job in chain.jobs)
+        self.last: SyncJob[Any] | SyncBatch | SyncChain[Any] = _blocking(chain.last, portal)
         self._chain = chain
         self._portal = portal
 
@@ -315,6 +320,13 @@ class SyncChain(RefusesForeignWords, Generic[R_co]):
     def cancel(self) -> int:
         """Same as `Chain.cancel`."""
         return self._portal.run(self._chain.cancel())
+
+
+def _blocking(handle: Job[Any] | Batch | Chain[Any], portal: Portal) -> SyncJob[Any] | SyncBatch | SyncChain[Any]:
+    """Return the same handle for code that cannot await."""
+    if isinstance(handle, Job):
+        return SyncJob(handle, portal)
+    return SyncBatch(handle, portal) if isinstance(handle, Batch) else SyncChain(handle, portal)
 
 
 class SyncSchedule(Generic[R_co]):

@@ -36,7 +36,6 @@ class Dependencies:
         self._job_checker = job_checker
         self.choosy = simulation.random.choice(CHOOSY)
         self._stored: list[Chain[Any] | Batch] = []
-        self._cancelled_batches: set[str] = set()
         self._holders: dict[str, str] = {}
 
     def declare(self, app: Headgate, node: str) -> None:
@@ -77,9 +76,6 @@ class Dependencies:
         with contextlib.suppress(StorageUnavailable):
             if self._simulation.random.random() < 0.5:
                 self._simulation.cancelled |= jobs
-                if isinstance(stored, Batch):
-                    # Of a chain after it, its handle has only the last job.
-                    self._cancelled_batches.add(stored.id)
                 await stored.cancel()
             else:
                 job = self._simulation.random.choice(stored.jobs)
@@ -217,8 +213,7 @@ class Dependencies:
     def _check_end(self, job: JobRecord) -> None:
         assert not job.is_blocked, f"job {job.id} is left blocked"
         if job.task in TIED and job.state is JobState.CANCELLED and not is_left_behind(job):
-            is_after_cancelled = job.origin is not None and job.origin.follows in self._cancelled_batches
-            is_cancelled = job.id in self._simulation.cancelled or is_after_cancelled
+            is_cancelled = job.id in self._simulation.cancelled
             assert is_cancelled or is_rejected(job), f"nobody cancelled job {job.id}"
         if job.origin is None or job.origin.follows is None:
             assert not is_left_behind(job), f"job {job.id} was left behind by nothing"
