@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from datetime import datetime
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 E = TypeVar("E", bound=Exception)
 
@@ -337,6 +338,25 @@ class GateClosed(HeadgateError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__("this gate is closed; make a new one to go on")
+
+
+def raise_instead(other: BaseException | None, error: BaseException) -> NoReturn:
+    """Raise `other` with `error` as its cause, or `error` itself if there is no other one.
+
+    The invariant: no error is its own cause. Whoever follows the causes of such an error never ends.
+    """
+    if other is None or other is error:
+        raise error
+    raise other from error
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, its cause, the cause of that and so on, each once: other code may raise an error from itself."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__
 
 
 def own_error(error: E) -> E:

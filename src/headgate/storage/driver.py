@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Un
 
 from headgate.arguments import unstorable
 from headgate.clock import Clock
+from headgate.errors import causes_of
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
@@ -284,13 +285,11 @@ def refusing_unstorable() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
+        for cause in causes_of(error):
             if isinstance(cause, UnicodeEncodeError):
                 raise unstorable(f"{cause.object!r:.80} has half of a surrogate pair") from error
             if getattr(cause, "sqlstate", None) == "22021":
                 raise unstorable("a text that was passed has NUL") from error
-            cause = cause.__cause__
         raise
 
 

@@ -17,7 +17,7 @@ import asyncio
 import asyncpg
 
 from headgate.clock import SECOND, Clock
-from headgate.errors import StorageUnavailable
+from headgate.errors import StorageUnavailable, causes_of
 
 IDLE_TIMEOUT = "25P03"
 """The code with which a server ends a session that is silent in a transaction."""
@@ -88,11 +88,7 @@ def was_not_sent(error: BaseException) -> bool:
 
 def is_idle_timeout(error: BaseException | None) -> bool:
     """Whether the server says that it has ended the session of a silent client; asyncpg 0.32 passes that on."""
-    while error is not None:
-        if isinstance(error, asyncpg.PostgresError) and error.sqlstate == IDLE_TIMEOUT:
-            return True
-        error = error.__cause__
-    return False
+    return any(isinstance(each, asyncpg.PostgresError) and each.sqlstate == IDLE_TIMEOUT for each in causes_of(error))
 
 
 def is_session_lost(error: BaseException) -> bool:

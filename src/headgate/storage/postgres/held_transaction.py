@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 
 from headgate.clock import SECOND, Clock
-from headgate.errors import StorageUnavailable
+from headgate.errors import StorageUnavailable, causes_of
 from headgate.storage.postgres.client_silence import is_idle_timeout, is_session_lost, was_not_sent
 
 
@@ -88,8 +88,4 @@ def _ended(store: str, gap: _StatementGap, error: Exception) -> StorageUnavailab
 
 def _server_error(error: BaseException | None) -> str | None:
     """Return what the server has said when it ended the session; asyncpg 0.32 passes that on as a cause."""
-    while error is not None:
-        if isinstance(error, asyncpg.PostgresError):
-            return str(error)
-        error = error.__cause__
-    return None
+    return next((str(each) for each in causes_of(error) if isinstance(each, asyncpg.PostgresError)), None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import asyncpg
 
 from headgate.clock import Clock, sleep
-from headgate.errors import StorageUnavailable, StorageUnusable
+from headgate.errors import StorageUnavailable, StorageUnusable, raise_instead
 from headgate.storage.migrations import Migration, load_migrations, pending, require_none
 from headgate.storage.postgres.database import COMMAND_TIMEOUT, Database, translate
 from headgate.storage.postgres.dialect import in_schema
@@ -67,7 +67,7 @@ async def create(database: Database, schema: str) -> None:
             f"{database.name} needs another schema, and this user may not create it: {error}; run it as the owner"
         ) from error
     except Exception as error:
-        raise (translate(error, database.url, opening=True) or error) from error
+        raise_instead(translate(error, database.url, opening=True), error)
 
 
 async def drop(database: Database, schema: str) -> None:
@@ -76,7 +76,7 @@ async def drop(database: Database, schema: str) -> None:
         async with database.connection() as connection:
             await connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
     except Exception as error:
-        raise (translate(error, database.url, opening=True) or error) from error
+        raise_instead(translate(error, database.url, opening=True), error)
 
 
 async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
@@ -86,7 +86,7 @@ async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
             missing = await _read_pending(connection, database, where)
             return missing if dry_run or not missing else await _apply(connection, database, where)
     except Exception as error:
-        raise (translate(error, database.url, opening=True) or error) from error
+        raise_instead(translate(error, database.url, opening=True), error)
 
 
 async def _read_pending(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:

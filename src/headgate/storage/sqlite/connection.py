@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from headgate.clock import SECOND, Clock
-from headgate.errors import HeadgateError, StorageUnavailable, StorageUnusable
+from headgate.errors import HeadgateError, StorageUnavailable, StorageUnusable, raise_instead
 from headgate.storage.facts import NETWORK_FILESYSTEMS
 from headgate.storage.migrations import Migration, load_migrations, pending, require_none
 
@@ -117,7 +117,7 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
         finally:
             connection.close()
     except sqlite3.Error as error:
-        raise (translate(error, path) or error) from error
+        raise_instead(translate(error, path), error)
 
 
 def require_prepared(path: Path, clock: Clock) -> None:
@@ -331,7 +331,7 @@ def _application_id_in_header(path: Path) -> int | None:
             case sqlite3.SQLITE_CORRUPT:
                 # While another process copies its log into it, the file is shorter than its header says.
                 return 0
-        raise (translate(error, path) or error) from error
+        raise_instead(translate(error, path), error)
     finally:
         connection.close()
 
@@ -343,7 +343,7 @@ def _is_empty_or_ours(path: Path) -> bool:
             return True
         return bool(connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID)
     except sqlite3.Error as error:
-        raise (translate(error, path) or error) from error
+        raise_instead(translate(error, path), error)
     finally:
         connection.close()
 

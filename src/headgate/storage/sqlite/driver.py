@@ -19,7 +19,14 @@ from typing import Any, TypeVar, Unpack
 import msgspec
 
 from headgate.clock import Clock, microseconds
-from headgate.errors import ForkedConnection, HeadgateError, StorageLost, StorageUnavailable, StorageUnusable
+from headgate.errors import (
+    ForkedConnection,
+    HeadgateError,
+    StorageLost,
+    StorageUnavailable,
+    StorageUnusable,
+    raise_instead,
+)
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
@@ -191,7 +198,7 @@ class SqliteDriver(Driver):
                 ahead = self._anchor(writer)
                 checkpointer = Checkpointer(self.path, writer, self.clock, self._synchronous)
             except sqlite3.Error as error:
-                raise (sqlite_file.translate(error, self.path) or error) from error
+                raise_instead(sqlite_file.translate(error, self.path), error)
             made.pop_all()
         return writer, checkpointer, lookups, lists, ahead
 
@@ -340,14 +347,14 @@ class SqliteDriver(Driver):
             await shield_until_done(asyncio.gather(running, return_exceptions=True))
             raise
         except sqlite3.Error as error:
-            raise self._translated(error) from error
+            raise_instead(self._translated(error), error)
 
     async def _commit_transaction(self, thread: CallThread, connection: sqlite3.Connection) -> None:
         """Commit in a thread, to its end, even if the caller is cancelled."""
         try:
             await shield_until_done(self._in_thread(thread, connection.execute, "COMMIT"))
         except sqlite3.Error as error:
-            raise self._translated(error) from error
+            raise_instead(self._translated(error), error)
 
     def _require_no_transaction(self) -> None:
         """Raise HeadgateError inside the block of a transaction on this file, for which the caller would wait."""
@@ -428,7 +435,7 @@ class SqliteDriver(Driver):
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
         except (sqlite3.Error, OSError) as error:
-            raise self._translated(error) from error
+            raise_instead(self._translated(error), error)
         # After the commit: a write to a file that can no longer be opened is not reported as stored.
         self._require_same_file()
         return results
@@ -456,7 +463,7 @@ class SqliteDriver(Driver):
         try:
             return await reader.run_until(partial(check_file, self.path), lambda: False)
         except (sqlite3.Error, OSError) as error:
-            raise self._translated(error) from error
+            raise_instead(self._translated(error), error)
         finally:
             await reader.close()
 
@@ -473,7 +480,7 @@ class SqliteDriver(Driver):
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
                 raise too_long() from None
-            raise self._translated(error) from error
+            raise_instead(self._translated(error), error)
 
     async def _count(self, procedure: Procedure[R]) -> R:
         """Count on a connection of its own, which the first count opens; a count ends if it is cancelled."""
@@ -491,7 +498,7 @@ class SqliteDriver(Driver):
                 lambda connection: run_to_end(procedure(self._transaction(connection))), lambda: False
             )
         except (sqlite3.Error, OSError) as error:
-            raise self._translated(error) from error
+            raise_instead(self._translated(error), error)
 
     async def _open_reader(self, name: str) -> Reader:
         self._require_file()
@@ -518,7 +525,7 @@ class SqliteDriver(Driver):
         try:
             return await reader.run(query)
         except (sqlite3.Error, OSError) as error:
-            raise self._translated(error) from error
+            raise_instead(self._translated(error), error)
 
     # ------------------------------------------------------------------------------------------- helpers
 
@@ -583,7 +590,7 @@ class SqliteDriver(Driver):
                 self._checkpointer.run()
             return int(self._writer.execute("PRAGMA data_version").fetchone()[0])
         except (sqlite3.Error, OSError) as error:
-            raise self._translated(error) from error
+            raise_instead(self._translated(error), error)
 
 
 async def _change_nothing(tx: Transaction) -> None:
