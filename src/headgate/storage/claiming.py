@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from operator import attrgetter
 
-import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
@@ -18,15 +17,6 @@ from headgate.jobs.bucket_mask import NO_BUCKETS, difference, mask_where, spread
 from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobState, truncated_error
 from headgate.jobs.terms import mode_discards
 from headgate.limits.concurrency import batches_of
-from headgate.limits.fair import (
-    PREFIX,
-    STEP,
-    TurnGroup,
-    TurnLine,
-    TurnOrder,
-    first_virtual_time,
-    returning_virtual_time,
-)
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import (
     QUANTUM,
@@ -46,10 +36,9 @@ from headgate.storage.claim_rows import (
     LaneHead,
     LaneMove,
     LaneRow,
-    TurnGroupRow,
-    WrittenVirtualTime,
 )
 from headgate.storage.endings import DroppedRow, late_ending, rejection_error
+from headgate.storage.fair_lines import FairLines
 from headgate.storage.procedures.buckets import PermitRelease
 from headgate.storage.records import Claim, Claimed, Dropped, Starved, Throttled
 from headgate.storage.stored_rows import bucket_id
@@ -57,20 +46,8 @@ from headgate.storage.stored_rows import bucket_id
 EXPIRED_A_VISIT = 100
 """How many expired jobs of one lane a claim ends; it leaves the others in the lane for the next claim."""
 
-FAIR_LANES = 16
-"""The lanes of a fair queue over which the starts of one claim are spread, if so many are in line."""
-
 LOCKED_FOR = SECOND
 """The time after which a lane is visited again if others have locked all its jobs. Their ends wake it too."""
-
-
-class _Taker(msgspec.Struct):
-    """A lane of which is asked how many jobs it would start."""
-
-    place: int
-    virtual_time: int
-    step: int
-    group: TurnGroup | None
 
 
 class LaneVisit:
@@ -137,12 +114,9 @@ class LaneVisit:
 class ClaimPlan:
     """One claim at one instant: `now` in wall time, `limit_now` in limit time."""
 
-    def __init__(
-        self, claim: Claim, now: int, limit_now: int, newest: Mapping[str, str], passed: Mapping[str, int]
-    ) -> None:
+    def __init__(self, claim: Claim, now: int, limit_now: int, newest: Mapping[str, str], fair: FairLines) -> None:
         self.claim = claim
         self.newest = newest
-        self._passed = passed
         self.known = claim.known(newest)
         """The limit sets of jobs that may start on this node."""
         self.free_slots = claim.free_slots
@@ -165,20 +139,14 @@ class ClaimPlan:
         self._more_opened = False
         self._next_timer: int | None = None
         self._next_wake: int | None = None
-        rules = ((queue, claim.rules.get(PREFIX + queue)) for queue in claim.free_slots)
-        self._orders = {queue: rule for queue, rule in rules if isinstance(rule, TurnOrder)}
-        self.groups: dict[RowId, TurnGroup] = {}
-        """The groups of the lanes that may be visited, if keys have two levels."""
-        # The lowest virtual time in line, of each fair queue, and the lanes that are not in line.
-        self._lowest_in_line: dict[str, int] = {}
-        self._outside: Set[RowId] = frozenset()
+        self.fair = fair
+        """The lines of the fair queues."""
 
     def at(self, now: int, limit_now: int) -> ClaimPlan:
         """Return the same plan at a later instant, for a store that waits for locks before it reads the lanes."""
-        later = ClaimPlan(self.claim, now, limit_now, self.newest, self._passed)
+        later = ClaimPlan(self.claim, now, limit_now, self.newest, self.fair.at(limit_now))
         later.unknown, later.limit_set_mismatches = self.unknown, self.limit_set_mismatches
         later.has_unknown_lanes, later._page_was_full = self.has_unknown_lanes, self._page_was_full
-        later._lowest_in_line, later._outside, later.groups = self._lowest_in_line, self._outside, self.groups
         later.free_slots, later.ready = self.free_slots, self.ready
         return later
 
@@ -237,10 +205,7 @@ class ClaimPlan:
         Those of a fair queue are in the order of their virtual times. It returns at most as many lanes as are expected
         to fill the `shares`: to read and lock lanes in vain costs the most.
         """
-        for row in due:
-            virtual_time = row.virtual_time if row.group_id is None else self.groups[row.group_id].virtual_time
-            if virtual_time is not None:
-                self._lowest_in_line[row.queue] = min(virtual_time, self._lowest_in_line.get(row.queue, virtual_time))
+        self.fair.note_in_line(due)
         rows = sorted(self.usable(behind), key=_place_in_line)
         order = {id: index for index, id in enumerate(grants)}
         left_of = dict(grants)
@@ -256,16 +221,7 @@ class ClaimPlan:
         seen: set[RowId] = set()
         visits: list[LaneVisit] = []
         candidates = [*released, *sorted(self.usable([*due, *woken]), key=_place_in_line)]
-        if self._orders:
-            # Of equal virtual times, those of lanes that are not in line come first: they grow with the lowest in line.
-            # Lanes of other queues stay in their order.
-            self._outside = {row.id for row in (*released, *woken)}
-            if self.groups:
-                self._enter_groups(candidates)
-                planned = self._planned_times(candidates, shares)
-                candidates.sort(key=lambda row: (planned[row.id], self._is_in_line(row), *self._fair_place(row)))
-            else:
-                candidates.sort(key=self._fair_place)
+        self.fair.sort(candidates, outside=(*released, *woken), shares=shares)
         for row in candidates:
             # A lane behind a bucket that needs a fetch starts no job yet. Slots must be free for the starts fetched.
             needs_fetch = row.behind is not None and row.behind in starving
@@ -275,9 +231,7 @@ class ClaimPlan:
                 seen.add(row.id)
                 visits.append(LaneVisit(row))
         self._page_was_full = any(count <= 0 for count in left.values())
-        for row in candidates:
-            if row.group_id is not None and row.id not in seen:
-                self.groups[row.group_id].is_complete = False
+        self.fair.note_not_visited(row for row in candidates if row.id not in seen)
         return visits
 
     def _expected(
@@ -288,120 +242,10 @@ class ClaimPlan:
         shares: Mapping[str, int],
     ) -> int:
         """Return how many starts a lane is likely to make. Lanes that share the grants of a bucket may get one each."""
-        quantum = max(
-            1, min(-(-shares[row.queue] // FAIR_LANES) if row.queue in self._orders else QUANTUM, row.waiting)
-        )
+        quantum = self.fair.quantum(row, shares[row.queue])
         if row.behind is None:
             return quantum
         return 1 if sharing[row.behind] > 1 else min(quantum, grants.get(row.behind, 1))
-
-    # --------------------------------------------------------------------------------------------- fair queues
-
-    def _step(self, row: LaneRow) -> int:
-        """Return by how much one start raises the virtual time of a lane in a fair queue; 0 in other queues."""
-        order = self._orders.get(row.queue)
-        if order is None:
-            return 0
-        if order.weights and row.group_id is None:
-            for ref in row.buckets:
-                if ref.limit == PREFIX + row.queue:
-                    return order.step(ref.key)
-        return STEP
-
-    def _virtual_time(self, row: LaneRow) -> int:
-        """Return the virtual time of a lane."""
-        lowest = None if row.group_id is None else self.groups[row.group_id].first
-        if lowest is None:
-            known = None if row.group_id is not None else self._lowest_in_line.get(row.queue)
-            # In an empty line it keeps its virtual time: those that wait for one bucket keep their order.
-            lowest = known or max(row.virtual_time or self.limit_now, self._passed.get(row.queue, 0))
-        if row.virtual_time is None:
-            return first_virtual_time(lowest)
-        return returning_virtual_time(row.virtual_time, lowest) if row.id in self._outside else row.virtual_time
-
-    def _fair_place(self, row: LaneRow) -> tuple[int, bool, int]:
-        if row.queue not in self._orders:
-            return 0, False, 0
-        return self._virtual_time(row), row.id not in self._outside, row.since or 0
-
-    def note_groups(self, rows: Iterable[TurnGroupRow]) -> None:
-        """Note the virtual times of groups, as they are stored now."""
-        for row in rows:
-            known = self.groups.setdefault(row.id, TurnGroup(row.virtual_time))
-            # One that was not in line keeps the virtual time with which it joins, if that is higher.
-            known.virtual_time = max(known.virtual_time, row.virtual_time) if row.first is None else row.virtual_time
-            known.first = row.first
-
-    def cuts_groups(self, rows: Iterable[LaneRow]) -> bool:
-        """Whether there may be more lanes in line in the groups of these."""
-        read = Counter((row.group_id, row.group_most) for row in rows if row.group_most)
-        return any(count >= most for (_, most), count in read.items())
-
-    def _enter_groups(self, rows: Sequence[LaneRow]) -> None:
-        """Complete what is known of the groups of these lanes."""
-        read = Counter(row.group_id for row in rows if row.group_most)
-        for row in rows:
-            if row.group_id is None:
-                continue
-            group = self.groups[row.group_id]
-            order = self._orders.get(row.queue)
-            for ref in row.buckets if order is not None else ():
-                if ref.limit == PREFIX + row.queue:
-                    group.step = order.step(ref.key) if order is not None else STEP
-            if group.first is None:
-                # None of its lanes is in line.
-                group.virtual_time = returning_virtual_time(
-                    group.virtual_time, self._lowest_in_line.get(row.queue, group.virtual_time)
-                )
-            if row.group_most and read[row.group_id] >= row.group_most:
-                group.is_complete = False
-
-    def _planned_times(self, rows: Sequence[LaneRow], shares: Mapping[str, int]) -> dict[RowId, int]:
-        """Return the virtual time of the visit of each lane, if all before it in its group start a few jobs."""
-        planned: dict[RowId, int] = {}
-        turns: dict[RowId, int] = {}
-        for row in sorted(rows, key=self._fair_place):
-            if row.group_id is None:
-                planned[row.id] = self._virtual_time(row) if self._step(row) else 0
-                continue
-            group = self.groups[row.group_id]
-            planned[row.id] = turns.setdefault(row.group_id, group.virtual_time)
-            few = max(1, min(-(-shares.get(row.queue, 0) // FAIR_LANES), row.waiting))
-            turns[row.group_id] += few * group.step
-        return planned
-
-    def _is_in_line(self, row: LaneRow) -> bool:
-        """Whether the lane, or its group, is in line in a fair queue."""
-        if row.queue not in self._orders:
-            return False
-        return row.id not in self._outside if row.group_id is None else self.groups[row.group_id].first is not None
-
-    def _most_of_one(self, visits: Sequence[LaneVisit], slots: int) -> int:
-        """Return how many jobs a lane of a fair queue can start at most when these lanes fill so many slots."""
-        if not self._orders:
-            return 0
-        groups = {id: TurnGroup(group.virtual_time, group.step) for id, group in self.groups.items()}
-        rows = (visit.row for visit in visits)
-        line = TurnLine(
-            _Taker(place, self._virtual_time(row), step, None if row.group_id is None else groups[row.group_id])
-            for place, row in enumerate(rows)
-            if (step := self._step(row))
-        )
-        starts: Counter[int] = Counter()
-        for _ in range(slots if line.first else 0):
-            starts[line.first.place] += 1
-            line.start()
-        return max(starts.values(), default=-1) + 1
-
-    def written_virtual_times(self, moved: Iterable[RowId]) -> list[WrittenVirtualTime]:
-        """Return the virtual times of the groups of which lanes have moved."""
-        if not self.groups:
-            return []
-        ids = set(moved)
-        found = {visit.row.group_id for visit in self.gated if visit.row.id in ids}
-        return [
-            WrittenVirtualTime(id, self.groups[id].virtual_time) for id in sorted(id for id in found if id is not None)
-        ]
 
     def shares(self, ready: Mapping[str, int]) -> dict[str, int]:
         """Return how many gated jobs each queue may start while so many ungated jobs are ready."""
@@ -446,7 +290,7 @@ class ClaimPlan:
 
     def most_heads(self, visits: Sequence[LaneVisit], slots: int) -> int:
         """Return how many jobs of each lane to read at most, whatever their buckets grant."""
-        return max(QUANTUM, -(-slots // len(visits)), self._most_of_one(visits, slots))
+        return max(QUANTUM, -(-slots // len(visits)), self.fair.most_of_one((visit.row for visit in visits), slots))
 
     def _can_start(self, row: LaneRow, view: Callable[[BucketRef], BucketView], most: int) -> int:
         """Return how many jobs of cost 1 all buckets of the lane grant now, at most `most`."""
@@ -495,21 +339,21 @@ class ClaimPlan:
             views = [view(ref) for ref in visit.row.buckets]
             demands = [demand_of(head.id, head.costs, head.terms, head.exempt) for head in visit.heads]
             discards = mode_discards(visit.row.wait_mode)
-            step = self._step(visit.row)
+            step = self.fair.step(visit.row)
             visit.view = LaneView(
                 visit.row.id,
                 visit.row.queue,
                 views,
                 demands,
                 discards=discards,
-                virtual_time=self._virtual_time(visit.row) if step else 0,
+                virtual_time=self.fair.virtual_time(visit.row) if step else 0,
                 step=step,
-                group=None if visit.row.group_id is None else self.groups[visit.row.group_id],
+                group=self.fair.group(visit.row),
                 complete=visit.complete,
             )
         self._starving = {view.ref for view in self.opened if self._is_starving(view)}
         admit([visit.view for visit in gated if visit.view is not None], shares, self.limit_now)
-        if any(group.is_exhausted and not group.is_complete for group in self.groups.values()):
+        if self.fair.hides_lanes:
             self._page_was_full = True
         for visit in gated:
             visit.taken = visit.view.taken if visit.view is not None else 0

@@ -14,6 +14,7 @@ from headgate.limits.concurrency import HeldPermits, Semaphore
 from headgate.storage.admission import BucketView
 from headgate.storage.claim_rows import LaneHead, LaneRow
 from headgate.storage.claiming import ClaimPlan, LaneVisit
+from headgate.storage.fair_lines import FairLines
 from headgate.storage.fetched import FetchedBalance, FetchedStarts
 from headgate.storage.records import Claim, Claimed, FreeSlots
 
@@ -42,7 +43,8 @@ def a_head(cost: int | None = None, lane: str = "lane", id: str = "1") -> LaneHe
 
 def a_plan(*opened: BucketView, slots: int = 5) -> ClaimPlan:
     rules = {"tokens": RULE}
-    plan = ClaimPlan(Claim("node", {"q": FreeSlots(slots)}, rules, frozenset({"t"})), NOW, NOW, {}, {})
+    claim = Claim("node", {"q": FreeSlots(slots)}, rules, frozenset({"t"}))
+    plan = ClaimPlan(claim, NOW, NOW, {}, FairLines(claim.free_slots, rules, {}, NOW))
     plan.opened = list(opened)
     return plan
 

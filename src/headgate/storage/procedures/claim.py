@@ -36,6 +36,7 @@ from headgate.storage.claim_rows import LOWEST_RANK, LaneHead, LaneMove, LaneRow
 from headgate.storage.claiming import ClaimPlan, LaneVisit, sort_heads
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow
+from headgate.storage.fair_lines import FairLines
 from headgate.storage.following import EndedJob
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.buckets import (
@@ -205,7 +206,8 @@ class ClaimTransaction:
         self._clock = clock
         self._snapshot = snapshot
         self._skipped = skipped
-        self._plan = ClaimPlan(claim, snapshot.now, snapshot.limit_now, live.limit_sets, snapshot.passed)
+        fair = FairLines(claim.free_slots, claim.rules, snapshot.passed, snapshot.limit_now)
+        self._plan = ClaimPlan(claim, snapshot.now, snapshot.limit_now, live.limit_sets, fair)
         self._buckets = self._no_buckets(snapshot.limit_now)
         self._shares: Mapping[str, int] = {}
         self._gated_slots = 0
@@ -266,7 +268,7 @@ class ClaimTransaction:
         snapshot.behind = await self._lanes_behind(grants, known_only=known_only) if grants else []
         groups = {row.group_id for row in (*snapshot.behind, *snapshot.due, *snapshot.woken)} - {None}
         if groups:
-            plan.note_groups(await self._tx.fetch(_TURN_GROUPS, "turn_groups", ids=list(groups)))
+            plan.fair.note_groups(await self._tx.fetch(_TURN_GROUPS, "turn_groups", ids=list(groups)))
         if self._claim.slots is not None:
             plan.divide(plan.usable([*snapshot.behind, *snapshot.due, *snapshot.woken]))
             self._shares = plan.shares(plan.ready)
@@ -304,7 +306,7 @@ class ClaimTransaction:
         # At most as many lanes are read behind a bucket as it grants, so they are always cut short.
         if len(snapshot.due) + len(snapshot.woken) >= page or len(snapshot.opened) >= page or bool(snapshot.behind):
             return True
-        return self._plan.cuts_groups(snapshot.due)
+        return self._plan.fair.cuts_groups(snapshot.due)
 
     # ---------------------------------------------------------------------------------------------- claim
 
@@ -415,7 +417,7 @@ class ClaimTransaction:
         if not ids:
             return visits
         rows = await self._tx.fetch(_TURN_GROUPS, "lock_turn_groups", ids=list(ids))
-        self._plan.note_groups(rows)
+        self._plan.fair.note_groups(rows)
         held = {row.id for row in rows}
         return [visit for visit in visits if visit.row.group_id is None or visit.row.group_id in held]
 
@@ -530,7 +532,8 @@ class ClaimTransaction:
         visits = plan.visits if tx.has_one_writer else plan.gated
         moves = await self._moves(visits, dropped)
         await self._write_claim(visits, moves)
-        written = plan.written_virtual_times(move.id for move in moves)
+        moved = {move.id for move in moves}
+        written = plan.fair.written(visit.row for visit in plan.gated if visit.row.id in moved)
         if written:
             # After the lanes: a group leaves the line with the last of its lanes.
             await tx.execute("write_virtual_times", written=written)
