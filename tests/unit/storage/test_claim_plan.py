@@ -12,8 +12,8 @@ from headgate.clock import SECOND
 from headgate.jobs.job import BucketRef
 from headgate.limits.concurrency import HeldPermits, Semaphore
 from headgate.storage.admission import BucketView
+from headgate.storage.claim_plan import ClaimPlan, LaneVisit
 from headgate.storage.claim_rows import LaneHead, LaneRow
-from headgate.storage.claiming import ClaimPlan, LaneVisit
 from headgate.storage.fair_lines import FairLines
 from headgate.storage.fetched import FetchedBalance, FetchedStarts
 from headgate.storage.records import Claim, Claimed, FreeSlots

@@ -13,8 +13,8 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.identity import job_number
 from headgate.limits.fair import PREFIX
 from headgate.storage.admission import RowId
+from headgate.storage.claim_plan import EXPIRED_A_VISIT, LOCKED_FOR
 from headgate.storage.claim_rows import LaneHead
-from headgate.storage.claiming import EXPIRED_A_VISIT, LOCKED_FOR
 from headgate.storage.driver import WakeQueues
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.postgres.arrivals import MERGED_AT_ONCE, ProvenFront, merge
@@ -23,7 +23,7 @@ from headgate.storage.postgres.low_watermarks import LowWatermarks
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.server_time import StoreTime, correct_limit_time
 from headgate.storage.procedures import waiting
-from headgate.storage.procedures.claim import SOON, TRIES, ClaimConflict, ClaimTransaction, SkippedJobs, combined
+from headgate.storage.procedures.claim import SOON, TRIES, ClaimTransaction, combined
 from headgate.storage.procedures.claim_snapshot import (
     MULTI_WRITER_SNAPSHOT,
     ClaimSnapshot,
@@ -31,6 +31,7 @@ from headgate.storage.procedures.claim_snapshot import (
     open_lane,
     read_snapshot,
 )
+from headgate.storage.procedures.claim_writes import ClaimConflict, SkippedJobs
 from headgate.storage.procedures.following import without_held
 from headgate.storage.procedures.replacement_notes import give_back_noted
 from headgate.storage.records import Claim, Claimed, Dropped

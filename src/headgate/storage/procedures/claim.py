@@ -1,5 +1,8 @@
 """Claims: read a snapshot without locks, choose lanes, lock, read the first jobs, let a `ClaimPlan` decide, write.
 
+The parts are `claim_snapshot` (what is read without locks), `storage.claim_plan` (the decision, which is pure) and
+`claim_writes`. This module has their order and the locks.
+
 With one writer, all of it is one transaction, and the snapshot is still current. With several writers, these rules keep
 claims exact:
 
@@ -20,33 +23,28 @@ claims exact:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
-from headgate.jobs.bucket_mask import chosen
 from headgate.jobs.identity import job_text
 from headgate.jobs.job import BucketRef
 from headgate.storage.admission import RowId
-from headgate.storage.claim_rows import LOWEST_RANK, LaneHead, LaneMove, LaneRow, TurnGroupRow
-from headgate.storage.claiming import ClaimPlan, LaneVisit, sort_heads
+from headgate.storage.claim_plan import ClaimPlan, LaneVisit, sort_heads
+from headgate.storage.claim_rows import LOWEST_RANK, LaneHead, LaneRow, TurnGroupRow
 from headgate.storage.driver import Transaction
-from headgate.storage.endings import DroppedRow
 from headgate.storage.fair_lines import FairLines
-from headgate.storage.following import EndedJob
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.buckets import (
     BUCKETS,
     BucketName,
     BucketViews,
-    Charged,
     ensure_rows,
     lock_buckets,
-    return_permits,
 )
 from headgate.storage.procedures.claim_snapshot import (
     LANES,
@@ -55,8 +53,7 @@ from headgate.storage.procedures.claim_snapshot import (
     open_lane,
     read_snapshot,
 )
-from headgate.storage.procedures.following import ENDED_JOBS, FollowersHeld, resolve_followers
-from headgate.storage.procedures.limits import BucketTimer
+from headgate.storage.procedures.claim_writes import BucketsNeeded, ClaimConflict, ClaimWriter, SkippedJobs
 from headgate.storage.records import Claim, Claimed, Dropped
 from headgate.storage.stored_rows import RowDecoder, bucket_id
 
@@ -82,28 +79,11 @@ TRIES = 5
 """How often a claim is tried, if concurrent transactions make it start again, before it returns no jobs."""
 
 
-class ClaimConflict(Exception):
-    """Rows that the claim has read were changed or locked before it wrote them; it starts again."""
-
-
 ReadAgain = Callable[[], Awaitable[ClaimSnapshot | None]]
 """Reads a new snapshot of the lanes that this node can claim from; None if the server's clock had stepped.
 
 The step is corrected by then.
 """
-
-
-class SkippedJobs:
-    """The locked jobs that claims of this process skip for a second; none with one writer."""
-
-    lanes_with_locked: Collection[RowId] = frozenset()
-    """The lanes that have locked jobs."""
-
-    locked_names: Sequence[str] = ()
-    """Their names in statements that leave them out."""
-
-    def note_locked(self, heads: Sequence[LaneHead]) -> None:
-        """Note that other transactions have locked these jobs."""
 
 
 class LaneRange(msgspec.Struct):
@@ -112,13 +92,6 @@ class LaneRange(msgspec.Struct):
     lane: RowId
     floor: int
     most: int = 0
-
-
-class _UnsureLane(msgspec.Struct):
-    """A lane to read again, from its front on."""
-
-    lane: RowId
-    front: int
 
 
 class _Granting(msgspec.Struct):
@@ -147,19 +120,10 @@ class _HeldLane(msgspec.Struct):
     front: int | None
 
 
-class _Remaining(msgspec.Struct):
-    """The jobs left in a lane: is one ready, and when is the next delayed one due."""
-
-    lane: str
-    has_ready: bool
-    earliest: int | None
-
-
 _NODES = RowDecoder(_LockedNode, "node")
 _HEADS = RowDecoder(LaneHead, "job")
 _HELD_LANES = RowDecoder(_HeldLane, "lane")
 _TURN_GROUPS = RowDecoder(TurnGroupRow, "turn group")
-_REMAINING = RowDecoder(_Remaining, "lane")
 
 
 async def claim_alone(tx: Transaction, request: Claim, live: CachedRules, clock: Clock) -> Claimed:
@@ -317,7 +281,7 @@ class ClaimTransaction:
             try:
                 async with self._tx.atomic(prepares=STATEMENTS):
                     claimed = await self._in_transaction(visits, opened, refs, is_first=is_first)
-            except _BucketsNeeded as needed:
+            except BucketsNeeded as needed:
                 # Not inside the transaction: later locks would be out of order.
                 refs |= needed.refs
                 await ensure_rows(self._tx, refs)
@@ -369,7 +333,7 @@ class ClaimTransaction:
             else:
                 rows, is_locked = [], bool(await tx.lock(_NODES, "lock_claiming_node", node=node))
             if len(rows) < len(refs) or not is_locked:
-                raise _BucketsNeeded(set())
+                raise BucketsNeeded(set())
             if tx.stepped:
                 # The clock of the server has stepped. The next try reads a snapshot, which corrects the time.
                 raise ClaimConflict
@@ -517,144 +481,15 @@ class ClaimTransaction:
         await self._take_ungated()
         if self._tx.has_one_writer:
             return await self._write(set())
-        return self._result(progressed=bool(plan.taken), reopened=False, still_open=False)
+        return self._result(has_progressed=bool(plan.taken))
 
     # ---------------------------------------------------------------------------------------------- write
 
     async def _write(self, locked: set[BucketRef]) -> Claimed:
-        plan, tx = self._plan, self._tx
-        dropped = plan.drop()
-        if plan.given and not tx.has_one_writer:
-            given = {ref for each in plan.given for ref in chosen(each.buckets, each.given)}
-            if not given <= locked:
-                raise _BucketsNeeded(given)
-        # With several writers, arrivals count the jobs of lanes without limits, so claims do not wait for each other.
-        visits = plan.visits if tx.has_one_writer else plan.gated
-        moves = await self._moves(visits, dropped)
-        await self._write_claim(visits, moves)
-        moved = {move.id for move in moves}
-        written = plan.fair.written(visit.row for visit in plan.gated if visit.row.id in moved)
-        if written:
-            # After the lanes: a group leaves the line with the last of its lanes.
-            await tx.execute("write_virtual_times", written=written)
-        ended = await self._drop(dropped) if dropped else []
-        # After the charges: they write states that still have the returned permits.
-        reopened = await return_permits(tx, plan.given)
-        lanes = plan.batch_lanes
-        released = (
-            await tx.execute("release_batch_lanes", released=lanes, now=plan.now, limit_now=plan.limit_now)
-            if lanes
-            else 0
-        )
-        timers = plan.timers(reopened)
-        if timers:
-            rows = [BucketTimer(bucket_id(view.ref), opens_at) for view, opens_at in timers]
-            await tx.execute("set_timers", timer=rows)
-        still_open = any(opens_at <= plan.limit_now for _, opens_at in timers)
-        has_followers = await self._resolve_followers(ended) if dropped else False
-        return self._result(
-            progressed=bool(plan.taken or moves) or released > 0,
-            reopened=bool(reopened) or has_followers,
-            still_open=still_open or released > 0,
-        )
+        writer = ClaimWriter(self._tx, self._claim.node, self._plan, self._buckets, self._skipped)
+        return self._result(*await writer.write(locked))
 
-    async def _drop(self, dropped: Sequence[DroppedRow]) -> list[EndedJob]:
-        ended = await self._tx.fetch(ENDED_JOBS, "drop_waiting", dropped=dropped, now=self._plan.now)
-        if len(ended) != len(dropped):
-            await self._skip_locked({row.id for row in dropped} - {row.id for row in ended})
-        return ended
-
-    async def _resolve_followers(self, ended: Sequence[EndedJob]) -> bool:
-        """Resolve the followers of jobs that ended; return whether any is followed or in a batch."""
-        # After the timers: they do not take into account the permits that the last job of a batch returns.
-        try:
-            await resolve_followers(self._tx, ended)
-        except FollowersHeld as held:
-            self._skip(held.leaders)
-        return any(row.is_followed or row.batch is not None for row in ended)
-
-    async def _moves(self, visits: Sequence[LaneVisit], dropped: Sequence[DroppedRow]) -> list[LaneMove]:
-        """Return the new places of the lanes. Lanes that may be empty are read once more."""
-        plan = self._plan
-        # With several writers, the count of a lane lags behind.
-        emptied = {visit.row.id for visit in visits if self._tx.has_one_writer and visit.row.waiting == visit.removed}
-        unsure = [visit for visit in visits if visit.row.id not in emptied and _is_unsure(visit, plan.now)]
-        left: dict[RowId, _Remaining] = {}
-        if unsure:
-            leaving = [head.id for visit in visits for head in visit.heads[: visit.taken]]
-            leaving += [row.id for row in dropped]
-            lanes = [_UnsureLane(visit.row.id, visit.front) for visit in unsure]
-            locked = self._skipped.locked_names
-            rows = await self._tx.fetch(_REMAINING, "left_in_lanes", named=lanes, leaving=leaving, locked=locked)
-            left = {row.lane: row for row in rows}
-        moves: list[LaneMove] = []
-        for visit in visits:
-            has_ready, earliest = False, visit.row.wakes_at
-            found = left.get(visit.row.id)
-            if found is not None:
-                has_ready, earliest = found.has_ready, found.earliest
-                if visit.removed == len(visit.heads) + len(visit.expired):
-                    # The second read found all that is left.
-                    visit.complete = not has_ready and (earliest is None or earliest > plan.now)
-            move = plan.move(visit, has_ready=has_ready, earliest=earliest, is_emptied=visit.row.id in emptied)
-            if move is not None:
-                if move.since == plan.limit_now:
-                    # The end of the line, behind all others that came at this instant: time may stand still in tests.
-                    # A microsecond apart, so that the lanes stay in the order of their turns. Lanes that keep their
-                    # places are in order already.
-                    at_end = plan.limit_now + len(moves)
-                    move.since = self._tx.take_places(1) if self._tx.has_one_writer else at_end
-                moves.append(move)
-        return moves
-
-    async def _write_claim(self, visits: Sequence[LaneVisit], moves: Sequence[LaneMove]) -> None:
-        if self._tx.has_one_writer:
-            await self._write_with_one_writer(visits, moves)
-            return
-        starting = self._plan.starts(visits)
-        charged = [Charged.of(view) for view in self._buckets.charged]
-        if not starting and not moves and not charged:
-            return
-        started = await self._tx.ids(
-            "write_claim",
-            node=self._claim.node,
-            now=self._plan.now,
-            limit_now=self._plan.limit_now,
-            charged=charged,
-            moved=moves,
-            starting=starting,
-        )
-        if len(started) != len(starting):
-            await self._skip_locked({start.id for start in starting} - set(started))
-
-    async def _write_with_one_writer(self, visits: Sequence[LaneVisit], moves: Sequence[LaneMove]) -> None:
-        """Write the claim with one statement for each table: on SQLite a statement is no round trip."""
-        tx, plan = self._tx, self._plan
-        by_node = {"node": self._claim.node, "now": plan.now, "limit_now": plan.limit_now}
-        plain = [head.id for visit in visits for head in visit.heads[: visit.taken] if head.terms is None]
-        if plain:
-            await tx.execute("start_jobs", ids=plain, deferred=plan.deferred(visits), **by_node)
-        with_terms = plan.starts(visits, all=False)
-        if with_terms:
-            await tx.execute("start_with_terms", starting=with_terms, **by_node)
-        if await self._buckets.charge(tx):
-            await tx.execute("use_limit_time", limit_now=plan.limit_now)
-        if moves:
-            # A bucket that is closed without ever having been charged (paused, or by its ceiling) has no row yet.
-            behind = [visit.behind for visit in plan.gated]
-            await ensure_rows(tx, {bucket.ref for bucket in behind if bucket is not None and bucket.id is None})
-            await tx.execute("move_lanes", moved=moves)
-
-    async def _skip_locked(self, ids: set[str]) -> NoReturn:
-        """Start again without those of these jobs that are locked. The others have changed since they were read."""
-        self._skip(ids - set(await self._tx.ids("lockable", ids=sorted(ids))))
-
-    def _skip(self, ids: Collection[str]) -> NoReturn:
-        heads = [head for visit in self._plan.visits for head in (*visit.heads, *visit.expired)]
-        self._skipped.note_locked([head for head in heads if head.id in ids])
-        raise ClaimConflict
-
-    def _result(self, *, progressed: bool, reopened: bool, still_open: bool) -> Claimed:
+    def _result(self, has_progressed: bool, has_reopened: bool = False, is_still_open: bool = False) -> Claimed:
         plan, snapshot = self._plan, self._snapshot
         if snapshot.next_bucket is not None:
             plan.note_timer(snapshot.next_bucket)
@@ -664,14 +499,7 @@ class ClaimTransaction:
         if not self._gated_slots and (snapshot.due or snapshot.woken or snapshot.opened):
             # No slot was free for gated jobs.
             plan.note_wake(plan.now)
-        return plan.claimed(progressed=progressed, reopened=reopened, still_open=still_open)
-
-
-class _BucketsNeeded(Exception):
-    """Some buckets have no row to lock yet, or were not locked."""
-
-    def __init__(self, refs: set[BucketRef]) -> None:
-        self.refs = refs
+        return plan.claimed(progressed=has_progressed, reopened=has_reopened, still_open=is_still_open)
 
 
 def combined(first: Claimed, second: Claimed) -> Claimed:
@@ -688,13 +516,3 @@ def combined(first: Claimed, second: Claimed) -> Claimed:
         limit_set_mismatches=sorted({*first.limit_set_mismatches, *second.limit_set_mismatches}),
         has_unknown_lanes=first.has_unknown_lanes or second.has_unknown_lanes,
     )
-
-
-def _is_unsure(visit: LaneVisit, now: int) -> bool:
-    """Whether the lane has to be read again to find what is left in it."""
-    return visit.wakes_by(now) or visit.is_empty or visit.has_locked or _seems_empty(visit)
-
-
-def _seems_empty(visit: LaneVisit) -> bool:
-    """Whether not all jobs were read and by the count none is left. The count may lag behind."""
-    return not visit.complete and visit.row.waiting <= visit.removed

@@ -1,0 +1,236 @@
+"""What a claim writes: the jobs that start or end, the charges, and the new places of the lanes.
+
+It follows the decision of a `ClaimPlan`, in the transaction that has locked its rows. A claim starts again if another
+transaction has locked or changed a row that it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from headgate.jobs.bucket_mask import chosen
+from headgate.jobs.job import BucketRef
+from headgate.storage.admission import RowId
+from headgate.storage.claim_plan import ClaimPlan, LaneVisit
+from headgate.storage.claim_rows import LaneHead, LaneMove
+from headgate.storage.driver import Transaction
+from headgate.storage.endings import DroppedRow
+from headgate.storage.following import EndedJob
+from headgate.storage.procedures.buckets import BucketViews, Charged, ensure_rows, return_permits
+from headgate.storage.procedures.following import ENDED_JOBS, FollowersHeld, resolve_followers
+from headgate.storage.procedures.limits import BucketTimer
+from headgate.storage.stored_rows import RowDecoder, bucket_id
+
+
+class ClaimConflict(Exception):
+    """Rows that the claim has read were changed or locked before it wrote them; it starts again."""
+
+
+class BucketsNeeded(Exception):
+    """Some buckets have no row to lock yet, or were not locked."""
+
+    def __init__(self, refs: set[BucketRef]) -> None:
+        self.refs = refs
+
+
+class SkippedJobs:
+    """The locked jobs that claims of this process skip for a second; none with one writer."""
+
+    lanes_with_locked: Collection[RowId] = frozenset()
+    """The lanes that have locked jobs."""
+
+    locked_names: Sequence[str] = ()
+    """Their names in statements that leave them out."""
+
+    def note_locked(self, heads: Sequence[LaneHead]) -> None:
+        """Note that other transactions have locked these jobs."""
+
+
+class Written(NamedTuple):
+    """What a claim has written."""
+
+    has_progressed: bool
+    """Whether jobs or lanes have moved."""
+    has_reopened: bool
+    """Whether permits or followers were released."""
+    is_still_open: bool
+    """Whether an opened bucket, or one that a batch holds, grants more."""
+
+
+class _UnsureLane(msgspec.Struct):
+    """A lane to read again, from its front on."""
+
+    lane: RowId
+    front: int
+
+
+class _Remaining(msgspec.Struct):
+    """The jobs left in a lane: is one ready, and when is the next delayed one due."""
+
+    lane: str
+    has_ready: bool
+    earliest: int | None
+
+
+_REMAINING = RowDecoder(_Remaining, "lane")
+
+
+class ClaimWriter:
+    """Writes one claim."""
+
+    def __init__(self, tx: Transaction, node: str, plan: ClaimPlan, buckets: BucketViews, skipped: SkippedJobs) -> None:
+        self._tx = tx
+        self._node = node
+        self._plan = plan
+        self._buckets = buckets
+        self._skipped = skipped
+
+    async def write(self, locked: set[BucketRef]) -> Written:
+        """Write what the plan has decided, under the locks of these buckets.
+
+        Raises BucketsNeeded if permits of others have to be returned, and ClaimConflict if rows have changed.
+        """
+        plan, tx = self._plan, self._tx
+        dropped = plan.drop()
+        if plan.given and not tx.has_one_writer:
+            given = {ref for each in plan.given for ref in chosen(each.buckets, each.given)}
+            if not given <= locked:
+                raise BucketsNeeded(given)
+        # With several writers, arrivals count the jobs of lanes without limits, so claims do not wait for each other.
+        visits = plan.visits if tx.has_one_writer else plan.gated
+        moves = await self._moves(visits, dropped)
+        await self._write_claim(visits, moves)
+        moved = {move.id for move in moves}
+        written = plan.fair.written(visit.row for visit in plan.gated if visit.row.id in moved)
+        if written:
+            # After the lanes: a group leaves the line with the last of its lanes.
+            await tx.execute("write_virtual_times", written=written)
+        ended = await self._drop(dropped) if dropped else []
+        # After the charges: they write states that still have the returned permits.
+        reopened = await return_permits(tx, plan.given)
+        lanes = plan.batch_lanes
+        released = (
+            await tx.execute("release_batch_lanes", released=lanes, now=plan.now, limit_now=plan.limit_now)
+            if lanes
+            else 0
+        )
+        timers = plan.timers(reopened)
+        if timers:
+            rows = [BucketTimer(bucket_id(view.ref), opens_at) for view, opens_at in timers]
+            await tx.execute("set_timers", timer=rows)
+        still_open = any(opens_at <= plan.limit_now for _, opens_at in timers)
+        has_followers = await self._resolve_followers(ended) if dropped else False
+        return Written(
+            has_progressed=bool(plan.taken or moves) or released > 0,
+            has_reopened=bool(reopened) or has_followers,
+            is_still_open=still_open or released > 0,
+        )
+
+    async def _drop(self, dropped: Sequence[DroppedRow]) -> list[EndedJob]:
+        ended = await self._tx.fetch(ENDED_JOBS, "drop_waiting", dropped=dropped, now=self._plan.now)
+        if len(ended) != len(dropped):
+            await self._skip_locked({row.id for row in dropped} - {row.id for row in ended})
+        return ended
+
+    async def _resolve_followers(self, ended: Sequence[EndedJob]) -> bool:
+        """Resolve the followers of jobs that ended; return whether any is followed or in a batch."""
+        # After the timers: they do not take into account the permits that the last job of a batch returns.
+        try:
+            await resolve_followers(self._tx, ended)
+        except FollowersHeld as held:
+            self._skip(held.leaders)
+        return any(row.is_followed or row.batch is not None for row in ended)
+
+    async def _moves(self, visits: Sequence[LaneVisit], dropped: Sequence[DroppedRow]) -> list[LaneMove]:
+        """Return the new places of the lanes. Lanes that may be empty are read once more."""
+        plan = self._plan
+        # With several writers, the count of a lane lags behind.
+        emptied = {visit.row.id for visit in visits if self._tx.has_one_writer and visit.row.waiting == visit.removed}
+        unsure = [visit for visit in visits if visit.row.id not in emptied and _is_unsure(visit, plan.now)]
+        left: dict[RowId, _Remaining] = {}
+        if unsure:
+            leaving = [head.id for visit in visits for head in visit.heads[: visit.taken]]
+            leaving += [row.id for row in dropped]
+            lanes = [_UnsureLane(visit.row.id, visit.front) for visit in unsure]
+            locked = self._skipped.locked_names
+            rows = await self._tx.fetch(_REMAINING, "left_in_lanes", named=lanes, leaving=leaving, locked=locked)
+            left = {row.lane: row for row in rows}
+        moves: list[LaneMove] = []
+        for visit in visits:
+            has_ready, earliest = False, visit.row.wakes_at
+            found = left.get(visit.row.id)
+            if found is not None:
+                has_ready, earliest = found.has_ready, found.earliest
+                if visit.removed == len(visit.heads) + len(visit.expired):
+                    # The second read found all that is left.
+                    visit.complete = not has_ready and (earliest is None or earliest > plan.now)
+            move = plan.move(visit, has_ready=has_ready, earliest=earliest, is_emptied=visit.row.id in emptied)
+            if move is not None:
+                if move.since == plan.limit_now:
+                    # The end of the line, behind all others that came at this instant: time may stand still in tests.
+                    # A microsecond apart, so that the lanes stay in the order of their turns. Lanes that keep their
+                    # places are in order already.
+                    at_end = plan.limit_now + len(moves)
+                    move.since = self._tx.take_places(1) if self._tx.has_one_writer else at_end
+                moves.append(move)
+        return moves
+
+    async def _write_claim(self, visits: Sequence[LaneVisit], moves: Sequence[LaneMove]) -> None:
+        if self._tx.has_one_writer:
+            await self._write_with_one_writer(visits, moves)
+            return
+        starting = self._plan.starts(visits)
+        charged = [Charged.of(view) for view in self._buckets.charged]
+        if not starting and not moves and not charged:
+            return
+        started = await self._tx.ids(
+            "write_claim",
+            node=self._node,
+            now=self._plan.now,
+            limit_now=self._plan.limit_now,
+            charged=charged,
+            moved=moves,
+            starting=starting,
+        )
+        if len(started) != len(starting):
+            await self._skip_locked({start.id for start in starting} - set(started))
+
+    async def _write_with_one_writer(self, visits: Sequence[LaneVisit], moves: Sequence[LaneMove]) -> None:
+        """Write the claim with one statement for each table: on SQLite a statement is no round trip."""
+        tx, plan = self._tx, self._plan
+        by_node = {"node": self._node, "now": plan.now, "limit_now": plan.limit_now}
+        plain = [head.id for visit in visits for head in visit.heads[: visit.taken] if head.terms is None]
+        if plain:
+            await tx.execute("start_jobs", ids=plain, deferred=plan.deferred(visits), **by_node)
+        with_terms = plan.starts(visits, all=False)
+        if with_terms:
+            await tx.execute("start_with_terms", starting=with_terms, **by_node)
+        if await self._buckets.charge(tx):
+            await tx.execute("use_limit_time", limit_now=plan.limit_now)
+        if moves:
+            # A bucket that is closed without ever having been charged (paused, or by its ceiling) has no row yet.
+            behind = [visit.behind for visit in plan.gated]
+            await ensure_rows(tx, {bucket.ref for bucket in behind if bucket is not None and bucket.id is None})
+            await tx.execute("move_lanes", moved=moves)
+
+    async def _skip_locked(self, ids: set[str]) -> NoReturn:
+        """Start again without those of these jobs that are locked. The others have changed since they were read."""
+        self._skip(ids - set(await self._tx.ids("lockable", ids=sorted(ids))))
+
+    def _skip(self, ids: Collection[str]) -> NoReturn:
+        heads = [head for visit in self._plan.visits for head in (*visit.heads, *visit.expired)]
+        self._skipped.note_locked([head for head in heads if head.id in ids])
+        raise ClaimConflict
+
+
+def _is_unsure(visit: LaneVisit, now: int) -> bool:
+    """Whether the lane has to be read again to find what is left in it."""
+    return visit.wakes_by(now) or visit.is_empty or visit.has_locked or _seems_empty(visit)
+
+
+def _seems_empty(visit: LaneVisit) -> bool:
+    """Whether not all jobs were read and by the count none is left. The count may lag behind."""
+    return not visit.complete and visit.row.waiting <= visit.removed
