@@ -51,15 +51,9 @@ class _Prunable(msgspec.Struct, array_like=True):
     id: JobId
     held: BucketMask
     buckets: tuple[BucketRef, ...]
-    terms: LimitTerms | None
     lines: int
     batch: JobId | None
     options: JobOptions | None
-
-
-class _LockedFinalJob(msgspec.Struct, array_like=True):
-    id: JobId
-    held: BucketMask
 
 
 class _Lane(msgspec.Struct):
@@ -109,7 +103,6 @@ _PLACED = RowDecoder(_Placed, "job")
 _LOST_TAGS = RowDecoder(_LostTag, "tag")
 _OWN_IDS = RowDecoder(_OwnId, "job")
 _PRUNABLE = RowDecoder(_Prunable, "job")
-_LOCKED = RowDecoder(_LockedFinalJob, "job")
 _HOLDERS = RowDecoder(Holder, "job")
 
 
@@ -171,16 +164,20 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> l
     if not found:
         return []
     # A permit that was kept until a job succeeds is released with the job at the latest.
-    holders = {job.id: job for job in found if job.held and job.terms is not None}
-    if holders:
-        await lock_buckets(tx, {ref for job in holders.values() for ref in chosen(job.buckets, job.held)})
-    locked = await tx.fetch(_LOCKED, "lock_prunable", ids=[job.id for job in found], before=before)
+    held = {ref for job in found if job.held for ref in chosen(job.buckets, job.held)}
+    if held:
+        await lock_buckets(tx, held)
+    locked = await tx.fetch(_HOLDERS, "lock_prunable", ids=[job.id for job in found], before=before)
     if not locked:
         return []
-    if holders:
-        await return_permits(
-            tx, [_given(holders[job.id], job.held) for job in locked if job.held and job.id in holders]
-        )
+    await return_permits(
+        tx,
+        [
+            PermitRelease(job.id, job.buckets, job.terms, job.held, NO_BUCKETS)
+            for job in locked
+            if job.held and job.terms is not None
+        ],
+    )
     ids = [job.id for job in locked]
     await tx.execute("prune_attempts", ids=ids)
     if any(job.lines for job in found):
@@ -192,11 +189,6 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> l
     if batches:
         await tx.execute("prune_batches_of", ids=sorted(batches), before=before)
     return ids
-
-
-def _given(job: _Prunable, held: BucketMask) -> PermitRelease:
-    assert job.terms is not None
-    return PermitRelease(job.id, job.buckets, job.terms, held, NO_BUCKETS)
 
 
 async def evict(tx: Transaction, count: int = 1000) -> int:

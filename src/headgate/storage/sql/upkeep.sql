@@ -1,14 +1,14 @@
 -- What nodes do about once a minute, what operators do to queues, and checks that rows agree.
 
 -- part: prunable_job
-job.id, job.held, job.buckets, job.terms, (SELECT count(*) FROM headgate.log_line WHERE log_line.job = job.id) AS lines, job.batch,
+job.id, job.held, job.buckets, (SELECT count(*) FROM headgate.log_line WHERE log_line.job = job.id) AS lines, job.batch,
 job.options
 
 -- name: prunable [postgres]
 -- Return jobs that finished in these states before then, with the number of log lines of each, and its batch.
 SELECT @prunable_job
 FROM (
-    SELECT id, held, buckets, terms, batch, options FROM headgate.job
+    SELECT id, held, buckets, batch, options FROM headgate.job
     WHERE state {any:states text} AND finished_at < :before AND finished_at >= :since AND NOT @has_own_retention
     LIMIT :count
 ) AS job
@@ -59,7 +59,7 @@ LIMIT :count
 -- Return the same for jobs whose own retention has ended, without those that a waiting or running job follows.
 SELECT @prunable_job
 FROM (
-    SELECT id, held, buckets, terms, batch, options FROM headgate.job
+    SELECT id, held, buckets, batch, options FROM headgate.job
     WHERE kept_until <= :now AND NOT @is_needed
     LIMIT :count
 ) AS job
@@ -68,7 +68,7 @@ FROM (
 -- Return those of these jobs that finished before then.
 SELECT @prunable_job
 FROM (
-    SELECT id, held, buckets, terms, batch, options FROM headgate.job
+    SELECT id, held, buckets, batch, options FROM headgate.job
     WHERE id {any:ids job_id} AND {no index}finished_at < :before
 ) AS job
 ORDER BY id
@@ -79,7 +79,10 @@ SELECT id FROM headgate.job WHERE id {any:ids job_id} AND {no index}finished_at 
 
 -- name: lock_prunable
 -- Lock those of these jobs that are unchanged and that no other transaction prunes.
-SELECT id, held FROM headgate.job WHERE id {any:ids job_id} AND {no index}finished_at < :before {for update skip locked}
+SELECT id, buckets, terms, held
+FROM headgate.job
+WHERE id {any:ids job_id} AND {no index}finished_at < :before
+{for update skip locked}
 
 -- name: prune_jobs
 -- Delete final jobs.
