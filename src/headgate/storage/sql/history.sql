@@ -20,16 +20,14 @@
     )
 )
 
+-- part: history_columns
+step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped, retried, wait_max, run_max, waits, runs
+
 -- name: add_jobs_history
 -- Add steps to the stored ones of the same curves. They are added in one order, so that nodes that do it at once wait
 -- for each other in turn.
-INSERT INTO headgate.jobs_history AS kept (
-    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
-    retried, wait_max, run_max, waits, runs
-)
-SELECT
-    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
-    retried, wait_max, run_max, waits, runs
+INSERT INTO headgate.jobs_history AS kept (@history_columns)
+SELECT @history_columns
 FROM {rows:steps(
     step integer, queue text, task text, at bigint, enqueued bigint, started bigint, succeeded bigint, failed bigint,
     cancelled bigint, skipped bigint, retried bigint, wait_max bigint, run_max bigint, waits json, runs json
@@ -66,18 +64,14 @@ WHERE (excluded.number, excluded.portion) > (last.number, last.portion)
 
 -- name: jobs_history
 -- Return the steps of one curve, in order.
-SELECT
-    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
-    retried, wait_max, run_max, waits, runs
+SELECT @history_columns
 FROM headgate.jobs_history
 WHERE step = :step::integer AND queue = :queue::text AND task = :task::text AND at >= :since::bigint
 ORDER BY at
 
 -- name: task_history
 -- Return the steps of one task in each of its queues, in order.
-SELECT
-    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
-    retried, wait_max, run_max, waits, runs
+SELECT @history_columns
 FROM headgate.jobs_history
 WHERE step = :step::integer AND task = :task::text AND at >= :since::bigint
 ORDER BY at, queue
@@ -129,10 +123,7 @@ WITH taken AS (
     WHERE ctid = ANY (ARRAY(SELECT ctid FROM headgate.history_note LIMIT :count::bigint FOR UPDATE SKIP LOCKED))
     RETURNING queue, task, at, enqueued, failed, cancelled, skipped
 ), added AS (
-    INSERT INTO headgate.jobs_history AS kept (
-        step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
-        retried, wait_max, run_max, waits, runs
-    )
+    INSERT INTO headgate.jobs_history AS kept (@history_columns)
     SELECT
         length.step, curve.queue, curve.task, taken.at - taken.at % (length.step * 1000000::bigint), sum(taken.enqueued),
         0, 0, sum(taken.failed), sum(taken.cancelled), sum(taken.skipped), 0, 0, 0, '[]', '[]'
@@ -156,20 +147,20 @@ SELECT queue, task, :now::bigint, count(*), 0, 0, 0
 FROM {rows:jobs(queue text, task text)}
 GROUP BY queue, task
 
+-- part: of_all_curves
+CROSS JOIN json_each(:lengths) AS length
+CROSS JOIN (SELECT 1 AS has_queue, 1 AS has_task UNION ALL SELECT 1, 0 UNION ALL SELECT 0, 0) AS curve
+GROUP BY 1, 2, 3
+
 -- name: note_enqueued [sqlite]
 -- Count that this transaction, which may belong to the caller and may be rolled back, enqueues jobs; in steps of all
 -- :lengths (seconds).
-INSERT INTO jobs_history (
-    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
-    retried, wait_max, run_max, waits, runs
-)
+INSERT INTO jobs_history (@history_columns)
 SELECT
     length.value AS step, iif(curve.has_queue, jobs.queue, '') AS queue, iif(curve.has_task, jobs.task, '') AS task,
     :now - :now % (length.value * 1000000), count(*), 0, 0, 0, 0, 0, 0, 0, 0, '[]', '[]'
 FROM {rows:jobs(queue text, task text)}
-CROSS JOIN json_each(:lengths) AS length
-CROSS JOIN (SELECT 1 AS has_queue, 1 AS has_task UNION ALL SELECT 1, 0 UNION ALL SELECT 0, 0) AS curve
-GROUP BY 1, 2, 3
+@of_all_curves
 ON CONFLICT (step, queue, task, at) DO UPDATE SET enqueued = enqueued + excluded.enqueued
 
 -- name: note_unrun [postgres]
@@ -185,18 +176,13 @@ GROUP BY queue, task
 
 -- name: note_unrun [sqlite]
 -- Count jobs that have become final and that no attempt counts, in steps of all :lengths (seconds).
-INSERT INTO jobs_history (
-    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, skipped,
-    retried, wait_max, run_max, waits, runs
-)
+INSERT INTO jobs_history (@history_columns)
 SELECT
     length.value AS step, iif(curve.has_queue, ended.queue, '') AS queue, iif(curve.has_task, ended.task, '') AS task,
     :now - :now % (length.value * 1000000), 0, 0, 0, sum(ended.state = 'failed'), sum(ended.state = 'cancelled'),
     sum(ended.state = 'skipped'), 0, 0, 0, '[]', '[]'
 FROM json_each(:ids::job_id) AS id
 CROSS JOIN job AS ended ON ended.id = id.value
-CROSS JOIN json_each(:lengths) AS length
-CROSS JOIN (SELECT 1 AS has_queue, 1 AS has_task UNION ALL SELECT 1, 0 UNION ALL SELECT 0, 0) AS curve
-GROUP BY 1, 2, 3
+@of_all_curves
 ON CONFLICT (step, queue, task, at) DO UPDATE SET
     failed = failed + excluded.failed, cancelled = cancelled + excluded.cancelled, skipped = skipped + excluded.skipped
