@@ -128,26 +128,21 @@ RETURNING CASE WHEN is_join THEN id END
 -- Delete what joins counted that are deleted.
 DELETE FROM headgate.awaited_leader WHERE batch {any:ids job_id}
 
--- name: evict_buckets [postgres]
--- Delete buckets that are in the same state as a new one and have no lane behind them.
+-- part: evict(table, condition) [postgres]
 WITH idle AS MATERIALIZED (
-    SELECT id, version FROM headgate.bucket
-    WHERE opens_at IS NULL AND idle_at <= :limit_now AND closed_until <= :limit_now
-    LIMIT :count
-    FOR UPDATE SKIP LOCKED
+    SELECT id, version FROM headgate.$table WHERE $condition LIMIT :count FOR UPDATE SKIP LOCKED
 ),
-gone AS (
-    DELETE FROM headgate.bucket WHERE (id, version) IN (SELECT id, version FROM idle) RETURNING id
+evicted AS (
+    DELETE FROM headgate.$table WHERE (id, version) IN (SELECT id, version FROM idle) RETURNING id
 )
-DELETE FROM headgate.known_bucket WHERE id IN (SELECT id FROM gone)
+DELETE FROM headgate.known_$table WHERE id IN (SELECT id FROM evicted)
 
--- name: evict_buckets [sqlite]
-DELETE FROM bucket
-WHERE id IN (
-    SELECT id FROM bucket
-    WHERE opens_at IS NULL AND idle_at <= :limit_now AND closed_until <= :limit_now
-    LIMIT :count
-)
+-- part: evict(table, condition) [sqlite]
+DELETE FROM $table WHERE id IN (SELECT id FROM $table WHERE $condition LIMIT :count)
+
+-- name: evict_buckets
+-- Delete buckets that are in the same state as a new one and have no lane behind them.
+@evict(bucket, opens_at IS NULL AND idle_at <= :limit_now AND closed_until <= :limit_now)
 
 -- name: evict_notes
 -- Delete the stored answers to plain code that have expired.
@@ -161,27 +156,16 @@ WHERE (task, unique_key) IN (
     SELECT task, unique_key FROM headgate.reserved_key WHERE until <= :now LIMIT :count {for update skip locked}
 )
 
--- name: evict_lanes [postgres]
--- Delete empty lanes. A job that comes to such a lane later brings all that is needed to create it again.
-WITH empty AS MATERIALIZED (
-    SELECT id, version FROM headgate.lane
-    WHERE gated AND since IS NULL AND wakes_at IS NULL AND waiting = 0
-    LIMIT :count
-    FOR UPDATE SKIP LOCKED
-),
-gone AS (
-    DELETE FROM headgate.lane WHERE (id, version) IN (SELECT id, version FROM empty) RETURNING id
-)
-DELETE FROM headgate.known_lane WHERE id IN (SELECT id FROM gone)
+-- part: is_empty_lane [postgres]
+gated AND since IS NULL AND wakes_at IS NULL AND waiting = 0
 
--- name: evict_lanes [sqlite]
--- Delete empty lanes to which no running job can return.
-DELETE FROM lane
-WHERE id IN (
-    SELECT id FROM lane
-    WHERE gated AND waiting = 0 AND id NOT IN (SELECT lane FROM job WHERE state = 'running')
-    LIMIT :count
-)
+-- part: is_empty_lane [sqlite]
+-- No running job can return to it.
+gated AND waiting = 0 AND id NOT IN (SELECT lane FROM job WHERE state = 'running')
+
+-- name: evict_lanes
+-- Delete empty lanes. A job that comes to such a lane later brings all that is needed to create it again.
+@evict(lane, @is_empty_lane)
 
 -- name: leave_line
 -- Take groups out of line of which no lane is in line: cancelled jobs leave them there. Their virtual times stand still, so
