@@ -577,79 +577,54 @@ ORDER BY queue
 -- Return how many jobs wait in the lanes of a queue.
 SELECT {greatest}(0, coalesce(sum(waiting), 0))::bigint FROM (@lane_counts) AS line WHERE queue = :queue
 
--- name: lanes_in_turn [postgres]
+-- part: first_lanes(condition) [postgres]
+CROSS JOIN LATERAL (
+    SELECT buckets, waiting FROM headgate.lane WHERE $condition ORDER BY lane.place, since, id LIMIT :most
+) AS lane
+
+-- part: first_lanes(condition) [sqlite]
+CROSS JOIN lane ON $condition
+
+-- part: first_arrivals [postgres]
+SELECT queue, buckets, jobs FROM headgate.arrival ORDER BY id LIMIT :most
+
+-- part: first_arrivals [sqlite]
+SELECT '' AS queue, '[]' AS buckets, 0 AS jobs WHERE false
+
+-- name: lanes_in_turn
 -- Return the first lanes of a queue in each place where a lane with jobs may be, and how many jobs wait in them: in line,
 -- in the groups in line, behind the buckets that open first, and arrivals that are not merged yet. Lanes that are empty or
 -- asleep are in none of them. A row `unread` says that there may be more groups, buckets or arrivals.
 WITH closed AS MATERIALIZED (
     SELECT id FROM headgate.bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most
 ),
-arrived AS MATERIALIZED (SELECT queue, buckets, jobs FROM headgate.arrival ORDER BY id LIMIT :most),
 line AS MATERIALIZED (
     SELECT id FROM headgate.turn_group WHERE queue = :queue AND in_line ORDER BY virtual_time, id LIMIT :most
-)
-SELECT part, buckets, jobs
-FROM (
-    (
-        SELECT 'line' AS part, buckets, waiting AS jobs FROM headgate.lane
-        WHERE queue = :queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
-        ORDER BY lane.place, since, id
-        LIMIT :most
-    )
-    UNION ALL
-    (
-        SELECT 'group', grouped.buckets, grouped.waiting
-        FROM line
-        CROSS JOIN LATERAL (
-            SELECT buckets, waiting FROM headgate.lane
-            WHERE group_id = line.id AND behind IS NULL AND since IS NOT NULL
-            ORDER BY lane.place, since, id
-            LIMIT :most
-        ) AS grouped
-        LIMIT :most
-    )
-    UNION ALL
-    (
-        SELECT 'bucket', behind.buckets, behind.waiting
-        FROM closed
-        CROSS JOIN LATERAL (
-            SELECT buckets, waiting FROM headgate.lane
-            WHERE behind = closed.id AND queue = :queue
-            ORDER BY lane.place, since, id
-            LIMIT :most
-        ) AS behind
-        LIMIT :most
-    )
-    UNION ALL
-    SELECT 'arrived', buckets, jobs FROM arrived WHERE queue = :queue
-    UNION ALL
-    SELECT 'unread', '[]', 0
-    WHERE :most IN ((SELECT count(*) FROM closed), (SELECT count(*) FROM line), (SELECT count(*) FROM arrived))
-) AS lane
-
--- name: lanes_in_turn [sqlite]
-WITH closed AS MATERIALIZED (SELECT id FROM bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most),
-line AS MATERIALIZED (SELECT id FROM turn_group WHERE queue = :queue AND in_line ORDER BY virtual_time, id LIMIT :most)
+),
+arrived AS MATERIALIZED (@first_arrivals)
 SELECT * FROM (
-    SELECT 'line' AS part, CAST(buckets AS text) AS buckets, waiting AS jobs FROM lane
+    SELECT 'line' AS part, CAST(buckets AS text) AS buckets, waiting AS jobs FROM headgate.lane
     WHERE queue = :queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
     ORDER BY lane.place, since, id
     LIMIT :most
-)
+) AS in_line
 UNION ALL
 SELECT * FROM (
     SELECT 'group', CAST(lane.buckets AS text), lane.waiting
-    FROM line CROSS JOIN lane ON lane.group_id = line.id AND lane.behind IS NULL AND lane.since IS NOT NULL
+    FROM line @first_lanes(group_id = line.id AND behind IS NULL AND since IS NOT NULL)
     LIMIT :most
-)
+) AS in_group
 UNION ALL
 SELECT * FROM (
     SELECT 'bucket', CAST(lane.buckets AS text), lane.waiting
-    FROM closed CROSS JOIN lane ON lane.behind = closed.id AND lane.queue = :queue
+    FROM closed @first_lanes(behind = closed.id AND queue = :queue)
     LIMIT :most
-)
+) AS behind
 UNION ALL
-SELECT 'unread', '[]', 0 WHERE :most IN ((SELECT count(*) FROM closed), (SELECT count(*) FROM line))
+SELECT 'arrived', buckets, jobs FROM arrived WHERE queue = :queue
+UNION ALL
+SELECT 'unread', '[]', 0
+WHERE :most IN ((SELECT count(*) FROM closed), (SELECT count(*) FROM line), (SELECT count(*) FROM arrived))
 
 -- name: paused_queues
 -- Return the paused queues, and since when.
