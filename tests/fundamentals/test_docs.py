@@ -16,7 +16,7 @@ PAGES = [
     "dashboard.md",
     "encryption.md",
     "enqueueing.md",
-    "limit_sets.md",
+    "gates.md",
     "large-payloads.md",
     "metrics.md",
     "migrating.md",
