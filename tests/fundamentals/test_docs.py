@@ -13,6 +13,7 @@ from tests.fundamentals.conftest import RunExample
 DOCS = Path(__file__).parents[2] / "docs"
 
 PAGES = [
+    "dashboard-api.md",
     "dashboard.md",
     "encryption.md",
     "enqueueing.md",
