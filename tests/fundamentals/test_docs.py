@@ -33,6 +33,8 @@ PAGES = [
 
 ELSEWHERE = {
     "cli.md": "test_cli_page.py",
+    "clients.md": "faces/contrib/test_frameworks_page.py",
+    "django.md": "faces/contrib/test_frameworks_page.py",
     "frameworks.md": "faces/contrib/test_frameworks_page.py",
     "hooks.md": "test_hooks_page.py",
     "layout.md": "test_layout_page.py",
@@ -44,6 +46,7 @@ ELSEWHERE = {
 DECLARING = [
     "alerts.md",
     "index.md",
+    "limits-in-depth.md",
     "limits.md",
     "operating.md",
     "postgresql.md",
@@ -52,6 +55,7 @@ DECLARING = [
     "settings.md",
     "upgrade.md",
     "watching.md",
+    "workers.md",
 ]
 
 

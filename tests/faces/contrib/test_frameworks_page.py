@@ -1,4 +1,4 @@
-"""The examples of docs/frameworks.md are the files that they name, and run unchanged."""
+"""The examples of docs/frameworks.md, django.md and clients.md are the files that they name, and run unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ import pytest
 
 from tests.until import patient
 
-PAGE = (Path(__file__).parents[3] / "docs" / "frameworks.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+CHAPTERS = re.split(
+    r"^## ", (DOCS / "frameworks.md").read_text() + (DOCS / "clients.md").read_text(), flags=re.MULTILINE
+)
+MORE = {"Django": (DOCS / "django.md").read_text()}
 
 # What a project has around the examples, and what one does with them.
 DJANGO_SETTINGS = """
@@ -39,16 +43,22 @@ MIGRATION_MODULES = {"admin": None, "auth": None, "contenttypes": None}
 """
 USES = {
     "FastAPI": """
-import asyncio, httpx
+import asyncio, httpx, sqlite3
 from api import api, jobs
+from orders import engine
 
 async def main():
     client = httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://api")
     async with api.router.lifespan_context(api), client:
         assert (await client.get("/healthz")).json() == {"status": "ok"}
         job = (await client.post("/tenants/acme/sync")).json()["job"]
+        with sqlite3.connect("jobs.db") as tables:
+            tables.execute("CREATE TABLE tenant (name TEXT)")
+        tables.close()
+        joined = (await client.post("/tenants/globex")).json()["job"]
+        await engine.dispose()
         async with jobs:
-            assert await jobs.job(job).result() is None
+            assert await jobs.job(job).result() is await jobs.job(joined).result() is None
 
 asyncio.run(main())
 """,
@@ -167,9 +177,8 @@ server.server_close()
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", USES)
 def test_the_examples_of_the_page_run_as_documented(framework: str, tmp_path: Path) -> None:
-    section = re.split(r"^## ", PAGE, flags=re.MULTILINE)
-    (chapter,) = [each for each in section if each.startswith(framework)]
-    for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", chapter, re.DOTALL):
+    (chapter,) = [each for each in CHAPTERS if each.startswith(framework)]
+    for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", chapter + MORE.get(framework, ""), re.DOTALL):
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         file.write_text((DJANGO_SETTINGS if name == "settings.py" else "") + _for_this_django(code))
