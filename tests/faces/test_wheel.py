@@ -12,7 +12,7 @@ from tests.faces.wheel import ROOT, installed_wheel, run
 
 pytestmark = pytest.mark.slow
 
-PAGE = ROOT / "docs" / "testing.md"
+PAGES = "".join((ROOT / "docs" / name).read_text() for name in ("testing.md", "testing-kit.md"))
 INI = """[pytest]
 headgate_app = shop:app
 addopts = -q -p no:randomly -p no:valkey -p no:xdist -p no:schemathesis -p no:hypothesispytest
@@ -33,8 +33,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """The examples of the page, each in the file that its first line names."""
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+    """The examples of the pages on tests, each in the file that its first line names."""
+    for block in re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL):
         name = re.match(r"# (\w+\.py)\n", block)
         assert name is not None, f"this example does not say which file it is:\n{block}"
         (tmp_path / name[1]).write_text(block)
@@ -104,7 +104,7 @@ def test_the_dashboard_serves_its_page_and_modules_from_the_wheel(programs: Path
 
 
 @pytest.mark.nightly
-def test_the_examples_of_the_testing_page_pass_with_it(programs: Path, project: Path) -> None:
+def test_the_examples_of_the_testing_pages_pass_with_it(programs: Path, project: Path) -> None:
     ran = run(programs / "python", "-m", "pytest", *ASYNCIO, ".", cwd=project)
     assert "7 passed" in ran.stdout
 

@@ -18,6 +18,7 @@ PAGES = [
     "encryption.md",
     "enqueueing.md",
     "gates.md",
+    "index.md",
     "large-payloads.md",
     "metrics.md",
     "migrating.md",
@@ -41,11 +42,11 @@ ELSEWHERE = {
     "recurring.md": "test_recurring.py",
     "tasks.md": "test_tasks_page.py",
     "testing.md": "faces/test_wheel.py",
+    "testing-kit.md": "faces/test_wheel.py",
 }
 
 DECLARING = [
     "alerts.md",
-    "index.md",
     "limits-in-depth.md",
     "limits.md",
     "operating.md",

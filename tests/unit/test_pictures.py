@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import re
 from pathlib import Path
@@ -10,8 +11,10 @@ from xml.etree import ElementTree
 
 # By name: a type checker takes the folder of the same name for it.
 drawing: Any = importlib.import_module("docs.pictures")
+timeline: Any = importlib.import_module("docs.timeline")
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+CONCEPTS = Path(__file__).parents[2] / "docs" / "concepts.md"
 
 
 def test_every_picture_in_the_docs_is_drawn_again_as_it_is() -> None:
@@ -36,3 +39,10 @@ def test_every_picture_is_well_formed_and_has_a_title_and_a_description() -> Non
 def test_the_pictures_begin_on_a_full_hour_so_that_windows_lie_where_the_axis_says() -> None:
     assert drawing.NOON % (3600 * 1_000_000) == 0
     assert all(scene.seconds % scene.tick == 0 for scene in drawing.scenes())
+
+
+def test_the_timeline_in_the_docs_is_what_the_engine_does_today() -> None:
+    starts = asyncio.run(timeline.starts())
+    assert len(starts) == 22
+    assert f"```text\n{timeline.table(starts)}```" in CONCEPTS.read_text(encoding="utf-8")
+    assert timeline.picture(starts) == timeline.PICTURE.read_text(encoding="utf-8"), "run `python docs/timeline.py`"
