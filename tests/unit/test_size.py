@@ -27,7 +27,7 @@ BUDGETS = {
     "limits": 9_550,
     "observe": 2_400,
     "schedules": 1_850,
-    "storage": 23_100,
+    "storage": 23_000,
     "tasks": 4_970,
     "testing": 1_800,
 }
