@@ -58,7 +58,7 @@ class TurnGroupRow(msgspec.Struct):
 
 
 class WrittenVirtualTime(NamedTuple):
-    """The turn of a group after a claim."""
+    """The virtual time of a group after a claim."""
 
     id: RowId
     virtual_time: int
@@ -105,8 +105,7 @@ class LaneHead(msgspec.Struct):
         return (expires_at is not None and expires_at <= now) or (give_up_at is not None and give_up_at <= now)
 
     def check_bucket_count(self, buckets: int) -> None:
-        """Compare the lengths of its costs and holders with the number of its buckets; if they differ, it is
-        unreadable.
+        """Make it unreadable if its costs or holders differ in number from its buckets.
 
         Its cost or its permits are then unknown, so it is charged as a job that costs 1 or holds nothing.
         """

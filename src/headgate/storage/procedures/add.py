@@ -19,7 +19,7 @@ from headgate.jobs.identity import IdTaken, JobId, job_number
 from headgate.jobs.job import BucketRef, JobOptions, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
 from headgate.storage.following import NO_PLACEMENTS, FollowerPlacement, Placements, leaders_of, rejected
-from headgate.storage.procedures.following import grow_batches, placements_of, store_ties
+from headgate.storage.procedures.following import grow_batches, placements_of, store_dependencies
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals
 from headgate.storage.records import FINAL_STATES
@@ -127,7 +127,7 @@ async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[Ne
     await grow_batches(tx, jobs, batches, placed)
     for start in range(0, len(jobs), INSERTED_AT_ONCE):
         await _insert(tx, jobs[start : start + INSERTED_AT_ONCE], placed)
-    await store_ties(tx, jobs, batches, placed)
+    await store_dependencies(tx, jobs, batches, placed)
 
 
 async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Placements) -> None:

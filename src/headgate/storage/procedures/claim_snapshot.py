@@ -128,7 +128,7 @@ class ClaimSnapshot:
         self.woken = _lanes(row.woken)
         self.behind: list[LaneRow] = []
         self.passed: Mapping[str, int] = {}
-        """The turn of each fair queue below which lanes in line were not read."""
+        """The virtual time of each fair queue below which lanes in line were not read."""
         self.next_bucket = row.next_bucket
         self.next_wake = row.next_wake
         # One of these two is set.

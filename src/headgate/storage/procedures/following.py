@@ -212,7 +212,9 @@ async def _require_open(tx: Transaction, batch: _BatchState) -> None:
             raise BatchClosed(f"batch {batch.id} holds limits for all its jobs, so it takes no jobs later")
 
 
-async def store_ties(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch], placed: Placements) -> None:
+async def store_dependencies(
+    tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch], placed: Placements
+) -> None:
     """Mark the leaders of new jobs as followed, and store the batches."""
     followed = leaders_of(jobs, batches)
     if followed:

@@ -279,7 +279,7 @@ async def _change_limit_set(tx: Transaction, job: LimitSetChange) -> bool:
 
 
 async def release_failed(tx: Transaction, jobs: Sequence[LimitSetChange]) -> int:
-    """Release the permits that failed jobs would not keep under their new buckets and terms; return of how many.
+    """Release the permits that failed jobs would not keep under their new buckets and terms. Returns of how many.
 
     The jobs themselves stay as they are.
 
