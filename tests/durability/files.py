@@ -53,3 +53,12 @@ def is_there(path: Path) -> bool:
 def log_of(path: Path) -> Path:
     """The write-ahead log beside a database."""
     return path.with_name(path.name + "-wal")
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def names_in(folder: Path, beginning: str) -> list[str]:
+    """The files in a folder whose names begin so."""
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith(beginning))

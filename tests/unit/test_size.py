@@ -18,7 +18,7 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 BUDGETS = {
     "": 2_560,  # the modules beside the packages
     "admin": 5_400,
-    "cli": 8_020,
+    "cli": 8_060,
     "client": 2_850,
     "contrib": 3_100,
     "engine": 10_400,
@@ -27,7 +27,7 @@ BUDGETS = {
     "limits": 9_550,
     "observe": 2_400,
     "schedules": 1_850,
-    "storage": 23_000,
+    "storage": 23_110,
     "tasks": 4_970,
     "testing": 1_800,
 }

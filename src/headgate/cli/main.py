@@ -54,6 +54,7 @@ COMMANDS: Mapping[str, Lazy] = {
     ),
     "purge": Lazy("headgate.cli.purge", "Delete final jobs for good, with their results, attempts and log lines."),
     "migrate": Lazy("headgate.cli.migrate", "Create the tables, or update them."),
+    "backup": Lazy("headgate.cli.backup", "Copy the SQLite file of an app while workers run, and check the copy."),
     "dashboard": Lazy("headgate.cli.dashboard", "Serve the dashboard and its API until stopped."),
     "password": Lazy("headgate.cli.password", "Print the hash of a password, for the users of a dashboard."),
     "completion": Lazy("headgate.cli.completion", "Print the completion script for bash, zsh or fish."),

@@ -354,7 +354,7 @@ def _missing(path: Path) -> Sequence[Migration]:
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
     try:
         known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migration'").fetchone()
-        return migrations() if known is None else _pending(connection, path)
+        return migrations() if known is None else missing_in(connection, path)
     finally:
         connection.close()
 
@@ -365,7 +365,7 @@ def migrate(connection: sqlite3.Connection, path: Path, clock: Clock) -> Sequenc
         "CREATE TABLE IF NOT EXISTS migration"
         " (number INTEGER PRIMARY KEY, name TEXT NOT NULL, checksum TEXT NOT NULL, applied_at INTEGER NOT NULL)"
     )
-    missing = _pending(connection, path)
+    missing = missing_in(connection, path)
     for migration in missing:
         for statement in _split(migration.script):
             connection.execute(statement)
@@ -379,7 +379,8 @@ def migrate(connection: sqlite3.Connection, path: Path, clock: Clock) -> Sequenc
     return missing
 
 
-def _pending(connection: sqlite3.Connection, path: Path) -> Sequence[Migration]:
+def missing_in(connection: sqlite3.Connection, path: Path) -> Sequence[Migration]:
+    """Return the migrations that a file with tables lacks. Raises StorageUnusable for one of a newer release."""
     applied = {
         number: (name, checksum)
         for number, name, checksum in connection.execute("SELECT number, name, checksum FROM migration")

@@ -1,0 +1,92 @@
+"""A copy of a SQLite file that workers use meanwhile."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from headgate.clock import Clock
+from headgate.errors import StorageUnavailable, StorageUnusable
+from headgate.storage.migrations import Migration
+from headgate.storage.sqlite import connection as sqlite_file
+from headgate.storage.sqlite.facts import check_file
+
+STEP = 2000
+"""Pages that are copied in one step, 8 MiB: Ctrl-C is noticed between two steps."""
+
+
+def back_up(path: Path, copy: Path, clock: Clock, on_step: Callable[[int, int], None]) -> Migration:
+    """Copy the file `path` into the new file `copy`, and return the migration up to which the copy was made.
+
+    The copy has what was committed when the call began, and nothing later: all steps read one snapshot. Without it,
+    each commit of a worker would start the copy again. Writers do not wait for a reader, but their log grows until
+    the last step. `copy` exists only when it is complete, on the disk, and checked. `on_step` gets the number of pages
+    that are still to copy, and of all pages.
+
+    Raises StorageUnusable, for a damaged file too; StorageUnavailable for a `copy` that cannot be written.
+    """
+    sqlite_file.require_prepared(path, clock)
+    part = copy.with_name(f"{copy.name}.part")
+    if copy.exists():
+        raise StorageUnavailable(f"{copy} exists, and a backup overwrites nothing; name another file, or delete it")
+    try:
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        raise StorageUnavailable(
+            f"{part} exists: another backup writes it now, or one that was killed has left it; delete it if none runs"
+        ) from None
+    except OSError as error:
+        raise StorageUnavailable(f"{part} cannot be created: {error.strerror}; choose another folder") from error
+    try:
+        _copy(path, part, on_step)
+        version = _check(path, part)
+        part.rename(copy)
+        _sync(copy.parent)
+        return version
+    except sqlite3.Error as error:
+        is_damaged = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        raise (sqlite_file.translate(error, path if is_damaged else copy) or error) from error
+    finally:
+        part.unlink(missing_ok=True)
+        part.with_name(f"{part.name}-journal").unlink(missing_ok=True)
+
+
+def _copy(path: Path, part: Path, on_step: Callable[[int, int], None]) -> None:
+    source = sqlite_file.connect(path, synchronous="FULL", timeout=30)
+    target = sqlite3.connect(part)
+    try:
+        # The first read takes the snapshot, which lasts until the transaction ends.
+        source.execute("BEGIN")
+        source.execute("SELECT 1 FROM migration").fetchone()
+        source.backup(target, pages=STEP, progress=lambda _status, remaining, total: on_step(remaining, total))
+    finally:
+        target.close()
+        source.close()
+
+
+def _check(path: Path, part: Path) -> Migration:
+    """Read all of a copy, and return its last migration. An immutable file needs no log and no locks beside it."""
+    copied = sqlite3.connect(f"{part.absolute().as_uri()}?immutable=1", uri=True)
+    try:
+        damage = check_file(part, copied).contradictions
+        if damage:
+            raise StorageUnusable(
+                f"{path} is damaged, and so was its copy, which is deleted ({damage[0].seen}); keep older backups, "
+                "and run `headgate doctor --deep`"
+            )
+        if missing := sqlite_file.missing_in(copied, part):
+            raise StorageUnusable(f"the copy lacks the migration {missing[0]}, and is deleted; start the backup again")
+    finally:
+        copied.close()
+    return sqlite_file.migrations()[-1]
+
+
+def _sync(folder: Path) -> None:
+    """Let the disk keep the name of a new file."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
