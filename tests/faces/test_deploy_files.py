@@ -1,13 +1,17 @@
-"""The files in deploy/: they are well-formed, and every command in them is one of ours with options that it has."""
+"""`headgate init`: its files are well-formed, start what they say with an app of this project, and replace nothing."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +21,90 @@ import yaml  # type: ignore[import-untyped]
 
 from headgate.cli.main import main
 from headgate.observe.metric import READ
+from tests.faces.one_module import answer, call
 from tests.until import patient
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-UNIT = DEPLOY / "systemd" / "headgate-worker@.service"
-COMPOSE = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())
-MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "headgate.yaml").read_text()))
+APP = """
+from headgate import Headgate
+
+app = Headgate()
+app.queue("mail")
+
+@app.task(queue="mail")
+async def send(to: str) -> None: ...
+"""
+URLS = {"sqlite": "sqlite:///jobs.db", "postgres": "postgresql://ada:pa%24s@db.internal/shop"}
 
 
-def commands() -> Iterator[list[str]]:
-    yield shlex.split(re.findall(r"(?m)^ExecStart=\S+/headgate (.*)$", UNIT.read_text())[0])
-    (words,) = re.findall(r"(?m)^CMD (.*)$", (DEPLOY / "docker" / "Dockerfile").read_text())
-    yield json.loads(words)
-    yield from (service["command"] for service in COMPOSE["services"].values() if "command" in service)
-    yield from (container["args"] for container in containers())
+class Project:
+    """A project with a package `shop_…`, in which each kind of file was written."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        package = f"shop_{uuid.uuid4().hex}"
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").touch()
+        (folder / package / "jobs.py").write_text(APP)
+        (folder / "requirements.txt").write_text("httpx\n")
+        self.target = f"{package}.jobs:app"
+        self.url = url
+
+    def text(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+    def yaml(self, name: str) -> list[Any]:
+        return list(yaml.safe_load_all(self.text(name)))
+
+    def settings(self, name: str) -> dict[str, str]:
+        """The variables in a file, as systemd and Compose read them."""
+        lines = [line for line in self.text(name).splitlines() if not line.startswith("#")]
+        return {name: shlex.split(value)[0] for name, _, value in (line.partition("=") for line in lines)}
+
+    def containers(self) -> Iterator[dict[str, Any]]:
+        for manifest in self.yaml("headgate.yaml"):
+            yield from manifest["spec"]["template"]["spec"]["containers"]
+
+    def commands(self) -> Iterator[list[str]]:
+        yield json.loads(re.findall(r"(?m)^CMD (.*)$", self.text("Dockerfile"))[0])
+        (compose,) = self.yaml("compose.yaml")
+        yield from (service["command"] for service in compose["services"].values() if "command" in service)
+        yield shlex.split(re.findall(r"(?m)^ExecStart=\S+/headgate (.*)$", self.text("headgate-worker@.service"))[0])
+        if (self.folder / "headgate.yaml").exists():
+            yield from (container["args"] for container in self.containers())
 
 
-def containers() -> Iterator[dict[str, Any]]:
-    for manifest in MANIFESTS:
-        yield from manifest["spec"]["template"]["spec"]["containers"]
+@pytest.fixture(params=URLS)
+def project(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delenv("HEADGATE_APP", raising=False)
+    monkeypatch.setenv("HEADGATE_URL", URLS[request.param])
+    made = Project(tmp_path, URLS[request.param])
+    for kind in ("docker", "systemd", *(["k8s"] if request.param == "postgres" else [])):
+        answer("init", kind, made.target, "-q", "mail:4")
+    return made
 
 
-@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
-def test_commands_are_accepted(words: list[str]) -> None:
+only_postgres = pytest.mark.parametrize("project", ["postgres"], indirect=True)
+only_sqlite = pytest.mark.parametrize("project", ["sqlite"], indirect=True)
+
+
+def test_commands_are_accepted(project: Project) -> None:
     group = click.Context(main)
-    _, command, rest = main.resolve_command(group, list(words))
-    assert command is not None
-    # Parsed, not run.
-    command.make_context(words[0], rest, parent=group)
+    workers = 0
+    for words in project.commands():
+        _, command, rest = main.resolve_command(group, list(words))
+        assert command is not None
+        # Parsed, not run.
+        parsed = command.make_context(words[0], rest, parent=group)
+        workers += parsed.params.get("queues") == {"mail": 4}
+    assert workers == (3 if "postgres" in project.url else 2)
+    assert "{{" not in "".join(path.read_text() for path in project.folder.iterdir() if path.is_file())
 
 
-def test_probes_use_the_paths_and_the_port_of_the_worker() -> None:
-    (worker,) = [container for container in containers() if "readinessProbe" in container]
+@only_postgres
+def test_probes_use_the_paths_and_the_port_of_the_worker(project: Project) -> None:
+    (worker,) = [container for container in project.containers() if "readinessProbe" in container]
     ports = {port["name"]: port["containerPort"] for port in worker["ports"]}
     assert f"--health-port={ports['health']}" in worker["args"]
     assert f"--metrics-port={ports['metrics']}" in worker["args"]
@@ -56,27 +112,136 @@ def test_probes_use_the_paths_and_the_port_of_the_worker() -> None:
     assert paths == {"startupProbe": "/live", "livenessProbe": "/live", "readinessProbe": "/ready"}
 
 
-def test_stop_timeouts_are_longer_than_the_grace() -> None:
-    deployment = next(manifest for manifest in MANIFESTS if manifest["metadata"]["name"] == "headgate-worker")
+@only_postgres
+def test_stop_timeouts_are_longer_than_the_grace(project: Project) -> None:
+    deployment = next(each for each in project.yaml("headgate.yaml") if each["metadata"]["name"] == "headgate-worker")
     assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 30
-    assert int(COMPOSE["services"]["worker"]["stop_grace_period"].rstrip("s")) > 30
-    unit = UNIT.read_text()
+    (compose,) = project.yaml("compose.yaml")
+    assert int(compose["services"]["worker"]["stop_grace_period"].rstrip("s")) > 30
+    unit = project.text("headgate-worker@.service")
     (grace,), (stop,) = re.findall(r"--grace (\d+)s", unit), re.findall(r"TimeoutStopSec=(\d+)", unit)
     assert int(stop) > int(grace)
 
 
-def test_workers_are_scaled_by_a_metric_that_exists() -> None:
-    scaled = yaml.safe_load((DEPLOY / "kubernetes" / "keda.yaml").read_text())
+@only_postgres
+def test_workers_are_scaled_by_a_metric_that_exists(project: Project) -> None:
+    (scaled,) = project.yaml("keda.yaml")
     (trigger,) = scaled["spec"]["triggers"]
     (name,) = re.findall(r"headgate_\w+", trigger["metadata"]["query"])
     assert name in {metric.name for metric in READ}
 
 
+def test_compose_has_the_database_of_the_app(project: Project) -> None:
+    (compose,) = project.yaml("compose.yaml")
+    services, settings = compose["services"], project.settings("headgate.env")
+    assert all(services[name]["env_file"] == "headgate.env" for name in ("migrate", "worker", "dashboard"))
+    if "postgres" in project.url:
+        assert settings["HEADGATE_URL"] == f"postgresql://jobs:{settings['POSTGRES_PASSWORD']}@db/jobs"
+        assert services["migrate"]["depends_on"] == {"db": {"condition": "service_healthy"}}
+        assert "volumes" not in services["worker"]
+    else:
+        assert settings["HEADGATE_URL"] == "sqlite:////data/jobs.db"
+        assert "db" not in services
+        assert services["worker"]["volumes"] == services["dashboard"]["volumes"] == ["data:/data"]
+        assert "install -d -o jobs /data" in project.text("Dockerfile"), "or the volume would belong to root"
+    # What the context of the image is, has the code; the secrets stay out of it.
+    assert services["worker"]["build"] == "."
+    assert "*.env" in project.text(".dockerignore").splitlines()
+    assert (project.folder / "headgate.env").stat().st_mode & 0o777 == 0o600
+
+
+def run(project: Project, words: Sequence[str], settings: dict[str, str], folder: Path) -> subprocess.Popen[str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("HEADGATE_", "PYTHON"))}
+    return subprocess.Popen(words, cwd=folder, env=plain | settings, stderr=subprocess.PIPE, text=True)
+
+
+@only_sqlite
+def test_the_worker_of_the_unit_starts_and_stops(project: Project) -> None:
+    unit = dict(
+        line.split("=", 1) for line in project.text("headgate-worker@.service").splitlines() if re.match(r"\w+=", line)
+    )
+    assert unit["EnvironmentFile"] == f"{project.folder}/headgate-worker.env"
+    worker = run(
+        project, shlex.split(unit["ExecStart"]), project.settings("headgate-worker.env"), Path(unit["WorkingDirectory"])
+    )
+    assert worker.stderr is not None
+    with worker:
+        started: list[str] = []
+        for line in worker.stderr:
+            started.append(line)
+            if "SIGTERM" in line:
+                break
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(patient(20)) == 0, "".join(started)
+    assert (project.folder / "jobs.db").exists()
+
+
+@only_sqlite
+def test_the_command_of_the_image_finds_the_app_and_keeps_its_file_in_the_volume(project: Project) -> None:
+    dockerfile = project.text("Dockerfile")
+    (line,) = re.findall(r"(?m)^ENV (.*)$", dockerfile)
+    settings = dict(word.split("=", 1) for word in line.split()) | project.settings("headgate.env")
+    assert re.findall(r"(?m)^WORKDIR (.*)$", dockerfile) == ["/srv", "/data"]
+    # The image has the project in /srv and the volume in /data.
+    data = project.folder / "data"
+    data.mkdir()
+    settings = {
+        name: value.replace("/srv", str(project.folder)).replace("/data", str(data)) for name, value in settings.items()
+    }
+    program = str(Path(sys.executable).with_name("headgate"))
+    for words in (["migrate"], ["worker", "--drain"]):
+        ran = run(project, [program, *words], settings, data)
+        _, errors = ran.communicate(timeout=patient(30))
+        assert ran.returncode == 0, errors
+    assert (data / "jobs.db").exists()
+
+
+def test_nothing_is_replaced_without_force_and_never_the_secrets(project: Project) -> None:
+    secrets = project.text("headgate.env")
+    assert answer("init", "docker", project.target, "-q", "mail:4")["written"] == []
+    refused = call("init", "docker", project.target)
+    assert refused.exit_code == 1
+    assert refused.stderr == "Error: compose.yaml exists and differs; add --force to replace it\n"
+    forced = answer("init", "docker", project.target, "--force")
+    assert forced["written"] == ["compose.yaml"]
+    assert forced["notes"] == [
+        "headgate.env was there and is kept, with its passwords; delete it first to get another one"
+    ]
+    assert project.text("headgate.env") == secrets
+    assert "--queue=mail" not in project.text("compose.yaml")
+
+
+@only_sqlite
+def test_what_cannot_start_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = call("init", "k8s", project.target)
+    assert "a SQLite file is for the processes of one machine; for Kubernetes, use postgresql://" in refused.stderr
+    assert "Declared: default, mail" in call("init", "docker", project.target, "-q", "mial").stderr
+    (project.folder / "elsewhere").mkdir()
+    monkeypatch.chdir(project.folder / "elsewhere")
+    assert "cd into the folder of your project" in call("init", "docker", project.target).stderr
+    assert not list(Path().iterdir())
+    (project.folder / "memory_app.py").write_text("from headgate import Headgate\napp = Headgate('memory://')")
+    assert "the jobs of memory:// end with their process" in call("init", "systemd", "memory_app:app").stderr
+
+
+def test_a_store_that_the_code_names_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delenv("HEADGATE_URL", raising=False)
+    name = f"shop_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(APP.replace("Headgate()", 'Headgate("sqlite:///var/jobs.db")'))
+    told = call("init", "docker", f"{name}:app").stdout
+    assert "the app names its store itself" in told
+    assert "add what your program imports to the Dockerfile" in told
+    assert told.endswith("next: docker compose up --build\n")
+    assert "- data:/data/var\n" in (tmp_path / "compose.yaml").read_text()
+    assert "install -d -o jobs /data /data/var\n" in (tmp_path / "Dockerfile").read_text()
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    unit = tmp_path / "headgate-worker@1.service"
-    # What it runs does not lie here.
-    unit.write_text(UNIT.read_text().replace("/srv/myproject/.venv/bin/headgate", "/bin/true"))
+def test_systemd_accepts_the_unit(project: Project) -> None:
+    unit = project.folder / "headgate-worker@1.service"
+    unit.write_text(project.text("headgate-worker@.service"))
     checked = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", unit],
         capture_output=True,

@@ -18,7 +18,7 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 BUDGETS = {
     "": 2_560,  # the modules beside the packages
     "admin": 5_400,
-    "cli": 8_060,
+    "cli": 8_360,
     "client": 2_850,
     "contrib": 3_100,
     "engine": 10_400,

@@ -58,6 +58,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "dashboard": Lazy("headgate.cli.dashboard", "Serve the dashboard and its API until stopped."),
     "password": Lazy("headgate.cli.password", "Print the hash of a password, for the users of a dashboard."),
     "completion": Lazy("headgate.cli.completion", "Print the completion script for bash, zsh or fish."),
+    "init": Lazy("headgate.cli.init", "Write the files that run an app under Docker, systemd or Kubernetes."),
     "bench": Lazy("headgate.cli.bench", "Measure how fast a store is on this machine: enqueueing, running, starting."),
     "simulate": Lazy("headgate.cli.simulate", "Simulate a load under a limit, before you set it."),
     "demo": Lazy("headgate.cli.demo", "Watch Headgate keep its promises, in under a minute."),

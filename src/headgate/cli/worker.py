@@ -43,7 +43,7 @@ LEFT_BEHIND = 2.0
 logger = logging.getLogger("headgate.worker")
 
 
-def _queues(
+def parse_queues(
     _context: click.Context, _parameter: click.Parameter, given: Sequence[str]
 ) -> Mapping[str, int | None] | None:
     queues: dict[str, int | None] = {}
@@ -78,7 +78,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, given: str | Non
     "queues",
     multiple=True,
     metavar="NAME[:SLOTS]",
-    callback=_queues,
+    callback=parse_queues,
     help="Serve this queue, with this number of slots per process (default: as declared). Repeatable; default: all.",
 )
 @click.option(
