@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from types import TracebackType
@@ -104,7 +105,8 @@ class Headgate(RefusesForeignWords):
     `clock` and `random` are for tests: with both, a run is reproducible. Raises DeclarationError for invalid settings.
 
     Declaring needs no connection. To enqueue and read: `async with app.open():`. To also run jobs in this process:
-    `async with app:`. A worker process: `await app.run()`, or `headgate worker module:app`.
+    `async with app:`, or `await app.start()` in a notebook. A worker process: `await app.run()`, or
+    `headgate worker module:app`.
     """
 
     _client_kind = Client
@@ -223,6 +225,9 @@ class Headgate(RefusesForeignWords):
         self._node: Node | None = None
         self._own_node: contextlib.AsyncExitStack | None = None
         self._leave_thread: Leave | None = None
+        self._started: contextlib.AsyncExitStack | None = None
+        self._has_started_worker = False
+        self._starting = asyncio.Lock()
         self._instruments: list[Instrument] = []
         self._client = self._client_kind(
             storage,
@@ -306,10 +311,19 @@ class Headgate(RefusesForeignWords):
             chunk=chunk,
         )
         for bound in task.limit_set.limits:
-            # An invalid URL, or a rule that its store cannot hold, is raised here and not in a worker.
-            self._client.remote_limits.check(bound.name, bound.limit)
+            self._check_limit_store(bound.name, bound.limit, self._registry.limits)
         self._registry.add_task(task)
         return task
+
+    def _check_limit_store(self, name: str, limit: Limit, known: Container[str]) -> None:
+        """Raise DeclarationError here, and not in a worker, for a limit that its store cannot hold."""
+        self._client.remote_limits.check(name, limit)
+        is_late = self._own_node is not None and name not in known
+        if is_late and self._client.remote_limits.store_of(limit) is not None:
+            raise DeclarationError(
+                f"limit {name!r} is kept in another store, which the running worker does not use yet: declare "
+                "it before you start the app; or stop the app, declare the limit, and start again"
+            )
 
     @overload
     def resource(self, function: ResourceFunction, /) -> ResourceFunction: ...
@@ -512,10 +526,10 @@ class Headgate(RefusesForeignWords):
         `headgate.tasks.queue.QueueOptions` describes each option. Raises DeclarationError for an invalid declaration.
         """
         queue = declared_queue(name, options)
+        known = set(self._registry.limits)
         self._registry.add_queue(queue)
         for limit_name, limit in self._registry.limits.items():
-            # An invalid URL, or a rule that its store cannot hold, is raised here and not in a worker.
-            self._client.remote_limits.check(limit_name, limit)
+            self._check_limit_store(limit_name, limit, known)
 
     def alert(
         self,
@@ -616,7 +630,9 @@ class Headgate(RefusesForeignWords):
         If the node crashes, that is logged at once, and the block is cancelled and raises the error of the node.
         """
         if self._own_node is not None:
-            raise DeclarationError("this app already runs jobs in this process; enter `async with app:` once")
+            raise DeclarationError(
+                "this app already runs jobs in this process; enter `async with app:` once, or `await app.start()`"
+            )
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self.open())
             node = self._make_node()
@@ -645,6 +661,36 @@ class Headgate(RefusesForeignWords):
         stack, self._own_node, self._node = self._own_node, None, None
         if stack is not None:
             await stack.__aexit__(kind, error, traceback)
+
+    async def start(self, *, worker: bool = True) -> Self:
+        """Open, and run jobs in this process until `stop`: `async with app:` for notebooks, where no block lasts.
+
+        With `worker=False` it only enqueues and reads, as `app.open()`. What is started already stays as it is, and a
+        worker can be added. If the node crashes, that is logged at once, and raised by `stop`. Raises DeclarationError
+        in a block of `async with app:`, and on another event loop.
+        """
+        async with self._starting:
+            if self._client.lifecycle.loop is None:
+                # A loop that ended without `stop` has closed the app.
+                self._started, self._has_started_worker = None, False
+                self._own_node = self._node = None
+            elif self._started is not None and self._client.lifecycle.loop is not asyncio.get_running_loop():
+                raise DeclarationError("this app was started on another event loop; stop it there: `await app.stop()`")
+            if self._started is None or (worker and not self._has_started_worker):
+                block = self if worker else self.open()
+                # In a task of its own, because a node that crashes cancels the task that has entered it.
+                await asyncio.create_task(block.__aenter__())
+                self._started = self._started or contextlib.AsyncExitStack()
+                self._started.push_async_exit(block)
+                self._has_started_worker = worker
+        return self
+
+    async def stop(self) -> None:
+        """End what `start` began: running jobs have `grace` to finish. Without effect if nothing is started."""
+        async with self._starting:
+            started, self._started, self._has_started_worker = self._started, None, False
+            if started is not None and self._client.lifecycle.loop is not None:
+                await started.aclose()
 
     async def run(
         self,

@@ -72,8 +72,8 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "Headgate": _words(
         {
             "enqueue enqueue_job add_job submit send send_task delay defer": _ENQUEUE,
-            "start start_worker worker worker_main run_worker run_forever work": _RUN,
-            "connect close stop shutdown disconnect": _OPEN,
+            "start_worker worker worker_main run_worker run_forever work": _RUN,
+            "connect close shutdown disconnect": _OPEN,
             "cron crontab periodic_task scheduled_job every add_periodic_task": _RECUR,
             "actor add_task register register_task": "@app.task above the function",
         }

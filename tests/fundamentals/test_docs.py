@@ -39,6 +39,7 @@ ELSEWHERE = {
     "frameworks.md": "faces/contrib/test_frameworks_page.py",
     "hooks.md": "test_hooks_page.py",
     "layout.md": "test_layout_page.py",
+    "notebooks.md": "test_notebooks_page.py",
     "recurring.md": "test_recurring.py",
     "tasks.md": "test_tasks_page.py",
     "testing.md": "faces/test_wheel.py",

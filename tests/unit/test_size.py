@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 2_560,  # the modules beside the packages
+    "": 2_600,  # the modules beside the packages
     "admin": 5_400,
     "cli": 8_360,
     "client": 2_850,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from headgate.clock import SECOND, Timer, sleep
 from headgate.engine.bus import publish_storage_failure, publish_use
@@ -23,6 +23,7 @@ from headgate.jobs.job import ClaimedJob
 from headgate.limits.limit import AnyRule
 from headgate.storage.records import Claim, Claimed, FreeSlots
 from headgate.storage.stored_rows import note_unreadable
+from headgate.tasks.registry import RunnableTasks
 
 CHANGED_PAUSE = 60 * SECOND
 """How long a job waits until it is claimed again whose row was changed in the database (microseconds)."""
@@ -41,7 +42,7 @@ class ClaimLoop:
     def __init__(
         self,
         services: Services,
-        rules: Mapping[str, AnyRule],
+        find_rules: Callable[[], Mapping[str, AnyRule]],
         membership: Membership,
         slots: Slots,
         lease: LeaseKeeper,
@@ -57,7 +58,9 @@ class ClaimLoop:
     ) -> None:
         self._storage = services.storage
         self._registry = services.registry
-        self._rules = rules
+        self._find_rules = find_rules
+        self._rules: Mapping[str, AnyRule] = {}
+        self._runnable: RunnableTasks | None = None
         self._membership = membership
         self._slots = slots
         self._lease = lease
@@ -118,6 +121,9 @@ class ClaimLoop:
     def claim_for(self, free_slots: Mapping[str, FreeSlots], *, has_backlog: bool = False) -> Claim:
         """Return the claim of this node for these free slots."""
         runnable, shared = self._registry.runnable(self._labels), self._slots.shared_by(free_slots)
+        if runnable is not self._runnable:
+            # Tasks may be declared while the node runs, as in a notebook. A copy, as another thread reads it.
+            self._runnable, self._rules = runnable, self._find_rules()
         return Claim(
             self._membership.id, free_slots, self._rules, runnable.names, runnable.limit_sets, shared, has_backlog
         )

@@ -199,7 +199,7 @@ class Node:
         self._notices = ClaimNotices(services, self._backlog_migrator, throttle_events=config.throttle_events)
         self._claims = ClaimLoop(
             services,
-            {
+            lambda: {
                 **services.registry.rules,
                 **{name: FetchedStarts(limit.limit.rule) for name, limit in remote_limits.items()},
             },

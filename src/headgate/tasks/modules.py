@@ -146,4 +146,7 @@ def is_interactive(function: Callable[..., Any]) -> bool:
     """Return whether a function was defined in an interactive session, and not in a file."""
     if getattr(function, "__module__", None) != "__main__":
         return False
-    return hasattr(builtins, "__IPYTHON__") or not hasattr(sys.modules["__main__"], "__file__")
+    main = sys.modules["__main__"]
+    # `python -m asyncio` is a session, too, although its module has a file.
+    is_session = getattr(getattr(main, "__spec__", None), "name", None) == "asyncio.__main__"
+    return is_session or hasattr(builtins, "__IPYTHON__") or not hasattr(main, "__file__")
