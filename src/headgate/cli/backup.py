@@ -23,7 +23,7 @@ def backup(target: str, words: tuple[str, ...], as_json: bool) -> None:
     The copy has all jobs that were stored when the command started. Workers do not wait for it. FILE appears when the
     copy is complete, and all of it has been read; an existing file is never overwritten. Only you can read it.
 
-    "Operations" in the docs says how to restore it. For a store on PostgreSQL, the error is the command for pg_dump.
+    "Backups" in the docs says how to restore it. For a store on PostgreSQL, the error is the command for pg_dump.
     """
     app, copy = locate(target), Path(words[0])
     path = app._client.address.file

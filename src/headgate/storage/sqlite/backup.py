@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headgate.clock import Clock
-from headgate.errors import StorageUnavailable, StorageUnusable
+from headgate.errors import StorageUnavailable, StorageUnusable, raise_instead
 from headgate.storage.migrations import Migration
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.facts import check_file
@@ -47,7 +47,7 @@ def back_up(path: Path, copy: Path, clock: Clock, on_step: Callable[[int, int], 
         return version
     except sqlite3.Error as error:
         is_damaged = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-        raise (sqlite_file.translate(error, path if is_damaged else copy) or error) from error
+        raise_instead(sqlite_file.translate(error, path if is_damaged else copy), error)
     finally:
         part.unlink(missing_ok=True)
         part.with_name(f"{part.name}-journal").unlink(missing_ok=True)
