@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from headgate.admin.columns import Column
 from headgate.cli import output
-from headgate.cli.output import print_table
+from headgate.cli.output import print_list, print_table
 from tests.executed_lines import lines_of_call
 
 COLUMNS = ("id", "task", "queue", "state", "attempt", "enqueued", "note")
@@ -37,3 +40,51 @@ def test_a_long_list_is_printed_with_little_work(capsys: pytest.CaptureFixture[s
     capsys.readouterr()
     assert lines_of_call(lambda: print_table("Jobs", COLUMNS, rows(600), empty="none")) < 600 * 500
     assert len(capsys.readouterr().out.splitlines()) == 602
+
+
+@dataclass
+class Machine:
+    id: str
+    tags: tuple[str, ...]
+    beat_age: float | None
+    due_at: datetime | None
+    note: str = ""
+
+
+def test_a_record_is_printed_by_the_kinds_of_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = (
+        Column("id", "Id", "id"),
+        Column("tags", "Tags", "names"),
+        Column("beat_age", "Heartbeat", "age"),
+        Column("due_at", "Next run", "until"),
+        Column("load", "Load"),
+        Column("picture", "Picture", only="dashboard"),
+    )
+    machines = [Machine("a", ("x", "y"), 2.5, AT + timedelta(minutes=5)), Machine("b", (), None, None)]
+    print_list("Machines", columns, machines, empty="none", now=AT, load=lambda machine: f"{machine.id} %")
+    heading, first, second = _lines(capsys)
+    assert heading == ["id", "tags", "heartbeat", "next run", "load"]
+    assert first == ["a", "x, y", "2.5 s ago", "in 5 min", "a %"]
+    assert second == ["b", "-", "-", "-", "b %"]
+
+
+@pytest.mark.parametrize(("note", "headings"), [("", ["id"]), ("late", ["id", "note"])])
+def test_a_rare_column_is_printed_if_a_record_has_a_value(
+    note: str, headings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = (Column("id", "Id", "id"), Column("note", "Note", is_rare=True))
+    machines = [Machine("a", (), None, None), Machine("b", (), None, None, note)]
+    print_list("Machines", columns, machines, empty="none")
+    assert _lines(capsys)[0] == headings
+
+
+def test_a_list_without_records_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    print_list("Machines", (Column("id", "Id", "id"),), [], empty="none")
+    assert capsys.readouterr().out == "Machines: none\n"
+
+
+def _lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """Return the cells of the heading and of each row."""
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    rule = next(number for number, line in enumerate(lines) if set(line) == {"─"})
+    return [re.split(r"\s{2,}", line) for line in (lines[rule - 1], *lines[rule + 1 :])]

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from headgate.admin.columns import Column
 from headgate.clock import to_datetime
 from headgate.errors import AmbiguousNode, DeclarationError, NodeNotFound, UnknownQueue
 from headgate.storage.records import NodeControls, NodeRecord
@@ -50,6 +51,21 @@ class NodeStatus:
         if self.state != "alive":
             return self.state
         return "stopping" if self.is_stopping else "quiet" if self.is_quiet else self.state
+
+
+NODE_COLUMNS = (
+    Column("name", "Node"),
+    Column("id", "Id", "id", only="cli"),
+    Column("state", "State", "state"),
+    Column("heartbeat_age", "Heartbeat", "age"),
+    Column("running", "Running", "count"),
+    Column("lingering", "Lingering", "count", only="cli"),
+    Column("slots", "Slots"),
+    Column("queues", "Queues", only="dashboard"),
+    Column("labels", "Labels", "names", is_rare=True, only="cli"),
+    Column("version", "Version"),
+    Column("started_at", "Started", "time"),
+)
 
 
 def find_node(nodes: Sequence[NodeRecord], node: str) -> NodeRecord:

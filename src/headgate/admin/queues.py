@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from headgate.admin.bulk import CANCEL_WAITING, BulkResult, change_many
+from headgate.admin.columns import Column
 from headgate.admin.query import JobQuery
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import UnknownQueue
@@ -97,6 +98,15 @@ class QueueStatus:
     def has_jobs(self) -> bool:
         """Whether it has jobs in any state."""
         return any((self.waiting, self.running, self.succeeded, self.failed, self.cancelled, self.skipped))
+
+
+QUEUE_COLUMNS = (
+    Column("queue", "Queue"),
+    Column("lag", "Lag", "duration"),
+    Column("oldest", "Oldest", "duration"),
+    *(Column(state, state.capitalize(), "count") for state in JobState),
+    Column("note", "Note", only="cli"),
+)
 
 
 class QueuesAdmin:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import click
 
 from headgate.admin import NodeStatus
+from headgate.admin.nodes import NODE_COLUMNS
 from headgate.arguments import MOST_SLOTS
 from headgate.cli.locate import ask, takes_app, takes_app_and
-from headgate.cli.output import json_option, lasting, print_json, print_table, say_change
+from headgate.cli.output import json_option, print_json, print_list, say_change
 from headgate.cli.question import confirm, require_answer
 from headgate.plural import counted
 
@@ -123,31 +124,15 @@ def _parse_slots(given: str) -> tuple[str | None, int]:
 
 
 def print_nodes(found: Sequence[NodeStatus]) -> None:
-    """Print nodes as a table; their labels only if one of them has any."""
-    have_labels = any(node.labels for node in found)
-    print_table(
+    """Print nodes as a table."""
+    print_list(
         "Nodes",
-        (
-            *("process", "id", "state", "heartbeat", "running", "lingering", "slots"),
-            *(("labels",) if have_labels else ()),
-            *("version", "started"),
-        ),
-        [
-            (
-                node.name,
-                node.id,
-                node.shown_state,
-                f"{lasting(node.heartbeat_age)} ago",
-                node.running,
-                len(node.lingering) or None,
-                _slots(node),
-                *((", ".join(node.labels) or None,) if have_labels else ()),
-                node.version or None,
-                node.started_at,
-            )
-            for node in found
-        ],
+        NODE_COLUMNS,
+        found,
         empty="none; start one with `headgate worker`",
+        state=lambda node: node.shown_state,
+        lingering=lambda node: len(node.lingering) or None,
+        slots=_slots,
     )
 
 

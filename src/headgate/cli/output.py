@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -19,6 +20,10 @@ from headgate.escaping import one_line, printable
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
+
+    from headgate.admin.columns import Column
+
+T = TypeVar("T")
 
 WIDE = 400
 """The width without a terminal, so that nothing is cut in the output of a pipe."""
@@ -38,6 +43,48 @@ NOTHING_NEW = "nothing was enqueued: this job with its unique key, or its id, wa
 def print_json(answer: object) -> None:
     """Print an answer as indented JSON; instants are ISO 8601 in UTC."""
     click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+
+
+def print_list(
+    title: str,
+    columns: Sequence[Column],
+    records: Sequence[T],
+    *,
+    empty: str,
+    now: datetime | None = None,
+    **cells: Callable[[T], object],
+) -> None:
+    """Print records under their columns as a table. `cells` return the values that are not a field, as they are shown.
+
+    `now` is needed for a column of the kind `until`.
+    """
+    shown: list[str] = []
+    values: list[list[object]] = []
+    for column in columns:
+        if column.only != "dashboard":
+            cell = cells.get(column.name) or partial(_cell, column, now)
+            found = [cell(record) for record in records]
+            if not column.is_rare or any(found):
+                shown.append(column.label.lower())
+                values.append(found)
+    print_table(title, shown, list(zip(*values, strict=True)), empty=empty)
+
+
+def _cell(column: Column, now: datetime | None, record: object) -> object:
+    value: Any = getattr(record, column.name)
+    if value is None or value == "":
+        return None
+    match column.kind:
+        case "names":
+            return ", ".join(value) or None
+        case "duration":
+            return lasting(value)
+        case "age":
+            return f"{lasting(value)} ago"
+        case "until" if now is not None:
+            return until(value, now)
+        case _:
+            return value
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from headgate.admin import Admin, BulkResult, DeclaredQueue, JobQuery, QueueKeys, QueueOverview, QueueStatus
+from headgate.admin.queues import QUEUE_COLUMNS
 from headgate.cli.bulk import Change, change_many
 from headgate.cli.locate import ask, takes_app, takes_app_and
-from headgate.cli.output import json_option, lasting, print_json, print_table
+from headgate.cli.output import json_option, lasting, print_json, print_list, print_table
 from headgate.cli.pausing import add_pausing
 from headgate.errors import UnknownQueue
 
@@ -135,26 +136,7 @@ def _declared(queue: DeclaredQueue) -> list[tuple[str, object]]:
 
 def print_queues(found: Sequence[QueueStatus | QueueOverview]) -> None:
     """Print queues as a table."""
-    print_table(
-        "Queues",
-        ("queue", "waiting", "running", "succeeded", "failed", "cancelled", "skipped", "oldest", "lag", "note"),
-        [
-            (
-                q.queue,
-                q.waiting,
-                q.running,
-                q.succeeded,
-                q.failed,
-                q.cancelled,
-                q.skipped,
-                lasting(q.oldest),
-                lasting(q.lag),
-                _note(q),
-            )
-            for q in found
-        ],
-        empty="no jobs",
-    )
+    print_list("Queues", QUEUE_COLUMNS, found, empty="no jobs", note=_note)
 
 
 def _note(queue: QueueStatus | QueueOverview) -> str | None:

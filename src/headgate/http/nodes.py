@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
+from headgate.admin import NodeStatus
 from headgate.arguments import MOST_SLOTS
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, acts, reads
 from headgate.http.page import Name, Page
-
-
-class NodeView(msgspec.Struct, frozen=True):
-    """A node: alive, silent (no heartbeat for 30 s) or gone; its last heartbeat was `heartbeat_age` seconds ago.
-
-    It runs at most `slots` jobs at once. While it is quiet it claims nothing; once it is stopping it ends with its
-    jobs. The attempts of `lingering` jobs were asked to end, and occupy a slot each until they do.
-    """
-
-    id: str
-    name: str
-    pid: int
-    state: Literal["alive", "silent", "gone"]
-    heartbeat_age: float
-    running: int
-    slots: int
-    queues: Mapping[str, int]
-    version: str
-    lingering: Sequence[str]
-    started_at: datetime
-    is_quiet: bool
-    is_stopping: bool
-    labels: Sequence[str]
 
 
 class SlotsRequest(JsonBody, frozen=True, kw_only=True):
@@ -50,9 +27,9 @@ class NameRequest(JsonBody, frozen=True, kw_only=True):
     name: Name
 
 
-async def nodes(caller: Caller) -> Page[NodeView]:
+async def nodes(caller: Caller) -> Page[NodeStatus]:
     """Return the nodes by machine, including those that have died and are not recovered yet."""
-    return Page([msgspec.convert(each, NodeView, from_attributes=True) for each in await caller.admin.nodes()])
+    return Page(await caller.admin.nodes())
 
 
 async def quiet_node(caller: Caller, node: str) -> Acknowledgement:

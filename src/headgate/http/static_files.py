@@ -6,14 +6,17 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headgate.admin.columns import Column
+from headgate.admin.nodes import NODE_COLUMNS
+from headgate.admin.queues import QUEUE_COLUMNS
 from headgate.http.compression import accepts_gzip, zipped
 from headgate.http.http_error import HttpError
 from headgate.http.joining import join_modules
@@ -50,6 +53,12 @@ SCRIPT = "theme.js"
 
 CATALOGUE = "catalogue.js"
 """The module that has the translations: the one in the folder is that of English."""
+
+COLUMNS = "columns.js"
+"""The module that has the columns of lists."""
+
+LISTS: Mapping[str, Sequence[Column]] = {"nodes": NODE_COLUMNS, "queues": QUEUE_COLUMNS}
+"""The lists of the dashboard whose columns are declared."""
 
 SHEETS = ("tokens", "base", "frame", "parts", "tables", "charts", "heat_map", "graph", "pages")
 """The stylesheets, in the order in which later ones override earlier ones."""
@@ -130,6 +139,8 @@ def _joined(folder: Path) -> Mapping[str, Asset]:
     modules = {path.relative_to(scripts).as_posix(): path.read_text("utf-8") for path in sorted(scripts.rglob("*.js"))}
     theme = modules.pop(SCRIPT)
     sheets = "\n".join((folder / f"css/{name}.css").read_text("utf-8") for name in SHEETS)
+    shown = {name: [asdict(each) for each in columns if each.only != "cli"] for name, columns in LISTS.items()}
+    modules[COLUMNS] = _constants(COLUMNS=shown)
     assets = {SCRIPT: _asset(theme, "text/javascript"), "app.css": _asset(sheets, "text/css")}
     for language in languages():
         translations = _catalogue_module(language)
@@ -144,8 +155,12 @@ def script_of(language: str) -> str:
 
 
 def _catalogue_module(language: str) -> str:
-    values = {"LANGUAGE": language, "LANGUAGES": languages(), "CATALOGUE": catalogue(language)}
-    # JSON is JavaScript; these are files of ours, not data of users.
+    return _constants(LANGUAGE=language, LANGUAGES=languages(), CATALOGUE=catalogue(language))
+
+
+def _constants(**values: object) -> str:
+    """Return a module that exports these values."""
+    # JSON is JavaScript; these are facts of ours, not data of users.
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in values.items())
 
 

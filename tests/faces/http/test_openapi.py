@@ -16,6 +16,7 @@ from headgate.http import dashboard
 from headgate.http.endpoint import parse_body
 from headgate.http.openapi import openapi
 from headgate.http.routes import ENDPOINTS
+from headgate.http.static_files import LISTS
 from tests.faces.http.stage import EVERYBODY, Seeds, client, make_app, seed
 
 DESCRIPTION: dict[str, Any] = json.loads(openapi(ENDPOINTS))
@@ -26,6 +27,21 @@ OPERATIONS = [each for each in FOUND if each.path != "/api/v1/stream"]
 
 def test_the_description_is_valid_openapi() -> None:
     SCHEMA.validate()
+
+
+def described_by(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the component that a schema refers to."""
+    found: dict[str, Any] = DESCRIPTION["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    return found
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_an_answer_has_each_column_that_the_dashboard_shows(name: str) -> None:
+    answer = DESCRIPTION["paths"][f"/api/v1/{name}"]["get"]["responses"]["200"]["content"]["application/json"]
+    record = described_by(described_by(answer["schema"])["properties"]["items"]["items"])
+    shown = {column.name for column in LISTS[name] if column.only != "cli"}
+    assert len(shown) > 3
+    assert shown <= record["properties"].keys()
 
 
 def test_every_endpoint_is_described_with_each_status_that_it_can_have() -> None:

@@ -13,7 +13,7 @@ import pytest
 from headgate import Cron, Headgate, RateLimit
 from headgate.http import dashboard
 from headgate.http.joining import join_modules
-from headgate.http.static_files import SCRIPT, STATIC
+from headgate.http.static_files import LISTS, SCRIPT, STATIC
 from headgate.http.static_files import SHEETS as JOINED_SHEETS
 from tests.faces.http.stage import EVERYBODY, client, make_app
 
@@ -35,6 +35,11 @@ def test_the_shell_loads_its_files_from_where_it_is_mounted() -> None:
     page = SHELL.read_text()
     assert page.count('<base href="/">') == 1
     assert page.index("<base") < page.index("<link")
+
+
+def test_each_list_is_shown_with_its_declared_columns() -> None:
+    named = [name for module in MODULES for name in re.findall(r'\bdeclared\("(\w+)"', module.read_text())]
+    assert sorted(named) == sorted(LISTS)
 
 
 async def test_a_page_loads_three_files_that_have_every_module_and_every_sheet() -> None:

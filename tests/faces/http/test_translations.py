@@ -13,7 +13,7 @@ import pytest
 from headgate.http import dashboard, sign_in_page
 from headgate.http.auth import BasicAuth, BearerAuth, OneTimeToken
 from headgate.http.languages import COOKIE, SOURCE, catalogue, languages, translated
-from headgate.http.static_files import CATALOGUE, STATIC
+from headgate.http.static_files import CATALOGUE, LISTS, STATIC
 from tests.faces.http.stage import EVERYBODY, client, make_app
 
 SCRIPTS = STATIC / "js"
@@ -40,7 +40,10 @@ FORMS = {"de": {"one", "other"}, "it": {"one", "many", "other"}}
 
 def texts_of_scripts() -> tuple[set[str], set[str]]:
     """Return the texts of all modules, and those that have a count."""
-    plain, counted = set(words()), set()
+    plain, counted = (
+        {*words(), *(column.label for each in LISTS.values() for column in each if column.only != "cli")},
+        set(),
+    )
     for path in SCRIPTS.rglob("*.js"):
         if path.name in ("language.js", CATALOGUE):
             continue

@@ -32,6 +32,11 @@ export function word(code) {
   return WORDS.includes(code) ? t(code) : code;
 }
 
+/** The heading of a declared column. @param {string} text */
+export function columnLabel(text) {
+  return t(text);
+}
+
 /** The words of the API that are shown: states, kinds, events, actions and reasons. */
 const WORDS = [
   // Jobs and batches.

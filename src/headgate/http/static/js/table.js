@@ -1,7 +1,10 @@
 /** Tables whose rows keep their place while they change; on a narrow screen each row is a card. */
 
+import { COLUMNS } from "./columns.js";
 import { classes, h } from "./dom.js";
-import { t } from "./language.js";
+import * as format from "./format.js";
+import { columnLabel, t } from "./language.js";
+import { badge, breakable, countdown, when } from "./parts.js";
 
 /**
  * @template T
@@ -16,6 +19,39 @@ import { t } from "./language.js";
  *   tone?: (row: T) => string, extra?: string, empty?: import("./dom.js").Children,
  * }} Table
  */
+
+/** How a value of each kind looks. @type {Record<string, {show: (value: any) => import("./dom.js").Children, align?: "right", extra?: string}>} */
+const KINDS = {
+  text: { show: (value) => breakable(String(value)) },
+  names: { show: (value) => value.join(", ") },
+  count: { show: format.count, align: "right" },
+  duration: { show: format.duration, align: "right" },
+  age: { show: (value) => t("{time} ago", { time: format.duration(value) }), align: "right" },
+  time: { show: when, align: "right", extra: "time-cell" },
+  until: { show: (value) => countdown(value), align: "right", extra: "time-cell" },
+  state: { show: (value) => badge(value) },
+  id: { show: (value) => h("span", { class: "mono", title: value }, format.shortId(value)) },
+};
+
+/**
+ * The declared columns of a list. `cells` has the columns whose cells need more than their kind, such as a link: a
+ * function that returns the cell, or whatever else differs.
+ *
+ * @param {string} list @param {any[]} rows
+ * @param {Record<string, ((row: any) => import("./dom.js").Children) | Partial<Column<any>>>} cells
+ * @returns {Column<any>[]}
+ */
+export function declared(list, rows, cells) {
+  const isPresent = (/** @type {any} */ value) => value !== null && value !== "" && value?.length !== 0;
+  return (COLUMNS[list] ?? [])
+    .filter(({ name, is_rare }) => !is_rare || rows.some((row) => isPresent(row[name])))
+    .map(({ name, label, kind }) => {
+      const { show, ...place } = KINDS[kind];
+      const cell = (/** @type {any} */ row) => (isPresent(row[name]) ? show(row[name]) : h("span", { class: "faint" }, "–"));
+      const own = cells[name];
+      return { name: columnLabel(label), cell, ...place, ...(typeof own === "function" ? { cell: own } : own) };
+    });
+}
 
 /** @template T @param {Table<T>} table */
 export function table({ label, columns, rows, key, selected, onSelect, tone, extra, empty }) {

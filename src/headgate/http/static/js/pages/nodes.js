@@ -9,7 +9,7 @@ import * as format from "../format.js";
 import { t } from "../language.js";
 import { badge, breakable, button, copyCommand, empty, gauge, heading, link, notice, panel, startWorker, when } from "../parts.js";
 import { address } from "../router.js";
-import { table } from "../table.js";
+import { declared, table } from "../table.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
@@ -40,70 +40,33 @@ export const nodes = {
           tone: (node) => (node.state === "alive" ? "" : "dim"),
           empty: empty(t("No nodes"), t("Jobs are stored and wait. Start a worker in your project:"), startWorker()),
           columns: [
-            {
-              name: t("Node"),
-              extra: "node-cell",
-              cell: (node) => [
-                h("b", null, breakable(node.name)),
-                " ",
-                node.labels.map((/** @type {string} */ label) =>
-                  h("span", { class: "chip", key: label, title: label }, h("span", { class: "one-line" }, label)),
-                ),
-                h("span", { class: "cell-below faint mono" }, node.id),
-              ],
-            },
-            { name: t("State"), cell: nodeState },
-            {
-              name: t("Heartbeat"),
-              align: "right",
-              extra: "node-age",
-              cell: (node) =>
-                h(
-                  "span",
-                  { class: node.state === "silent" ? "warn-text" : "" },
-                  t("{time} ago", { time: format.duration(node.heartbeat_age) }),
-                ),
-            },
-            {
-              name: t("Slots"),
-              extra: "node-slots",
-              cell: (node) => [
-                gauge({
-                  used: node.running,
-                  allowed: slots(node),
-                  label: t("Slots of {name} in use", { name: node.name }),
-                  state: "fine",
-                }),
-                node.lingering.length > 0 &&
+            ...declared("nodes", data.items, {
+              name: {
+                extra: "node-cell",
+                cell: (node) => [
+                  h("b", null, breakable(node.name)),
+                  " ",
+                  node.labels.map((/** @type {string} */ label) => chip(label)),
+                  h("span", { class: "cell-below faint mono" }, node.id),
+                ],
+              },
+              state: nodeState,
+              heartbeat_age: {
+                extra: "node-age",
+                cell: (node) =>
                   h(
                     "span",
-                    { class: "cell-below warn-text", title: t("Attempts that were asked to stop and still use a slot") },
-                    t("{count} lingering", { count: node.lingering.length })),
-              ],
-            },
-            {
-              name: t("Queues"),
-              cell: (node) =>
-                Object.entries(node.queues).map(([queue, count]) =>
-                  h(
-                    "span",
-                    { class: "chip", key: queue, title: queue },
-                    h("span", { class: "one-line" }, queue),
-                    h("b", { class: "num" }, String(count)),
+                    { class: node.state === "silent" ? "warn-text" : "" },
+                    t("{time} ago", { time: format.duration(node.heartbeat_age) }),
                   ),
-                ),
-            },
-            {
-              name: t("Version"),
-              cell: (node) => h("span", { class: versions.length > 1 ? "warn-text num" : "num" }, node.version),
-            },
-            { name: t("Started"), align: "right", extra: "node-age", cell: (node) => when(node.started_at) },
-            {
-              name: t("Running"),
-              align: "right",
-              cell: (node) =>
-                link(address(["jobs"], { node: node.id, state: "running" }), format.plural(node.running, "job")),
-            },
+              },
+              running: (node) => link(address(["jobs"], { node: node.id, state: "running" }), format.plural(node.running, "job")),
+              slots: { extra: "node-slots", cell: slotsInUse },
+              queues: (node) =>
+                Object.entries(node.queues).map(([queue, count]) => chip(queue, h("b", { class: "num" }, String(count)))),
+              version: (node) => h("span", { class: versions.length > 1 ? "warn-text num" : "num" }, node.version),
+              started_at: { extra: "node-age" },
+            }),
             {
               name: t("Actions"),
               align: "right",
@@ -122,9 +85,27 @@ export const nodes = {
   },
 };
 
+/** A name in a frame. @param {string} name @param {import("../dom.js").Children} [more] */
+function chip(name, more) {
+  return h("span", { class: "chip", key: name, title: name }, h("span", { class: "one-line" }, name), more);
+}
+
 /** @param {any} node */
-function slots(node) {
-  return node.slots ?? Object.values(node.queues).reduce((/** @type {number} */ sum, count) => sum + Number(count), 0);
+function slotsInUse(node) {
+  return [
+    gauge({
+      used: node.running,
+      allowed: node.slots,
+      label: t("Slots of {name} in use", { name: node.name }),
+      state: "fine",
+    }),
+    node.lingering.length > 0 &&
+      h(
+        "span",
+        { class: "cell-below warn-text", title: t("Attempts that were asked to stop and still use a slot") },
+        t("{count} lingering", { count: node.lingering.length }),
+      ),
+  ];
 }
 
 /** @param {any} node */
@@ -212,7 +193,7 @@ function nodeActions(context, node) {
 async function setSlots(context, node) {
   const { id, name } = node;
   const queues = Object.keys(node.queues);
-  const form = { slots: String(slots(node)), queue: "" };
+  const form = { slots: String(node.slots), queue: "" };
   const isReady = () => /^\d+$/.test(form.slots);
   const isConfirmed = await ask({
     title: t("Slots of node {name}", { name }),

@@ -8,7 +8,7 @@ import { t, word } from "../language.js";
 import { badge, breakable, copyCommand, empty, heading, link, panel, when } from "../parts.js";
 import { queueToggle } from "../queue_toggle.js";
 import { address } from "../router.js";
-import { table } from "../table.js";
+import { declared, table } from "../table.js";
 import { countedAgo, counting, lag } from "./overview.js";
 
 /** @typedef {import("../page.js").Context} Context */
@@ -34,21 +34,16 @@ export const queues = {
 
 /** @param {Context} context */
 function queueTable(context) {
-  const filter = (
-    /** @type {any} */ queue,
-    /** @type {Record<string, string>} */ query,
-    /** @type {number | undefined} */ value,
-  ) =>
-    value === undefined
-      ? "–"
-      : h(
-          "a",
-          { href: address(["jobs"], { queue: queue.queue, ...query }), class: value ? "" : "faint" },
-          format.count(value),
-        );
+  const { items } = context.data;
+  const jobs = (/** @type {string} */ state) => (/** @type {any} */ queue) =>
+    h(
+      "a",
+      { href: address(["jobs"], { queue: queue.queue, state }), class: queue[state] ? "" : "faint" },
+      format.count(queue[state]),
+    );
   return table({
     label: t("Queues"),
-    rows: context.data.items,
+    rows: items,
     key: (queue) => queue.queue,
     empty: context.data.counted_at === null ? counting() : empty(
       t("No queues yet"),
@@ -56,30 +51,19 @@ function queueTable(context) {
       command("demo"),
     ),
     columns: [
-      {
-        name: t("Queue"),
-        cell: (queue) => [
+      ...declared("queues", items, {
+        queue: (queue) => [
           link(address(["queues", queue.queue]), h("b", null, breakable(queue.queue))),
           queue.paused_at && h("span", { class: "cell-below" }, badge("paused"), " ", when(queue.paused_at)),
         ],
-      },
-      { name: t("Lag"), align: "right", cell: lag },
-      { name: t("Oldest"), align: "right", cell: (queue) => format.duration(queue.oldest) },
-      {
-        name: t("Waiting"),
-        align: "right",
-        cell: (queue) => [filter(queue, { state: "waiting" }, queue.waiting), waitingFor(queue)],
-      },
-      { name: t("Running"), align: "right", cell: (queue) => filter(queue, { state: "running" }, queue.running) },
-      { name: t("Succeeded"), align: "right", cell: (queue) => filter(queue, { state: "succeeded" }, queue.succeeded) },
-      {
-        name: t("Failed"),
-        align: "right",
-        cell: (queue) =>
-          h("span", { class: queue.failed ? "bad-text" : "" }, filter(queue, { state: "failed" }, queue.failed)),
-      },
-      { name: t("Cancelled"), align: "right", cell: (queue) => filter(queue, { state: "cancelled" }, queue.cancelled) },
-      { name: t("Skipped"), align: "right", cell: (queue) => filter(queue, { state: "skipped" }, queue.skipped) },
+        lag,
+        waiting: (queue) => [jobs("waiting")(queue), waitingFor(queue)],
+        running: jobs("running"),
+        succeeded: jobs("succeeded"),
+        failed: (queue) => h("span", { class: queue.failed ? "bad-text" : "" }, jobs("failed")(queue)),
+        cancelled: jobs("cancelled"),
+        skipped: jobs("skipped"),
+      }),
       { name: t("Actions"), align: "right", cell: (queue) => queueToggle(context, queue) },
     ],
   });
