@@ -130,12 +130,14 @@ def test_tasks_are_listed_with_their_limits_and_waiting_jobs(target: str) -> Non
         {
             "task": "sync",
             "queue": "default",
+            "arguments": ["tenant"],
+            "required": ["tenant"],
             "limits": ["sync:rate"],
-            "waiting": 0,
-            "waits": waits,
             "requires": [],
             "tags": [],
             "unique_key": None,
+            "waiting": 0,
+            "waits": waits,
         }
     ]
     assert "sync:rate" in CliRunner().invoke(main, ["tasks", target]).output

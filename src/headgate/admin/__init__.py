@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headgate.admin.history import Deploy, HistoryAdmin, JobsPoint, JobsReport, LimitHistory, LimitPoint, RateBound
     from headgate.admin.holders import PermitHolder
     from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitMap, LimitsAdmin, LimitSummary, LimitTotals
-    from headgate.admin.listed import BatchDetails, ListedJob, ListedPage
+    from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage
     from headgate.admin.nodes import NodeStatus
     from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
     from headgate.admin.purge import Purged
@@ -65,6 +65,7 @@ __all__ = [
     "LimitSummary",
     "LimitTotals",
     "LimitsAdmin",
+    "ListedAction",
     "ListedJob",
     "ListedPage",
     "NodeCounts",
@@ -114,6 +115,7 @@ _PLACES = {
     "LimitSummary": "headgate.admin.limits",
     "LimitTotals": "headgate.admin.limits",
     "BatchDetails": "headgate.admin.listed",
+    "ListedAction": "headgate.admin.listed",
     "ListedJob": "headgate.admin.listed",
     "ListedPage": "headgate.admin.listed",
     "NodeStatus": "headgate.admin.nodes",

@@ -17,6 +17,7 @@ from headgate.admin.alerts import AlertStatus, alert_status
 from headgate.admin.batches import cancel_batch
 from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many, reschedule
 from headgate.admin.checkup import Checkup, unknown_tasks
+from headgate.admin.columns import Column
 from headgate.admin.enqueueing import (
     EnqueueCalls,
     EnqueuedJob,
@@ -32,7 +33,7 @@ from headgate.admin.find import Found, FoundKind, find
 from headgate.admin.history import HistoryAdmin
 from headgate.admin.holders import holders_of
 from headgate.admin.limits import LimitsAdmin
-from headgate.admin.listed import BatchDetails, ListedJob, ListedPage, batch_details
+from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage, batch_details
 from headgate.admin.nodes import NodeStatus, by_process, find_node, node_ended, node_status, with_slots
 from headgate.admin.overview import Overview, overview
 from headgate.admin.pauses import Pause, pause_of_limit, pause_of_queue, pauses_with_jobs
@@ -98,6 +99,17 @@ class DeclaredTask:
     requires: Sequence[str] = ()
     tags: Sequence[str] = ()
     unique_key: str | None = None
+
+
+TASK_COLUMNS = (
+    Column("task", "Task"),
+    Column("queue", "Queue"),
+    Column("limits", "Limits", "names"),
+    Column("waiting", "Waiting", "count"),
+    Column("requires", "Requires", "names", is_rare=True),
+    Column("tags", "Tags", "names", is_rare=True),
+    Column("unique_key", "Unique key", is_rare=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,16 +468,17 @@ class Admin:
         actor: str | None = None,
         before: int | None = None,
         count: int = 50,
-    ) -> Sequence[AuditEntry]:
+    ) -> Sequence[ListedAction]:
         """Return a page of the actions on jobs, limits, queues, schedules and nodes, and of the sign-ins, newest first.
 
-        `before` is the last number of the page before it; instants are wall microseconds. Entries of a job are deleted
-        with it, others after the `audit` of the retention (90 days).
+        `before` is the last number of the page before it. Entries of a job are deleted with it, others after the
+        `audit` of the retention (90 days).
         """
         count = min(max(count, 1), PAGE_AND_ONE)
-        return await self._storage.audit_log(
+        found = await self._storage.audit_log(
             AuditFilter(kind=kind, subject=subject, actor=actor, before=before, count=count)
         )
+        return [ListedAction(**{**msgspec.structs.asdict(each), "at": to_datetime(each.at)}) for each in found]
 
     async def record_sign_in(self, action: SignInAction, detail: str) -> None:
         """Store that the actor has signed in to the dashboard or out of it; `detail` is the session that has ended."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+from headgate.admin.columns import Column
 from headgate.admin.listed import ListedJob
 from headgate.clock import SECOND, to_datetime
 from headgate.jobs.job import JobRecord, JobState
@@ -45,6 +46,19 @@ class FailureGroup:
     last_at: datetime
     trend: Sequence[int]
     newest: ListedJob
+
+
+FAILURE_COLUMNS = (
+    Column("cause", "Root cause"),
+    Column("place", "Place", only="cli"),
+    Column("task", "Task"),
+    Column("trend", "Trend", only="dashboard"),
+    Column("failed", "Failed", "count"),
+    Column("retrying", "Retrying", "count"),
+    Column("first_at", "First seen", "time", only="cli"),
+    Column("last_at", "Last seen", "time"),
+    Column("id", "Newest job", "id", only="cli"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from headgate.admin.audit import Audited, LimitAudit, StartAudit
+from headgate.admin.columns import Column
 from headgate.admin.holders import PermitHolder, holders_of
 from headgate.admin.pauses import scope_text
 from headgate.admin.set_rules import SetRule, SetRules
@@ -69,6 +70,19 @@ class BucketStatus:
     def place(self) -> BucketPlace:
         """Its position in a list."""
         return BucketPlace(self.is_waited_for, self.waiting, self.limit, self.key)
+
+
+BUCKET_COLUMNS = (
+    Column("limit", "Limit", only="cli"),
+    Column("key", "Key"),
+    Column("rule", "Rule"),
+    Column("used", "Used", "count"),
+    Column("available", "Available", "count", only="cli"),
+    Column("budget", "Budget", only="cli"),
+    Column("waiting", "Waiting", "count"),
+    Column("next_slot_at", "Next slot", "until"),
+    Column("note", "Note", only="cli"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Jobs and batches in a list."""
+"""Jobs, batches and audit entries in a list."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
+from headgate.admin.columns import Column
+from headgate.jobs.audit import SubjectKind
 from headgate.tasks.status import BatchStatus, JobStatus
 
 
@@ -18,6 +20,19 @@ class ListedJob:
     headers: Mapping[str, str] | None = None
 
 
+JOB_COLUMNS = (
+    Column("id", "Job", "id"),
+    Column("task", "Task", only="cli"),
+    Column("state", "State", "state"),
+    Column("attempt", "Attempt", "count", only="cli"),
+    Column("payload", "Payload", only="dashboard"),
+    Column("queue", "Queue"),
+    Column("enqueued_at", "Enqueued", "time"),
+    Column("run_at", "Timing", "time", only="dashboard"),
+    Column("note", "Note", only="cli"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchDetails(BatchStatus):
     """A batch: its status, and the tasks of up to 100 of its jobs, by name; not of the jobs of batches in it."""
@@ -25,9 +40,49 @@ class BatchDetails(BatchStatus):
     tasks: Sequence[str] = ()
 
 
+BATCH_COLUMNS = (
+    Column("id", "Batch", "id"),
+    Column("tasks", "Tasks", "names"),
+    Column("state", "State", "state"),
+    Column("pending", "Progress", only="dashboard"),
+    Column("total", "Jobs", "count"),
+    Column("pending", "Pending", "count", only="cli"),
+    Column("succeeded", "Succeeded", "count", only="cli"),
+    Column("failed", "Failed", "count"),
+    Column("cancelled", "Cancelled", "count", only="cli"),
+    Column("skipped", "Skipped", "count", only="cli"),
+    Column("enqueued_at", "Enqueued", "time"),
+    Column("finished_at", "Finished", "time"),
+)
+
+
 def batch_details(status: BatchStatus, tasks: Sequence[str]) -> BatchDetails:
     """Return a batch with its tasks."""
     return BatchDetails(**asdict(status), tasks=tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedAction:
+    """An action of a user, from the audit log; numbers grow."""
+
+    number: int
+    at: datetime
+    actor: str
+    action: str
+    kind: SubjectKind
+    subject: str
+    detail: str | None
+
+
+AUDIT_COLUMNS = (
+    Column("number", "Number", only="cli"),
+    Column("at", "Time", "time"),
+    Column("actor", "Actor"),
+    Column("action", "Action"),
+    Column("kind", "Kind"),
+    Column("subject", "Subject"),
+    Column("detail", "Details"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.admin.actor import this_process
+from headgate.admin.columns import Column
 from headgate.admin.enqueueing import Payload, call_of, declared_task
 from headgate.admin.query import PAGE_AND_ONE
 from headgate.clock import SECOND, to_datetime
@@ -51,6 +52,19 @@ from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, schedule_spec
 from headgate.tasks.status import ScheduleStatus
 
 PAGE = 1000
+
+SCHEDULE_COLUMNS = (
+    Column("name", "Schedule"),
+    Column("task", "Task", only="cli"),
+    Column("state", "State", only="dashboard"),
+    Column("trigger", "Trigger"),
+    Column("next_run", "Next run", "until"),
+    Column("last_occurrence", "Last run", "time"),
+    Column("runs", "Runs", "count"),
+    Column("skips", "Skips", "count", only="cli"),
+    Column("open", "Unfinished", "count"),
+    Column("note", "Note", only="cli"),
+)
 
 
 class ScheduleDefinition(msgspec.Struct, frozen=True):

@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 import click
 
+from headgate.admin.listed import AUDIT_COLUMNS
 from headgate.cli.locate import ask, takes_app
-from headgate.cli.output import json_option, print_json, print_table
-from headgate.clock import to_datetime
+from headgate.cli.output import json_option, print_json, print_list
 from headgate.jobs.audit import SubjectKind
 
 
@@ -26,19 +26,6 @@ def audit(target: str, as_json: bool, **filters: Any) -> None:
     """Show changes by people to jobs, limits, queues, schedules and nodes, and their sign-ins, newest first."""
     found = ask(target, lambda admin: admin.audit_log(**filters))
     if as_json:
-        print_json(
-            [
-                {**{name: getattr(each, name) for name in each.__struct_fields__}, "at": to_datetime(each.at)}
-                for each in found
-            ]
-        )
+        print_json(found)
         return
-    print_table(
-        "Changes by people",
-        ("number", "at", "by", "what", "to", "details"),
-        [
-            (each.number, to_datetime(each.at), each.actor, each.action, f"{each.kind} {each.subject}", each.detail)
-            for each in found
-        ],
-        empty="nothing",
-    )
+    print_list("Changes by people", AUDIT_COLUMNS, found, empty="nothing")

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import click
 
 from headgate.admin import Admin, BatchDetails, BulkResult
+from headgate.admin.listed import BATCH_COLUMNS
 from headgate.cli.bulk import OnProgress, count_and_change
 from headgate.cli.locate import ask, takes_app, takes_app_and
-from headgate.cli.output import json_option, print_json, print_table
+from headgate.cli.output import json_option, print_json, print_list
 
 
 @click.group()
@@ -77,36 +78,4 @@ async def _pages(admin: Admin, count: int, before: str | None, *, pending_only: 
 
 def print_batches(found: Sequence[BatchDetails]) -> None:
     """Print batches as a table."""
-    print_table(
-        "Batches",
-        (
-            "id",
-            "tasks",
-            "state",
-            "jobs",
-            "pending",
-            "succeeded",
-            "failed",
-            "cancelled",
-            "skipped",
-            "enqueued",
-            "finished",
-        ),
-        [
-            (
-                each.id,
-                ", ".join(each.tasks) or None,
-                "pending" if each.state is None else each.state,
-                each.total,
-                each.pending,
-                each.succeeded,
-                each.failed,
-                each.cancelled,
-                each.skipped,
-                each.enqueued_at,
-                each.finished_at,
-            )
-            for each in found
-        ],
-        empty="none",
-    )
+    print_list("Batches", BATCH_COLUMNS, found, empty="none", state=lambda batch: batch.state or "pending")

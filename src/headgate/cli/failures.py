@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from headgate.admin import FailureGroup
+from headgate.admin.failures import FAILURE_COLUMNS
 from headgate.cli.locate import ask, takes_app
-from headgate.cli.output import json_option, print_json, print_table
+from headgate.cli.output import json_option, print_json, print_list
 from headgate.cli.query import seconds_within
 
 LEAST_SPAN = 1
@@ -39,24 +39,13 @@ def failures(target: str, span: float, is_all: bool, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    print_table(
+    print_list(
         f"Failures since {found.since:%Y-%m-%d %H:%M} UTC",
-        ("failed", "retrying", "task", "root cause", "place", "first", "last", "id"),
-        [_row(group) for group in found.groups],
+        FAILURE_COLUMNS,
+        found.groups,
         empty="none",
+        place=lambda group: group.cause.place,
+        id=lambda group: group.newest.status.id,
     )
     if found.total > len(found.groups):
         click.echo(f"{found.total - len(found.groups):,} more root causes are not listed.", err=True)
-
-
-def _row(group: FailureGroup) -> tuple[object, ...]:
-    return (
-        group.failed,
-        group.retrying or None,
-        group.task,
-        group.cause,
-        group.cause.place,
-        group.first_at,
-        group.last_at,
-        group.newest.status.id,
-    )

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import structs
 
 from headgate.admin import Admin, BulkResult, Dependency, Explanation, JobDetails, JobQuery, Purged
+from headgate.admin.listed import JOB_COLUMNS
 from headgate.cli.bulk import Change, change_many, takes_many
 from headgate.cli.enqueue import enqueue
 from headgate.cli.locate import (
@@ -25,7 +26,7 @@ from headgate.cli.locate import (
     takes_app_and,
     takes_app_and_ids,
 )
-from headgate.cli.output import NOTHING_NEW, json_option, make_console, print_json, print_table, until
+from headgate.cli.output import NOTHING_NEW, json_option, make_console, print_json, print_list, print_table, until
 from headgate.cli.query import instant, query_at, seconds, takes_query
 from headgate.clock import SystemClock, sleep, to_datetime
 from headgate.errors import BatchNotFound, HeadgateError, JobNotFound
@@ -77,12 +78,7 @@ def list_(
     if as_json:
         print_json(found)
         return
-    print_table(
-        "Jobs",
-        ("id", "task", "queue", "state", "attempt", "enqueued", "note"),
-        [(job.id, job.task, job.queue, _state(job), job.attempt, job.enqueued_at, _note(job, now)) for job in found],
-        empty="none",
-    )
+    print_list("Jobs", JOB_COLUMNS, found, empty="none", state=_state, note=lambda job: _note(job, now))
 
 
 @jobs.command()

@@ -14,11 +14,12 @@ import msgspec
 from headgate.admin import Admin, Audited, BucketStatus, LimitSummary
 from headgate.admin.history import LimitHistory
 from headgate.admin.holders import describe_holders
+from headgate.admin.limits import BUCKET_COLUMNS
 from headgate.admin.pauses import command_to_end, whose
 from headgate.admin.set_rules import SetRule
 from headgate.cli.gauge import bar, budget, spark
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
-from headgate.cli.output import json_option, lasting, print_json, print_table, say_change, say_done, until
+from headgate.cli.output import json_option, lasting, print_json, print_list, print_table, say_change, say_done, until
 from headgate.cli.query import seconds
 from headgate.cli.question import confirm, require_answer
 from headgate.escaping import printable
@@ -56,24 +57,14 @@ def list_(target: str, limit: str | None, key: str | None, prefix: str | None, c
     if as_json:
         print_json(found)
         return
-    print_table(
+    print_list(
         "Limits",
-        ("limit", "key", "rule", "waiting", "used", "available", "budget", "next slot", "note"),
-        [
-            (
-                b.limit,
-                b.key,
-                b.rule,
-                b.waiting,
-                b.used,
-                b.available,
-                _gauge(b),
-                until(b.next_slot_at, now),
-                _note(b, now),
-            )
-            for b in found
-        ],
+        BUCKET_COLUMNS,
+        found,
         empty="no key has used its budget",
+        now=now,
+        budget=_gauge,
+        note=lambda bucket: _note(bucket, now),
     )
     for each in summary:
         if not each.keys and not each.unlimited:

@@ -6,7 +6,7 @@ Functions that lay out tables import Rich; a script that reads JSON does not loa
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -67,7 +67,8 @@ def print_list(
             if not column.is_rare or any(found):
                 shown.append(column.label.lower())
                 values.append(found)
-    print_table(title, shown, list(zip(*values, strict=True)), empty=empty)
+    ids = [column.label.lower() for column in columns if column.kind == "id"]
+    print_table(title, shown, list(zip(*values, strict=True)), empty=empty, firm=ids)
 
 
 def _cell(column: Column, now: datetime | None, record: object) -> object:
@@ -87,10 +88,13 @@ def _cell(column: Column, now: datetime | None, record: object) -> object:
             return value
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str, firm: Collection[str] = ()
+) -> None:
     """Print rows under their columns, or `empty` if there are none; NO_COLOR is respected.
 
-    If ids and instants leave too little room for the other columns, each row is a block of lines instead.
+    If instants and the columns that are `firm` leave too little room for the others, each row is a block of lines
+    instead.
     """
     from rich import box
     from rich.table import Table
@@ -104,8 +108,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         _print_plainly(title, columns, rows)
         return
     # Ids and instants are copied and compared, so other columns are folded first.
-    firm = [column == "id" or any(isinstance(row[at], datetime) for row in rows) for at, column in enumerate(columns)]
-    if any(columns) and _least_width(firm, rows) > console.width:
+    is_firm = [
+        column in firm or any(isinstance(row[at], datetime) for row in rows) for at, column in enumerate(columns)
+    ]
+    if any(columns) and _least_width(is_firm, rows) > console.width:
         _print_blocks(console, title, columns, rows)
         return
     table = Table(
@@ -116,17 +122,17 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         show_header=any(columns),
         pad_edge=False,
     )
-    for column, is_firm in zip(columns, firm, strict=True):
-        table.add_column(column, no_wrap=is_firm, overflow="fold")
+    for column, is_whole in zip(columns, is_firm, strict=True):
+        table.add_column(column, no_wrap=is_whole, overflow="fold")
     for row in rows:
         table.add_row(*(as_text(cell) for cell in row))
     console.print(table)
 
 
-def _least_width(firm: Sequence[bool], rows: Sequence[Sequence[object]]) -> int:
+def _least_width(is_firm: Sequence[bool], rows: Sequence[Sequence[object]]) -> int:
     """Return the width that a readable table needs."""
     widths = [
-        max(len(as_text(row[at])) for row in rows) if is_firm else LEAST_COLUMN for at, is_firm in enumerate(firm)
+        max(len(as_text(row[at])) for row in rows) if is_whole else LEAST_COLUMN for at, is_whole in enumerate(is_firm)
     ]
     return sum(widths) + 2 * len(widths)
 

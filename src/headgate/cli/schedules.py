@@ -10,8 +10,9 @@ from typing import Any, get_args
 
 import click
 
+from headgate.admin.schedules import SCHEDULE_COLUMNS
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
-from headgate.cli.output import json_option, print_json, print_table, say_change, say_done, until
+from headgate.cli.output import json_option, print_json, print_list, print_table, say_change, say_done, until
 from headgate.cli.pausing import add_pausing
 from headgate.cli.query import instant, seconds
 from headgate.cli.question import confirm, require_answer
@@ -52,16 +53,15 @@ def list_(target: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    print_table(
+    print_list(
         "Schedules",
-        ("schedule", "task", "trigger", "next run", "last occurrence", "runs", "skips", "open", "note"),
-        [
-            (each.name, _tasks(each), each.trigger, _next_run(each, now), each.last_occurrence, each.runs, each.skips,
-             each.open, _note(each))
-            for each in found
-        ],
+        SCHEDULE_COLUMNS,
+        found,
         empty="no schedules are stored",
-    )  # fmt: skip
+        task=_tasks,
+        next_run=lambda schedule: _next_run(schedule, now),
+        note=_note,
+    )
 
 
 @schedules.command(name="next")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import click
 
-from headgate.admin import Admin
+from headgate.admin import Admin, DeclaredTask
+from headgate.admin.admin import TASK_COLUMNS
 from headgate.cli.locate import ask, locate, takes_app
-from headgate.cli.output import json_option, print_json, print_table
+from headgate.cli.output import json_option, print_json, print_list
 from headgate.clock import SECOND
 from headgate.tasks.limit_set import LimitSet
 
@@ -25,21 +26,12 @@ class LimitWait:
     set_by: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListedTask:
-    """A task under its name or an alias: its queue, its limits, and the number of waiting jobs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTask(DeclaredTask):
+    """A task with the number of its waiting jobs. `waits` is how they wait for each of its limits, and its queue's."""
 
-    `waits` is how its jobs wait for each of these limits, and those of its queue. The rest is as in `DeclaredTask`.
-    """
-
-    task: str
-    queue: str
-    limits: Sequence[str]
     waiting: int
     waits: Sequence[LimitWait]
-    requires: Sequence[str]
-    tags: Sequence[str]
-    unique_key: str | None
 
 
 @click.command()
@@ -61,14 +53,9 @@ def tasks(target: str, as_json: bool) -> None:
         waits = {name: _waits(limit_set) for name, limit_set in limit_sets.items()}
         return [
             ListedTask(
-                task.task,
-                task.queue,
-                task.limits,
-                waiting[task.task],
-                waits.get(task.task, []),
-                task.requires,
-                task.tags,
-                task.unique_key,
+                **{field.name: getattr(task, field.name) for field in fields(task)},
+                waiting=waiting[task.task],
+                waits=waits.get(task.task, []),
             )
             for task in admin.declared_tasks
         ]
@@ -77,18 +64,13 @@ def tasks(target: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    columns = ["task", "queue", "limits", "waiting"]
-    rows = [[each.task, each.queue, _limits(each, limit_sets.get(each.task)), each.waiting] for each in found]
-    for name, cells in (
-        ("requires", [", ".join(each.requires) for each in found]),
-        ("tags", [", ".join(each.tags) for each in found]),
-        ("unique key", [each.unique_key for each in found]),
-    ):
-        if any(cells):
-            columns.append(name)
-            for row, cell in zip(rows, cells, strict=True):
-                row.append(cell or None)
-    print_table("Tasks", columns, rows, empty="no tasks are declared")
+    print_list(
+        "Tasks",
+        TASK_COLUMNS,
+        found,
+        empty="no tasks are declared",
+        limits=lambda task: _limits(task, limit_sets.get(task.task)),
+    )
 
 
 def _waits(limit_set: LimitSet) -> list[LimitWait]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
 
-from headgate.clock import to_datetime
+from headgate.admin import ListedAction
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, Query, reads
 from headgate.http.page import Count, Name, Number, Page, page_of
-from headgate.jobs.audit import AuditEntry, SubjectKind
+from headgate.jobs.audit import SubjectKind
 
 
 class AuditLogQuery(Query, frozen=True, kw_only=True):
@@ -23,36 +23,16 @@ class AuditLogQuery(Query, frozen=True, kw_only=True):
     count: Count = 50
 
 
-class AuditEntryView(msgspec.Struct, frozen=True):
-    """An action of a user; numbers grow."""
-
-    number: int
-    at: datetime
-    actor: str
-    action: str
-    kind: SubjectKind
-    subject: str
-    detail: str | None
-
-
-async def audit_log(caller: Caller, query: AuditLogQuery) -> Page[AuditEntryView]:
+async def audit_log(caller: Caller, query: AuditLogQuery) -> Page[ListedAction]:
     """Return the actions on jobs, limits, queues, schedules and nodes, and the sign-ins, newest first."""
     found = await caller.admin.audit_log(
         kind=query.kind, subject=query.subject, actor=query.actor, before=query.before, count=query.count + 1
     )
-    return page_of([_entry(each, caller) for each in found], query.count, lambda entry: str(entry.number))
+    return page_of([_shown(each, caller) for each in found], query.count, lambda entry: str(entry.number))
 
 
-def _entry(entry: AuditEntry, caller: Caller) -> AuditEntryView:
-    return AuditEntryView(
-        number=entry.number,
-        at=to_datetime(entry.at),
-        actor=entry.actor,
-        action=entry.action,
-        kind=entry.kind,
-        subject=entry.subject,
-        detail=None if entry.detail is None else caller.redaction.text(entry.detail),
-    )
+def _shown(entry: ListedAction, caller: Caller) -> ListedAction:
+    return replace(entry, detail=None if entry.detail is None else caller.redaction.text(entry.detail))
 
 
 ENDPOINTS: Sequence[Endpoint] = (reads("/audit", audit_log),)

@@ -14,9 +14,14 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headgate.admin.admin import TASK_COLUMNS
 from headgate.admin.columns import Column
+from headgate.admin.failures import FAILURE_COLUMNS
+from headgate.admin.limits import BUCKET_COLUMNS
+from headgate.admin.listed import AUDIT_COLUMNS, BATCH_COLUMNS, JOB_COLUMNS
 from headgate.admin.nodes import NODE_COLUMNS
 from headgate.admin.queues import QUEUE_COLUMNS
+from headgate.admin.schedules import SCHEDULE_COLUMNS
 from headgate.http.compression import accepts_gzip, zipped
 from headgate.http.http_error import HttpError
 from headgate.http.joining import join_modules
@@ -57,8 +62,18 @@ CATALOGUE = "catalogue.js"
 COLUMNS = "columns.js"
 """The module that has the columns of lists."""
 
-LISTS: Mapping[str, Sequence[Column]] = {"nodes": NODE_COLUMNS, "queues": QUEUE_COLUMNS}
-"""The lists of the dashboard whose columns are declared."""
+LISTS: Mapping[str, Sequence[Column]] = {
+    "audit": AUDIT_COLUMNS,
+    "batches": BATCH_COLUMNS,
+    "failures": FAILURE_COLUMNS,
+    "jobs": JOB_COLUMNS,
+    "limits": BUCKET_COLUMNS,
+    "nodes": NODE_COLUMNS,
+    "queues": QUEUE_COLUMNS,
+    "schedules": SCHEDULE_COLUMNS,
+    "tasks": TASK_COLUMNS,
+}
+"""The lists of the dashboard whose columns are declared, by their address in the API."""
 
 SHEETS = ("tokens", "base", "frame", "parts", "tables", "charts", "heat_map", "graph", "pages")
 """The stylesheets, in the order in which later ones override earlier ones."""

@@ -6,7 +6,7 @@ import { t } from "../language.js";
 import { allowed, bucketHref, bucketLink, bucketBadges, countdown, gauge, link } from "../parts.js";
 import { address } from "../router.js";
 import { shortRule } from "../rule.js";
-import { table } from "../table.js";
+import { declared, table } from "../table.js";
 
 /** How keys are listed: the store does not rank the keys that jobs wait for if it does not count them all. @param {any} totals */
 export function orderHint(totals) {
@@ -21,9 +21,8 @@ export function bucketTable(buckets, isOneLimit, none) {
     rows: buckets,
     key: (bucket) => `${bucket.limit} ${bucket.key}`,
     empty: none,
-    columns: [
-      {
-        name: t("Key"),
+    columns: declared("limits", buckets, {
+      key: {
         extra: "key-cell grow",
         cell: (bucket) => [
           isOneLimit
@@ -36,10 +35,10 @@ export function bucketTable(buckets, isOneLimit, none) {
           bucketBadges(bucket),
         ],
       },
-      { name: t("Rule"), extra: "rule-cell", cell: (bucket) => ruleLabel(bucket.rule, bucket.present) },
-      {
-        name: t("Used"),
+      rule: { extra: "rule-cell", cell: (bucket) => ruleLabel(bucket.rule, bucket.present) },
+      used: {
         extra: "used-cell",
+        align: undefined,
         cell: (bucket) =>
           gauge({
             used: bucket.used,
@@ -48,9 +47,7 @@ export function bucketTable(buckets, isOneLimit, none) {
             state: bucket.is_paused ? "paused" : "",
           }),
       },
-      {
-        name: t("Waiting"),
-        align: "right",
+      waiting: {
         extra: "waiting-cell",
         cell: (bucket) =>
           bucket.waiting
@@ -60,8 +57,8 @@ export function bucketTable(buckets, isOneLimit, none) {
               )
             : h("span", { class: "faint" }, "0"),
       },
-      { name: t("Next slot"), align: "right", extra: "next-cell time-cell", cell: (bucket) => nextSlot(bucket) },
-    ],
+      next_slot_at: { extra: "next-cell time-cell", cell: nextSlot },
+    }),
   });
 }
 

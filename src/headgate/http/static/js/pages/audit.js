@@ -9,7 +9,7 @@ import { copyCommand, empty, heading, jobLink, link, panel, when } from "../part
 import { address } from "../router.js";
 import { select, text } from "../fields.js";
 import { pager } from "../pager.js";
-import { table } from "../table.js";
+import { declared, table } from "../table.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const audit = {
@@ -66,20 +66,16 @@ export const audit = {
               ? link("audit", t("Show all entries"))
               : t("Actions on jobs, limits, queues and schedules appear here with their actors, and are kept for 90 days."),
           ),
-          columns: [
-            { name: t("Time"), cell: (entry) => when(entry.at) },
-            { name: t("Actor"), cell: (entry) => link(address(["audit"], { actor: entry.actor }), entry.actor) },
-            { name: t("Action"), cell: (entry) => h("b", null, word(entry.action)) },
-            { name: t("Kind"), cell: (entry) => word(entry.kind) },
-            { name: t("Subject"), cell: (entry) => h("span", { class: "clamp", title: entry.subject }, subject(entry)) },
-            {
-              name: t("Details"),
-              cell: (entry) =>
-                entry.detail
-                  ? h("span", { class: "clamp", title: format.zoned(entry.detail) }, format.zoned(entry.detail))
-                  : h("span", { class: "faint" }, "–"),
-            },
-          ],
+          columns: declared("audit", data.items, {
+            actor: (entry) => link(address(["audit"], { actor: entry.actor }), entry.actor),
+            action: (entry) => h("b", null, word(entry.action)),
+            kind: (entry) => word(entry.kind),
+            subject: (entry) => h("span", { class: "clamp", title: entry.subject }, subject(entry)),
+            detail: (entry) =>
+              entry.detail
+                ? h("span", { class: "clamp", title: format.zoned(entry.detail) }, format.zoned(entry.detail))
+                : h("span", { class: "faint" }, "–"),
+          }),
         }),
         pager(context),
       ),

@@ -8,7 +8,7 @@ import { t, word } from "../language.js";
 import { badge, copyCommand, empty, frozenNote, heading, panel, tabs, when } from "../parts.js";
 import { pager } from "../pager.js";
 import { address } from "../router.js";
-import { table } from "../table.js";
+import { declared, table } from "../table.js";
 import { progressBar, taskNames } from "./batch.js";
 
 /** @type {import("../page.js").PageDefinition} */
@@ -38,26 +38,14 @@ export const batches = {
           rows: data.items,
           key: (batch) => batch.id,
           empty: noBatches(route, isPending),
-          columns: [
-            {
-              name: t("Batch"),
-              cell: (batch) => h("a", { class: "mono", href: address(["batches", batch.id]), title: batch.id }, format.shortId(batch.id)),
-            },
-            { name: t("Tasks"), cell: (batch) => taskNames(batch) },
-            { name: t("State"), cell: (batch) => badge(batch.state ?? "running", word(batch.state ?? "pending")) },
-            { name: t("Progress"), extra: "progress-cell", cell: (batch) => progressBar(batch) },
-            {
-              name: t("Finished"),
-              align: "right",
-              cell: (batch) => t("{count} of {total}", { count: format.count(batch.total - batch.pending), total: format.count(batch.total) }),
-            },
-            {
-              name: t("Failed"),
-              align: "right",
-              cell: (batch) => h("span", { class: batch.failed ? "bad-text" : "faint" }, format.count(batch.failed)),
-            },
-            { name: t("Enqueued"), align: "right", extra: "time-cell", cell: (batch) => when(batch.enqueued_at) },
-          ],
+          columns: declared("batches", data.items, {
+            id: (batch) => h("a", { class: "mono", href: address(["batches", batch.id]), title: batch.id }, format.shortId(batch.id)),
+            tasks: taskNames,
+            state: (batch) => badge(batch.state ?? "running", word(batch.state ?? "pending")),
+            pending: { extra: "progress-cell", cell: progressBar },
+            total: (batch) => t("{count} of {total}", { count: format.count(batch.total - batch.pending), total: format.count(batch.total) }),
+            failed: (batch) => h("span", { class: batch.failed ? "bad-text" : "faint" }, format.count(batch.failed)),
+          }),
         }),
         pager(context),
       ),

@@ -9,7 +9,7 @@ import { causeText, placeText } from "../job/cause.js";
 import { t, withElements, word } from "../language.js";
 import { copyCommand, empty, heading, link, notice, panel, tabs, when } from "../parts.js";
 import { address } from "../router.js";
-import { table } from "../table.js";
+import { declared, table } from "../table.js";
 
 /** The time ranges by their names in the address; `span` is in seconds. @type {Record<string, {name: string, past: string, span: number | null, options: string[]}>} */
 export const SPANS = {
@@ -67,34 +67,19 @@ export const failures = {
         rows: data.items,
         key: (group) => JSON.stringify([group.task, group.cause]),
         empty: noFailures(route),
-        columns: [
-          { name: t("Root cause"), extra: "grow", cell: (group) => causeCell(group, route) },
-          {
-            name: t("Task"),
-            cell: (group) => [
-              link(address(["tasks", group.task]), group.task),
-              h("span", { class: "cell-below faint" }, t("queue {queue}", { queue: group.queues.join(", ") })),
-            ],
-          },
-          { name: t("Trend"), extra: "trend-cell", cell: (group) => sparkline(group.trend, "red", trendLabel(group)) },
-          {
-            name: t("Jobs"),
-            align: "right",
-            cell: (group) => [
-              h("b", { class: group.failed ? "bad-text" : "faint" }, format.count(group.failed)),
-              group.retrying > 0 && h("span", { class: "cell-below faint" }, t("{count} retrying", { count: format.count(group.retrying) })),
-            ],
-          },
-          {
-            name: t("Last seen"),
-            align: "right",
-            extra: "time-cell",
-            cell: (group) => [
-              when(group.last_at),
-              h("span", { class: "cell-below faint" }, withElements("first {time}", { time: when(group.first_at) })),
-            ],
-          },
-        ],
+        columns: declared("failures", data.items, {
+          cause: { extra: "grow", cell: (group) => causeCell(group, route) },
+          task: (group) => [
+            link(address(["tasks", group.task]), group.task),
+            h("span", { class: "cell-below faint" }, t("queue {queue}", { queue: group.queues.join(", ") })),
+          ],
+          trend: { extra: "trend-cell", cell: (group) => sparkline(group.trend, "red", trendLabel(group)) },
+          failed: (group) => h("b", { class: group.failed ? "bad-text" : "faint" }, format.count(group.failed)),
+          last_at: (group) => [
+            when(group.last_at),
+            h("span", { class: "cell-below faint" }, withElements("first {time}", { time: when(group.first_at) })),
+          ],
+        }),
       }),
     ),
     h(

@@ -29,7 +29,7 @@ import {
   when,
 } from "../parts.js";
 import { address } from "../router.js";
-import { table } from "../table.js";
+import { declared, table } from "../table.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
@@ -133,30 +133,27 @@ export const jobs = {
           selected: context.denied("operate") ? undefined : ui.selected,
           onSelect: (selected) => context.update({ selected }),
           empty: emptyList(context),
-          columns: [
-            {
-              name: t("Job"),
+          columns: declared("jobs", data.items, {
+            id: {
               extra: "job-cell",
               cell: (job) => [jobLink(job.id), h("b", { class: "one-line", title: job.task }, job.task)],
             },
-            {
-              name: t("State"),
+            state: {
               extra: "state-cell",
               cell: (job) => [
                 badge(jobState(job)),
                 job.attempt > 1 && h("span", { class: "attempt faint" }, format.attempt(job.attempt, 0)),
               ],
             },
-            { name: t("Payload"), extra: "payload-cell grow", cell: (job) => payloadCell(job) },
-            {
-              name: t("Queue"),
+            payload: { extra: "payload-cell grow", cell: payloadCell },
+            queue: {
               extra: "queue-cell",
               cell: (job) =>
                 h("span", { class: "one-line", title: job.queue }, link(address(["jobs"], { queue: job.queue }), job.queue)),
             },
-            { name: t("Enqueued"), align: "right", extra: "enqueued-cell time-cell", cell: (job) => when(job.enqueued_at) },
-            { name: t("Timing"), align: "right", extra: "timing-cell time-cell", cell: (job) => timing(job) },
-          ],
+            enqueued_at: { extra: "enqueued-cell time-cell" },
+            run_at: { extra: "timing-cell time-cell", cell: timing },
+          }),
         }),
         pager(context, coverage(context) ?? countLabel(context)),
       ),

@@ -9,7 +9,7 @@ import * as format from "../format.js";
 import { badge, button, copyCommand, countdown, empty, heading, jobLink, link, notice, panel, when } from "../parts.js";
 import { address, go } from "../router.js";
 import { createSchedule, editSchedule } from "../schedule_form.js";
-import { table } from "../table.js";
+import { declared, table } from "../table.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
@@ -44,36 +44,23 @@ export const schedules = {
             command("demo"),
           ),
           columns: [
-            {
-              name: t("Schedule"),
-              cell: (schedule) => [
+            ...declared("schedules", items, {
+              name: (schedule) => [
                 link(
                   address(["schedules", schedule.name]),
                   h("b", { class: "clamp", title: schedule.name }, schedule.name),
                 ),
                 h("span", { class: "cell-below faint" }, scheduledTasks(schedule)),
               ],
-            },
-            {
-              name: t("State"),
-              cell: (schedule) => [
+              state: (schedule) => [
                 scheduleState(schedule),
                 schedule.problem && h("span", { class: "cell-below warn-text" }, schedule.problem),
               ],
-            },
-            { name: t("Trigger"), cell: (schedule) => schedule.trigger },
-            {
-              name: t("Next run"),
-              align: "right",
-              cell: (schedule) => [
+              next_run: (schedule) => [
                 countdown(schedule.next_run, schedule.state === "paused" ? t("paused") : t("none")),
                 ownTime(schedule.next_run, schedule.tz),
               ],
-            },
-            {
-              name: t("Last run"),
-              align: "right",
-              cell: (schedule) => [
+              last_occurrence: (schedule) => [
                 when(schedule.last_occurrence, t("never")),
                 schedule.last_job && h("span", { class: "cell-below" }, jobLink(schedule.last_job)),
                 schedule.last_batch &&
@@ -83,13 +70,8 @@ export const schedules = {
                     link(address(["batches", schedule.last_batch]), t("batch {id}", { id: format.shortId(schedule.last_batch) })),
                   ),
               ],
-            },
-            {
-              name: t("Runs"),
-              align: "right",
-              cell: (schedule) => link(address(["jobs"], { schedule: schedule.name }), format.count(schedule.runs)),
-            },
-            { name: t("Unfinished"), align: "right", cell: (schedule) => format.count(schedule.open) },
+              runs: (schedule) => link(address(["jobs"], { schedule: schedule.name }), format.count(schedule.runs)),
+            }),
             {
               name: t("Actions"),
               align: "right",

@@ -7,7 +7,7 @@ import * as format from "../format.js";
 import { t } from "../language.js";
 import { breakable, copyCommand, empty, heading, link, panel } from "../parts.js";
 import { address } from "../router.js";
-import { table } from "../table.js";
+import { declared, table } from "../table.js";
 import { countedAgo } from "./overview.js";
 
 /** @type {import("../page.js").PageDefinition} */
@@ -27,32 +27,24 @@ export const tasks = {
         extra: "compact",
         empty: empty(t("No tasks"), t("This app declares no task.")),
         columns: [
-          { name: t("Task"), cell: (task) => link(address(["tasks", task.task]), h("b", null, breakable(task.task))) },
-          { name: t("Queue"), cell: (task) => link(address(["queues", task.queue]), breakable(task.queue)) },
-          {
-            name: t("Limits"),
-            cell: (task) =>
+          ...declared("tasks", data.items, {
+            task: (task) => link(address(["tasks", task.task]), h("b", null, breakable(task.task))),
+            queue: (task) => link(address(["queues", task.queue]), breakable(task.queue)),
+            limits: (task) =>
               task.limits.length
                 ? task.limits.map((/** @type {string} */ limit, /** @type {number} */ at) => [
                     at > 0 && ", ",
                     h("a", { key: limit, href: address(["limits", limit]) }, breakable(limit)),
                   ])
                 : h("span", { class: "faint" }, t("none")),
-          },
-          {
-            name: t("Waiting"),
-            align: "right",
-            cell: (task) =>
+            waiting: (task) =>
               h(
                 "a",
                 { href: address(["jobs"], { task: task.task, state: "waiting" }), class: task.waiting ? "" : "faint" },
                 task.waiting === null ? "–" : format.bounded(task.waiting, data.is_exact),
               ),
-          },
-          {
-            name: t("Jobs"),
-            cell: (task) => link(address(["jobs"], { task: task.task }), t("Show jobs")),
-          },
+          }),
+          { name: t("Jobs"), cell: (task) => link(address(["jobs"], { task: task.task }), t("Show jobs")) },
         ],
       }),
     ),
