@@ -526,6 +526,23 @@ def test_schedules_are_listed_paused_triggered_and_removed(project: Project) -> 
     )
 
 
+def test_nodes_show_their_release_if_one_is_set(project: Project) -> None:
+    async def join(app: Headgate) -> None:
+        await store_of(app).join("node-1", "web:1")
+
+    project.do(join)
+    assert "release" not in call("nodes", "list", project.target).output
+
+    async def deploy(app: Headgate) -> None:
+        await store_of(app).join("node-2", "web:2", release="3f2c1ab")
+
+    project.do(deploy)
+    assert [node["release"] for node in answer("nodes", "list", project.target)] == [None, "3f2c1ab"]
+    lines = call("nodes", "list", project.target).output.splitlines()
+    assert [word for line in lines for word in line.split() if word in ("release", "3f2c1ab")] == ["release", "3f2c1ab"]
+    assert next(line for line in lines if "node-2" in line).count("3f2c1ab") == 1
+
+
 def test_status_shows_nodes_by_machine(project: Project) -> None:
     async def join(app: Headgate) -> None:
         for number, name in enumerate(("web-2:7", "web-1:1200", "web-1:31")):

@@ -27,7 +27,7 @@ class NodeStatus:
     runs at most `slots` jobs at once, of each of its `queues` at most as many as that has slots, and it has `running`
     jobs. While it is quiet it claims nothing. Once it is stopping it ends when its jobs have ended. The attempts of
     `lingering` jobs were asked to end, by a timeout or a cancellation, and occupy a slot each until they do: mostly
-    threads, which cannot be stopped.
+    threads, which cannot be stopped. `version` is that of Headgate, `release` that of the user's program, if it is set.
     """
 
     id: str
@@ -44,6 +44,7 @@ class NodeStatus:
     is_quiet: bool = False
     is_stopping: bool = False
     labels: Sequence[str] = ()
+    release: str | None = None
 
     @property
     def shown_state(self) -> str:
@@ -63,6 +64,7 @@ NODE_COLUMNS = (
     Column("slots", "Slots"),
     Column("queues", "Queues", only="dashboard"),
     Column("labels", "Labels", "names", is_rare=True, only="cli"),
+    Column("release", "Release", is_rare=True),
     Column("version", "Version"),
     Column("started_at", "Started", "time"),
 )
@@ -135,6 +137,7 @@ def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
         is_quiet=controls.is_quiet,
         is_stopping=controls.is_stopping,
         labels=record.labels,
+        release=record.release,
     )
 
 

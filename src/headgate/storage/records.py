@@ -196,8 +196,8 @@ EditNode = Callable[[NodeControls], NodeControls]
 class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     """A node as others see it. `beat` grows with every heartbeat. `is_gone`: its process has ended.
 
-    `version` is its version of Headgate. `lingering` are the ids of the first 100 jobs whose attempts still occupy a
-    slot although they were asked to end; their jobs may have ended in the store.
+    `version` is its version of Headgate, `release` that of the user's program. `lingering` are the ids of the first 100
+    jobs whose attempts still occupy a slot although they were asked to end; their jobs may have ended in the store.
     """
 
     id: str
@@ -212,6 +212,7 @@ class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     version: str = ""
     lingering: Sequence[str] = ()
     labels: Sequence[str] = ()
+    release: str | None = None
 
 
 class Peer(msgspec.Struct, frozen=True):

@@ -75,6 +75,7 @@ class _Node(_Process):
     is_stopping: bool
     labels: tuple[str, ...]
     version: str
+    release: str | None
     lingering: tuple[str, ...]
 
 
@@ -233,6 +234,7 @@ async def nodes(tx: Transaction, boot_id: str) -> list[NodeRecord]:
             is_gone=row.is_gone(boot_id, space),
             controls=NodeControls(row.queues, row.slots, row.is_quiet, row.is_stopping),
             version=row.version,
+            release=row.release,
             lingering=row.lingering,
             labels=row.labels,
         )

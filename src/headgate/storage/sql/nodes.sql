@@ -83,7 +83,8 @@ WHERE id = :id AND gone IS NULL
 SELECT
     id, name, pid, started_at, beat_at, beat,
     (SELECT count(*) FROM headgate.job WHERE @runs_on(node.id, 0)) AS running,
-    pid_space, process_started, boot_id, queues, slots, is_quiet, is_stopping, labels, version, lingering, gone
+    pid_space, process_started, boot_id, queues, slots, is_quiet, is_stopping, labels, version, release, lingering,
+    gone
 FROM headgate.node
 ORDER BY started_at, id
 
