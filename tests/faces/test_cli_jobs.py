@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, RetryPolicy, batch, chain
+from headgate import Every, Headgate, Job, JobCancelled, JobFailed, JobState, RetryPolicy, batch, chain
 from headgate.admin import JobQuery
 from headgate.jobs.identity import process_name
 from headgate.storage.records import Claim, FreeSlots, NodeControls
@@ -376,6 +376,19 @@ def test_a_job_shows_the_options_that_differ_from_its_task(project: Project) -> 
         assert words in text, words
 
 
+def test_batches_show_the_schedule_that_enqueued_them(project: Project) -> None:
+    async def work(app: Headgate) -> None:
+        good = app.tasks["good"]
+        await batch([good.call()]).enqueue()
+        await batch([good.call(), good.call()]).schedule("nightly", Every(hours=24)).enqueue()
+        await app.admin.schedules.trigger("nightly")
+
+    project.do(work)
+    assert [each["schedule"] for each in answer("batches", "list")] == ["nightly", None]
+    printed = call("batches", "list").output.split()
+    assert (printed.count("schedule"), printed.count("nightly")) == (1, 1)
+
+
 def test_jobs_and_batches_of_a_graph_show_what_they_are_tied_to(project: Project) -> None:
     async def work(app: Headgate) -> tuple[str, list[str], list[str]]:
         good = app.tasks["good"]
@@ -420,6 +433,7 @@ def test_a_batch_is_found_by_its_id(project: Project) -> None:
         assert (printed["total"], printed["pending"], printed["cancelled"]) == (3, 2, 1)
     (listed,) = answer("batches", "list", "--pending")
     assert (listed["id"], listed["state"], listed["total"], listed["pending"]) == (id, None, 3, 2)
+    assert "schedule" not in call("batches", "list").output
     assert answer("batches", "list", "--before", id) == []
     assert answer("batches", "show", id) == listed
     assert listed["tasks"] == ["good"]

@@ -43,6 +43,7 @@ class BatchDetails(BatchStatus):
 BATCH_COLUMNS = (
     Column("id", "Batch", "id"),
     Column("tasks", "Tasks", "names"),
+    Column("schedule", "Schedule", is_rare=True),
     Column("state", "State", "state"),
     Column("pending", "Progress", only="dashboard"),
     Column("total", "Jobs", "count"),
