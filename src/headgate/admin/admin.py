@@ -357,21 +357,22 @@ class Admin:
             status_of(record, self._storage.now()), await self._position(record), await self._live(record)
         )
 
-    async def next_jobs(self, limit: str, key: str = "", *, count: int = 10) -> Sequence[JobStatus]:
+    async def next_jobs(self, limit: str, key: str = "", *, count: int = 10) -> Sequence[ListedJob]:
         """Return the waiting jobs of a key that start next, in their order, with their positions and predictions.
 
         They are found among the hundred oldest.
         """
         query = JobQuery(state=JobState.WAITING, limit=limit, key=key)
-        found = await self._storage.page(query.filter(count=NEXT_AMONG, oldest_first=True))
+        page = await self._storage.page(query.filter(count=NEXT_AMONG, oldest_first=True))
         # As their lane is sorted: a retried job has an old id, but a late run_at.
-        first = sorted(found.jobs, key=lambda record: (-record.priority, record.run_at))[:count]
+        first = sorted(page.jobs, key=lambda record: (-record.priority, record.run_at))[:count]
         now = self._storage.now()
-        statuses = [
-            self._with_prediction(status_of(record, now), await self._position(record), await self._live(record))
-            for record in first
-        ]
-        return sorted(statuses, key=lambda status: math.inf if status.position is None else status.position)
+        found = []
+        for record in first:
+            status = status_of(record, now)
+            status = self._with_prediction(status, await self._position(record), await self._live(record))
+            found.append(ListedJob(status, record.payload, record.headers))
+        return sorted(found, key=lambda job: math.inf if job.status.position is None else job.status.position)
 
     async def job(self, job_id: str) -> JobDetails:
         """Return one job with everything that is stored about it. Raises JobNotFound."""

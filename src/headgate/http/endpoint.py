@@ -122,7 +122,7 @@ class Endpoint:
     @property
     def creates(self) -> bool:
         """Whether its status is 201 if the answer `is_new`."""
-        return "is_new" in getattr(self.answer, "__struct_fields__", ())
+        return "is_new" in getattr(self.answer, "__dataclass_fields__", ())
 
     @property
     def changes(self) -> bool:

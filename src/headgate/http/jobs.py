@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from headgate.admin import BulkResult, JobCount, JobDetails, JobQuery, LimitInfo, ListedJob, Purged
+from headgate.admin import BulkResult, EnqueuedJob, JobCount, JobDetails, JobQuery, LimitInfo, ListedJob, Purged
 from headgate.admin.query import Instant
 from headgate.admin.timeline import restarts
 from headgate.clock import to_datetime
@@ -18,7 +18,7 @@ from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, a
 from headgate.http.http_error import HttpError
 from headgate.http.page import Count, Cursor, Number, Page, page_of
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
-from headgate.http.tasks import ENQUEUED, Arguments, EnqueuedJobView, enqueued, require_no_mark
+from headgate.http.tasks import ENQUEUED, Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY, JobError, JobOptions, JobRecord
 from headgate.jobs.report import HIGHEST_LEVEL, LogLine
 from headgate.jobs.root_cause import RootCause, raised_cause
@@ -124,8 +124,8 @@ class WaitView(msgspec.Struct, frozen=True):
     is_paused: bool
 
 
-class JobFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What each answer has of a job as it is now: fields of `JobStatus`."""
+class JobStatusView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as it is now; its fields are those of `JobStatus`. `/jobs` has no positions or predictions."""
 
     id: str
     task: str
@@ -142,29 +142,24 @@ class JobFields(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: WaitView | None
     lane_waiting: int
     error: JobError | None
+    position: int | None
+    predicted_start: datetime | None
     progress: JobProgress | None
     is_blocked: bool
     follows: str | None
-    unreadable: str | None
-
-
-Shown = TypeVar("Shown", bound=JobFields)
-
-
-class JobStatusView(JobFields, frozen=True, kw_only=True):
-    """A job as it is now; its fields are those of `JobStatus`."""
-
-    position: int | None
-    predicted_start: datetime | None
     enqueued_by: str | None
     deferrals: int
+    unreadable: str | None
+    tags: Sequence[str]
 
 
-class ListedJobView(JobFields, frozen=True, kw_only=True):
-    """A job in a list, with the beginning of its payload."""
+Shown = TypeVar("Shown", bound=JobStatusView)
+
+
+class ListedJobView(JobStatusView, frozen=True, kw_only=True):
+    """A job in a list: what it waits for, as far as its row shows it, and the beginning of its payload."""
 
     view: JobView | None
-    tags: Sequence[str]
     payload: str
 
 
@@ -233,7 +228,6 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     payload: Any
     result: Any
     error: JobError | None
-    tags: Sequence[str]
     annotations: Mapping[str, Any]
     headers: Mapping[str, str] | None
     options: JobOptions | None
@@ -262,9 +256,8 @@ async def jobs(caller: Caller, query: JobsQuery) -> JobsPage:
     found = await caller.admin.page(
         _allowed(caller, query), before=query.before, count=query.count, oldest_first=query.order == "oldest"
     )
-    paused = await _paused(caller, *(job.status for job in found.jobs))
     read = listing.AT_ONCE if found.is_cut else None
-    return JobsPage([_listed(job, caller, paused) for job in found.jobs], found.next, read, found.reached)
+    return JobsPage(await listed(caller, found.jobs), found.next, read, found.reached)
 
 
 async def count_jobs(caller: Caller, query: JobQuery) -> JobCount:
@@ -317,10 +310,10 @@ async def run_job_now(caller: Caller, id: str) -> Acknowledgement:
     return Acknowledgement()
 
 
-async def run_job_again(caller: Caller, id: str, body: RunAgainRequest) -> EnqueuedJobView:
+async def run_job_again(caller: Caller, id: str, body: RunAgainRequest) -> EnqueuedJob:
     """Enqueue a new job like this one, with the same or with other arguments; the old job stays as it is."""
     require_no_mark(body.payload, caller.redaction)
-    return enqueued(await caller.admin.run_again(id, body.payload))
+    return await caller.admin.run_again(id, body.payload)
 
 
 async def reschedule_job(caller: Caller, id: str, body: RescheduleRequest) -> Acknowledgement:
@@ -438,14 +431,16 @@ async def _paused(caller: Caller, *statuses: JobStatus) -> Paused:
     return await caller.admin.limits.paused(awaited) if awaited else frozenset()
 
 
-def wait_view(status: JobStatus, paused: Paused) -> WaitView | None:
-    """Return what a job waits for."""
-    return None if status.waits_for is None else WaitView(*status.waits_for, status.waits_for in paused)
+async def listed(caller: Caller, jobs: Sequence[ListedJob]) -> Sequence[ListedJobView]:
+    """Return jobs as a list shows them."""
+    paused = await _paused(caller, *(job.status for job in jobs))
+    return [_listed(job, caller, paused) for job in jobs]
 
 
 def _shown(kind: type[Shown], status: JobStatus, paused: Paused, **fields: Any) -> Shown:
     """Return the fields of a status that an answer has, with others."""
-    fields["waits_for"] = wait_view(status, paused)
+    limit = status.waits_for
+    fields["waits_for"] = None if limit is None else WaitView(*limit, limit in paused)
     same = {name: getattr(status, name) for name in kind.__struct_fields__ if name not in fields}
     return kind(**same, **fields)
 
@@ -486,7 +481,6 @@ def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
         payload=redaction.json(caller.visible(record.payload), secrets),
         result=redaction.json(None if record.result is None else caller.visible(record.result), secrets),
         error=error,
-        tags=job.status.tags,
         annotations=redaction.mapping(job.status.annotations, secrets) or {},
         headers=redaction.mapping(record.headers, secrets),
         options=None if record.options is None else msgspec.structs.replace(record.options, tags=()),

@@ -12,7 +12,7 @@ from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, Limi
 from headgate.admin.audit import LimitAudit
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
-from headgate.http.jobs import WaitView, wait_view
+from headgate.http.jobs import ListedJobView, listed
 from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor
 from headgate.jobs.state import JobState
 from headgate.limits.kinds import RateKind
@@ -132,23 +132,10 @@ class LimitRules(msgspec.Struct, frozen=True):
     settings: Sequence[SettingView]
 
 
-class NextJobView(msgspec.Struct, frozen=True):
-    """A waiting job: its position in its lane, and when its limits let it start, as in its status."""
-
-    id: str
-    task: str
-    enqueued_at: datetime
-    run_at: datetime
-    is_scheduled: bool
-    position: int | None
-    predicted_start: datetime | None
-    waits_for: WaitView | None
-
-
 class NextJobs(msgspec.Struct, frozen=True):
-    """The jobs of a key that start next, and how many wait in all."""
+    """The jobs of a key that start next, with their positions and predictions, and how many wait in all."""
 
-    items: Sequence[NextJobView]
+    items: Sequence[ListedJobView]
     waiting: JobCount
 
 
@@ -242,24 +229,8 @@ async def limit_rules(caller: Caller, limit: str) -> LimitRules:
 async def next_jobs(caller: Caller, limit: str, query: NextJobsQuery) -> NextJobs:
     """Return the waiting jobs of a key that start next, in their order, and how many wait in all."""
     found = await caller.admin.next_jobs(limit, query.key, count=query.count)
-    paused = await caller.admin.limits.paused(each.waits_for for each in found if each.waits_for is not None)
     waiting = JobQuery(state=JobState.WAITING, limit=limit, key=query.key)
-    return NextJobs(
-        [
-            NextJobView(
-                id=each.id,
-                task=each.task,
-                enqueued_at=each.enqueued_at,
-                run_at=each.run_at,
-                is_scheduled=each.is_scheduled,
-                position=each.position,
-                predicted_start=each.predicted_start,
-                waits_for=wait_view(each, paused),
-            )
-            for each in found
-        ],
-        await caller.admin.bounded_count(waiting),
-    )
+    return NextJobs(await listed(caller, found), await caller.admin.bounded_count(waiting))
 
 
 async def bucket(caller: Caller, limit: str, query: KeyQuery) -> BucketStatus:

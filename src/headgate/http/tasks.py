@@ -71,19 +71,8 @@ class NewJobBody(JsonBody, frozen=True, kw_only=True):
     audit: AuditWord | None = None
 
 
-class EnqueuedJobView(msgspec.Struct, frozen=True):
-    """The id of the job; not `is_new` if nothing was enqueued, because a job with its unique key was there."""
-
-    job: str
-    is_new: bool
-
-
-ENQUEUED = EnqueuedJobView("06qg52v2jj4pb", True)
+ENQUEUED = EnqueuedJob("06qg52v2jj4pb", True)
 """The example of the description."""
-
-
-def enqueued(job: EnqueuedJob) -> EnqueuedJobView:
-    return EnqueuedJobView(job.id, job.is_new)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +146,7 @@ def limits_named(caller: Caller, names: Sequence[str]) -> Sequence[DeclaredLimit
     return [declared[name] for name in dict.fromkeys(names) if name in declared]
 
 
-async def enqueue_job(caller: Caller, task: str, body: NewJobBody, idempotency_key: str | None) -> EnqueuedJobView:
+async def enqueue_job(caller: Caller, task: str, body: NewJobBody, idempotency_key: str | None) -> EnqueuedJob:
     """Enqueue a job of a task; its arguments and options are checked as in a program.
 
     With an idempotency key, the job has an id that is made from it, and keeps a hash of the body in a header.
@@ -167,7 +156,7 @@ async def enqueue_job(caller: Caller, task: str, body: NewJobBody, idempotency_k
     options = msgspec.structs.asdict(body)
     payload = options.pop("payload") or {}
     if idempotency_key is None:
-        return enqueued(await caller.admin.enqueue(task, payload, **cast(EnqueueOptions, options)))
+        return await caller.admin.enqueue(task, payload, **cast(EnqueueOptions, options))
     if body.id is not None:
         raise bad_request("send either an id or an Idempotency-Key: both say which job it is", pointer="/id")
     id = str(uuid5(NAMESPACE, f"{task}\n{idempotency_key}"))
@@ -180,7 +169,7 @@ async def enqueue_job(caller: Caller, task: str, body: NewJobBody, idempotency_k
         if stored.startswith(id) and stored != request:
             message = f"job {id} was enqueued with this Idempotency-Key and another body; make another key for each job"
             raise HttpError(422, "idempotency_key_reused", message)
-    return enqueued(job)
+    return job
 
 
 def require_no_mark(payload: Mapping[str, Any] | None, redaction: Redaction) -> None:

@@ -71,11 +71,11 @@ async def test_jobs_are_enqueued_and_run_again_with_other_arguments(app: Headgat
             new = await act(
                 client, enqueue, {"payload": {"question": "how?"}, "delay": 60, "priority": 4}, expected=201
             )
-            status = await app.admin.status(new["job"])
+            status = await app.admin.status(new["id"])
             assert (status.task, status.priority, status.is_scheduled) == ("answer", 4, True)
             text = {"tenant": "a\x00b", "secret": None}
             huge = await act(client, "/tasks/sync/enqueue", {"payload": text}, expected=201)
-            assert "a\\u0000b" in (await app.admin.job(huge["job"])).record.payload
+            assert "a\\u0000b" in (await app.admin.job(huge["id"])).record.payload
             for body, code, expected in (
                 ({}, "payload_error", 422),
                 ({"payload": {"question": 7}}, "payload_error", 422),
@@ -93,7 +93,7 @@ async def test_jobs_are_enqueued_and_run_again_with_other_arguments(app: Headgat
                 await act(client, again, {"payload": {"user": "b", "password": "p"}}, expected=201),
             )
             first, second, third = [
-                json.loads((await app.admin.job(id)).record.payload) for id in (seeds.failed, same["job"], other["job"])
+                json.loads((await app.admin.job(id)).record.payload) for id in (seeds.failed, same["id"], other["id"])
             ]
             assert (first, third) == (second, {"user": "b", "password": "p"})
             shown = (await client.get(f"/api/v1/jobs/{seeds.failed}")).json()["payload"]
@@ -123,7 +123,7 @@ async def test_a_job_is_enqueued_with_the_options_of_a_program(app: Headgate) ->
         "audit": "full",
     }
     async with app.open(), browser(app) as client:
-        assert await act(client, enqueue, {"payload": payload, **options}, expected=201) == {"job": id, "is_new": True}
+        assert await act(client, enqueue, {"payload": payload, **options}, expected=201) == {"id": id, "is_new": True}
         record = (await app.admin.job(id)).record
         assert record.options is not None
         assert (record.unique_key, record.headers, record.options.tags) == ("why", {"source": "api"}, ("api", "vip"))
@@ -134,7 +134,7 @@ async def test_a_job_is_enqueued_with_the_options_of_a_program(app: Headgate) ->
         assert record.expires_at - record.run_at == 600 * SECOND
         again = {"payload": payload, **options, "id": None}
         assert await act(client, enqueue, again, expected=409) == "duplicate_job"
-        assert (await act(client, enqueue, again | {"on_conflict": "keep"}))["job"] == id
+        assert (await act(client, enqueue, again | {"on_conflict": "keep"}))["id"] == id
         assert await act(client, "/tasks/hold/enqueue", {"payload": {"tenant": "a"}, "id": id}, expected=409)
         for wrong, code, expected in (
             ({"id": "seven"}, "declaration_error", 422),
@@ -182,9 +182,9 @@ async def test_the_answer_says_that_a_job_with_the_unique_key_was_there(app: Hea
     async with app.open(), browser(app) as client:
         first = await act(client, "/tasks/pay/enqueue", {"payload": {"order": "1"}}, expected=201)
         assert first["is_new"] is True
-        again = {"job": first["job"], "is_new": False}
+        again = {"id": first["id"], "is_new": False}
         assert await act(client, "/tasks/pay/enqueue", {"payload": {"order": "1"}}) == again
-        assert await act(client, f"/jobs/{first['job']}/run-again") == again
+        assert await act(client, f"/jobs/{first['id']}/run-again") == again
 
 
 async def test_an_idempotency_key_stores_one_job_however_often_it_is_sent(app: Headgate) -> None:
@@ -194,11 +194,11 @@ async def test_an_idempotency_key_stores_one_job_however_often_it_is_sent(app: H
         requests = [client.post(enqueue, json=why, headers=key) for _ in range(3)]
         answers = await asyncio.gather(*requests)
         assert sorted(answer.status_code for answer in answers) == [200, 200, 201]
-        (id,) = {answer.json()["job"] for answer in answers}
+        (id,) = {answer.json()["id"] for answer in answers}
         assert [job.id for job in await app.admin.jobs()] == [id]
         # The order of the fields does not matter, their values do.
         turned = dict(reversed(why.items()))
-        assert (await client.post(enqueue, json=turned, headers=key)).json() == {"job": id, "is_new": False}
+        assert (await client.post(enqueue, json=turned, headers=key)).json() == {"id": id, "is_new": False}
         for other in (why | {"priority": 9}, {"payload": {"question": "when?"}}):
             refused = await client.post(enqueue, json=other, headers=key)
             assert (refused.status_code, problem(refused)) == (422, "idempotency_key_reused")
@@ -217,7 +217,7 @@ async def test_an_idempotency_key_finds_its_job_after_another_request_replaced_i
     async with app.open(), browser(app) as client:
         stored = await client.post(enqueue, json=first, headers={"Idempotency-Key": "1"})
         replaced = await client.post(enqueue, json=second, headers={"Idempotency-Key": "2"})
-        assert replaced.json() == {"job": stored.json()["job"], "is_new": False}
+        assert replaced.json() == {"id": stored.json()["id"], "is_new": False}
         again = await client.post(enqueue, json=first, headers={"Idempotency-Key": "1"})
         assert (again.status_code, again.json()) == (200, replaced.json())
 
@@ -502,7 +502,7 @@ async def test_encoded_arguments_are_run_again_and_those_of_a_schedule_are_shown
     async with app.open(), browser(app) as client:
         old = await app.tasks["answer"].enqueue("why?")
         for payload, question in ((None, "why?"), ({"question": "how?"}, "how?")):
-            new = (await act(client, f"/jobs/{old.id}/run-again", {"payload": payload}, expected=201))["job"]
+            new = (await act(client, f"/jobs/{old.id}/run-again", {"payload": payload}, expected=201))["id"]
             stored = (await app.admin.job(new)).record.payload
             assert stored.startswith("encoded:")
             assert json.loads(app.admin.decoded(stored)) == {"question": question}

@@ -306,7 +306,7 @@ async def test_annotations_are_hidden_as_headers_are_and_no_filter_reveals_them(
                     ] == [job.id]
                     assert (await caller.get("/api/v1/jobs/count", params=shown)).json()["count"] == 1
             (listed,) = (await caller.get("/api/v1/jobs")).json()["items"]
-            assert listed["tags"] == details["tags"] == ["vip"]
+            assert listed["tags"] == details["status"]["tags"] == ["vip"]
             assert details["options"] == {}
             for refused in ({"tag": "two words"}, {"header": "source"}, {"annotation": "=1"}):
                 answer = await caller.get("/api/v1/jobs", params=refused)

@@ -40,10 +40,10 @@ export function about(job) {
   if (job.expires_at && status.state === "waiting") items.push([t("Expires"), both(job.expires_at)]);
   if (job.unique_key)
     items.push([t("Unique key"), link(address(["jobs"], { unique_key: job.unique_key }), job.unique_key)]);
-  if (job.tags.length)
+  if (job.status.tags.length)
     items.push([
       t("Tags"),
-      job.tags.map((/** @type {string} */ tag) => [link(address(["jobs"], { tag }), tag), " "]),
+      job.status.tags.map((/** @type {string} */ tag) => [link(address(["jobs"], { tag }), tag), " "]),
     ]);
   if (job.schedule) items.push([t("Schedule"), link(address(["schedules", job.schedule]), job.schedule)]);
   if (job.batch)

@@ -15,7 +15,7 @@ import { toast } from "../toasts.js";
 
 const HIDDEN = "[redacted]";
 
-/** @typedef {{job: string, is_new: boolean}} EnqueuedJob */
+/** @typedef {{id: string, is_new: boolean}} EnqueuedJob */
 
 /** The field of a job's arguments, with the error below it. @param {{payload: string, error: string}} form @param {() => void} update @param {string} [placeholder] @param {string} [error] */
 export function argumentsField(form, update, placeholder = "", error = form.error) {
@@ -217,9 +217,9 @@ function tagsOf(text) {
 }
 
 /** @param {EnqueuedJob} answer */
-function openJob({ job, is_new }) {
-  const id = format.shortId(job);
-  if (is_new) toast(t("Job {id} is enqueued", { id }));
+function openJob(answer) {
+  const id = format.shortId(answer.id);
+  if (answer.is_new) toast(t("Job {id} is enqueued", { id }));
   else toast(t("Nothing was enqueued: job {id} already has this unique key", { id }), "plain");
-  go(address(["jobs", job]));
+  go(address(["jobs", answer.id]));
 }
