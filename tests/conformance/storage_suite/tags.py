@@ -183,6 +183,8 @@ class TagsConformance(Conformance):
                     pass
             return counted
 
+        # The first one stores the lane.
+        await life(None)
         plain, with_options, with_tags = [
             await life(options) for options in (None, JobOptions(timeout=5.0), tagged("vip"))
         ]

@@ -141,16 +141,27 @@ async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Placements) -
         stored = set(await tx.ids("stored_ids", ids=final))
         final = [id for id in final if id not in stored]
     if tx.has_one_writer:
-        rows = await _without_stored(tx, jobs, rows)
-        if rows:
-            await tx.execute("add_jobs", new=rows)
-            await add_arrivals(tx, _arrivals(rows, lanes))
+        rows = await _insert_new(tx, jobs, rows)
+        await add_arrivals(tx, _arrivals(rows, lanes))
     else:
         count = await tx.value("add_jobs", new=rows, lanes=_lane_rows(lanes), since=tx.limit_now)
         if count < len(rows):
             await require_own(tx, jobs)
     await add_tags(tx, jobs)
     await note_unrun(tx, final)
+
+
+async def _insert_new(tx: Transaction, jobs: Sequence[NewJob], rows: list[_NewRow]) -> list[_NewRow]:
+    """Insert the rows of jobs that are not stored, each once, and return these rows."""
+    if len(rows) == 1:
+        if await tx.execute("add_jobs", new=rows):
+            return rows
+        await require_own(tx, jobs)
+        return []
+    rows = await _without_stored(tx, jobs, rows)
+    if rows:
+        await tx.execute("add_jobs", new=rows)
+    return rows
 
 
 async def _without_stored(tx: Transaction, jobs: Sequence[NewJob], rows: list[_NewRow]) -> list[_NewRow]:

@@ -58,6 +58,7 @@ WITH new AS (
 
 -- name: add_jobs [sqlite]
 @insert_jobs
+ON CONFLICT (id) DO NOTHING
 
 -- name: highest_id [sqlite]
 -- The highest id of a job.

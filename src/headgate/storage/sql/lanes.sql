@@ -172,6 +172,15 @@ ON CONFLICT (id) DO UPDATE SET
     behind = CASE WHEN known.waiting + excluded.waiting > 0 THEN known.behind END,
     virtual_time = CASE WHEN known.since IS NULL THEN coalesce(excluded.virtual_time, known.virtual_time) ELSE known.virtual_time END
 
+-- name: count_arrivals [sqlite]
+-- As add_arrivals, for jobs that join one stored lane, which is not of a fair queue: nothing else is read or changed. Changes
+-- no row if the lane is not stored.
+UPDATE lane
+SET waiting = waiting + :jobs,
+    since = coalesce(since, :since),
+    wakes_at = coalesce(min(wakes_at, :wakes_at), wakes_at, :wakes_at)
+WHERE id = :lane AND waiting >= 0
+
 -- name: behind_of_lanes [postgres]
 -- The buckets that these lanes wait behind.
 SELECT DISTINCT behind
