@@ -59,8 +59,8 @@ def batcher(commits: Commits) -> Batcher[str]:
     return Batcher(commits)
 
 
-def write(batcher: Batcher[str], *words: str) -> list[asyncio.Task[Any]]:
-    return [asyncio.get_running_loop().create_task(batcher.write(word)) for word in words]
+def write(batcher: Batcher[str], *words: str) -> list[asyncio.Future[Any]]:
+    return [batcher.write(word) for word in words]
 
 
 async def test_an_idle_write_goes_at_once_and_alone(batcher: Batcher[str], commits: Commits) -> None:
@@ -167,6 +167,19 @@ async def test_the_failure_of_a_cancelled_caller_is_dropped(batcher: Batcher[str
     await asyncio.sleep(0)
     commits.let_go()
     assert await writes[1] == "b committed"
+
+
+async def test_a_commit_may_return_a_future_and_then_takes_no_task() -> None:
+    committing: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
+    batcher = Batcher[str](lambda group: committing)
+    tasks = asyncio.all_tasks()
+    done = batcher.write("a")
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == tasks
+    assert not done.done()
+    committing.set_result(["a committed"])
+    assert await done == "a committed"
+    await batcher.drain()
 
 
 async def test_drain_returns_when_nothing_is_left(batcher: Batcher[str], commits: Commits) -> None:

@@ -9,12 +9,12 @@ import os
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 import msgspec
 
@@ -127,6 +127,8 @@ class SqliteDriver(Driver):
         self._ahead = 0
         self._places = Places()
         self._broken: str | None = None
+        # What the commit in flight has changed.
+        self._change: Literal["any", "endings"] | None = None
 
     @property
     def port(self) -> int | None:
@@ -380,19 +382,24 @@ class SqliteDriver(Driver):
         )
         return finished.written
 
-    def _write(self, write: Write) -> Coroutine[Any, Any, Any]:
+    def _write(self, write: Write) -> Awaitable[Any]:
         self._require_usable()
         if _transactions.get():
             self._require_no_transaction()
         return self._batcher.write(write)
 
-    async def _commit(self, group: Sequence[Write]) -> Sequence[Any]:
+    def _commit(self, group: Sequence[Write]) -> asyncio.Future[Sequence[Any]]:
         assert self._write_thread is not None
-        results = await self._in_thread(self._write_thread, self._commit_group, group)
-        change = change_of(group, results)
+        # Through the loop, so that virtual time stands still meanwhile.
+        committing = asyncio.get_running_loop().run_in_executor(self._write_thread, self._commit_group, group)
+        committing.add_done_callback(self._wake_after)
+        return committing
+
+    def _wake_after(self, _committed: asyncio.Future[Sequence[Any]]) -> None:
+        """Call the watchers, before the callers, if the commit that has ended changed what they watch."""
+        change, self._change = self._change, None
         if change is not None:
             self._wake(only_endings=change == "endings")
-        return results
 
     def _commit_group(self, group: Sequence[Write]) -> Sequence[Any]:
         """Run all writes in one transaction; a write that fails is rolled back alone, and its error is its result."""
@@ -403,7 +410,7 @@ class SqliteDriver(Driver):
             results = self._transact(group, partial(run_all, connection, self._transaction_again))
         except WriteRolledBack:
             results = self._transact(group, partial(run_each, connection, self._transaction_again))
-        change = change_of(group, results)
+        self._change = change = change_of(group, results)
         if change is not None and self._peers is not None:
             # From this thread, so that a node of another process does not wait for this process's event loop.
             self._peers.notify(self._ports, only_endings=change == "endings")
