@@ -29,17 +29,19 @@ what `@ends_as(ended.state)` passes. Statements name their tables as `headgate.j
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.identity import job_number
 from headgate.jobs.job import AttemptRecord, JobRecord
+
+S = TypeVar("S")
 
 _HEADER = re.compile(
     r"^-- (?P<kind>name|part): (?P<name>\w+)(?:\((?P<arguments>[\w, ]+)\))?(?: \[(?P<database>\w+)\])?$"
@@ -199,11 +201,33 @@ class Template(NamedTuple):
         return list(dict.fromkeys(_PARAMETER.findall(self.sql)))
 
 
-def compile_statements(dialect: Dialect) -> dict[str, Template]:
-    """Return all statements for one database, by name."""
-    blocks = [block for block in _load() if block.database in (None, dialect.name)]
-    parts = {block.name: block for block in blocks if block.is_part}
-    return {block.name: _compile(block.text, parts, dialect) for block in blocks if not block.is_part}
+class Statements(Mapping[str, S]):
+    """All statements for one database, by name. Each is compiled when it is first used: a process uses a third of them.
+
+    `prepare` returns a statement as the driver runs it.
+    """
+
+    def __init__(self, dialect: Dialect, prepare: Callable[[Template], S]) -> None:
+        blocks = [block for block in _load() if block.database in (None, dialect.name)]
+        self._dialect = dialect
+        self._prepare = prepare
+        self._parts = {block.name: block for block in blocks if block.is_part}
+        self._blocks = {block.name: block for block in blocks if not block.is_part}
+        self._compiled: dict[str, S] = {}
+
+    def __getitem__(self, name: str) -> S:
+        # Several threads may compile a statement at the same time, to the same text.
+        found = self._compiled.get(name)
+        if found is None:
+            template = _compile(self._blocks[name].text, self._parts, self._dialect)
+            found = self._compiled[name] = self._prepare(template)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
 
 
 def columns_of(part: str) -> tuple[str, ...]:

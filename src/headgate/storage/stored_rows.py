@@ -19,6 +19,7 @@ from functools import lru_cache
 from operator import attrgetter, itemgetter
 from types import NoneType, UnionType
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Generic,
@@ -78,14 +79,26 @@ class RowDecoder(Generic[R]):
     """
 
     def __init__(self, kind: type[R], what: str, /, **blanks: Any) -> None:
-        self.ids: list[str] = _id_fields(kind)
-        """The names of the fields that are ids of jobs or batches."""
-        row_type = kind
-        self._kind = kind = _from_array(kind, self.ids)
+        self._row_type = kind
         self._what = what
+        self._blanks = blanks
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Prepare the decoder at its first use: that of all took 40 ms of an import, and a process uses a few."""
+            # Another thread may have prepared it meanwhile.
+            if not name.startswith("__") and "_nothing" not in self.__dict__:
+                self._prepare()
+            return object.__getattribute__(self, name)
+
+    def _prepare(self) -> None:
+        row_type, blanks = self._row_type, self._blanks
+        self.ids: list[str] = _id_fields(row_type)
+        """The names of the fields that are ids of jobs or batches."""
+        self._kind = kind = _from_array(row_type, self.ids)
         self._is_tuple = not issubclass(kind, msgspec.Struct)
         self._is_array = issubclass(row_type, msgspec.Struct) and row_type.__struct_config__.array_like
-        self._row_type = row_type
         self._id_getters = [attrgetter(name) for name in self.ids]
         # Not strict: SQLite has numbers for truth values.
         self._decode_all = msgspec.json.Decoder(list[kind], strict=False).decode  # type: ignore[valid-type]

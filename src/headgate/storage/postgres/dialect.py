@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from headgate.errors import DeclarationError
-from headgate.storage.statements import Column, Table, Template, as_json, compile_statements, numbers_in
+from headgate.storage.statements import Column, Statements, Table, Template, as_json, numbers_in
 from headgate.storage.stored_rows import UNREADABLE_BUCKETS
 
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
@@ -224,12 +224,13 @@ def shapes_of(statement: AnyStatement) -> Sequence[CompiledStatement]:
 
 @lru_cache(8)
 def statements_of(schema: str) -> Mapping[str, AnyStatement]:
-    """Return all statements, with their tables in that schema. Compiling them takes some 50 ms, once for a schema."""
-    statements: dict[str, AnyStatement] = {}
-    for name, template in compile_statements(PostgresDialect(schema)).items():
-        inserts = any(table.is_inserted for table in template.tables.values())
-        statements[name] = Insertion(template) if inserts else _compiled(template)
-    return statements
+    """Return all statements, with their tables in that schema."""
+    return Statements(PostgresDialect(schema), _prepared)
+
+
+def _prepared(template: Template) -> AnyStatement:
+    inserts = any(table.is_inserted for table in template.tables.values())
+    return Insertion(template) if inserts else _compiled(template)
 
 
 def _compiled(template: Template) -> CompiledStatement:

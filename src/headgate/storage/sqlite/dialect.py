@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from headgate.storage.statements import Column, Table, Template, as_json, compile_statements, numbers_in
+from headgate.storage.statements import Column, Statements, Table, Template, as_json, numbers_in
 from headgate.storage.stored_rows import UNREADABLE_BUCKETS, Field, RowDecoder
 
 BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
@@ -144,7 +144,7 @@ def _statement(template: Template) -> Statement:
     return Statement(sql, tables, returns, ids=ids)
 
 
-STATEMENTS = {name: _statement(template) for name, template in compile_statements(SqliteDialect()).items()}
+STATEMENTS = Statements(SqliteDialect(), _statement)
 
 
 @lru_cache(None)
