@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import select
@@ -23,7 +24,7 @@ from click.testing import Result
 from headgate import Headgate, JobFailed, JobState
 from headgate.admin.actor import this_process
 from headgate.cli import supervisor
-from headgate.cli.main import COMMANDS, main
+from headgate.cli.main import COMMANDS, LazyGroup, main
 from headgate.cli.output import make_console, print_table
 from headgate.cli.supervisor import KEPT_DYING, Supervisor
 from headgate.clock import SystemClock
@@ -181,6 +182,23 @@ def test_help_loads_no_command_and_no_tables() -> None:
         "sys.exit(any(name.startswith(('rich', 'headgate.cli.j', 'headgate.cli.w')) for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_no_garbage_is_collected_while_a_command_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"loaded_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(
+        "import gc, click\nwas_on = gc.isenabled()\nstatus = click.Command('status')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(COMMANDS, "status", COMMANDS["status"]._replace(module=name))
+    assert isinstance(main, LazyGroup)
+    assert main.get_command(main.make_context("headgate", ["status"]), "status") is not None
+    assert not sys.modules[name].was_on
+    assert gc.isenabled()
+    monkeypatch.setitem(COMMANDS, "status", COMMANDS["status"]._replace(module="no_such_module"))
+    with pytest.raises(ModuleNotFoundError):
+        main.get_command(main.make_context("headgate", ["status"]), "status")
+    assert gc.isenabled()
 
 
 def test_python_m_headgate_is_the_command() -> None:

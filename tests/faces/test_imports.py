@@ -122,7 +122,7 @@ def test_a_worker_imports_what_runs_jobs_before_the_first_job(tmp_path: Path) ->
     strangers = (
         "csv",
         "email",
-        "headgate.admin.admin",
+        "headgate.admin",
         "headgate.cli.bench",
         "headgate.cli.demonstration",
         "headgate.cli.simulation",

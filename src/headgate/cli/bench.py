@@ -15,8 +15,8 @@ from headgate.cli.benchmark.figures import Figures, MeasuredRate
 from headgate.cli.benchmark.measure import measure
 from headgate.cli.locate import locate
 from headgate.cli.output import json_option, print_json, print_table
-from headgate.cli.query import seconds_within
 from headgate.cli.quiet import quiet
+from headgate.cli.times import seconds_within
 from headgate.cli.worker_process import loop_factory, tune_process
 from headgate.clock import SystemClock
 from headgate.escaping import printable

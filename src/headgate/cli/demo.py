@@ -7,7 +7,7 @@ import asyncio
 import click
 
 from headgate.cli.demonstration.run_demo import run_demo
-from headgate.cli.query import seconds_within
+from headgate.cli.times import seconds_within
 
 
 @click.command()

@@ -20,7 +20,7 @@ from headgate.app import Headgate
 from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import locate, takes_app_and
 from headgate.cli.output import NOTHING_NEW, json_option, print_json, progress_bar
-from headgate.cli.query import instant, seconds
+from headgate.cli.times import instant, seconds
 from headgate.client.handles import Job
 from headgate.client.task import Task
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError

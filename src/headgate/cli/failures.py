@@ -7,7 +7,7 @@ import click
 from headgate.admin.failures import FAILURE_COLUMNS
 from headgate.cli.locate import ask, takes_app
 from headgate.cli.output import json_option, print_json, print_list
-from headgate.cli.query import seconds_within
+from headgate.cli.times import seconds_within
 
 LEAST_SPAN = 1
 """Seconds of the shortest time that can be asked for."""

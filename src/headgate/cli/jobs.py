@@ -27,7 +27,8 @@ from headgate.cli.locate import (
     takes_app_and_ids,
 )
 from headgate.cli.output import NOTHING_NEW, json_option, make_console, print_json, print_list, print_table, until
-from headgate.cli.query import instant, query_at, seconds, takes_query
+from headgate.cli.query import query_at, takes_query
+from headgate.cli.times import instant, seconds
 from headgate.clock import SystemClock, sleep, to_datetime
 from headgate.errors import BatchNotFound, HeadgateError, JobNotFound
 from headgate.escaping import indented, one_line

@@ -20,8 +20,8 @@ from headgate.admin.set_rules import SetRule
 from headgate.cli.gauge import bar, budget, spark
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_list, print_table, say_change, say_done, until
-from headgate.cli.query import seconds
 from headgate.cli.question import confirm, require_answer
+from headgate.cli.times import seconds
 from headgate.escaping import printable
 from headgate.limits.kinds import KINDS, spelled_limit
 from headgate.plural import counted

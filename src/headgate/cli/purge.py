@@ -11,8 +11,8 @@ from headgate.admin import Admin, JobQuery, Purged
 from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import ask, takes_app
 from headgate.cli.output import json_option, print_json, progress_bar
-from headgate.cli.query import seconds
 from headgate.cli.question import confirm, require_answer
+from headgate.cli.times import seconds
 from headgate.jobs.job import JobState
 from headgate.plural import counted
 from headgate.storage.records import FINAL_STATES

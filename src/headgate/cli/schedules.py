@@ -14,8 +14,8 @@ from headgate.admin.schedules import SCHEDULE_COLUMNS
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, print_json, print_list, print_table, say_change, say_done, until
 from headgate.cli.pausing import add_pausing
-from headgate.cli.query import instant, seconds
 from headgate.cli.question import confirm, require_answer
+from headgate.cli.times import instant, seconds
 from headgate.escaping import one_line, printable
 from headgate.jobs.job import MAX_PRIORITY
 from headgate.plural import counted

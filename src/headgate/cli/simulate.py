@@ -13,11 +13,11 @@ import click
 from headgate.cli.gauge import bar, spark
 from headgate.cli.locate import locate
 from headgate.cli.output import json_option, lasting, print_json, print_table
-from headgate.cli.query import seconds
 from headgate.cli.simulation.run_scenario import run_scenario
 from headgate.cli.simulation.scenario import Scenario, keyed, limits_of, with_rule
 from headgate.cli.simulation.simulated_arrivals import SKEWS, SimulatedArrival, Skew, make_arrivals, read_trace
 from headgate.cli.simulation.simulation_result import PERCENTS, SimulationResult, result_of_run
+from headgate.cli.times import seconds
 from headgate.clock import SECOND
 from headgate.limits.kinds import KINDS, limit_of, spelled_limit
 from headgate.limits.limit import Limit

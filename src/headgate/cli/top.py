@@ -18,7 +18,7 @@ from headgate.cli.live.render import LiveView, next_order, render_snapshot
 from headgate.cli.live.snapshot import LiveSnapshot, read_snapshot
 from headgate.cli.locate import locate, takes_app
 from headgate.cli.output import make_console
-from headgate.cli.query import seconds_within
+from headgate.cli.times import seconds_within
 from headgate.clock import SECOND, Clock, SystemClock, sleep, wait_for_event
 from headgate.errors import HeadgateError
 from headgate.escaping import one_line

@@ -10,10 +10,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec.structs import replace
 
-from headgate.admin.actor import this_process
-from headgate.admin.batches import cancel_batch
-from headgate.admin.enqueueing import EnqueuedJob
-from headgate.admin.nodes import Unserved, unserved
 from headgate.arguments import require_storable
 from headgate.client.flow import BatchPlan, ChainPlan, Step, steps_to_add
 from headgate.client.flow_builder import NOTHING, FlowBuilder, Placed, PlacedBatch, PlacedChain, numbered_graph
@@ -58,8 +54,10 @@ from headgate.tasks.schedule import ScheduleSpec
 from headgate.tasks.status import BatchStatus, EnqueuePrediction, batch_status
 from headgate.tasks.tracing import Tracing
 
+# Admin is imported where it is used: it is half of what an app would import, and a worker uses none of it.
 if TYPE_CHECKING:
-    from headgate.admin import Admin
+    from headgate.admin import Admin, EnqueuedJob
+    from headgate.admin.nodes import Unserved
 
 R = TypeVar("R")
 
@@ -364,7 +362,7 @@ class Client:
     @property
     def admin(self) -> Admin:
         """The operations for operators. Raises NotOpen."""
-        from headgate.admin.admin import Admin  # Half of what an app would import, and a worker uses none of it.
+        from headgate.admin.admin import Admin
         from headgate.admin.schedules import SchedulesAdmin
 
         self.lifecycle.require()
@@ -380,6 +378,8 @@ class Client:
         )
 
     async def _enqueue_for_admin(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> Sequence[EnqueuedJob]:
+        from headgate.admin.enqueueing import EnqueuedJob
+
         return [EnqueuedJob(job.id, job.is_new) for job in await self.enqueue(task, calls)]
 
     def job(self, job_id: str) -> Job[Any]:
@@ -427,6 +427,8 @@ class Client:
 
     async def _unserved(self, job_id: str) -> Unserved | None:
         """Return how long no worker has served the queue of a job that waits; None if one does, or none can be seen."""
+        from headgate.admin.nodes import unserved
+
         with contextlib.suppress(StorageUnavailable):
             record = await self.storage.job(job_id)
             if record is not None and record.state is JobState.WAITING:
@@ -456,6 +458,8 @@ class Client:
 
     async def cancel_batch(self, batch_id: str) -> int:
         """As `Batch.cancel`; a node of this process cancels its jobs at once."""
+        from headgate.admin.batches import cancel_batch
+
         self.lifecycle.require()
         return (await cancel_batch(self.storage, batch_id, self._cancel_job, _cancellation)).changed
 
@@ -478,4 +482,6 @@ class Client:
 
 
 def _cancellation(job_id: str) -> AuditRecord:
+    from headgate.admin.actor import this_process
+
     return AuditRecord(this_process(), "cancel", "job", job_id)
