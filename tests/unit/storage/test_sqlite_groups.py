@@ -20,10 +20,12 @@ from headgate.limits.kinds import dump_rule
 from headgate.limits.limit import AnyRule
 from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
 from headgate.storage.live_rules import LimitSetting
+from headgate.storage.procedures import add
 from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.tags import statements
 from tests.internals import writer_of
 from tests.limit_settings import change
 
@@ -105,6 +107,22 @@ async def test_the_same_job_added_twice_at_once_is_stored_once(storage: SqliteSt
     await asyncio.gather(*(storage.add([job("same", clock, buckets=buckets)]) for _ in range(5)))
     ((_, waiting, *_),) = [(c.queue, c.waiting) for c in await storage.counts()]
     assert waiting == 1
+
+
+async def test_many_jobs_are_stored_in_portions_all_or_none(
+    storage: SqliteStorage, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(add, "INSERTED_AT_ONCE", 2)
+    jobs = [job(str(number), clock) for number in range(5)]
+    with pytest.raises(sqlite3.IntegrityError):
+        await storage.add([*jobs, job("bad", clock, run_at=TOO_LATE)])
+    assert await storage.jobs_by_id([each.id for each in jobs]) == []
+    with statements() as counted:
+        # A job that comes again, in another portion, is stored once.
+        await storage.add([*jobs, jobs[0]])
+    assert counted["add_jobs"] == 3
+    assert [count.waiting for count in await storage.counts()] == [5]
+    assert len((await storage.claim(CLAIM)).jobs) == 5
 
 
 async def test_endings_of_two_attempts_of_one_job_are_distinguished(storage: SqliteStorage, clock: ManualClock) -> None:

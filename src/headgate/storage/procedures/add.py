@@ -27,7 +27,7 @@ from headgate.storage.statements import columns_of
 from headgate.storage.stored_rows import RowDecoder
 
 INSERTED_AT_ONCE = 5000
-"""How many jobs of a transaction one statement stores, so that no statement comes near its timeout."""
+"""How many jobs of a transaction are stored at a time: no statement comes near its timeout, or takes much memory."""
 
 _WAITS = FollowerPlacement(JobState.WAITING)
 _NO_ORIGIN = Origin()
@@ -121,7 +121,10 @@ async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[Ne
     and IdTaken if another enqueue has stored a job under a new id: then the transaction has to be rolled back.
     """
     if not batches and all(job.origin is None for job in jobs):
-        await _insert(tx, jobs, NO_PLACEMENTS)
+        # Where several clients write, this may be the only statement, which is atomic without a transaction.
+        at_once = INSERTED_AT_ONCE if tx.has_one_writer else len(jobs)
+        for start in range(0, len(jobs), at_once or 1):
+            await _insert(tx, jobs[start : start + at_once], NO_PLACEMENTS)
         return
     placed = await placements_of(tx, jobs, batches)
     await grow_batches(tx, jobs, batches, placed)
