@@ -74,7 +74,6 @@ MISTAKES = [
     (TASK + 'sync.apply_async(args=("acme",))', "write await sync.using(delay=…, queue=…).enqueue(…)"),
     (TASK + 'sync.remote("acme")', "has no .remote(); write await sync.enqueue(…)"),
     ('await app.enqueue("sync", "acme")', "write await task.enqueue(…), where `task` is your function with @app.task"),
-    ("app.start()", "write `headgate worker module:app` in a shell, `await app.run()`"),
     ("app.worker()", "write `headgate worker module:app` in a shell, `await app.run()`"),
     (
         "from headgate import task",

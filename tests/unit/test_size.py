@@ -17,22 +17,22 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 2_600,  # the modules beside the packages
-    "admin": 5_400,
+    "admin": 5_570,
     "cli": 8_360,
     "client": 2_850,
     "contrib": 3_100,
     "engine": 10_400,
-    "http": 18_700,
+    "http": 18_550,
     "jobs": 3_600,
     "limits": 9_550,
     "observe": 2_400,
     "schedules": 1_850,
-    "storage": 23_110,
+    "storage": 23_190,
     "tasks": 4_970,
     "testing": 1_800,
 }
 
-JOB_RECORDS = 43
+JOB_RECORDS = 41
 """Record types whose name contains Job: each further one says what another has said."""
 
 

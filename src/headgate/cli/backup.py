@@ -18,10 +18,10 @@ from headgate.storage.sqlite.backup import back_up
 @takes_app_and("FILE")
 @json_option
 def backup(target: str, words: tuple[str, ...], as_json: bool) -> None:
-    """Copy the SQLite file of an app into the new file FILE while workers run, and check the copy.
+    """Copy the SQLite file of an app while workers run, and check the copy.
 
-    The copy has all jobs that were stored when the command started. Workers do not wait for it. FILE appears when the
-    copy is complete, and all of it has been read; an existing file is never overwritten. Only you can read it.
+    The copy, FILE, has all jobs that were stored when the command started. Workers do not wait for it. It appears when
+    it is complete and all of it has been read; an existing file is never overwritten. Only you can read it.
 
     "Backups" in the docs says how to restore it. For a store on PostgreSQL, the error is the command for pg_dump.
     """

@@ -69,7 +69,7 @@ async def test_handles_and_apps_keep_the_behaviour_of_objects_without_these_attr
 ) -> None:
     async with app.open():
         job = await sync_tenant.enqueue("acme")
-    assert (hasattr(job, "get"), hasattr(app, "start"), getattr(app, "worker", None)) == (False, False, None)
+    assert (hasattr(job, "get"), hasattr(app, "delay"), getattr(app, "worker", None)) == (False, False, None)
     assert copy.copy(job) == job
 
 
