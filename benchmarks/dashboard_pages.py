@@ -69,7 +69,6 @@ LISTS = {
     "count of failed jobs": "jobs/count?state=failed",
     "keys of limits": "limits",
     "keys by prefix": "limits?prefix=acme-1",
-    "map of keys": "limits/map",
     "next jobs of a key": f"limits/{LIMIT}/next-jobs?key=acme-1",
     "audit of a limit": f"limits/{LIMIT}/audit",
     "audit of a key": f"limits/{LIMIT}/audit?key=acme-1",

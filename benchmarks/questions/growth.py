@@ -115,7 +115,6 @@ VIEWS: Mapping[str, Look] = {
     "limits by prefix": lambda viewer: viewer.admin.limits.list(LIMIT, prefix="acme-19"),
     "limits by a prefix of none": lambda viewer: viewer.admin.limits.list(LIMIT, prefix=NOBODY),
     "limit of a key": lambda viewer: viewer.admin.limits.bucket(LIMIT, "acme-1"),
-    "throttled": lambda viewer: viewer.admin.limits.throttled(),
     "audit of a limit's starts": lambda viewer: viewer.admin.limits.audit_newest(LIMIT, key="acme-1"),
     "explain, throttled": lambda viewer: viewer.admin.explain(viewer.ids["throttled"]),
     "explain, ready": lambda viewer: viewer.admin.explain(viewer.ids["ready"]),

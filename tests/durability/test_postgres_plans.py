@@ -336,7 +336,7 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
     assert most["buckets_by_waiting"] < 10 * Backlog.LANES
     assert most["counts"] < 1.2 * size
     await storage.counts(finals=False)
-    await storage.throttled()
+    await storage.count_unfinished()
     assert len(await storage.buckets_by_trouble(501)) == 501
     assert (await storage.waiting_by_key("mail", 20)).keys == 0
     await storage.add([store_user.new(id=f"order-{number}") for number in range(5000)])
@@ -349,6 +349,7 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
     assert most["counts"] < 30 * Backlog.LANES
     assert most["buckets_by_waiting"] < 10 * Backlog.LANES
     assert most["buckets_by_trouble"] < 10 * Backlog.LANES
+    assert most["count_unfinished"] < 10 * Backlog.LANES
     assert most["lanes_in_turn"] < 10 * Backlog.LANES
     assert most["job_ids"] + most["batch_ids"] + most["buckets_by_name"] < 200
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headgate.admin.find import Found
     from headgate.admin.history import Deploy, HistoryAdmin, JobsPoint, JobsReport, LimitHistory, LimitPoint, RateBound
     from headgate.admin.holders import PermitHolder
-    from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitMap, LimitsAdmin, LimitSummary, LimitTotals
+    from headgate.admin.limits import BucketStatus, DeclaredLimit, KeyStatus, LimitsAdmin, LimitStatus, LimitSummary
     from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage
     from headgate.admin.nodes import NodeStatus
     from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
@@ -58,12 +58,12 @@ __all__ = [
     "JobTotals",
     "JobsPoint",
     "JobsReport",
+    "KeyStatus",
     "LimitHistory",
     "LimitInfo",
-    "LimitMap",
     "LimitPoint",
+    "LimitStatus",
     "LimitSummary",
-    "LimitTotals",
     "LimitsAdmin",
     "ListedAction",
     "ListedJob",
@@ -110,10 +110,10 @@ _PLACES = {
     "PermitHolder": "headgate.admin.holders",
     "BucketStatus": "headgate.admin.limits",
     "DeclaredLimit": "headgate.admin.limits",
-    "LimitMap": "headgate.admin.limits",
+    "LimitStatus": "headgate.admin.limits",
+    "KeyStatus": "headgate.admin.limits",
     "LimitsAdmin": "headgate.admin.limits",
     "LimitSummary": "headgate.admin.limits",
-    "LimitTotals": "headgate.admin.limits",
     "BatchDetails": "headgate.admin.listed",
     "ListedAction": "headgate.admin.listed",
     "ListedJob": "headgate.admin.listed",

@@ -57,6 +57,7 @@ from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
 from headgate.storage.records import (
+    BacklogCounts,
     Blocker,
     BucketRecord,
     Dependencies,
@@ -219,12 +220,16 @@ class Admin:
         """Count waiting jobs by queue, task and what they wait for, among the first 100,000 that the store finds."""
         return await self._storage.waiting()
 
-    async def views(self, *, running: bool = False) -> Sequence[ViewCount]:
-        """Count all waiting jobs by queue and what they wait for; with `running`, also those that run.
+    async def views(self) -> Sequence[ViewCount]:
+        """Count all waiting jobs by queue and what they wait for."""
+        return await self._storage.views()
 
-        They are counted at one instant, so no job is counted twice.
+    async def unfinished(self) -> BacklogCounts:
+        """Count all jobs that run and wait, at one instant: by queue, and those that wait for limits by limit and key.
+
+        Of each limit, the 20 keys with most waiting jobs are named.
         """
-        return await self._storage.views(running=running)
+        return await self._storage.count_unfinished()
 
     @property
     def tasks(self) -> frozenset[str]:

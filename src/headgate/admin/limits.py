@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,13 +26,27 @@ from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules, is_pattern, pattern_of
-from headgate.storage.records import BucketPlace, BucketRecord, RecordedStart
+from headgate.storage.prediction import predict_clear
+from headgate.storage.records import (
+    BacklogCounts,
+    BucketPlace,
+    BucketRecord,
+    KeyBacklog,
+    LimitBacklog,
+    RecordedStart,
+)
 from headgate.storage.store import Store
 from headgate.storage.stored_rows import load_state
 from headgate.suggestion import did_you_mean
 
 AUDITED_AT_ONCE = 250_000
 """How many starts an audit reads at once; no more are in memory, however many are stored."""
+
+MOST_MAPPED = 8
+"""Of how many limits the worst keys are shown."""
+
+MOST_THROTTLED = 10
+"""How many keys that jobs wait for are listed."""
 
 MOST_KEYS = 10_000
 """Up to how many keys of a limit are counted."""
@@ -86,17 +99,6 @@ BUCKET_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class LimitTotals:
-    """How many jobs wait for each limit, for all its keys; no job waits for a limit that is not named.
-
-    If jobs wait for more than 5,000 keys, it is not `is_exact`: more jobs may wait, also for limits that are not named.
-    """
-
-    waiting: Mapping[str, int]
-    is_exact: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LimitSummary:
     """How many keys of a limit are tracked, and how often it failed open in the last 24 hours.
 
@@ -111,11 +113,32 @@ class LimitSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitMap:
-    """The keys with most trouble, worst first; it `is_cut` if there are more keys."""
+class KeyStatus:
+    """A key of a limit with `waiting` jobs: when the last of them may start (`clears_at`), if no more are enqueued.
 
-    keys: Sequence[BucketStatus]
-    is_cut: bool
+    `clears_at` is None if that cannot be predicted: for a paused key, for permits, and for a limit in another store.
+    """
+
+    key: str
+    waiting: int
+    clears_at: datetime | None
+    is_paused: bool = False
+    penalized_until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStatus:
+    """A limit: its rule in force for keys without a rule of their own, and how many jobs wait for how many keys.
+
+    `rule` is None if this program does not declare the limit. `worst` are the keys with most waiting jobs, most first.
+    """
+
+    limit: str
+    rule: str | None
+    waiting: int
+    keys: int
+    is_paused: bool = False
+    worst: Sequence[KeyStatus] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,28 +200,45 @@ class LimitsAdmin:
             BucketRecord(BucketRef(limit, bucket_key(key)), None, waiting=0, opens_at=None), rules, ()
         )
 
-    async def throttled(self, count: int = 10) -> Sequence[BucketStatus]:
-        """Return the limits that jobs wait for, most waiting first; of over 5,000, those that open first are ranked."""
-        rules = await self._set_rules()
-        return [await self._status(record, rules, ()) for record in await self._storage.throttled(count)]
+    async def statuses(self, counted: BacklogCounts) -> tuple[Sequence[LimitStatus], Sequence[BucketStatus]]:
+        """Return all limits that are declared or waited for, most waiting jobs first, and the ten worst keys of all.
 
-    async def map(self, count: int = 500) -> LimitMap:
-        """Return the keys with most trouble: penalized or paused, then by waiting jobs, then by the used share.
-
-        Keys that no job waits for are added by name while there is room. Of more than 2,000 keys with waiting jobs, the
-        1,000 that open first and the 1,000 that open last are ranked.
+        The eight limits that most jobs wait for have their worst keys.
         """
         rules = await self._set_rules()
-        records = await self._storage.buckets_by_trouble(count + 1)
-        # Together, as other stores answer many at once in the time of one.
-        found = await asyncio.gather(*(self._status(record, rules, ()) for record in records[:count]))
-        now = to_datetime(self._storage.now())
-        return LimitMap(sorted(found, key=lambda bucket: _calmness(bucket, now)), len(records) > count)
+        live, now = rules.live, self._storage.limit_now()
+        worst: dict[str, list[KeyStatus]] = {each.limit: [] for each in counted.limits[:MOST_MAPPED]}
+        for each in counted.worst:
+            if each.bucket.ref.limit in worst:
+                worst[each.bucket.ref.limit].append(self._key_status(each, live, now))
+        found: list[LimitStatus] = []
+        backlogs = {each.limit: each for each in counted.limits}
+        for limit in [*backlogs, *sorted(self._rules.keys() - backlogs.keys())]:
+            backlog = backlogs.get(limit, LimitBacklog(limit, 0, 0))
+            rule, every_key = self._rules.get(limit), BucketRef(limit, FOR_ALL_KEYS)
+            in_force = None if rule is None else live.rule(every_key, rule).describe()
+            is_paused = live.is_paused(every_key)
+            found.append(LimitStatus(limit, in_force, backlog.jobs, backlog.keys, is_paused, worst.get(limit, ())))
+        return found, [await self._status(each.bucket, rules, ()) for each in counted.worst[:MOST_THROTTLED]]
 
-    async def totals(self) -> LimitTotals:
-        """Return how many jobs wait for each limit, for all its keys."""
-        found = await self._storage.waiting_by_limit()
-        return LimitTotals({each.limit: each.jobs for each in found.counts if each.jobs}, found.is_exact)
+    def _key_status(self, backlog: KeyBacklog, live: LiveRules, now: int) -> KeyStatus:
+        bucket, ref = backlog.bucket, backlog.bucket.ref
+        declared, is_paused = self._rules.get(ref.limit), live.is_paused(ref)
+        clears_at = None
+        if declared is not None and not is_paused and ref.limit not in self._other_stores:
+            clears_at = predict_clear(bucket, live.rule(ref, declared), now, backlog.cost)
+        return KeyStatus(
+            key=ref.key,
+            waiting=bucket.waiting,
+            # Whole seconds: the clock of limits differs from the wall clock by a little more or less at each reading.
+            clears_at=None if clears_at is None else self._in_wall_time(clears_at).replace(microsecond=0),
+            is_paused=is_paused,
+            penalized_until=self._in_wall_time(bucket.closed_until) if bucket.closed_until > now else None,
+        )
+
+    async def is_ranked(self) -> bool:
+        """Whether `list` has keys with most waiting jobs first; if jobs wait for over 5,000 keys, they come by name."""
+        return await self._storage.is_ranked()
 
     async def summary(self, *limits: str) -> Sequence[LimitSummary]:
         """Return how many keys these limits track, and how often they failed open; default: all declared ones."""
@@ -475,19 +515,6 @@ class LimitsAdmin:
 async def _text_of(rules: SetRules, ref: BucketRef, declared: AnyRule | None) -> str | None:
     found = await rules.of_bucket(ref, declared)
     return None if found is None else str(found)
-
-
-def _calmness(bucket: BucketStatus, now: datetime) -> tuple[bool, int, float, str, str]:
-    """Return what a map of keys is sorted by: the smaller, the more trouble."""
-    is_closed = bucket.is_paused or (bucket.penalized_until is not None and bucket.penalized_until > now)
-    return not is_closed, -bucket.waiting, -_used_share(bucket), bucket.limit, bucket.key
-
-
-def _used_share(bucket: BucketStatus) -> float:
-    if bucket.used is None or bucket.available is None:
-        return 0.0
-    allowed = bucket.used + bucket.available
-    return bucket.used / allowed if allowed else 1.0
 
 
 def _about(limit: str, key: str | None, pattern: str | None, tier: str | None) -> LimitSetting:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from headgate.admin.alerts import AlertStatus
 from headgate.admin.checkup import is_declared
-from headgate.admin.limits import BucketStatus
+from headgate.admin.limits import BucketStatus, LimitStatus
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.queues import QueueStatus
 from headgate.admin.slow_counts import SlowCounts
+from headgate.admin.verdict import Sentence, verdict
 from headgate.clock import to_datetime
 from headgate.jobs.state import JobState
 from headgate.storage.background_counts import CountReading
@@ -23,9 +24,6 @@ from headgate.tasks.status import ScheduleStatus
 
 if TYPE_CHECKING:
     from headgate.admin.admin import Admin
-
-MOST_THROTTLED = 10
-"""How many buckets that jobs wait for are listed."""
 
 MOST_FAILED = 10_000
 """Up to how many jobs that failed in the last hour are counted."""
@@ -124,10 +122,12 @@ class Overview:
     Nothing in it was read after `now`. The jobs of `queues` that are not final were counted at `counted_at`, final ones
     at `finals_at`, tasks of waiting jobs at `tasks_at`. Where there are many jobs that is a while ago, rarely more than
     10 s, for final jobs a minute. None: not counted yet; then `queues` are the paused queues, without jobs, and
-    `totals` are None. Pauses are always current. `throttled` are the ten buckets with most waiting jobs. Unknown tasks
-    are searched among the first 100,000 waiting jobs. `failed_last_hour` is counted up to 10,000, at `counted_at`; if
-    more jobs failed, it `is_failed_cut`. `alerts` are those of `Admin.alerts`. Jobs that wait and run are counted at
-    one instant.
+    `totals` are None. Pauses of queues are always current. `limits` are all that are declared or waited for, most
+    waiting jobs first, and `throttled` the ten buckets with most waiting jobs, both of `counted_at`: the limits' sum is
+    the throttled jobs of the totals. Unknown tasks are searched among the first 100,000 waiting jobs.
+    `failed_last_hour` is counted up to 10,000, at `counted_at`; if more jobs failed, it `is_failed_cut`. `alerts` are
+    those of `Admin.alerts`. Jobs that wait and run are counted at one instant. `verdict` says in one to three sentences
+    what matters most.
     """
 
     now: datetime
@@ -145,14 +145,21 @@ class Overview:
     tasks_at: datetime | None
     is_failed_cut: bool = False
     alerts: Sequence[AlertStatus] = ()
+    limits: Sequence[LimitStatus] = ()
+    verdict: Sequence[Sentence] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedCounts:
-    """The queues with their jobs that are not final, and how many jobs failed in the last hour, up to one too many."""
+    """The queues with their jobs that are not final, and the limits and keys that jobs wait for, of one instant.
+
+    `failed_last_hour` are the jobs that failed in the last hour, up to one too many.
+    """
 
     queues: Sequence[QueueOverview]
     failed_last_hour: int
+    limits: Sequence[LimitStatus]
+    throttled: Sequence[BucketStatus]
 
 
 async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
@@ -165,7 +172,6 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         counts.unfinished.begin(lambda: _count_unfinished(admin), admin.now)
         counts.finals.begin(admin.counts, admin.now)
         counts.tasks.begin(admin.waiting, admin.now)
-    buckets = await admin.limits.throttled(MOST_THROTTLED)
     nodes = _node_counts(await admin.nodes())
     blockers = await admin.blockers()
     overdue = await admin.schedules.overdue()
@@ -176,6 +182,7 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
     if counts is None:
         unfinished = await _count_unfinished(admin, finals=True)
         queues, failed = unfinished.queues, unfinished.failed_last_hour
+        limits, throttled = unfinished.limits, unfinished.throttled
         waiting = await admin.waiting()
     else:
         paused = await admin.queues.paused()
@@ -184,6 +191,7 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         )
         queues = with_finals(with_pauses(() if counted is None else counted.found.queues, paused), finals)
         failed = None if counted is None else counted.found.failed_last_hour
+        limits, throttled = ((), ()) if counted is None else (counted.found.limits, counted.found.throttled)
         counted_at = None if counted is None else counted.at
         finals_at = None if finals is None else finals.at
         tasks_at = None if tasks is None else tasks.at
@@ -193,13 +201,13 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
     totals = _totals(queues, is_counted=counted_at is not None)
     # A page that begins to load after this instant has all that is in here, and does not load again for it.
     now = admin.now()
-    return Overview(
+    seen = Overview(
         now=now,
         store=admin.address,
         totals=totals,
         queues=queues,
         nodes=nodes if totals.running is None else nodes.with_running(totals.running),
-        throttled=[bucket for bucket in buckets if bucket.waiting],
+        throttled=throttled,
         unknown_tasks=_unknown(waiting, admin.tasks),
         overdue_schedules=overdue,
         blockers=[_blocker(blocker, now) for blocker in blockers],
@@ -209,20 +217,26 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         tasks_at=tasks_at,
         alerts=alerts,
         is_failed_cut=failed is not None and failed > MOST_FAILED,
+        limits=limits,
     )
+    return replace(seen, verdict=verdict(seen))
 
 
 async def _count_unfinished(admin: Admin, *, finals: bool = False) -> UnfinishedCounts:
-    views = _by_queue(await admin.views(running=True))
+    unfinished = await admin.unfinished()
+    views = _by_queue(unfinished.views)
     queues = {queue.queue: queue for queue in await admin.queues.list(finals=finals)}
     since = admin.now() - timedelta(hours=1)
     failed = await admin.count(state=JobState.FAILED, finished_after=since, most=MOST_FAILED + 1)
+    limits, throttled = await admin.limits.statuses(unfinished)
     return UnfinishedCounts(
         [
             queue_overview(queues.get(name) or QueueStatus(name, 0, 0, 0, 0, 0), views.get(name, {}))
             for name in sorted(queues.keys() | views.keys())
         ],
         failed,
+        limits,
+        throttled,
     )
 
 

@@ -20,6 +20,7 @@ from headgate.admin import (
     SlowCounts,
     UnknownTaskCount,
 )
+from headgate.admin.verdict import Sentence
 from headgate.cli.alerts import print_alerts
 from headgate.cli.locate import ask_with_time, takes_app
 from headgate.cli.nodes import print_nodes
@@ -58,7 +59,7 @@ class WaitingStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of a store; `store` is the path of its file, or its URL without a password.
+    """The state of a store, with its `verdict` in one to three sentences; `store` is its path, or URL without password.
 
     The final jobs of queues and `finals_at` are None if there are too many to count quickly.
     """
@@ -73,6 +74,7 @@ class Status:
     unknown_tasks: Sequence[UnknownTaskCount]
     overdue_schedules: Sequence[ScheduleStatus]
     alerts: Sequence[AlertStatus]
+    verdict: Sequence[Sentence]
 
 
 @click.command()
@@ -94,6 +96,8 @@ def status(target: str, as_json: bool) -> None:
         print_json(answer)
         return
     click.echo(printable(f"Store: {answer.store}"))
+    for sentence in answer.verdict:
+        click.echo(printable(str(sentence)))
     print_queues(answer.queues)
     if answer.finals_at is None:
         click.echo("There are too many final jobs to count quickly; `headgate queues list` counts them.")
@@ -181,6 +185,7 @@ async def _answer(admin: Admin, counts: SlowCounts) -> Status:
         unknown_tasks=seen.unknown_tasks,
         overdue_schedules=seen.overdue_schedules,
         alerts=seen.alerts,
+        verdict=seen.verdict,
     )
 
 

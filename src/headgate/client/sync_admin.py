@@ -96,9 +96,7 @@ class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
 
     list: Final = Blocking(LimitsAdmin.list)
     bucket: Final = Blocking(LimitsAdmin.bucket)
-    throttled: Final = Blocking(LimitsAdmin.throttled)
-    map: Final = Blocking(LimitsAdmin.map)
-    totals: Final = Blocking(LimitsAdmin.totals)
+    is_ranked: Final = Blocking(LimitsAdmin.is_ranked)
     summary: Final = Blocking(LimitsAdmin.summary)
     paused: Final = Blocking(LimitsAdmin.paused)
     settings: Final = Blocking(LimitsAdmin.settings)

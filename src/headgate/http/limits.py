@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitMap, LimitSummary, LimitTotals
+from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitSummary
 from headgate.admin.audit import LimitAudit
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
@@ -32,10 +32,6 @@ class LimitsQuery(Query, frozen=True, kw_only=True):
     prefix: Annotated[Name | None, msgspec.Meta(description="How keys begin.")] = None
     before: Cursor | None = None
     count: Count = 50
-
-
-class LimitMapQuery(Query, frozen=True, kw_only=True):
-    count: Count = MOST
 
 
 class LimitQuery(Query, frozen=True, kw_only=True):
@@ -117,11 +113,13 @@ class SettingView(msgspec.Struct, frozen=True):
 class LimitsPage(msgspec.Struct, frozen=True):
     """A page of keys; `next` is the cursor of the next page, null at the end. `limits` are those that are listed.
 
-    Without a filter these are all that the app declares, and those of the keys of this page.
+    Without a filter these are all that the app declares, and those of the keys of this page. The keys come by their
+    waiting jobs if they are `is_ranked`, otherwise by limit and key.
     """
 
     items: Sequence[BucketStatus]
     limits: Sequence[LimitSummary]
+    is_ranked: bool
     next: str | None = None
 
 
@@ -189,30 +187,14 @@ async def limits(caller: Caller, query: LimitsQuery) -> LimitsPage:
     return LimitsPage(
         items=page.items,
         limits=await caller.admin.limits.summary(*names) if names else [],
+        is_ranked=await caller.admin.limits.is_ranked(),
         next=page.next,
     )
-
-
-async def limit_map(caller: Caller, query: LimitMapQuery) -> LimitMap:
-    """Return the keys with most trouble, worst first: penalized or paused, then by waiting jobs, then by used share.
-
-    Keys that no job waits for follow by name while there is room; it `is_cut` if there are more keys. Of more than
-    2,000 keys with waiting jobs, the 1,000 that open first and the 1,000 that open last are ranked.
-    """
-    return await caller.admin.limits.map(query.count)
 
 
 async def declared_limits(caller: Caller) -> Page[DeclaredLimit]:
     """Return the limits that this app declares."""
     return Page(caller.admin.limits.all_declared())
-
-
-async def limit_totals(caller: Caller) -> LimitTotals:
-    """Return how many jobs wait for each limit, for all its keys; a limit that no job waits for is left out.
-
-    If jobs wait for more than 5,000 keys, it is not `is_exact`: more jobs may wait.
-    """
-    return await caller.admin.limits.totals()
 
 
 async def limit_settings(caller: Caller, query: LimitQuery) -> Page[SettingView]:
@@ -337,9 +319,7 @@ STEERED = (404, 422)
 
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/limits", limits),
-    reads("/limits/map", limit_map),
     reads("/limits/declared", declared_limits),
-    reads("/limits/totals", limit_totals),
     reads("/limits/settings", limit_settings),
     reads("/limits/{limit}/rules", limit_rules),
     reads("/limits/{limit}/next-jobs", next_jobs),

@@ -47,6 +47,16 @@ def predict(position: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRul
     return latest
 
 
+def predict_clear(bucket: BucketRecord, rule: AnyRule, now: int, cost: int = 1) -> int | None:
+    """Return when (limit time) the last of the jobs that wait for a bucket may start, if no more come.
+
+    Each is taken to cost `cost`. None if time alone does not open the bucket, as for permits.
+    """
+    position = QueuePosition(None, 0, False, bucket.ref, [bucket], ((cost,), None))
+    clears_at = _opens_for(position, 0, bucket, rule, now, max(0, bucket.waiting - 1))
+    return None if rule.holds_permits or clears_at >= NEVER else clears_at
+
+
 def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: AnyRule, now: int, ahead: int) -> int:
     if is_balance(record.state):
         # How many starts the other store grants to the jobs ahead is unknown here.

@@ -461,11 +461,31 @@ class LimitWaiting(msgspec.Struct, frozen=True, array_like=True):
     jobs: int
 
 
-class WaitingByLimit(msgspec.Struct, frozen=True):
-    """How many jobs wait for each limit. Without `is_exact`, more may wait than were counted."""
+class LimitBacklog(msgspec.Struct, frozen=True, array_like=True):
+    """How many jobs wait for one limit, and for how many of its keys."""
 
-    counts: Sequence[LimitWaiting]
-    is_exact: bool
+    limit: str
+    jobs: int
+    keys: int
+
+
+class KeyBacklog(msgspec.Struct, frozen=True, array_like=True):
+    """A bucket with the jobs that wait for it to open, and how much one of these jobs costs."""
+
+    bucket: BucketRecord
+    cost: int = 1
+
+
+class BacklogCounts(msgspec.Struct, frozen=True):
+    """How many jobs run and wait, by queue and what they wait for; those that wait for limits also by limit.
+
+    All are of one instant: the sum over `limits` is the sum of the throttled jobs in `views`. `worst` are the keys with
+    most waiting jobs of each limit, most first.
+    """
+
+    views: Sequence[ViewCount]
+    limits: Sequence[LimitBacklog] = ()
+    worst: Sequence[KeyBacklog] = ()
 
 
 class LimitFigures(msgspec.Struct, frozen=True, array_like=True):

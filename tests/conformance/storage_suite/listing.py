@@ -15,15 +15,15 @@ from headgate.jobs.job import BucketRef, JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.procedures import listing
 from headgate.storage.records import (
+    BacklogCounts,
     BucketPlace,
     BucketRecord,
     JobCount,
     JobFilter,
+    LimitBacklog,
     LimitFigures,
-    LimitWaiting,
     NodeControls,
     ViewCount,
-    WaitingByLimit,
     WaitingCount,
 )
 from headgate.testing.manual_clock import ManualClock
@@ -340,24 +340,60 @@ class ListingConformance(Conformance):
         await store_user.add(3)
         await store_user.take(2)
         running = [ViewCount("default", "ready", 1), ViewCount("default", "running", 2)]
-        assert list(await store_user.storage.views(running=True)) == running
+        assert await store_user.storage.count_unfinished() == BacklogCounts(running, [], [])
         assert list(await store_user.storage.views()) == running[:1]
 
-    async def test_jobs_are_counted_by_the_limit_that_they_wait_for(self, store_user: StoreUser) -> None:
-        assert await store_user.storage.waiting_by_limit() == WaitingByLimit([], True)
-        store_user.rules = {"api": strict(1), "day": strict(1)}
-        for key, jobs in (("a", 3), ("b", 5)):
+    async def test_jobs_that_wait_for_limits_are_counted_for_all_keys_and_the_worst_keys_are_named(
+        self, store_user: StoreUser
+    ) -> None:
+        count = store_user.storage.count_unfinished
+        assert await count() == BacklogCounts([], [], [])
+        store_user.rules = {"api": strict(4), "day": strict(1)}
+        for key, jobs in (("a", 6), ("b", 8), ("c", 7), ("d", 4)):
             await store_user.add(jobs, buckets=[("api", key)])
-        await store_user.add(2, buckets=[("day", "a")])
-        await store_user.add(4)
-        # One of each key starts, and the others wait behind it.
-        await store_user.take()
-        counts = [LimitWaiting("api", 6), LimitWaiting("day", 1)]
-        assert await store_user.storage.waiting_by_limit() == WaitingByLimit(counts, True)
-        with mock.patch.object(listing, "AT_ONCE", 2):
-            cut = await store_user.storage.waiting_by_limit()
-        assert not cut.is_exact
-        assert 0 < sum(each.jobs for each in cut.counts) < 7
+        await store_user.add(5, buckets=[("api", "b")], delay=60)
+        await store_user.add(3, buckets=[("day", "a")])
+        await store_user.add(2, queue="mail")
+        assert {each.view for each in (await count()).views} == {"ready", "scheduled"}
+        await store_user.claim()
+        await store_user.storage.penalize(BucketRef("api", "a"), store_user.storage.limit_now() + 60 * SECOND)
+        found = await count()
+        assert found.limits == [LimitBacklog("api", 9, 3), LimitBacklog("day", 2, 1)]
+        views = {(each.queue, each.view): each.jobs for each in found.views}
+        assert views["default", "throttled"] == 9 + 2
+        # What waits for its time is not waiting for the limit, and nothing is counted twice.
+        assert views["default", "scheduled"] == 5
+        assert sum(views.values()) == 6 + 8 + 7 + 4 + 5 + 3 + 2
+        waiting = [each for each in await store_user.storage.views() if each.view != "running"]
+        assert [each for each in found.views if each.view != "running"] == waiting
+        worst = [(each.bucket.ref, each.bucket.waiting) for each in found.worst]
+        assert worst == [
+            (BucketRef("api", "b"), 4),
+            (BucketRef("api", "c"), 3),
+            (BucketRef("api", "a"), 2),
+            (BucketRef("day", "a"), 2),
+        ]
+        stored = {each.ref: each for each in await store_user.storage.buckets()}
+        for each in found.worst:
+            same = stored[each.bucket.ref]
+            assert (each.bucket.state, each.bucket.opens_at) == (same.state, same.opens_at)
+            assert each.bucket.closed_until == same.closed_until
+        cut = await count(worst=2)
+        assert (cut.views, cut.limits) == (found.views, found.limits)
+        assert cut.worst == [each for each in found.worst if each.bucket.ref != BucketRef("api", "a")]
+        # Once the buckets have opened, only slots are missing.
+        store_user.clock.advance(3600)
+        opened = await count()
+        assert (opened.limits, opened.worst) == ([], [])
+        assert {each.view for each in opened.views} == {"ready", "running"}
+
+    async def test_a_key_with_waiting_jobs_says_what_one_of_them_costs(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(5), "tokens": strict(100)}
+        buckets = [("api", "a"), ("tokens", "a")]
+        await store_user.storage.add([replace(store_user.new(buckets=buckets), costs=(1, 40)) for _ in range(6)])
+        await store_user.claim()
+        (found,) = (await store_user.storage.count_unfinished()).worst
+        assert (found.bucket.ref, found.bucket.waiting, found.cost) == (BucketRef("tokens", "a"), 4, 40)
 
     async def test_the_keys_of_a_limit_are_counted_and_the_starts_without_it(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1), "day": strict(1)}
@@ -437,10 +473,7 @@ class ListingConformance(Conformance):
         assert len(every) == 6
         for count in (1, 2, 4):
             assert await bucket_pages(store_user, count) == list(every)
-        throttled = await store_user.storage.throttled()
-        assert throttled == [each for each in every if each.opens_at is not None]
-        assert len(throttled) == 5
-        assert await store_user.storage.throttled(2) == throttled[:2]
+        assert await store_user.storage.is_ranked()
         begins = await store_user.storage.buckets("api", prefix="stripe:")
         assert [each.ref.key for each in begins] == ["stripe:b", "stripe:a"]
         # What would stand for any character in a pattern is one like any other.
@@ -457,4 +490,4 @@ class ListingConformance(Conformance):
             assert await store_user.storage.buckets("api", "paypal") == [
                 each for each in every if each.ref.key == "paypal"
             ]
-            assert {each.ref for each in await store_user.storage.throttled()} < {each.ref for each in throttled}
+            assert not await store_user.storage.is_ranked()

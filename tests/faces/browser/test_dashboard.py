@@ -204,13 +204,14 @@ async def test_the_card_of_a_limit_counts_all_jobs_that_wait_for_it_whatever_the
     browser: Browser, shop: Shop
 ) -> None:
     await throttled(shop, f"counted {uuid.uuid4()}", 3)
-    totals = await shop.app.admin.limits.totals()
-    assert totals.waiting[LIMIT] >= 2
+    overview = await shop.app.admin.overview()
+    (waiting,) = (each.waiting for each in overview.limits if each.limit == LIMIT)
+    assert waiting >= 2
     async with visiting(browser, shop) as visit:
         for where in ("limits", "limits?prefix=nobody"):
             await visit.go(where)
             card = visit.page.locator("a.card").filter(has_text=re.compile("1 per h"))
-            await expect(card).to_contain_text(f"{totals.waiting[LIMIT]} jobs waiting")
+            await expect(card).to_contain_text(f"{waiting} jobs waiting")
             await expect(card).to_contain_text(re.compile(r", \d+ keys?$"))
         await expect(visit.page.get_by_text("No matching keys")).to_be_visible()
 
@@ -219,13 +220,14 @@ async def test_the_card_of_a_limit_counts_all_jobs_that_wait_for_it_whatever_the
 @of_one_store
 async def test_keys_are_said_to_be_ranked_only_if_they_are(browser: Browser, shop: Shop) -> None:
     async def cut(route: Route) -> None:
-        await route.fulfill(json={"waiting": {LIMIT: 30_000}, "is_exact": False})
+        answer = await route.fetch()
+        await route.fulfill(json=await answer.json() | {"is_ranked": False})
 
     async with visiting(browser, shop) as visit:
         for where in ("limits", limit_page(LIMIT)):
             await visit.go(where)
             await expect(visit.page.get_by_text("most waiting jobs first")).to_be_visible()
-        await visit.page.route("**/api/v1/limits/totals", cut)
+        await visit.page.route("**/api/v1/limits?**", cut)
         for where in ("limits", limit_page(LIMIT)):
             await visit.go(where)
             await expect(visit.page.get_by_text("by limit and key")).to_be_visible()
@@ -952,6 +954,8 @@ async def test_a_store_without_live_nodes_shows_a_warning(browser: Browser, shop
         answer = await route.fetch()
         overview = await answer.json()
         overview["nodes"] |= {"alive": 0, "silent": 0, "slots": 0}
+        said = {"kind": "no_worker", "tone": "bad", "count": 1204, "name": "ready", "key": None, "at": None}
+        overview["verdict"] = [said | {"seconds": None, "more": 0}]
         await route.fulfill(response=answer, json=overview)
 
     async with visiting(browser, shop) as visit:
@@ -961,7 +965,9 @@ async def test_a_store_without_live_nodes_shows_a_warning(browser: Browser, shop
         badge = visit.page.locator(".node-counts .badge").first
         await expect(badge).to_have_text("0 alive")
         await expect(badge).to_have_class(re.compile("state-silent"))
-        await expect(visit.page.get_by_text("No node is alive.")).to_be_visible()
+        said = visit.page.get_by_role("list", name="Verdict")
+        await expect(said.get_by_role("link", name="No worker is running. 1,204 jobs are ready.")).to_be_visible()
+        await expect(said.locator("code")).to_contain_text("headgate worker")
         visit.expected.add("ERR_FAILED")
 
 

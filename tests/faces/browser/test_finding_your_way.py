@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
@@ -14,7 +15,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, Request, Route, expect
 
 from headgate import batch
-from tests.faces.browser.conftest import Shop, Visit, events, shop_on, visiting, with_silent_nodes
+from tests.faces.browser.conftest import Shop, Visit, axe_violations, events, shop_on, visiting, with_silent_nodes
 from tests.faces.browser.shop import HOSTILE, LIMIT, QUEUE
 from tests.internals import store_of
 from tests.until import until
@@ -45,70 +46,92 @@ def query_of(page: Page) -> dict[str, str]:
 
 
 async def of_many_keys(visit: Visit, keys: int) -> None:
-    """Let the page see a store with so many keys, of all levels of trouble."""
+    """Let the page see a store in which jobs wait for so many keys of a limit, of all levels of trouble."""
 
     async def many(route: Route) -> None:
         answer = await route.fetch()
         found = await answer.json()
-        (first, *_) = found["keys"]
-        bucket = {**first, "is_paused": False, "penalized_until": None, "used": 0, "available": 1, "waiting": 0}
-        found["keys"] = [
-            {**bucket, "key": f"{number} {HOSTILE}", "used": number % 2, "waiting": max(0, keys // 2 - number)}
-            for number in range(keys)
+        now = datetime.fromisoformat(found["now"])
+        worst = [
+            {
+                "key": f"{number} {HOSTILE}",
+                "waiting": max(1, 400 - 20 * number),
+                "clears_at": None if number % 5 == 4 else (now + timedelta(minutes=4 ** min(number, 5))).isoformat(),
+                "is_paused": number == 3,
+                "penalized_until": None,
+            }
+            for number in range(min(keys, 20))
         ]
-        found["keys"][0]["is_paused"] = True
-        await route.fulfill(response=answer, json=found)
+        waiting = sum(int(str(each["waiting"])) for each in worst) + max(0, keys - 20)
+        limit = {"limit": LIMIT, "rule": "1/h", "waiting": waiting, "keys": keys, "is_paused": False, "worst": worst}
+        # The page takes it for newer than what the stream sends.
+        await route.fulfill(json=found | {"limits": [limit], "now": "2099-01-01T00:00:00Z"})
 
-    await visit.page.route("**/api/v1/limits/map", many)
+    await visit.page.route("**/api/v1/overview", many)
 
 
-async def test_the_overview_leads_with_the_keys_of_limits(browser: Browser, shop: Shop) -> None:
+async def test_the_overview_says_first_what_waits_and_shows_the_keys_of_limits(browser: Browser, shop: Shop) -> None:
     limits = shop.app.admin.limits
     await limits.pause(LIMIT, key=HOSTILE)
     async with visiting(browser, shop) as visit:
         page = visit.page
         await visit.go("overview")
+        said = page.get_by_role("list", name="Verdict").get_by_role("link")
+        await expect(said.first).to_be_visible()
+        assert 1 <= await said.count() <= 3
         await expect(page.get_by_role("heading", level=2).first).to_have_text("Limits")
-        tiles = page.locator("hg-heat-map li a")
-        first = tiles.first
-        await expect(first).to_have_accessible_name(re.compile(r"owned\(1\).* 1 job waiting.*paused", re.DOTALL))
-        await expect(first).to_have_class(re.compile("heat-closed"))
-        await first.focus()
+        block = page.locator("hg-heat-map li a").filter(has_text="owned(1)").first
+        await expect(block).to_have_accessible_name(re.compile(r"owned\(1\).* 1 job waiting.*paused", re.DOTALL))
+        await expect(block).to_have_class(re.compile("heat-closed"))
+        await block.focus()
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("button", name="Resume", exact=True)).to_be_visible()
         await until(lambda: (path_of(page, shop), query_of(page)) == (f"limits/{LIMIT}", {"key": HOSTILE}))
+        # The blocks, the tile and the store say the same.
         await visit.go("overview")
-        await page.locator("hg-heat-map").get_by_role("button", name="Table").click()
-        table = page.get_by_role("table", name="Limits by key")
-        await expect(table.locator("tbody tr").first).to_contain_text("paused")
-        await page.locator("hg-heat-map").get_by_role("button", name="Map").click()
-        await expect(first).to_be_visible()
+        seen = await (await page.request.get(f"{shop.base}api/v1/overview")).json()
+        assert sum(each["waiting"] for each in seen["limits"]) == seen["totals"]["throttled"] > 0
+        await expect(page.locator("a.number", has_text="Throttled").locator(".number-value")).to_have_text(
+            f"{seen['totals']['throttled']:,}"
+        )
     await limits.resume(LIMIT, key=HOSTILE)
 
 
 @pytest.mark.nightly
-async def test_arrow_keys_move_in_the_map_of_many_keys(browser: Browser, shop: Shop) -> None:
+@pytest.mark.parametrize("keys", [20, KEYS, 200_000])
+async def test_a_limit_has_a_block_for_each_of_its_worst_keys_and_one_for_the_rest(
+    browser: Browser, shop: Shop, keys: int
+) -> None:
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text()
     async with visiting(browser, shop) as visit:
         page = visit.page
-        await of_many_keys(visit, KEYS)
+        await of_many_keys(visit, keys)
         await visit.go("overview")
-        tiles = page.locator("hg-heat-map li a")
-        await expect(tiles).to_have_count(KEYS)
+        blocks = page.locator("hg-heat-map li a")
+        rest = int(keys > 20)
+        await expect(blocks).to_have_count(20 + rest)
+        if rest:
+            left = f"{keys - 20:,}" if keys < 10_000 else f"{round(keys / 1000)}K"
+            await expect(blocks.last).to_have_accessible_name(re.compile(rf"\+{left} keys, [\d,]+ jobs waiting"))
+        sizes = await page.evaluate(
+            "[...document.querySelectorAll('hg-heat-map li')].map((each) => each.offsetWidth * each.offsetHeight)"
+        )
+        named = sizes[:20]
+        assert named[0] == max(named) > 2 * named[12] > 0, "the area is that of the waiting jobs"
         # One stop for the Tab key, whatever the number of keys.
         await expect(page.locator("hg-heat-map li a[tabindex='0']")).to_have_count(1)
-        await tiles.first.focus()
-        for key, at in (
-            ("ArrowRight", 1),
-            ("End", KEYS - 1),
-            ("ArrowRight", KEYS - 1),
-            ("Home", 0),
-            ("ArrowDown", None),
-        ):
+        await blocks.first.focus()
+        last = 19 + rest
+        for key, at in (("ArrowRight", 1), ("End", last), ("ArrowRight", last), ("Home", 0), ("ArrowDown", 1)):
             await page.keyboard.press(key)
-            label = await page.evaluate("document.activeElement.getAttribute('aria-label')")
-            place = int(label.split(" ")[0])
-            assert 1 < place < KEYS if at is None else place == at
-            await expect(page.locator(".heat-detail")).to_contain_text(label.split(",")[0])
+            await expect(blocks.nth(at)).to_be_focused()
+        for size in ("wide", "narrow"):
+            for theme in ("light", "dark"):
+                await visit.look(size, theme)
+                assert await axe_violations(visit, axe) == []
+                assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        # A phone shows fewer keys by name, and counts the others.
+        await expect(blocks).to_have_count(7)
 
 
 @pytest.mark.nightly

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -289,31 +290,43 @@ async def test_failures_are_those_of_one_task_or_queue(app: Headgate) -> None:
                 assert (len(found["items"]), found["total"]) == (groups, groups)
 
 
-async def test_the_map_of_limits_has_the_keys_with_most_trouble_first(app: Headgate) -> None:
+async def test_the_overview_has_the_limits_with_the_keys_that_most_jobs_wait_for(app: Headgate) -> None:
     async with app:
-        for key, jobs in (("one", 1), ("three", 3), ("two", 2)):
+        for key, jobs in (("one", 2), ("three", 4), ("two", 3)):
             first, *_ = await app.tasks["sync"].enqueue_many([(key,)] * jobs)
             await result_within(first)
-        await app.admin.limits.penalize(LIMIT, "banned", 60)
-        await app.admin.limits.penalize("permits", "unused", 60)
-        await app.admin.limits.reset("permits", "unused")
         async with browser(app) as client:
 
-            async def ranked(count: int) -> tuple[list[str], bool]:
-                found = await ask(client, f"/limits/map?count={count}")
-                return [each["key"] for each in found["keys"]], found["is_cut"]
+            async def limits() -> list[dict[str, Any]]:
+                return (await ask(client, "/overview"))["limits"]  # type: ignore[no-any-return]
 
-            async def is_behind_limits() -> bool:
-                return (await ranked(500))[0][1:3] == ["three", "two"]
+            async def are_behind_limits() -> bool:
+                return bool((await limits())[0]["waiting"] == 6)
 
-            await until(is_behind_limits)
-            assert await ranked(500) == (["banned", "three", "two", "one", "unused"], False)
-            assert await ranked(5) == (["banned", "three", "two", "one", "unused"], False)
-            keys, is_cut = await ranked(2)
-            assert (set(keys), is_cut) == ({"three", "two"}, True)
+            await until(are_behind_limits)
+            first_limit, *others = await limits()
+            assert (first_limit["limit"], first_limit["rule"], first_limit["keys"]) == (LIMIT, "1/h + 0.02s", 3)
+            assert [(each["key"], each["waiting"]) for each in first_limit["worst"]] == [
+                ("three", 3),
+                ("two", 2),
+                ("one", 1),
+            ]
+            # One start an hour: the last of three jobs starts three hours after the first start.
+            hours = [
+                (datetime.fromisoformat(each["clears_at"]) - app.admin.now()).total_seconds() / 3600
+                for each in first_limit["worst"]
+            ]
+            assert [round(each, 1) for each in hours] == [3.0, 2.0, 1.0]
+            assert {(each["limit"], each["waiting"], len(each["worst"])) for each in others} >= {("permits", 0, 0)}
+            (said,) = [each for each in (await ask(client, "/overview"))["verdict"] if each["kind"] == "limit"]
+            assert (said["count"], said["name"], said["key"]) == (3, LIMIT, "three")
             await app.admin.limits.pause(LIMIT, key="two")
-            assert (await ranked(500))[0][:2] == ["two", "banned"]
-            assert (await client.get("/api/v1/limits/map?count=501")).status_code == 400
+            await app.admin.limits.penalize(LIMIT, "one", 2 * 86400)
+        async with browser(app) as client:
+            three, two, one = (await limits())[0]["worst"]
+            assert (two["is_paused"], two["clears_at"], three["is_paused"]) == (True, None, False)
+            assert (three["penalized_until"], one["penalized_until"] is None) == (None, False)
+            assert one["clears_at"] >= one["penalized_until"][:19]
 
 
 async def test_keys_are_found_by_how_they_begin(app: Headgate) -> None:

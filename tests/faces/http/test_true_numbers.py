@@ -38,11 +38,17 @@ async def test_the_jobs_that_wait_for_a_limit_are_counted_over_all_keys(app: Hea
         async with browser(app) as client:
             page = (await client.get(f"/api/v1/limits?limit={quote(LIMIT)}&count=2")).json()
             assert sum(bucket["waiting"] for bucket in page["items"]) == 4
-            totals = (await client.get("/api/v1/limits/totals")).json()
-            assert totals == {"waiting": {LIMIT: 8}, "is_exact": True}
+            assert page["is_ranked"]
             with mock.patch.object(listing, "AT_ONCE", 3):
-                cut = (await client.get("/api/v1/limits/totals")).json()
-            assert cut == {"waiting": {LIMIT: 6}, "is_exact": False}
+                assert not (await client.get("/api/v1/limits")).json()["is_ranked"]
+                seen = (await client.get("/api/v1/overview")).json()
+            (waited_for,) = (each for each in seen["limits"] if each["waiting"])
+            assert (waited_for["limit"], waited_for["waiting"], waited_for["keys"]) == (LIMIT, 8, 4)
+            assert [(each["key"], each["waiting"]) for each in waited_for["worst"]] == [
+                (f"key{number}", 2) for number in range(4)
+            ]
+            assert sum(each["waiting"] for each in seen["limits"]) == seen["totals"]["throttled"]
+            assert [each["key"] for each in seen["throttled"]] == [f"key{number}" for number in range(4)]
 
 
 async def test_a_page_that_ends_before_it_is_full_says_how_many_jobs_were_read_and_how_far_back(app: Headgate) -> None:

@@ -25,16 +25,20 @@ from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import BucketName
 from headgate.storage.procedures.lanes import Lane, lane_of
 from headgate.storage.records import (
+    BacklogCounts,
     Blocker,
     BucketPlace,
     BucketRecord,
+    CountedView,
     Dependencies,
     Dependency,
     JobCount,
     JobFilter,
     JobName,
     JobPage,
+    KeyBacklog,
     KeyWaiting,
+    LimitBacklog,
     LimitFigures,
     LimitWaiting,
     QueueCounts,
@@ -43,7 +47,6 @@ from headgate.storage.records import (
     RecordedStart,
     ViewCount,
     WaitingByKey,
-    WaitingByLimit,
     WaitingCount,
 )
 from headgate.storage.statements import as_json, limit_needle, member_needle, tag_needle
@@ -107,6 +110,21 @@ class _LaneJobs(msgspec.Struct, array_like=True):
     jobs: int
 
 
+class _UnfinishedCount(msgspec.Struct, array_like=True):
+    queue: str | None
+    view: CountedView | None
+    jobs: int
+    limit: str | None
+    key: str | None
+    of_limit: int | None
+    keys: int | None
+    state: str | None
+    opens_at: int | None
+    closed_until: int | None
+    buckets: tuple[BucketRef, ...] | None
+    costs: tuple[int, ...] | None
+
+
 class _LaneBuckets(msgspec.Struct, array_like=True):
     buckets: tuple[BucketRef, ...]
 
@@ -138,6 +156,7 @@ DEPENDENCIES_SHOWN = 100
 _ATTEMPTS = RowDecoder(AttemptRecord, "attempt")
 _WAITING = RowDecoder(WaitingCount, "count", view="ready")
 _VIEWS = RowDecoder(ViewCount, "count", view="ready")
+_UNFINISHED = RowDecoder(_UnfinishedCount, "count", view="ready")
 _COUNTS = RowDecoder(QueueCounts, "queue")
 _QUEUES = RowDecoder(QueueRecord, "queue")
 _PAUSED = RowDecoder(_PausedQueue, "queue")
@@ -446,12 +465,34 @@ async def waiting(tx: Transaction, most: int = 100_000) -> Sequence[WaitingCount
     return await tx.fetch(_WAITING, "waiting", most=most, **_instants(tx))
 
 
-async def views(tx: Transaction, *, running: bool = False) -> Sequence[ViewCount]:
-    """Count all waiting jobs by queue and what they wait for, from the counts of their lanes.
+async def views(tx: Transaction) -> Sequence[ViewCount]:
+    """Count all waiting jobs by queue and what they wait for, from the counts of their lanes."""
+    return await tx.fetch(_VIEWS, "views", **_instants(tx))
 
-    With `running`, running jobs are counted too, in the same statement: no job is counted twice or missed.
+
+async def count_unfinished(tx: Transaction, *, worst: int = 20) -> BacklogCounts:
+    """Count all jobs that run and wait, in one statement: no job is counted twice or missed.
+
+    Of each limit it returns the `worst` keys. It reads all lanes, and no job of them but those that wait for their
+    time, and one for each of these keys.
     """
-    return await tx.fetch(_VIEWS, "views", running=running, **_instants(tx))
+    views: list[ViewCount] = []
+    backlogs: dict[str, LimitBacklog] = {}
+    keys: list[KeyBacklog] = []
+    for row in await tx.fetch(_UNFINISHED, "count_unfinished", worst=worst, **_instants(tx)):
+        if row.queue is not None and row.view is not None:
+            views.append(ViewCount(row.queue, row.view, row.jobs))
+        elif row.limit is not None and row.key is not None:
+            backlogs[row.limit] = LimitBacklog(row.limit, row.of_limit or 0, row.keys or 0)
+            ref = BucketRef(row.limit, row.key)
+            bucket = BucketRecord(ref, row.state, row.jobs, row.opens_at, row.closed_until or 0)
+            refs = row.buckets or ()
+            keys.append(KeyBacklog(bucket, _cost(row.costs, refs.index(ref)) if ref in refs else 1))
+    return BacklogCounts(
+        sorted(views, key=lambda each: (each.queue, each.view)),
+        sorted(backlogs.values(), key=lambda each: (-each.jobs, each.limit)),
+        sorted(keys, key=lambda each: (-each.bucket.waiting, each.bucket.ref.limit, each.bucket.ref.key)),
+    )
 
 
 async def counts(tx: Transaction, *, finals: bool = True) -> Sequence[QueueCounts]:
@@ -540,18 +581,18 @@ async def buckets(
     """
     names = {"limit": limit, "key": key, "prefix": prefix}
     found: list[BucketRecord] = []
-    is_ranked = int(await tx.value("count_awaited", most=AT_ONCE + 1)) <= AT_ONCE
-    if is_ranked and (after is None or after.opens):
+    ranked = await is_ranked(tx)
+    if ranked and (after is None or after.opens):
         found = await _buckets_by_waiting(tx, count, after or _BEFORE_ALL, **names)
         after = None
     if len(found) < count:
-        found += await _buckets_by_name(tx, count - len(found), after, idle=is_ranked, **names)
+        found += await _buckets_by_name(tx, count - len(found), after, idle=ranked, **names)
     return found
 
 
-async def throttled(tx: Transaction, count: int = 10) -> Sequence[BucketRecord]:
-    """Return buckets that lanes wait behind, most waiting first; of over 5,000 it ranks those that open first."""
-    return await _buckets_by_waiting(tx, count, _BEFORE_ALL, limit=None, key=None, prefix=None)
+async def is_ranked(tx: Transaction) -> bool:
+    """Whether `buckets` come by their waiting jobs: lanes wait behind at most 5,000 of them."""
+    return int(await tx.value("count_awaited", most=AT_ONCE + 1)) <= AT_ONCE
 
 
 async def buckets_by_trouble(tx: Transaction, count: int) -> Sequence[BucketRecord]:
@@ -583,13 +624,6 @@ async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) 
     waiting = {ref for row in await tx.fetch(_LANE_BUCKETS, "buckets_like", **values) for ref in row.buckets}
     unvisited = [ref for ref in waiting.difference(found) if ref.limit in limits and ref.key.startswith(prefix)]
     return sorted([*found, *unvisited], key=lambda ref: (limits.index(ref.limit), ref.key))[:count]
-
-
-async def waiting_by_limit(tx: Transaction) -> WaitingByLimit:
-    """Count the jobs that wait for each limit, behind the 5,000 buckets that open first."""
-    counts = await tx.fetch(_LIMITS_WAITING, "waiting_by_limit", most=AT_ONCE)
-    awaited = int(await tx.value("count_awaited", most=AT_ONCE + 1))
-    return WaitingByLimit(counts, awaited <= AT_ONCE)
 
 
 async def keys_by_limit(tx: Transaction) -> Mapping[str, int]:

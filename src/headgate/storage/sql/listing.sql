@@ -511,24 +511,26 @@ SELECT id, queue, behind FROM lane WHERE waiting > 0 AND wakes_at IS NOT NULL
 -- part: view_of_lane
 CASE WHEN behind IS NOT NULL AND behind NOT IN (SELECT id FROM opened) THEN 'throttled' ELSE 'ready' END
 
--- name: views
--- Count waiting jobs by queue and what they wait for, from the counts of lanes; only jobs that wait for their time are
--- read. With :running, running jobs too, in the same statement, so that a job that starts meanwhile is counted once.
+-- part: opened_buckets
 -- Buckets that have opened are few while nodes claim: to join 200,000 lanes with their buckets takes twice as long.
+opened AS MATERIALIZED (SELECT id FROM headgate.bucket WHERE opens_at <= :limit_now::bigint)
+
+-- part: asleep_in_lanes
+-- How many jobs of each lane wait for their time; only these are read.
+SELECT
+    line.queue, line.behind,
+    (
+        SELECT count(*) FROM headgate.job
+        WHERE lane = line.id AND waiting AND delayed AND run_at > :now::bigint
+    ) AS jobs
+FROM (@sleeping_lanes) AS line
+
+-- name: views
+-- Count waiting jobs by queue and what they wait for, from the counts of lanes.
 WITH
-opened AS MATERIALIZED (SELECT id FROM headgate.bucket WHERE opens_at <= :limit_now::bigint),
+@opened_buckets,
 asleep AS MATERIALIZED (
-    SELECT queue, @view_of_lane AS view, sum(jobs) AS jobs
-    FROM (
-        SELECT
-            line.queue, line.behind,
-            (
-                SELECT count(*) FROM headgate.job
-                WHERE lane = line.id AND waiting AND delayed AND run_at > :now::bigint
-            ) AS jobs
-        FROM (@sleeping_lanes) AS line
-    ) AS counted
-    GROUP BY 1, 2
+    SELECT queue, @view_of_lane AS view, sum(jobs) AS jobs FROM (@asleep_in_lanes) AS counted GROUP BY 1, 2
 )
 SELECT queue, view, sum(jobs)::bigint AS jobs
 FROM (
@@ -539,12 +541,92 @@ FROM (
     SELECT queue, 'scheduled', jobs FROM asleep
     UNION ALL
     SELECT queue, 'blocked', count(*) FROM headgate.job WHERE blocked GROUP BY queue
-    UNION ALL
-    SELECT queue, 'running', count(*) FROM headgate.job WHERE :running::boolean AND @is_running GROUP BY queue
 ) AS each
 GROUP BY queue, view
 HAVING sum(jobs) > 0
 ORDER BY queue, view
+
+-- part: jobs_by_bucket [postgres]
+-- The buckets that are not open yet, with the jobs that wait behind them. They are grouped after the join: how many groups
+-- there are is not known to the planner, and it would look up each bucket.
+SELECT bucket.id, limit_name, key, sum(jobs)::bigint AS jobs
+FROM (
+    SELECT behind, waiting AS jobs FROM (@waiting_lines) AS lane
+    UNION ALL
+    SELECT behind, -jobs FROM asleep
+) AS line
+JOIN headgate.bucket ON bucket.id = line.behind
+WHERE coalesce(opens_at > :limit_now::bigint, true)
+GROUP BY bucket.id, limit_name, key
+HAVING sum(jobs) > 0
+
+-- part: jobs_by_bucket [sqlite]
+-- Read from the buckets: to group 200,000 lanes would take as long again. Not materialized, each sum is read four times.
+SELECT id, limit_name, key, jobs
+FROM (
+    WITH counted AS MATERIALIZED (
+        SELECT
+            bucket.id, limit_name, key,
+            (SELECT sum(waiting) FROM lane WHERE behind = bucket.id) - coalesce(jobs, 0) AS jobs
+        FROM bucket
+        LEFT JOIN (SELECT behind, sum(jobs) AS jobs FROM asleep WHERE behind IS NOT NULL GROUP BY behind) AS resting
+            ON resting.behind = bucket.id
+        WHERE opens_at > :limit_now
+    )
+    SELECT * FROM counted
+)
+WHERE jobs > 0
+
+-- name: count_unfinished
+-- Count jobs that run and wait, by queue and what they wait for, and those that wait for a limit also by limit and key, in
+-- one statement: a job that starts meanwhile is counted once, and the sums agree. A row with a queue is of a queue. The
+-- other rows are the :worst keys of each limit, with its jobs and keys in all, its bucket, and the buckets and costs of a
+-- job that waits behind it.
+WITH
+@opened_buckets,
+asleep AS MATERIALIZED (SELECT queue, behind, jobs FROM (@asleep_in_lanes) AS counted WHERE jobs > 0),
+worst AS MATERIALIZED (
+    SELECT id, limit_name, key, jobs, of_limit, keys
+    FROM (
+        SELECT
+            id, limit_name, key, jobs, row_number() OVER of_its_limit AS place, sum(jobs) OVER of_its_limit AS of_limit,
+            count(*) OVER of_its_limit AS keys
+        FROM (@jobs_by_bucket) AS closed
+        WINDOW of_its_limit AS (
+            PARTITION BY limit_name ORDER BY jobs DESC ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING
+        )
+    ) AS ranked
+    WHERE place <= :worst
+)
+SELECT
+    queue, view, sum(jobs)::bigint AS jobs, NULL::text AS "limit", NULL::text AS key, NULL::bigint AS of_limit,
+    NULL::bigint AS keys, NULL::text AS state, NULL::bigint AS opens_at, NULL::bigint AS closed_until, NULL::text AS buckets,
+    NULL::text AS costs
+FROM (
+    SELECT queue, @view_of_lane AS view, sum(waiting) AS jobs FROM (@waiting_lines) AS line GROUP BY 1, 2
+    UNION ALL
+    SELECT queue, @view_of_lane AS view, -sum(jobs) FROM asleep GROUP BY 1, 2
+    UNION ALL
+    SELECT queue, 'scheduled', sum(jobs) FROM asleep GROUP BY queue
+    UNION ALL
+    SELECT queue, 'blocked', count(*) FROM headgate.job WHERE blocked GROUP BY queue
+    UNION ALL
+    SELECT queue, 'running', count(*) FROM headgate.job WHERE @is_running GROUP BY queue
+) AS each
+GROUP BY queue, view
+HAVING sum(jobs) > 0
+UNION ALL
+SELECT
+    NULL, NULL, worst.jobs, worst.limit_name, worst.key, worst.of_limit::bigint, worst.keys,
+    coalesce(bucket.state, (@shared_state)), bucket.opens_at, bucket.closed_until, job.buckets, job.costs
+FROM worst
+JOIN headgate.bucket ON bucket.id = worst.id
+LEFT JOIN headgate.job ON job.id = (
+    SELECT waits.id FROM headgate.job AS waits
+    WHERE waits.lane = (SELECT lane.id FROM headgate.lane WHERE behind = worst.id LIMIT 1) AND waits.waiting AND NOT waits.delayed
+    ORDER BY waits.rank, waits.id
+    LIMIT 1
+)
 
 -- name: counts
 -- Count jobs by queue and state. Waiting jobs are counted by their lanes, blocked and running ones one by one, and so
@@ -922,16 +1004,6 @@ FROM (
 ) AS bucket
 ORDER BY closed_until > :limit_now::bigint DESC, waiting DESC, limit_name, key
 LIMIT :count
-
--- name: waiting_by_limit
--- Return how many jobs wait for each limit; if lanes wait behind more than :most buckets, behind those that open first.
-SELECT limit_name AS "limit", sum(waiting)::bigint AS jobs
-FROM (
-    SELECT limit_name, @waiting_behind AS waiting
-    FROM (SELECT * FROM headgate.bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most) AS bucket
-) AS behind
-GROUP BY limit_name
-ORDER BY limit_name
 
 -- name: keys_by_limit
 -- Return how many keys of each limit have a bucket.

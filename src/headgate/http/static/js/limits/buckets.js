@@ -8,9 +8,9 @@ import { address } from "../router.js";
 import { shortRule } from "../rule.js";
 import { declared, table } from "../table.js";
 
-/** How keys are listed: the store does not rank the keys that jobs wait for if it does not count them all. @param {any} totals */
-export function orderHint(totals) {
-  return totals.is_exact ? t("most waiting jobs first") : t("by limit and key");
+/** How keys are listed: the store does not rank the keys if jobs wait for many. @param {any} page of keys */
+export function orderHint(page) {
+  return page.is_ranked ? t("most waiting jobs first") : t("by limit and key");
 }
 
 /** @param {any[]} buckets @param {boolean} isOneLimit whether all are of one limit @param {import("../dom.js").Children} none the empty state */

@@ -1,109 +1,86 @@
-/** `<hg-heat-map>`: many keys of limits at a glance, each a link to its page, and the same keys as a table. */
+/** `<hg-heat-map>`: the keys of one limit that jobs wait for, as blocks: the area by waiting jobs, the colour by when they are done. */
 
 import { classes, h, render } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
 import { t } from "../language.js";
-import { allowed, bucketHref } from "../parts.js";
-import { bucketTable, nextSlot } from "./buckets.js";
+import { bucketHref } from "../parts.js";
+import { address } from "../router.js";
 
-/** @typedef {"unused" | "used" | "high" | "waiting" | "closed"} Level */
+/** @typedef {"soon" | "minutes" | "hour" | "long" | "closed" | "unknown"} Level */
+/** @typedef {{x: number, y: number, width: number, height: number}} Rectangle */
 
-/** What each level means, from the calmest one. @type {[Level, string][]} */
+/** What each level means. @type {[Level, string][]} */
 const LEVELS = [
-  ["used", t("used")],
-  ["high", t("80 % used")],
-  ["waiting", t("jobs wait")],
+  ["soon", t("clear within 1 min")],
+  ["minutes", t("within 15 min")],
+  ["hour", t("within 1 h")],
+  ["long", t("later")],
   ["closed", t("paused or penalized")],
+  ["unknown", t("not predictable")],
 ];
-/** Up to how many keys have their name in the tile, with details or without. */
-const MOST_LARGE = 24;
-const MOST_NAMED = 120;
-const MOST_IN_TABLE = 100;
+const HEIGHT = 168;
+/** A narrow map shows fewer keys by name. Pixels, and how many keys. */
+const NARROW = 480;
+const NAMED_IF_NARROW = 6;
+/** The smallest share of the area that a block has, and the largest of the block of all other keys. */
+const LEAST = 0.02;
+const MOST_OF_REST = 0.35;
 
 class HeatMapElement extends HTMLElement {
-  /** @type {any[]} */
-  #keys = [];
-  /** The key that Tab goes to, and whose details are shown. @type {string | null} */
+  /** @type {any} */
+  #limit = null;
+  /** The key that Tab goes to. @type {string | null} */
   #current = null;
-  #isTable = false;
+  #width = 0;
+  #observer = new ResizeObserver(() => this.clientWidth !== this.#width && this.#draw());
 
   connectedCallback() {
-    for (const kind of ["focusin", "pointerover"]) this.addEventListener(kind, this.#show);
+    this.addEventListener("focusin", this.#onFocus);
+    this.#observer.observe(this);
     this.#draw();
   }
 
-  get keys() {
-    return this.#keys;
+  disconnectedCallback() {
+    this.#observer.disconnect();
   }
 
-  set keys(keys) {
-    this.#keys = this.matches(":is(:hover, :focus-within)") ? inOrderOf(this.#keys, keys) : keys;
+  get limit() {
+    return this.#limit;
+  }
+
+  set limit(limit) {
+    this.#limit = limit;
     this.#draw();
   }
 
   #draw() {
-    if (!this.isConnected) return;
-    render(this, this.#legend(), this.#isTable ? this.#table() : this.#tiles());
-  }
-
-  #legend() {
-    return h(
-      "div",
-      { class: "heat-legend", key: "legend" },
-      LEVELS.map(([level, text]) =>
-        h("span", { key: level, class: "legend-item" }, h("span", { class: `swatch heat-${level}` }), text),
-      ),
+    if (!this.isConnected || !this.#limit) return;
+    const limit = this.#limit;
+    const width = (this.#width = this.clientWidth) || 600;
+    const named = width < NARROW ? limit.worst.slice(0, NAMED_IF_NARROW) : limit.worst;
+    const blocks = blocksOf(limit, named);
+    const places = squarified(shares(blocks), { x: 0, y: 0, width, height: HEIGHT });
+    const stop = blocks.some((each) => each.name === this.#current) ? this.#current : blocks[0]?.name;
+    render(
+      this,
       h(
-        "button",
+        "ul",
         {
-          type: "button",
-          class: "quiet small push",
-          title: this.#isTable ? t("Show as a map") : t("Show as a table"),
-          onclick: () => this.#toggleTable(),
+          class: "heat-map",
+          key: "map",
+          style: { height: `${HEIGHT}px` },
+          "aria-label": t("Keys of {limit}, most waiting jobs first; arrow keys move the selection", { limit: limit.limit }),
+          onkeydown: (/** @type {KeyboardEvent} */ event) => this.#onKey(event),
         },
-        this.#isTable ? t("Map") : t("Table"),
+        blocks.map((each, at) => block(each, places[at], each.name === stop)),
       ),
     );
   }
 
-  #toggleTable() {
-    this.#isTable = !this.#isTable;
-    this.#draw();
-  }
-
-  #table() {
-    return h("div", { key: "table" }, bucketTable(this.#keys.slice(0, MOST_IN_TABLE), false, null));
-  }
-
-  #tiles() {
-    const keys = this.#keys;
-    const size = keys.length <= MOST_LARGE ? "large" : keys.length <= MOST_NAMED ? "named" : "small";
-    const current = keys.find((each) => nameOf(each) === this.#current);
-    const tabStop = nameOf(current ?? keys[0]);
-    return [
-      h(
-        "ul",
-        {
-          class: `heat-map heat-${size}`,
-          key: "map",
-          "aria-label": t("Keys, the most affected first; arrow keys move the selection"),
-          onkeydown: (/** @type {KeyboardEvent} */ event) => this.#onKey(event),
-        },
-        keys.map((bucket) => {
-          const name = nameOf(bucket);
-          return h("li", { key: name }, tile(bucket, size, name === tabStop));
-        }),
-      ),
-      size !== "large" &&
-        h("p", { class: "heat-detail", key: "detail", "aria-hidden": "true" }, current ? describe(current) : "\u00a0"),
-    ];
-  }
-
-  /** Show the details of the tile that is pointed at or focused. @param {Event} event */
-  #show = (event) => {
-    const tile = event.target instanceof Element ? event.target.closest("a") : null;
-    const name = tile?.dataset.name;
+  /** @param {Event} event */
+  #onFocus = (event) => {
+    const name = event.target instanceof HTMLElement ? event.target.dataset.name : undefined;
     if (name === undefined || name === this.#current) return;
     this.#current = name;
     this.#draw();
@@ -111,107 +88,168 @@ class HeatMapElement extends HTMLElement {
 
   /** @param {KeyboardEvent} event */
   #onKey(event) {
-    const tiles = [...this.querySelectorAll("li")].filter((each) => each.offsetParent !== null);
-    const at = tiles.findIndex((each) => each.contains(document.activeElement));
-    const columns = tiles.filter((each) => each.offsetTop === tiles[0].offsetTop).length;
+    const links = [...this.querySelectorAll("a")];
+    const at = links.findIndex((each) => each === document.activeElement);
     const steps = /** @type {Record<string, number>} */ ({
       ArrowLeft: -1,
+      ArrowUp: -1,
       ArrowRight: 1,
-      ArrowUp: -columns,
-      ArrowDown: columns,
+      ArrowDown: 1,
       Home: -at,
-      End: tiles.length - 1 - at,
+      End: links.length - 1 - at,
     });
     if (at < 0 || !(event.key in steps) || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
-    tiles[at + steps[event.key]]?.querySelector("a")?.focus();
+    links[at + steps[event.key]]?.focus();
   }
 }
 
 customElements.define("hg-heat-map", HeatMapElement);
 
-/** A map of keys, in this order. @param {any[]} keys */
-export function heatMap(keys) {
-  return h("hg-heat-map", { keys, class: "heat" });
+/** The blocks of a limit that jobs wait for. @param {any} limit as in the overview */
+export function heatMap(limit) {
+  return h("hg-heat-map", { limit, class: "heat" });
 }
 
-/** @param {any} bucket @param {string} size @param {boolean} isTabStop */
-function tile(bucket, size, isTabStop) {
-  const level = levelOf(bucket);
-  const share = Math.round(100 * usedShare(bucket));
+/** What the colours of all maps mean. */
+export function heatLegend() {
   return h(
-    "a",
-    {
-      class: classes("heat-tile", `heat-${level}`),
-      href: bucketHref(bucket.limit, bucket.key),
-      tabindex: isTabStop ? "0" : "-1",
-      "data-name": nameOf(bucket),
-      "aria-label": describe(bucket),
-      title: describe(bucket),
-      style: { "--share": `${share}%` },
-    },
-    level === "closed" && icon(bucket.is_paused ? "paused" : "penalized"),
-    size === "small"
-      ? bucket.waiting > 0 && format.compact(bucket.waiting)
-      : h("b", { class: "one-line" }, format.keyName(bucket.key)),
-    size === "named" && bucket.waiting > 0 && h("span", { class: "num" }, format.compact(bucket.waiting)),
-    size === "large" && [
-      h("span", { class: "one-line faint" }, bucket.limit),
-      h(
-        "span",
-        { class: "one-line num" },
-        bucket.waiting > 0
-          ? [`${t("{count} waiting", { count: format.compact(bucket.waiting) })} · `, nextSlot(bucket)]
-          : bucket.used === null
-            ? t("use unknown")
-            : t("{share} % used", { share }),
-      ),
-    ],
+    "p",
+    { class: "heat-legend", key: "legend" },
+    LEVELS.map(([level, text]) =>
+      h("span", { key: level, class: "legend-item" }, h("span", { class: `swatch heat-${level}` }), text),
+    ),
   );
 }
 
-/** @param {any} bucket @returns {Level} */
-function levelOf(bucket) {
-  if (bucket.is_paused || isPenalized(bucket)) return "closed";
-  if (bucket.waiting > 0) return "waiting";
-  const share = usedShare(bucket);
-  return share >= 0.8 ? "high" : share > 0 ? "used" : "unused";
+/** @param {any} limit @param {any[]} named the keys that have a block of their own */
+function blocksOf(limit, named) {
+  const blocks = named.map((/** @type {any} */ key) => ({
+    name: `=${key.key}`,
+    title: format.keyName(key.key),
+    waiting: key.waiting,
+    level: levelOf(key),
+    mark: key.is_paused ? "paused" : isPenalized(key) ? "penalized" : null,
+    when: whenClear(key),
+    whenInShort: key.is_paused || !key.clears_at ? whenClear(key) : format.clock(key.clears_at),
+    href: bucketHref(limit.limit, key.key),
+  }));
+  const others = limit.keys - named.length;
+  if (others > 0)
+    blocks.push({
+      name: "others",
+      title: t("+{count} keys", { count: format.compact(others) }),
+      waiting: limit.waiting - named.reduce((sum, key) => sum + key.waiting, 0),
+      level: "unknown",
+      mark: null,
+      when: "",
+      whenInShort: "",
+      href: address(["limits"], { limit: limit.limit }),
+    });
+  return blocks;
 }
 
-/** @param {any} bucket */
-function usedShare(bucket) {
-  const count = allowed(bucket);
-  return bucket.used === null || !count ? 0 : Math.min(1, bucket.used / count);
+/** @param {any} each @param {Rectangle} place @param {boolean} isTabStop */
+function block(each, place, isTabStop) {
+  const isWide = place.width >= 44 && place.height >= 20;
+  const jobs = format.plural(each.waiting, "job waiting", "jobs waiting");
+  const label = [each.title, jobs, each.when].filter(Boolean).join(", ");
+  return h(
+    "li",
+    {
+      key: each.name,
+      style: {
+        left: `${place.x}px`,
+        top: `${place.y}px`,
+        width: `${place.width}px`,
+        height: `${place.height}px`,
+      },
+    },
+    h(
+      "a",
+      {
+        class: classes("heat-block", each.name === "others" ? "heat-others" : `heat-${each.level}`),
+        href: each.href,
+        tabindex: isTabStop ? "0" : "-1",
+        "data-name": each.name,
+        "aria-label": label,
+        title: label,
+      },
+      isWide && [
+        h("b", { class: "one-line" }, each.mark && icon(each.mark), each.title),
+        place.height >= 40 && h("span", { class: "one-line num" }, place.width >= 130 ? jobs : format.compact(each.waiting)),
+        place.height >= 60 && each.when && h("span", { class: "one-line" }, place.width >= 130 ? each.when : each.whenInShort),
+      ],
+    ),
+  );
 }
 
-/** @param {any} bucket */
-function isPenalized(bucket) {
-  return bucket.penalized_until !== null && Date.parse(bucket.penalized_until) > format.now();
+/** @param {any} key @returns {Level} */
+function levelOf(key) {
+  if (key.is_paused || isPenalized(key)) return "closed";
+  if (!key.clears_at) return "unknown";
+  const minutes = (Date.parse(key.clears_at) - format.now()) / 60_000;
+  return minutes <= 1 ? "soon" : minutes <= 15 ? "minutes" : minutes <= 60 ? "hour" : "long";
 }
 
-/** A key in words. @param {any} bucket */
-function describe(bucket) {
-  const count = allowed(bucket);
-  const used = bucket.used === null ? t("use unknown") : t("{used} of {count} used", { used: format.count(bucket.used), count: format.count(count) });
-  const next = bucket.waiting > 0 && bucket.next_slot_at && !bucket.is_paused;
-  return [
-    `${format.keyName(bucket.key)}, ${bucket.limit}: ${used}`,
-    format.plural(bucket.waiting, "job waiting", "jobs waiting"),
-    next && t("next slot {time}", { time: format.relative(bucket.next_slot_at) }),
-    bucket.is_paused && t("paused"),
-    isPenalized(bucket) && t("penalized, ends {time}", { time: format.relative(bucket.penalized_until) }),
-  ]
-    .filter(Boolean)
-    .join(", ");
+/** @param {any} key */
+function isPenalized(key) {
+  return key.penalized_until !== null && Date.parse(key.penalized_until) > format.now();
 }
 
-/** @param {any} bucket */
-function nameOf(bucket) {
-  return `${bucket.limit} ${bucket.key}`;
+/** @param {any} key */
+function whenClear(key) {
+  if (key.is_paused) return t("paused");
+  if (key.clears_at) return t("clear at {time}", { time: format.clock(key.clears_at) });
+  return isPenalized(key) ? t("penalized, ends {time}", { time: format.relative(key.penalized_until) }) : "";
 }
 
-/** The new keys in the order of the old ones, so that no tile moves under the pointer. @param {any[]} old @param {any[]} keys */
-function inOrderOf(old, keys) {
-  const places = new Map(old.map((each, at) => [nameOf(each), at]));
-  return [...keys].sort((a, b) => (places.get(nameOf(a)) ?? Infinity) - (places.get(nameOf(b)) ?? Infinity) || 0);
+/** The share of each block, largest first: by its jobs, but none too small to be seen. @param {any[]} blocks */
+function shares(blocks) {
+  const others = blocks.at(-1)?.name === "others" ? blocks.at(-1).waiting : 0;
+  const jobs = blocks.reduce((sum, each) => sum + each.waiting, 0) || 1;
+  const ofOthers = Math.min(others / jobs, MOST_OF_REST);
+  const named = jobs - others || 1;
+  const sizes = blocks.map((each) =>
+    Math.max(LEAST, each.name === "others" ? ofOthers : (each.waiting / named) * (1 - ofOthers)),
+  );
+  const sum = sizes.reduce((all, each) => all + each, 0);
+  return sizes.map((each) => each / sum);
+}
+
+/** Rectangles with these shares of an area, each as near to a square as rows of them allow. @param {number[]} parts @param {Rectangle} area @returns {Rectangle[]} */
+function squarified(parts, area) {
+  /** @type {Rectangle[]} */
+  const found = [];
+  let { x, y, width, height } = area;
+  let rest = [...parts];
+  while (rest.length) {
+    const scale = (width * height) / rest.reduce((sum, each) => sum + each, 0);
+    const side = Math.min(width, height);
+    let count = 1;
+    while (count < rest.length && worstRatio(rest.slice(0, count + 1), scale, side) <= worstRatio(rest.slice(0, count), scale, side))
+      count += 1;
+    const row = rest.slice(0, count);
+    const depth = (row.reduce((sum, each) => sum + each, 0) * scale) / side;
+    let along = 0;
+    for (const part of row) {
+      const length = (part * scale) / depth;
+      found.push(
+        width >= height
+          ? { x, y: y + along, width: depth, height: length }
+          : { x: x + along, y, width: length, height: depth },
+      );
+      along += length;
+    }
+    if (width >= height) [x, width] = [x + depth, width - depth];
+    else [y, height] = [y + depth, height - depth];
+    rest = rest.slice(count);
+  }
+  return found;
+}
+
+/** @param {number[]} row @param {number} scale @param {number} side */
+function worstRatio(row, scale, side) {
+  const depth = (row.reduce((sum, each) => sum + each, 0) * scale) / side;
+  return Math.max(...row.map((part) => Math.max((part * scale) / depth / depth, (depth * depth) / (part * scale))));
 }

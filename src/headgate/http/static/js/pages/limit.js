@@ -19,13 +19,12 @@ export const limit = {
   load: async ({ route }, signal) => {
     const name = route.params.limit;
     const declaration = await loadDeclared(name, signal);
-    const [buckets, totals, history, audit] = await Promise.all([
+    const [buckets, history, audit] = await Promise.all([
       get("limits", { limit: name, count: 100 }, signal),
-      get("limits/totals", {}, signal),
       optional(get(path("limits", name, "history"), { span: 3600 }, signal)),
       declaration.countsStarts ? optional(get(path("limits", name, "audit"), {}, signal)) : null,
     ]);
-    return { ...declaration, items: buckets.items, totals, history, audit };
+    return { ...declaration, items: buckets.items, is_ranked: buckets.is_ranked, history, audit };
   },
   view: (context) => {
     const { data, route } = context;
@@ -60,7 +59,7 @@ export const limit = {
       ),
       panel(
         t("Keys"),
-        { class: "bare", hint: orderHint(data.totals) },
+        { class: "bare", hint: orderHint(data) },
         bucketTable(
           data.items,
           true,

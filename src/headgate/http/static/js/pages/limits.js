@@ -11,6 +11,7 @@ import { settingsPanel } from "../limits/settings.js";
 import { pager } from "../pager.js";
 import { breakable, copyCommand, empty, heading, frozenNote, link, panel } from "../parts.js";
 import { address } from "../router.js";
+import { countedAgo } from "./overview.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
@@ -21,13 +22,13 @@ export const limits = {
   isFrozen: (context) => context.isListInUse,
   load: async ({ route }, signal) => {
     const limit = route.query.get("limit");
-    const [page, declared, totals, settings] = await Promise.all([
+    const [page, declared, overview, settings] = await Promise.all([
       get("limits", { limit, ...keyQuery(route.query), before: route.query.get("before"), count: 100 }, signal),
       optional(get("limits/declared", {}, signal)),
-      get("limits/totals", {}, signal),
+      get("overview", {}, signal),
       optional(get("limits/settings", { limit }, signal)),
     ]);
-    return { ...page, declared: declared?.items ?? [], totals, settings: settings?.items ?? [] };
+    return { ...page, declared: declared?.items ?? [], overview, settings: settings?.items ?? [] };
   },
   view: (context) => {
     const { data, route } = context;
@@ -63,7 +64,7 @@ export const limits = {
       ),
       panel(
         t("Keys"),
-        { class: "bare", hint: orderHint(data.totals), aside: frozenNote(context) },
+        { class: "bare", hint: orderHint(data), aside: frozenNote(context) },
         bucketTable(data.items, false, emptyList(limit, key || prefix)),
         pager(context),
       ),
@@ -77,11 +78,11 @@ function keyQuery(query) {
   return { key: query.get("key"), prefix: query.get("prefix") };
 }
 
-/** How many jobs wait for a limit, whatever page and filter the list of keys has. @param {any} totals @param {string} limit */
-function waitingFor({ waiting, is_exact: isExact }, limit) {
-  const jobs = waiting[limit] ?? 0;
-  if (!jobs) return isExact ? t("no waiting jobs") : t("waiting jobs not counted");
-  return isExact ? format.plural(jobs, "job waiting", "jobs waiting") : t("{count} jobs waiting", { count: format.bounded(jobs, false) });
+/** How many jobs wait for a limit, whatever page and filter the list of keys has. @param {any} overview @param {any} status */
+function waitingFor(overview, status) {
+  if (overview.counted_at === null) return t("counting jobs");
+  const jobs = status?.waiting ? format.plural(status.waiting, "job waiting", "jobs waiting") : t("no waiting jobs");
+  return [jobs, countedAgo(overview) && ` (${countedAgo(overview)})`];
 }
 
 /** How many keys a limit tracks, if they are in the answer. @param {any} data @param {string} limit */
@@ -108,6 +109,7 @@ function declaredCards(data) {
     "div",
     { class: "cards", key: "declared" },
     data.declared.map((/** @type {any} */ each) => {
+      const status = data.overview.limits.find((/** @type {any} */ limit) => limit.limit === each.limit);
       const isPaused = data.settings.some(
         (/** @type {any} */ setting) => setting.limit === each.limit && setting.scope === "all" && setting.is_paused,
       );
@@ -120,8 +122,8 @@ function declaredCards(data) {
           h("span", { class: "clamp", title: each.limit }, breakable(each.limit)),
           isPaused && h("span", { class: "badge state-paused" }, t("paused")),
         ),
-        h("span", { class: "card-rule" }, ruleLabel(each.rule)),
-        h("span", { class: "card-below faint" }, waitingFor(data.totals, each.limit), trackedKeys(data, each.limit)),
+        h("span", { class: "card-rule" }, ruleLabel(status?.rule ?? each.rule)),
+        h("span", { class: "card-below faint" }, waitingFor(data.overview, status), trackedKeys(data, each.limit)),
         failedOpen(data, each.limit),
       );
     }),

@@ -7,7 +7,8 @@ import { command } from "../commands.js";
 import { classes, h } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
-import { heatMap } from "../limits/heat_map.js";
+import { ruleLabel } from "../limits/buckets.js";
+import { heatLegend, heatMap } from "../limits/heat_map.js";
 import { t } from "../language.js";
 import * as live from "../live.js";
 import {
@@ -18,12 +19,12 @@ import {
   link,
   notice,
   panel,
-  startWorker,
   when,
 } from "../parts.js";
 import { address } from "../router.js";
 import { fillSteps } from "../steps.js";
 import { table } from "../table.js";
+import { verdict } from "../verdict.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
@@ -33,12 +34,8 @@ export const overview = {
   every: 10_000,
   usesStream: true,
   load: async ({ route }, signal) => {
-    const [status, history, map] = await Promise.all([
-      get("overview", {}, signal),
-      loadHistory(route, {}, signal),
-      get("limits/map", {}, signal),
-    ]);
-    return { ...status, history, map };
+    const [status, history] = await Promise.all([get("overview", {}, signal), loadHistory(route, {}, signal)]);
+    return { ...status, history };
   },
   view: (context) => {
     const { data, route } = context;
@@ -49,6 +46,7 @@ export const overview = {
       heading(t("Overview"), {
         actions: spanTabs(route, ["overview"]),
       }),
+      verdict(latest.verdict),
       warnings(latest),
       limitsPanel(latest),
       tiles(latest, data.history, spanOf(route)),
@@ -66,30 +64,9 @@ export const overview = {
 /** @param {any} data */
 function warnings(data) {
   const paused = data.queues.filter((/** @type {any} */ queue) => queue.paused_at);
-  const hasWaiting = data.totals.waiting > 0;
-  const hasNoNode = !data.nodes.alive;
   return h(
     "div",
     { class: "notices", key: "warnings" },
-    hasNoNode &&
-      notice(
-        hasWaiting ? "bad" : "info",
-        h("b", null, data.nodes.silent ? t("No node is alive: all are silent.") : t("No node is alive.")),
-        hasWaiting ? ` ${format.plural(data.totals.waiting, "waiting job")}. ` : " ",
-        t("Start a worker:"),
-        " ",
-        h("code", null, startWorker()),
-      ),
-    !hasNoNode &&
-      data.nodes.silent > 0 &&
-      notice(
-        "warn",
-        h("b", null, `${format.plural(data.nodes.silent, "node is silent", "nodes are silent")}. `),
-        t("If a process has died, other nodes take over its jobs."),
-        " ",
-        link("nodes", t("Show nodes")),
-        ".",
-      ),
     data.alerts.map((/** @type {any} */ each) =>
       notice(
         each.state === "firing" ? "bad" : "warn",
@@ -238,28 +215,71 @@ function finalsAgo({ now, finals_at: at }, text) {
   return `${text}, ${t("counted {time}", { time: format.relative(at) })}`;
 }
 
-/** The keys of all limits, those with most trouble first. @param {any} data */
-function limitsPanel({ map, totals }) {
-  const waiting = map.keys.filter((/** @type {any} */ each) => each.waiting > 0);
-  const jobs = waiting.reduce((/** @type {number} */ sum, /** @type {any} */ each) => sum + each.waiting, 0);
-  const keys = format.plural(map.keys.length, "key");
-  const shown = map.is_cut ? t("{keys} shown", { keys }) : keys;
-  // If there are more keys, jobs of keys that are not shown wait, too.
-  const hint = map.is_cut
-    ? totals.throttled === null ? shown : t("{shown}; {jobs} waiting", { shown, jobs: format.plural(totals.throttled, "job") })
-    : waiting.length
-      ? t("{shown}; {jobs} of {keys} waiting", { shown, jobs: format.plural(jobs, "job"), keys: format.plural(waiting.length, "key") })
-      : t("{shown}; no job waits for a limit", { shown });
+/** Up to how many limits that no job waits for are named. */
+const MOST_IDLE = 12;
+
+/** The limits, those that most jobs wait for first, with their keys. @param {any} data */
+function limitsPanel(data) {
+  const busy = data.limits.filter((/** @type {any} */ limit) => limit.waiting > 0);
+  const idle = data.limits.filter((/** @type {any} */ limit) => limit.waiting === 0);
   return panel(
     t("Limits"),
-    { aside: link("limits", t("All limits")), hint: map.keys.length ? hint : null, class: "lead" },
-    map.keys.length
-      ? heatMap(map.keys)
-      : empty(
-          t("No keys in use"),
-          t("A key appears here while part of its limit is used, or while jobs wait for it. To see an example, try the demo, which has a store of its own:"),
-          command("demo"),
-        ),
+    { aside: link("limits", t("All limits")), hint: countedAgo(data), class: "lead" },
+    data.counted_at === null
+      ? counting()
+      : data.limits.length === 0
+        ? empty(
+            t("No limits"),
+            t("A limit of a task appears here with the jobs that wait for it. To see an example, try the demo, which has a store of its own:"),
+            command("demo"),
+          )
+        : [
+            busy.some((/** @type {any} */ limit) => limit.worst.length > 0) && heatLegend(),
+            h("div", { class: "limit-maps", key: "maps" }, busy.map(limitMap)),
+            idle.length > 0 && idleLimits(idle, busy.length > 0),
+          ],
+  );
+}
+
+/** @param {any} limit */
+function limitMap(limit) {
+  return h(
+    "div",
+    { class: "limit-map", key: limit.limit },
+    h(
+      "p",
+      { class: "limit-head" },
+      h("a", { href: address(["limits", limit.limit]) }, h("b", null, breakable(limit.limit))),
+      ruleLabel(limit.rule),
+      limit.is_paused && badge("paused"),
+      h(
+        "span",
+        { class: "num" },
+        t("{jobs} for {keys}", {
+          jobs: format.plural(limit.waiting, "job waiting", "jobs waiting"),
+          keys: format.plural(limit.keys, "key"),
+        }),
+      ),
+    ),
+    limit.worst.length > 0 && heatMap(limit),
+  );
+}
+
+/** @param {any[]} idle @param {boolean} isRest whether jobs wait for other limits */
+function idleLimits(idle, isRest) {
+  return h(
+    "p",
+    { class: "idle-limits", key: "idle" },
+    isRest ? t("No job waits for the other limits:") : t("No job waits for a limit:"),
+    " ",
+    idle.slice(0, MOST_IDLE).map((limit, at) => [
+      at > 0 && " · ",
+      h("a", { key: limit.limit, href: address(["limits", limit.limit]) }, breakable(limit.limit)),
+      " ",
+      ruleLabel(limit.rule),
+      limit.is_paused && [" ", badge("paused")],
+    ]),
+    idle.length > MOST_IDLE && [" · ", link("limits", format.plural(idle.length - MOST_IDLE, "more limit"))],
   );
 }
 
