@@ -127,7 +127,7 @@ class Overview:
     the throttled jobs of the totals. Unknown tasks are searched among the first 100,000 waiting jobs.
     `failed_last_hour` is counted up to 10,000, at `counted_at`; if more jobs failed, it `is_failed_cut`. `alerts` are
     those of `Admin.alerts`. Jobs that wait and run are counted at one instant. `verdict` says in one to three sentences
-    what matters most.
+    what matters most. It is the last known state if the store has not answered since `silent_since`.
     """
 
     now: datetime
@@ -147,6 +147,11 @@ class Overview:
     alerts: Sequence[AlertStatus] = ()
     limits: Sequence[LimitStatus] = ()
     verdict: Sequence[Sentence] = ()
+    silent_since: datetime | None = None
+
+    def as_last_known(self, silent_since: datetime, now: datetime) -> Overview:
+        """Return it as of a later time, while the store has not answered since then."""
+        return replace(self, now=now, silent_since=silent_since, verdict=verdict(self, silent_since))
 
 
 @dataclass(frozen=True, slots=True)

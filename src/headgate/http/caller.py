@@ -40,6 +40,10 @@ class Caller:
         """Return the overview as of the last second, redacted for the user."""
         return self.shown((await self.watch.look()).overview)
 
+    async def last_overview(self) -> Overview:
+        """As `overview`, or the last known one if the store does not answer."""
+        return self.shown(await self.watch.latest())
+
     def shown(self, overview: Overview) -> Overview:
         """Return an overview redacted for the user: statements of database sessions contain data, so operators only."""
         if not overview.blockers:

@@ -10,8 +10,11 @@ from headgate.http.endpoint import Endpoint, reads
 
 
 async def overview(caller: Caller) -> Overview:
-    """Return the state of queues, nodes and limits, and what is wrong."""
-    return await caller.overview()
+    """Return the state of queues, nodes and limits, and what is wrong.
+
+    If the store does not answer, it is the last known state, and has `silent_since`.
+    """
+    return await caller.last_overview()
 
 
 ENDPOINTS: Sequence[Endpoint] = (reads("/overview", overview),)

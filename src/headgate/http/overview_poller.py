@@ -12,9 +12,13 @@ import msgspec
 
 from headgate.admin import Overview
 from headgate.clock import SECOND, Clock, to_datetime
+from headgate.errors import StorageUnavailable
 
 FRESH_FOR = SECOND
 """Microseconds for which a reading is reused at least, so that many requests cost the store one read."""
+
+PATIENCE = 1.5
+"""Seconds without an answer after which a page is shown the last known state."""
 
 SHARE = 10
 """A reading is reused for 10 times as long as it took, so that reading takes at most a tenth of the store's time."""
@@ -60,6 +64,7 @@ class OverviewPoller:
         self._clock = clock
         self._seen: OverviewReading | None = None
         self._fresh_until = 0
+        self._silent_since: int | None = None
         self._reading: asyncio.Task[OverviewReading] | None = None
 
     async def look(self) -> OverviewReading:
@@ -76,6 +81,30 @@ class OverviewPoller:
         # A caller that is cancelled must not cancel the read for the others.
         return await asyncio.shield(self._reading)
 
+    async def latest(self) -> Overview:
+        """Return the overview, or the last known state with its `silent_since` if the store does not answer for 1.5 s.
+
+        Raises the error of the read if no state is known.
+        """
+        return await self._reach(self._latest())
+
+    async def _latest(self) -> Overview:
+        asked_at = self._clock.now()
+        looking = asyncio.ensure_future(self._look())
+        try:
+            await asyncio.wait([looking], timeout=None if self._seen is None else PATIENCE)
+            if looking.done():
+                return looking.result().overview
+        except StorageUnavailable:
+            if self._seen is None:
+                raise
+        finally:
+            looking.cancel()
+        if self._silent_since is None:
+            self._silent_since = asked_at
+        assert self._seen is not None
+        return self._seen.overview.as_last_known(to_datetime(self._silent_since), to_datetime(self._clock.now()))
+
     def changed(self) -> None:
         """Drop what was read before, or is being read, because something was changed."""
         self._fresh_until = 0
@@ -84,6 +113,7 @@ class OverviewPoller:
     async def _renew(self) -> OverviewReading:
         began_at, own = self._clock.monotonic(), asyncio.current_task()
         overview = await self._read()
+        self._silent_since = None
         took = self._clock.monotonic() - began_at
         before = self._seen
         tag = hashlib.sha256(

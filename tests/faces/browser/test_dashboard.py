@@ -939,7 +939,7 @@ async def test_live_updates_are_offline_while_the_store_does_not_answer(
         blocker = await asyncpg.connect(postgres_url)
         try:
             async with blocker.transaction():
-                await blocker.execute(f"LOCK TABLE {shop.schema}.bucket IN ACCESS EXCLUSIVE MODE")
+                await blocker.execute(f"LOCK TABLE {shop.schema}.paused_queue IN ACCESS EXCLUSIVE MODE")
                 lost = visit.page.get_by_role("button", name="Live updates: Offline")
                 await expect(lost).to_be_visible()
         finally:

@@ -135,6 +135,47 @@ async def test_a_limit_has_a_block_for_each_of_its_worst_keys_and_one_for_the_re
 
 
 @pytest.mark.nightly
+async def test_numbers_that_are_old_are_grey_and_say_their_age(browser: Browser, shop: Shop) -> None:
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text()
+    age, is_silent = 4, False
+
+    async def old(route: Route) -> None:
+        found = await (await route.fetch()).json()
+        now = datetime(2099, 1, 1, tzinfo=UTC)
+        found |= {"now": now.isoformat(), "counted_at": (now - timedelta(seconds=age)).isoformat()}
+        if is_silent:
+            since = (now - timedelta(seconds=90)).isoformat()
+            said = {"kind": "store_silent", "tone": "bad", "count": None, "name": None, "key": None, "at": since}
+            found |= {"silent_since": since, "verdict": [said | {"seconds": None, "more": 0}]}
+        await route.fulfill(json=found)
+
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.route("**/api/v1/overview", old)
+        await visit.go("overview")
+        ready = page.locator("a.number", has_text="Ready")
+        await expect(ready).to_contain_text("waiting for a free slot")
+        age = 30
+        await visit.go("overview")
+        await expect(ready).to_contain_text("counted 30 s ago")
+        await expect(page.locator(".numbers.is-old .number-value").first).to_be_visible()
+        # Charts cannot be read from a store that does not answer, and the page does not wait for them.
+        is_silent, age = True, 100
+        await page.route("**/api/v1/history?**", lambda route: route.abort())
+        await visit.go("overview")
+        await expect(page.get_by_role("list", name="Verdict")).to_contain_text("The store has not answered since")
+        await expect(page.get_by_text("Last known state, 1 min 40 s ago:")).to_be_visible()
+        await expect(page.get_by_role("table", name="Queues")).to_be_visible()
+        await expect(page.get_by_role("heading", name="Throughput")).to_have_count(0)
+        for size in ("wide", "narrow"):
+            for theme in ("light", "dark"):
+                await visit.look(size, theme)
+                assert await axe_violations(visit, axe) == []
+                assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        visit.expected.add("ERR_FAILED")
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("keys", [5, 60, KEYS])
 async def test_the_overview_takes_at_most_three_screens_of_a_phone(browser: Browser, shop: Shop, keys: int) -> None:
     async with visiting(browser, shop) as visit:

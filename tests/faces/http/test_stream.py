@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from headgate import Headgate
 from headgate.admin import Overview
+from headgate.clock import to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.http.http_error import HttpError
 from headgate.http.overview_poller import OverviewPoller
@@ -288,3 +289,33 @@ async def test_a_read_that_began_before_a_change_is_not_shown_after_it(it: Live)
     await asyncio.sleep(1)
     assert (await watch.look()) is not late
     assert it.source.reads == 3
+
+
+@live
+async def test_a_page_shows_the_last_known_state_and_since_when_the_store_does_not_answer(it: Live) -> None:
+    watch = OverviewPoller(it.source.read, it.clock)
+    it.source.error = StorageUnavailable("gone")
+    with pytest.raises(StorageUnavailable, match="gone"):
+        await watch.latest()
+    it.source.error = None
+    known = await watch.latest()
+    assert known.silent_since is None
+    # It hangs, and then refuses.
+    await asyncio.sleep(60)
+    it.source.takes = 10
+    before = it.clock.now()
+    hung = await watch.latest()
+    assert 1_400_000 <= it.clock.now() - before <= 2_000_000
+    assert hung.silent_since == to_datetime(before)
+    assert (hung.verdict[0].kind, hung.verdict[0].at) == ("store_silent", hung.silent_since)
+    assert (hung.counted_at, hung.now) == (known.counted_at, to_datetime(it.clock.now()))
+    await asyncio.sleep(20)
+    it.source.takes, it.source.error = 0, StorageUnavailable("gone")
+    # What took 10 s is reused for 100 s.
+    await asyncio.sleep(100)
+    refused = await watch.latest()
+    assert refused.silent_since is not None
+    assert refused.now >= refused.silent_since > hung.silent_since, "it had answered the read that took 10 s"
+    assert (await watch.latest()).silent_since == refused.silent_since
+    it.source.error = None
+    assert (await watch.latest()).silent_since is None

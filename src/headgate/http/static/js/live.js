@@ -123,9 +123,16 @@ function reconnect() {
   connect();
 }
 
+/** The overview; throws if it is only the last known one. */
+async function currentOverview() {
+  const overview = await get("overview");
+  if (overview.silent_since) throw new Error("silent_since");
+  return overview;
+}
+
 async function poll() {
   try {
-    const overview = await get("overview");
+    const overview = await currentOverview();
     // Meanwhile a stream was opened again, whose events are newer.
     if (pollTimer === 0) return;
     const isBack = live.state === "lost";
@@ -163,7 +170,7 @@ async function checkWhenSilent() {
   isChecking = true;
   const { answeredAt } = live;
   try {
-    const overview = await get("overview");
+    const overview = await currentOverview();
     // What has arrived meanwhile may be newer.
     if (live.answeredAt !== answeredAt) return;
     if (stream === null) apply("connected", overview);

@@ -34,8 +34,11 @@ export const overview = {
   every: 10_000,
   usesStream: true,
   load: async ({ route }, signal) => {
-    const [status, history] = await Promise.all([get("overview", {}, signal), loadHistory(route, {}, signal)]);
-    return { ...status, history };
+    const history = loadHistory(route, {}, signal);
+    // It is awaited below, unless the store does not answer: then it is not shown, and neither is its error.
+    history.catch(() => {});
+    const status = await get("overview", {}, signal);
+    return { ...status, history: status.silent_since ? null : await history };
   },
   view: (context) => {
     const { data, route } = context;
@@ -47,15 +50,20 @@ export const overview = {
         actions: spanTabs(route, ["overview"]),
       }),
       verdict(latest.verdict),
-      warnings(latest),
-      limitsPanel(latest),
-      tiles(latest, data.history, spanOf(route)),
-      h("div", { class: "two charts", key: "charts" }, throughputAndWait(data.history, spanOf(route), {})),
+      latest.silent_since && h("p", { class: "hint", key: "known" }, t("Last known state, {time}:", { time: format.relative(latest.counted_at ?? latest.silent_since) })),
       h(
         "div",
-        { class: "two wide-left", key: "tables" },
-        queuesPanel(latest),
-        nodesPanel(latest),
+        { class: classes("known", latest.silent_since && "is-stale"), key: "state" },
+        warnings(latest),
+        limitsPanel(latest),
+        tiles(latest, data.history, spanOf(route)),
+        !latest.silent_since && h("div", { class: "two charts", key: "charts" }, throughputAndWait(data.history, spanOf(route), {})),
+        h(
+          "div",
+          { class: "two wide-left", key: "tables" },
+          queuesPanel(latest),
+          nodesPanel(latest),
+        ),
       ),
     ];
   },
@@ -139,13 +147,13 @@ function tiles(data, history, range) {
   const jobs = (/** @type {Record<string, string>} */ query) => address(["jobs"], query);
   return h(
     "div",
-    { class: "numbers", key: "numbers" },
+    { class: classes("numbers", countedAgo(data) && "is-old"), key: "numbers" },
     tile(
       "running",
       t("Running"),
       totals.running,
       jobs({ state: "running" }),
-      nodes.slots ? t("of {slots}", { slots: format.plural(nodes.slots, "slot") }) : t("no slots"),
+      countedAgo(data) ?? (nodes.slots ? t("of {slots}", { slots: format.plural(nodes.slots, "slot") }) : t("no slots")),
       nodes.slots ? gaugeBar(totals.running, nodes.slots) : null,
     ),
     tile(
@@ -162,7 +170,7 @@ function tiles(data, history, range) {
       t("Scheduled"),
       totals.scheduled,
       jobs({ view: "scheduled" }),
-      totals.blocked ? t("and {blocked} blocked", { blocked: format.count(totals.blocked) }) : t("waiting for their time"),
+      countedAgo(data) ?? (totals.blocked ? t("and {blocked} blocked", { blocked: format.count(totals.blocked) }) : t("waiting for their time")),
       null,
     ),
     tile(
@@ -204,9 +212,12 @@ export function counting() {
   return empty(t("Counting jobs …"), t("This store holds many jobs. The counts appear here when they are ready."));
 }
 
+/** Milliseconds after which a number is shown with its age. */
+const OLD_AFTER = 5_000;
+
 /** "counted 12 s ago"; null if the count is current or not ready. @param {{now: string, counted_at: string | null}} data */
 export function countedAgo({ now, counted_at: at }) {
-  return at === null || Date.parse(now) - Date.parse(at) < 2000 ? null : t("counted {time}", { time: format.relative(at) });
+  return at === null || Date.parse(now) - Date.parse(at) <= OLD_AFTER ? null : t("counted {time}", { time: format.relative(at) });
 }
 
 /** A text, with "counted 3 min ago" if the final jobs were counted a while ago. @param {{now: string, finals_at: string | null}} data @param {string} text */
