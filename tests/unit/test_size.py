@@ -17,17 +17,17 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 2_600,  # the modules beside the packages
-    "admin": 5_570,
+    "admin": 5_790,
     "cli": 8_360,
     "client": 2_850,
     "contrib": 3_100,
     "engine": 10_400,
-    "http": 18_550,
+    "http": 18_800,
     "jobs": 3_600,
     "limits": 9_550,
     "observe": 2_400,
     "schedules": 1_850,
-    "storage": 23_190,
+    "storage": 23_330,
     "tasks": 4_970,
     "testing": 1_800,
 }
