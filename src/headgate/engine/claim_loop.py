@@ -198,7 +198,7 @@ class ClaimLoop:
         """Set the timer of the next claim, and fetch starts for the remote buckets that this one found empty."""
         if self._fetcher.has_limits:
             self._fetcher.note_taken(claimed.jobs)
-            self._fetcher.request(claimed.starved, self._slots.free)
+            self._fetcher.request(claimed.needed_fetches, self._slots.free)
         if claimed.more:
             self._wakeup.wake(claim.free_slots)
         elif not self._fetcher.has_limits:

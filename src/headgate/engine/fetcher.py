@@ -19,7 +19,7 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule, Limit
 from headgate.storage.admission import BucketVisit
 from headgate.storage.fetched import ASK_AGAIN, FetchedBalance, FetchedStarts
-from headgate.storage.records import Amendment, Deposit, Starved
+from headgate.storage.records import Amendment, Deposit, NeededFetch
 from headgate.storage.stored_buckets import StoredBuckets
 
 FIRST_PAUSE = SECOND // 2
@@ -51,9 +51,9 @@ class Fetcher:
         """The limits whose stores did not answer the last call, if that was lately."""
         return set().union(*(fetcher.limits_away for fetcher in self._fetchers))
 
-    def request(self, starved: Sequence[Starved], room: int) -> None:
+    def request(self, needed: Sequence[NeededFetch], room: int) -> None:
         """Fetch starts for buckets that a claim found empty; `room` jobs could start now."""
-        for each in starved:
+        for each in needed:
             if (fetcher := self._by_limit.get(each.ref.limit)) is not None:
                 fetcher.request(each, room)
 
@@ -120,7 +120,7 @@ class StoreFetcher:
         self._clock = services.clock
         self._bus = services.bus
         self._ids = services.ids
-        self._starved: dict[BucketRef, tuple[Starved, int]] = {}
+        self._needed: dict[BucketRef, tuple[NeededFetch, int]] = {}
         self._shares = StoredBuckets(services.storage)
         self._breaker = Breaker()
         self._failed_at: dict[str, int] = {}
@@ -138,9 +138,9 @@ class StoreFetcher:
         since = self._clock.monotonic() - MAX_PAUSE
         return {limit for limit, failed_at in self._failed_at.items() if failed_at >= since}
 
-    def request(self, starved: Starved, room: int) -> None:
+    def request(self, needed: NeededFetch, room: int) -> None:
         """Fetch starts for a bucket that a claim found empty; `room` jobs could start now."""
-        self._starved[starved.ref] = (starved, max(1, min(starved.waiting, room)))
+        self._needed[needed.ref] = (needed, max(1, min(needed.waiting, room)))
         self._wakeup.set()
 
     def note_taken(self, ref: BucketRef, cost: int) -> None:
@@ -160,7 +160,7 @@ class StoreFetcher:
 
     async def flush(self, seconds: float) -> None:
         """Wait at most `seconds` until all amendments are sent; drop the pending requests for starts."""
-        self._starved.clear()
+        self._needed.clear()
         self._is_empty.clear()
         self._wakeup.set()
         await wait_for_event(self._clock, self._is_empty, seconds)
@@ -170,7 +170,7 @@ class StoreFetcher:
             while True:
                 await self._wakeup.wait()
                 self._wakeup.clear()
-                starved, self._starved = self._starved, {}
+                needed, self._needed = self._needed, {}
                 penalties, self._penalties = self._penalties, {}
                 amendments, self._amendments = self._amendments, []
                 for ref, until in penalties.items():
@@ -179,27 +179,27 @@ class StoreFetcher:
                 for amendment in amendments:
                     # One after another: a charge may be moved first and settled then.
                     await self._amend(amendment)
-                if starved:
-                    for ref in starved:
+                if needed:
+                    for ref in needed:
                         del self._taken[ref]
-                    deposits = await asyncio.gather(*(self._fetch(each, room) for each, room in starved.values()))
+                    deposits = await asyncio.gather(*(self._fetch(each, room) for each, room in needed.values()))
                     if await self._deposit(deposits):
                         charged = [deposit for deposit in deposits if deposit.balance.charged_at]
-                        withdrawals.create_task(self._withdraw_later(charged, [starved[d.ref][0] for d in charged]))
+                        withdrawals.create_task(self._withdraw_later(charged, [needed[d.ref][0] for d in charged]))
                 if not self._wakeup.is_set():
                     self._is_empty.set()
 
     # ---------------------------------------------------------------------------------------------- fetching
 
-    async def _fetch(self, starved: Starved, room: int) -> Deposit:
-        ref, rule, limit = starved.ref, starved.rule.real, starved.ref.limit
+    async def _fetch(self, needed: NeededFetch, room: int) -> Deposit:
+        ref, rule, limit = needed.ref, needed.rule.real, needed.ref.limit
         breaker = self._breaker
         now = self._storage.limit_now()
         try:
             if breaker.is_open(self._clock.monotonic()):
                 raise StorageUnavailable("skipped because the previous call failed")
             id = self._ids.unique(self._clock.now())
-            taken = await self._store.take(_bucket(ref, rule), starved.cost, count=room, id=id)
+            taken = await self._store.take(_bucket(ref, rule), needed.cost, count=room, id=id)
         except CostExceedsLimit:
             # The claim fails the job by the same rule.
             return Deposit(ref, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
@@ -208,14 +208,14 @@ class StoreFetcher:
             self._publish_once(limit, str(error))
             return Deposit(ref, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
         except HeadgateError as error:
-            return Deposit(ref, await self._without(starved, room, now, error))
+            return Deposit(ref, await self._without(needed, room, now, error))
         if self._store.advice is not None:
             self._advise(limit, self._store.advice)
         if breaker.has_failed:
             self._bus.publish(LimitStoreRecovered(at=self._clock.now(), limit=limit))
             self._failed_at.clear()
         breaker.succeed()
-        left = taken.granted * starved.cost
+        left = taken.granted * needed.cost
         # Counted from before the call: a little early costs another call, a little late would lose budget.
         opens_in = min(taken.opens_at - taken.now, FARTHEST)
         if not taken.granted and opens_in <= 0:
@@ -224,7 +224,7 @@ class StoreFetcher:
                 limit, "it refuses a start although it reports the bucket as open; it is asked again after 1 s"
             )
         return Deposit(
-            ref, FetchedBalance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), starved.cost)
+            ref, FetchedBalance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), needed.cost)
         )
 
     def _publish_once(self, limit: str, error: str) -> None:
@@ -238,41 +238,41 @@ class StoreFetcher:
             self._advised.add(advice)
             self._bus.publish(LimitStoreMisconfigured(at=self._clock.now(), limit=limit, advice=advice))
 
-    async def _without(self, starved: Starved, room: int, now: int, error: HeadgateError) -> FetchedBalance:
+    async def _without(self, needed: NeededFetch, room: int, now: int, error: HeadgateError) -> FetchedBalance:
         """Return the balance to use while the store is unavailable, by the limit's `on_store_error`."""
         monotonic = self._clock.monotonic()
-        limit = self._limits[starved.ref.limit]
-        rule = starved.rule.real.describe()
+        limit = self._limits[needed.ref.limit]
+        rule = needed.rule.real.describe()
         if not self._breaker.is_open(monotonic):
             self._bus.publish(
                 LimitStoreFailed(
                     at=self._clock.now(),
-                    limit=starved.ref.limit,
+                    limit=needed.ref.limit,
                     error=str(error),
                     jobs_run=limit.on_store_error == "run",
                     sharers=limit.sharers,
                 )
             )
             self._breaker.fail(monotonic)
-        self._failed_at[starved.ref.limit] = monotonic
+        self._failed_at[needed.ref.limit] = monotonic
         if limit.on_store_error == "run":
-            return FetchedBalance(room * starved.cost, now, 0, now, rule)
+            return FetchedBalance(room * needed.cost, now, 0, now, rule)
         granted, opens_at = 0, now + ASK_AGAIN
         if limit.sharers is not None:
-            granted, opens_at = await self._take_share(starved, room, limit.sharers, opens_at)
+            granted, opens_at = await self._take_share(needed, room, limit.sharers, opens_at)
         # What is not taken within a second is lost: it cannot be given back, and later would be too late.
-        fetched_at = now - max(0, starved.rule.real.period // 2 - ASK_AGAIN)
-        return FetchedBalance(granted * starved.cost, fetched_at, 0, opens_at, rule)
+        fetched_at = now - max(0, needed.rule.real.period // 2 - ASK_AGAIN)
+        return FetchedBalance(granted * needed.cost, fetched_at, 0, opens_at, rule)
 
-    async def _take_share(self, starved: Starved, room: int, sharers: int, ask_again_at: int) -> tuple[int, int]:
+    async def _take_share(self, needed: NeededFetch, room: int, sharers: int, ask_again_at: int) -> tuple[int, int]:
         """Take starts from the share of the limit, a bucket beside the jobs, which all nodes use.
 
         Return how many there are, and when there may be more.
         """
-        ref = starved.ref
+        ref = needed.ref
         try:
-            share = Bucket(share_name(ref.limit), ref.key, starved.rule.real.divided(sharers))
-            taken = await self._shares.take(share, starved.cost, count=room)
+            share = Bucket(share_name(ref.limit), ref.key, needed.rule.real.divided(sharers))
+            taken = await self._shares.take(share, needed.cost, count=room)
         except (CostExceedsLimit, DeclarationError) as error:
             # Of a rule that was set at run time, or of a computed cost. They wait for the store.
             self._publish_once(ref.limit, str(error))
@@ -296,11 +296,11 @@ class StoreFetcher:
 
     # ----------------------------------------------------------------------------------------- giving back
 
-    async def _withdraw_later(self, deposits: Sequence[Deposit], starved: Sequence[Starved]) -> None:
+    async def _withdraw_later(self, deposits: Sequence[Deposit], needed: Sequence[NeededFetch]) -> None:
         await sleep(self._clock, WITHDRAW_AFTER)
         unused = [
             (deposit, each)
-            for deposit, each in zip(deposits, starved, strict=True)
+            for deposit, each in zip(deposits, needed, strict=True)
             if self._taken[deposit.ref] < deposit.balance.left
         ]
         if not unused:

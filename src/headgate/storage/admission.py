@@ -21,8 +21,8 @@ from headgate.limits.concurrency import NO_PERMITS, batches_of
 from headgate.limits.fair import TurnGroup, TurnLine
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
-from headgate.storage.fetched import is_starved, remote_charge_of
-from headgate.storage.records import FreeSlots, Starved
+from headgate.storage.fetched import needs_fetch, remote_charge_of
+from headgate.storage.records import FreeSlots, NeededFetch
 
 QUANTUM = 4
 """How many jobs a lane may start before the next lane has its turn."""
@@ -84,9 +84,9 @@ class BucketView:
         """The charge of its starts in another store, if its limit is kept in one."""
         return remote_charge_of(self.rule, self.state)
 
-    def is_starved(self, now: int, cost: int = 1) -> bool:
+    def needs_fetch(self, now: int, cost: int = 1) -> bool:
         """Whether more starts have to be fetched from another store before it can grant `cost`."""
-        return self.closed_until <= now and is_starved(self.rule, self.state, now, cost)
+        return self.closed_until <= now and needs_fetch(self.rule, self.state, now, cost)
 
     def is_held_by(self, holder: str | None) -> bool:
         """Whether `holder` already has a permit and so may start, whichever lanes wait behind the bucket."""
@@ -375,7 +375,7 @@ def remote_charges(buckets: Sequence[BucketView]) -> tuple[RemoteCharge | None, 
     return tuple(charges) if charges.count(None) < len(charges) else None
 
 
-def starved_by(lane: LaneView, waiting: int, now: int) -> Starved | None:
+def fetch_needed_by(lane: LaneView, waiting: int, now: int) -> NeededFetch | None:
     """Return the bucket that the lane waits for, if starts have to be fetched for it; None otherwise."""
     bucket = lane.behind
     if bucket is None or not lane.has_more:
@@ -383,9 +383,9 @@ def starved_by(lane: LaneView, waiting: int, now: int) -> Starved | None:
     demand = lane.demands[lane.taken]
     costs = None if demand is None else demand[0]
     cost = 1 if costs is None else costs[lane.buckets.index(bucket)]
-    if not bucket.is_starved(now, cost):
+    if not bucket.needs_fetch(now, cost):
         return None
-    return Starved(bucket.ref, bucket.rule, cost, waiting)
+    return NeededFetch(bucket.ref, bucket.rule, cost, waiting)
 
 
 def demand_of(

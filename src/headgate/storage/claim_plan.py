@@ -26,9 +26,9 @@ from headgate.storage.admission import (
     admit,
     demand_of,
     divided,
+    fetch_needed_by,
     gated_share,
     remote_charges,
-    starved_by,
 )
 from headgate.storage.claim_rows import (
     BatchLanes,
@@ -40,7 +40,7 @@ from headgate.storage.claim_rows import (
 from headgate.storage.endings import DroppedRow, late_ending, rejection_error
 from headgate.storage.fair_lines import FairLines
 from headgate.storage.procedures.buckets import PermitRelease
-from headgate.storage.records import Claim, Claimed, Dropped, Starved, Throttled
+from headgate.storage.records import Claim, Claimed, Dropped, NeededFetch, Throttled
 from headgate.storage.stored_rows import bucket_id
 
 EXPIRED_A_VISIT = 100
@@ -134,7 +134,7 @@ class ClaimPlan:
         self.given: list[PermitRelease] = []
         self._dropped: list[Dropped] = []
         # The opened buckets that needed a fetch before anything was taken.
-        self._starving: set[BucketRef] = set()
+        self._awaiting_fetch: set[BucketRef] = set()
         self._page_was_full = False
         self._more_opened = False
         self._next_timer: int | None = None
@@ -185,12 +185,12 @@ class ClaimPlan:
 
         A bucket that needs a fetch counts as if it granted 1: its first waiting job determines what is fetched.
         """
-        grants = {view.id: view.grants(self.limit_now, self.page) or self._is_starving(view) for view in self.opened}
+        grants = {view.id: view.grants(self.limit_now, self.page) or self._lacks_starts(view) for view in self.opened}
         return {id: int(grant) for id, grant in grants.items() if grant and id is not None}
 
-    def _is_starving(self, view: BucketView) -> bool:
+    def _lacks_starts(self, view: BucketView) -> bool:
         """Whether the limit is kept in another store, no start is left here, and more may be fetched."""
-        return view.is_starved(self.limit_now) and not view.grants(self.limit_now, 1)
+        return view.needs_fetch(self.limit_now) and not view.grants(self.limit_now, 1)
 
     def choose(
         self,
@@ -216,7 +216,7 @@ class ClaimPlan:
                 released.append(row)
         released.sort(key=lambda row: order[row.behind])  # type: ignore[index]  # they are behind one
         sharing = Counter(row.behind for row in released)
-        starving = {view.id for view in self.opened if self._is_starving(view)}
+        awaiting_fetch = {view.id for view in self.opened if self._lacks_starts(view)}
         left = dict(shares)
         seen: set[RowId] = set()
         visits: list[LaneVisit] = []
@@ -224,7 +224,7 @@ class ClaimPlan:
         self.fair.sort(candidates, outside=(*released, *woken), shares=shares)
         for row in candidates:
             # A lane behind a bucket that needs a fetch starts no job yet. Slots must be free for the starts fetched.
-            needs_fetch = row.behind is not None and row.behind in starving
+            needs_fetch = row.behind is not None and row.behind in awaiting_fetch
             if row.id not in seen and (shares if needs_fetch else left).get(row.queue, 0) > 0:
                 if not needs_fetch:
                     left[row.queue] -= self._expected(row, sharing, grants, shares)
@@ -351,7 +351,7 @@ class ClaimPlan:
                 group=self.fair.group(visit.row),
                 complete=visit.complete,
             )
-        self._starving = {view.ref for view in self.opened if self._is_starving(view)}
+        self._awaiting_fetch = {view.ref for view in self.opened if self._lacks_starts(view)}
         admit([visit.view for visit in gated if visit.view is not None], shares, self.limit_now)
         if self.fair.hides_lanes:
             self._page_was_full = True
@@ -525,7 +525,7 @@ class ClaimPlan:
 
     def _reopens_at(self, view: BucketView) -> int:
         opens_at = view.reopens_at(self.limit_now)
-        if (opens_at <= self.limit_now or self._is_starving(view)) and view.opens_at is not None:
+        if (opens_at <= self.limit_now or self._lacks_starts(view)) and view.opens_at is not None:
             # Unchanged, so that no write is needed: a lane behind it waits for another node, or no lane has yet
             # requested a fetch for it. The next claim visits it.
             return view.opens_at
@@ -553,7 +553,7 @@ class ClaimPlan:
             # After a release of permits, the lanes that wait for them have to be visited.
             more=(progressed and cut_short) or reopened or self._more_opened,
             throttled=[throttled for visit in self.gated if (throttled := self._throttled(visit)) is not None],
-            starved=self._starved(),
+            needed_fetches=self._needed_fetches(),
             dropped=self._dropped,
             unknown=sorted(self.unknown),
             limit_set_mismatches=sorted(self.limit_set_mismatches),
@@ -568,21 +568,21 @@ class ClaimPlan:
         opens_at = self._in_wall_time(behind.opens_at)
         return Throttled(behind.ref, opens_at, visit.row.waiting - visit.removed, first.id)
 
-    def _starved(self) -> list[Starved]:
+    def _needed_fetches(self) -> list[NeededFetch]:
         """Return the buckets that need starts from another store, each once."""
         now = self.limit_now
-        starved: dict[BucketRef, Starved] = {}
+        needed: dict[BucketRef, NeededFetch] = {}
         for visit in self.gated:
-            found = None if visit.view is None else starved_by(visit.view, visit.row.waiting - visit.removed, now)
+            found = None if visit.view is None else fetch_needed_by(visit.view, visit.row.waiting - visit.removed, now)
             if found is None:
                 continue
             # The first job in line sets the cost of each start: starts fetched at a lower cost are no use to it.
-            first = starved.setdefault(found.ref, replace(found, waiting=0))
-            starved[found.ref] = replace(first, waiting=first.waiting + found.waiting)
-        for ref in starved.keys() & self._starving:
+            first = needed.setdefault(found.ref, replace(found, waiting=0))
+            needed[found.ref] = replace(first, waiting=first.waiting + found.waiting)
+        for ref in needed.keys() & self._awaiting_fetch:
             # Only one of the lanes behind it was visited.
-            starved[ref] = replace(starved[ref], waiting=max(self.page, starved[ref].waiting))
-        return list(starved.values())
+            needed[ref] = replace(needed[ref], waiting=max(self.page, needed[ref].waiting))
+        return list(needed.values())
 
     def _in_wall_time(self, instant: int | None) -> int | None:
         """Convert limit time to wall time; None for never."""

@@ -68,9 +68,9 @@ class FetchedStarts(Rule[FetchedBalance], frozen=True):
         balance = state or NOTHING
         if cost <= balance.left and 2 * (now - balance.fetched_at) <= self.period:
             return now, replace(balance, left=balance.left - cost)
-        return now + ASK_AGAIN if self.is_starved(balance, now, cost) else balance.opens_at, balance
+        return now + ASK_AGAIN if self.needs_fetch(balance, now, cost) else balance.opens_at, balance
 
-    def is_starved(self, state: FetchedBalance | None, now: int, cost: int = 1) -> bool:
+    def needs_fetch(self, state: FetchedBalance | None, now: int, cost: int = 1) -> bool:
         """Whether starts should be fetched again."""
         balance = state or NOTHING
         return balance.opens_at <= now or cost < balance.asked_cost or balance.asked_for != self.real.describe()
@@ -118,9 +118,9 @@ def real_rule(rule: AnyRule) -> AnyRule:
     return rule.real if isinstance(rule, FetchedStarts) else rule
 
 
-def is_starved(rule: AnyRule, state: Any, now: int, cost: int) -> bool:
+def needs_fetch(rule: AnyRule, state: Any, now: int, cost: int) -> bool:
     """Whether starts have to be fetched for a bucket."""
-    return isinstance(rule, FetchedStarts) and rule.is_starved(state, now, cost)
+    return isinstance(rule, FetchedStarts) and rule.needs_fetch(state, now, cost)
 
 
 def remote_charge_of(rule: AnyRule, state: Any) -> RemoteCharge | None:

@@ -81,7 +81,7 @@ class Throttled(msgspec.Struct, frozen=True):
     job_id: str
 
 
-class Starved(msgspec.Struct, frozen=True):
+class NeededFetch(msgspec.Struct, frozen=True):
     """Starts have to be fetched for a bucket in another store: `waiting` jobs wait, the first one costs `cost`.
 
     `rule` is its `FetchedStarts` rule as it is set now.
@@ -136,7 +136,7 @@ class Claimed(msgspec.Struct, frozen=True):
     more: bool = False
     throttled: Sequence[Throttled] = ()
     dropped: Sequence[Dropped] = ()
-    starved: Sequence[Starved] = ()
+    needed_fetches: Sequence[NeededFetch] = ()
     unknown: Sequence[str] = ()
     limit_set_mismatches: Sequence[str] = ()
     has_unknown_lanes: bool = False

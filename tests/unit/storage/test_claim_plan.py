@@ -69,17 +69,17 @@ def claim(plan: ClaimPlan, rows: Sequence[LaneRow], due: Sequence[LaneRow], head
 
 
 def asked(claimed: Claimed) -> list[tuple[BucketRef, int]]:
-    return [(starved.ref, starved.cost) for starved in claimed.starved]
+    return [(needed.ref, needed.cost) for needed in claimed.needed_fetches]
 
 
 @pytest.mark.parametrize("cost", [None, 1, 60])
-def test_a_starving_bucket_fetches_the_cost_of_its_first_job(cost: int | None) -> None:
+def test_a_bucket_that_needs_a_fetch_takes_the_cost_of_its_first_job(cost: int | None) -> None:
     claimed = claim(a_plan(a_bucket()), [a_lane()], [], [a_head(cost)])
     assert asked(claimed) == [(TOKENS, cost or 1)]
     assert not claimed.jobs
 
 
-def test_a_starving_bucket_is_closed_until_the_next_fetch_and_causes_no_claim() -> None:
+def test_a_bucket_that_needs_a_fetch_is_closed_until_the_next_fetch_and_causes_no_claim() -> None:
     claimed = claim(a_plan(a_bucket()), [a_lane()], [], [a_head(60)])
     assert claimed.next_in == SECOND
     assert not claimed.more
@@ -88,7 +88,7 @@ def test_a_starving_bucket_is_closed_until_the_next_fetch_and_causes_no_claim() 
 def test_a_job_refused_by_another_store_waits_and_no_smaller_cost_is_fetched() -> None:
     opens_at = NOW + 600 * SECOND
     claimed = claim(a_plan(a_bucket(refused(60, opens_at))), [a_lane()], [], [a_head(60)])
-    assert not claimed.starved
+    assert not claimed.needed_fetches
     assert claimed.next_in == 600 * SECOND
     assert not claimed.more
 
@@ -98,23 +98,23 @@ def test_a_smaller_cost_than_the_refused_one_is_fetched() -> None:
     assert asked(claimed) == [(TOKENS, 59)]
 
 
-def test_the_first_lane_of_a_starving_bucket_sets_the_fetched_cost() -> None:
+def test_the_first_lane_of_a_bucket_that_needs_a_fetch_sets_the_fetched_cost() -> None:
     lanes = [a_lane("first"), a_lane("second", None)]
     claimed = claim(a_plan(a_bucket()), lanes[:1], lanes[1:], [a_head(60, "first"), a_head(5, "second")])
     assert asked(claimed) == [(TOKENS, 60)]
 
 
-def test_a_starving_bucket_without_a_visited_lane_stays_open_and_fetches_nothing() -> None:
+def test_a_bucket_that_needs_a_fetch_without_a_visited_lane_stays_open_and_fetches_nothing() -> None:
     bucket = a_bucket()
     plan = a_plan(bucket)
     claimed = claim(plan, [], [], [])
-    assert not claimed.starved
+    assert not claimed.needed_fetches
     assert plan.timers(set()) == [(bucket, bucket.opens_at)]
     assert claimed.next_in is None
     assert not claimed.more
 
 
-def test_lanes_behind_starving_buckets_use_no_slots_of_others() -> None:
+def test_lanes_behind_buckets_that_need_a_fetch_use_no_slots_of_others() -> None:
     buckets = [BucketRef("tokens", str(number)) for number in range(4)]
     lanes = [a_lane(f"lane {ref.key}", ref.key, [ref]) for ref in buckets]
     filled = FetchedBalance(5, NOW, NOW, NOW, RULE.real.describe())
@@ -129,7 +129,7 @@ def test_lanes_behind_starving_buckets_use_no_slots_of_others() -> None:
 
 def test_nothing_is_fetched_without_free_slots() -> None:
     claimed = claim(a_plan(a_bucket(), slots=0), [a_lane()], [], [a_head(60)])
-    assert not claimed.starved
+    assert not claimed.needed_fetches
 
 
 # ------------------------------------------------------------------------------------------------ jobs worth reading
