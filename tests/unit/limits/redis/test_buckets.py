@@ -431,7 +431,7 @@ async def test_a_taker_cancelled_while_its_script_is_loaded_does_not_shift_the_a
         assert [(await take).available for take in takes] == [99, 98, 97, 96, 95]
 
 
-@pytest.mark.parametrize(("asks", "sizes"), [(10, [10]), (64, [32, 32]), (20, [16, 4]), (1500, [500, 500, 500])])
+@pytest.mark.parametrize(("asks", "sizes"), [(10, [10]), (64, [32, 32]), (20, [16, 4]), (1500, [500, 500])])
 async def test_many_asks_are_divided_between_two_requests(
     store: RedisBuckets, monkeypatch: pytest.MonkeyPatch, asks: int, sizes: list[int]
 ) -> None:
@@ -446,7 +446,10 @@ async def test_many_asks_are_divided_between_two_requests(
 
     monkeypatch.setattr(RedisConnection, "send", counted)
     answers = await asyncio.gather(*(store.take(bucket(rule, str(number)), number % 9 + 1) for number in range(asks)))
-    assert sent == sizes
+    assert sent[:2] == sizes
+    # The rest is divided, too, if the answers to both have come before it is sent.
+    assert sent[2:] in ([], [500], [250, 250])
+    assert sum(sent) == asks
     assert [answer.available for answer in answers] == [9 - number % 9 for number in range(asks)]
 
 
