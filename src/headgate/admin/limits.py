@@ -20,6 +20,7 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.history import KEPT_FOR, LIMIT_STEPS, step_at
 from headgate.jobs.job import BucketRef
 from headgate.limits.bucket_store import Bucket, BucketStore, check_rule
+from headgate.limits.concurrency import MUTEX
 from headgate.limits.key import bucket_key
 from headgate.limits.kinds import RateKind, dump_rule, spelled_limit
 from headgate.limits.limit import AnyRule, Limit
@@ -203,7 +204,8 @@ class LimitsAdmin:
     async def statuses(self, counted: BacklogCounts) -> tuple[Sequence[LimitStatus], Sequence[BucketStatus]]:
         """Return all limits that are declared or waited for, most waiting jobs first, and the ten worst keys of all.
 
-        The eight limits that most jobs wait for have their worst keys.
+        The eight limits that most jobs wait for have their worst keys. The limit of all mutexes, which every app has,
+        is left out while no job waits for it.
         """
         rules = await self._set_rules()
         live, now = rules.live, self._storage.limit_now()
@@ -213,7 +215,7 @@ class LimitsAdmin:
                 worst[each.bucket.ref.limit].append(self._key_status(each, live, now))
         found: list[LimitStatus] = []
         backlogs = {each.limit: each for each in counted.limits}
-        for limit in [*backlogs, *sorted(self._rules.keys() - backlogs.keys())]:
+        for limit in [*backlogs, *sorted(self._rules.keys() - backlogs.keys() - {MUTEX})]:
             backlog = backlogs.get(limit, LimitBacklog(limit, 0, 0))
             rule, every_key = self._rules.get(limit), BucketRef(limit, FOR_ALL_KEYS)
             in_force = None if rule is None else live.rule(every_key, rule).describe()
