@@ -9,6 +9,7 @@ from rich.console import Console
 
 from headgate.admin import BucketStatus, JobTotals, NodeCounts, Overview, QueueOverview
 from headgate.admin.history import JobsPoint
+from headgate.admin.verdict import Sentence, verdict
 from headgate.cli.live.render import ORDERS, LiveView, next_order, render_snapshot
 from headgate.cli.live.snapshot import BARS, LiveSnapshot, throughput_between, throughput_of
 
@@ -66,6 +67,15 @@ def test_what_is_shown_fits_the_height_and_says_how_much_does_not() -> None:
     assert len(lines) <= 24
     assert any("Queues, by name   " in line and " more" in line for line in lines)
     assert len(shown(asked, LiveView(now=NOW))) > 70
+
+
+def test_what_matters_most_comes_first_and_takes_its_lines_from_the_tables() -> None:
+    busy = replace(overview(*(queue(f"queue-{number:02}") for number in range(40))), failed_last_hour=3)
+    busy = replace(busy, verdict=[*verdict(busy), Sentence("overdue", "warn", count=2)])
+    lines = shown(LiveSnapshot(NOW, busy, [], None, []), LiveView(now=NOW, height=24))
+    assert lines[1:3] == ["3 jobs failed in the last hour.", "2 schedules are overdue."]
+    assert lines[3].startswith("running ")
+    assert len(lines) <= 24
 
 
 def test_a_key_counts_down_to_its_next_slot_as_time_passes() -> None:

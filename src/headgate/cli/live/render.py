@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, get_args
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.admin.overview import QueueOverview
+from headgate.admin.verdict import Tone
 from headgate.cli.gauge import budget, spark
 from headgate.cli.live.snapshot import LiveSnapshot
 from headgate.cli.output import as_text, counted_ago, lasting, until
@@ -22,6 +23,8 @@ Order = Literal["name", "waiting", "running", "lag", "failed"]
 """The orders of queues."""
 
 ORDERS: Sequence[Order] = get_args(Order)
+
+TONES: Mapping[Tone, str] = {"bad": "bold red", "warn": "yellow", "info": "", "good": "green"}
 
 _SORTED: dict[Order, Callable[[QueueOverview], object]] = {
     "name": lambda queue: queue.queue,
@@ -56,10 +59,15 @@ def render_snapshot(look: LiveSnapshot | None, view: LiveView) -> RenderableType
     """Return the whole screen; only the error if there is no snapshot yet."""
     if look is None:
         return Group(Text("headgate top", style="bold"), _trouble(view) or Text("reading the store …", style="dim"))
-    rows = _shares(view.height, [len(look.overview.queues), len(look.overview.throttled), len(look.nodes), 5])
+    rows = _shares(
+        view.height,
+        [len(look.overview.queues), len(look.overview.throttled), len(look.nodes), 5],
+        lines=8 + len(look.overview.verdict),
+    )
     parts: list[RenderableType | None] = [
         _head(look, view),
         _trouble(view),
+        _verdict(look),
         _totals(look),
         _throughput(look),
         _warnings(look),
@@ -72,12 +80,12 @@ def render_snapshot(look: LiveSnapshot | None, view: LiveView) -> RenderableType
     return Group(*(part for part in parts if part is not None))
 
 
-def _shares(height: int | None, rows: Sequence[int]) -> list[int]:
-    """Return the rows of each table; rows that short tables do not need go to the others."""
+def _shares(height: int | None, rows: Sequence[int], *, lines: int) -> list[int]:
+    """Return the rows of each table; rows that short tables do not need go to the others. `lines` are around them."""
     if height is None:
         return list(rows)
-    # Each table needs three more lines, the head and the foot eight.
-    room = max(len(rows), height - 8 - 3 * len(rows))
+    # Each table needs three more lines.
+    room = max(len(rows), height - lines - 3 * len(rows))
     shares = [0] * len(rows)
     while room > 0 and any(share < want for share, want in zip(shares, rows, strict=True)):
         for place, want in enumerate(rows):
@@ -97,6 +105,15 @@ def _head(look: LiveSnapshot, view: LiveView) -> Text:
 
 def _trouble(view: LiveView) -> Text | None:
     return None if view.error is None else Text(one_line(f"the store does not answer: {view.error}"), style="bold red")
+
+
+def _verdict(look: LiveSnapshot) -> Text | None:
+    """Return the one to three sentences that matter most, each on a line."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for sentence in look.overview.verdict:
+        text.append(one_line(str(sentence)), style=TONES[sentence.tone]).append("\n")
+    text.right_crop()
+    return text if look.overview.verdict else None
 
 
 def _totals(look: LiveSnapshot) -> Text:
@@ -133,8 +150,6 @@ def _warnings(look: LiveSnapshot) -> Text | None:
     notices += [each.text for each in overview.alerts if each.state == "firing"]
     notices += [f"schedule {each.name!r} is overdue" for each in overview.overdue_schedules]
     notices += [f"blocked for {lasting(each.age)}: {each}" for each in overview.blockers]
-    if overview.failed_last_hour:
-        notices.append(f"{overview.failed_last_hour}{'+' * overview.is_failed_cut} failed in the last hour")
     return (
         Text(one_line("; ".join(notices[:4])), style="yellow", no_wrap=True, overflow="ellipsis") if notices else None
     )
