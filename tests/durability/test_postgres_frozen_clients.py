@@ -217,7 +217,7 @@ async def test_a_fresh_worker_prepares_no_statement_while_it_holds_locks(tmp_pat
     for pid, kind, sql in LOGGED.findall(lines):
         if sql.startswith(("COMMIT", "ROLLBACK")):
             holds.discard(pid)
-        elif kind == "execute" and "FOR UPDATE" in sql and "bucket" in sql:
+        elif kind == "execute" and "FOR UPDATE" in sql and "headgate.bucket" in sql:
             holds.add(pid)
         elif kind == "parse" and pid in holds:
             prepared.append(sql)

@@ -28,6 +28,8 @@ from headgate.cli.main import COMMANDS, LazyGroup, main
 from headgate.cli.output import make_console, print_table
 from headgate.cli.supervisor import KEPT_DYING, Supervisor
 from headgate.clock import SystemClock
+from headgate.errors import StorageUnavailable
+from headgate.storage.store import Store
 from tests.faces.one_module import OneModule, answer, call, go_into
 from tests.internals import store_of
 from tests.until import patient, result_within, until
@@ -325,6 +327,19 @@ def test_show_prints_the_payload_and_every_attempt_with_its_error(project: Proje
     text = call("jobs", "show", project.target, failed).output
     assert "ValueError: no such page" in text
     assert "Traceback" in text
+
+
+def test_status_does_not_say_that_nothing_waits_if_it_could_not_count(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(self: Store, **_: Any) -> None:
+        raise StorageUnavailable("refused")
+
+    monkeypatch.setattr(Store, "count_unfinished", refused)
+    for options in ([], ["--json"]):
+        assert_one_line(
+            call("status", project.target, *options), 1, "the jobs that wait could not be counted", "jobs.db"
+        )
 
 
 def test_show_prints_the_limit_of_a_throttled_job_and_its_start(project: Project) -> None:

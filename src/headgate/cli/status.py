@@ -174,6 +174,9 @@ async def _fetch(admin: Admin) -> Status:
 
 async def _answer(admin: Admin, counts: SlowCounts) -> Status:
     seen = await admin.overview(counts)
+    if seen.counted_at is None:
+        # The count has failed or was cancelled. A table without its numbers would say that nothing waits.
+        raise StorageUnavailable(f"the jobs that wait could not be counted in {seen.store}")
     return Status(
         store=seen.store,
         finals_at=seen.finals_at,
