@@ -23,6 +23,7 @@ from click.testing import Result
 
 from headgate import Headgate, JobFailed, JobState
 from headgate.admin.actor import this_process
+from headgate.cli import status as status_command
 from headgate.cli import supervisor
 from headgate.cli.main import COMMANDS, LazyGroup, main
 from headgate.cli.output import make_console, print_table
@@ -327,6 +328,14 @@ def test_show_prints_the_payload_and_every_attempt_with_its_error(project: Proje
     text = call("jobs", "show", project.target, failed).output
     assert "ValueError: no such page" in text
     assert "Traceback" in text
+
+
+def test_status_waits_for_a_count_that_takes_long(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.do(lambda app: app.tasks["sync"].enqueue("acme", 1))
+    # It looks at once for what blocks it, and nothing does.
+    monkeypatch.setattr(status_command, "STUCK_AFTER", 0)
+    [queue] = answer("status", project.target)["queues"]
+    assert queue["waiting"] == 1
 
 
 def test_status_does_not_say_that_nothing_waits_if_it_could_not_count(
