@@ -62,7 +62,7 @@ RECORDS: Mapping[str, type[msgspec.Struct]] = {"job": JobRecord, "batch": BatchR
 """The tables of which whole records are read: their columns are the fields of the record."""
 
 
-class Column(NamedTuple):
+class ParameterColumn(NamedTuple):
     """A column of a table that is passed as a parameter. A column without a type numbers the rows.
 
     It `is_id` if its values are the texts of ids, which are passed as numbers.
@@ -80,11 +80,11 @@ class Dialect(Protocol):
     name: str
     words: Mapping[str, str]
 
-    def rows(self, parameter: str, columns: Sequence[Column]) -> str:
+    def rows(self, parameter: str, columns: Sequence[ParameterColumn]) -> str:
         """Return a table expression over the rows of a parameter, with the parameter's name as its alias."""
         ...
 
-    def values(self, parameter: str, columns: Sequence[Column]) -> str:
+    def values(self, parameter: str, columns: Sequence[ParameterColumn]) -> str:
         """Return the same for rows that are inserted, in which many columns have one value for all rows."""
         ...
 
@@ -112,7 +112,7 @@ class Dialect(Protocol):
 class Table:
     """A parameter that is a table: the columns that are read from its rows, and which of them are JSON."""
 
-    def __init__(self, columns: Sequence[Column], *, is_inserted: bool = False) -> None:
+    def __init__(self, columns: Sequence[ParameterColumn], *, is_inserted: bool = False) -> None:
         named = [column for column in columns if column.type is not None]
         self.named = named
         self.columns = tuple(column.name for column in named)
@@ -329,13 +329,13 @@ def _fields_but(record: type[msgspec.Struct], exceptions: str) -> list[str]:
     return [name for name in record.__struct_fields__ if name not in left_out]
 
 
-def _columns(text: str) -> list[Column]:
+def _columns(text: str) -> list[ParameterColumn]:
     return [_column(column, group) for group, part in enumerate(text.split(";")) for column in part.split(",")]
 
 
-def _column(text: str, group: int) -> Column:
+def _column(text: str, group: int) -> ParameterColumn:
     name, _, type = text.strip().partition(" ")
-    return Column(name, "bigint" if type == "job_id" else type or None, group, is_id=type == "job_id")
+    return ParameterColumn(name, "bigint" if type == "job_id" else type or None, group, is_id=type == "job_id")
 
 
 def as_json(value: Any) -> str:

@@ -10,9 +10,14 @@ import pytest
 from headgate.storage.postgres.dialect import Insertion, PostgresDialect, statements_of
 from headgate.storage.procedures.add import _COLUMNS, _LaneRow
 from headgate.storage.sqlite.dialect import STATEMENTS, SqliteDialect, Statement
-from headgate.storage.statements import Column, Table, Template
+from headgate.storage.statements import ParameterColumn, Table, Template
 
-COLUMNS = [Column("id", "text"), Column("place", "bigint"), Column("kind", "text", 1), Column("tags", "json", 2)]
+COLUMNS = [
+    ParameterColumn("id", "text"),
+    ParameterColumn("place", "bigint"),
+    ParameterColumn("kind", "text", 1),
+    ParameterColumn("tags", "json", 2),
+]
 
 
 class Row(NamedTuple):

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from headgate.errors import DeclarationError
-from headgate.storage.statements import Column, Statements, Table, Template, as_json, numbers_in
+from headgate.storage.statements import ParameterColumn, Statements, Table, Template, as_json, numbers_in
 from headgate.storage.stored_rows import UNREADABLE_BUCKETS
 
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
@@ -47,13 +47,13 @@ class PostgresDialect:
     def __init__(self, schema: str) -> None:
         self._schema = schema
 
-    def rows(self, parameter: str, columns: Sequence[Column]) -> str:
+    def rows(self, parameter: str, columns: Sequence[ParameterColumn]) -> str:
         arrays = ", ".join(_array(parameter, column) for column in columns if column.type is not None)
         numbered = any(column.type is None for column in columns)
         names = [column.name for column in sorted(columns, key=lambda column: column.type is None)]
         return f"unnest({arrays}){' WITH ORDINALITY' if numbered else ''} AS {parameter} ({', '.join(names)})"
 
-    def values(self, parameter: str, columns: Sequence[Column]) -> str:
+    def values(self, parameter: str, columns: Sequence[ParameterColumn]) -> str:
         return f"{{{parameter}}} AS {parameter}"
 
     def any(self, parameter: str, type: str) -> str:
@@ -116,11 +116,11 @@ def _guarded(statement: str) -> str:
     return _COUNTS_CAST.sub(guard(_COUNTS, "[]"), statement)
 
 
-def _array(parameter: str, column: Column) -> str:
+def _array(parameter: str, column: ParameterColumn) -> str:
     return f"{_value(parameter, column)}[]"
 
 
-def _value(parameter: str, column: Column) -> str:
+def _value(parameter: str, column: ParameterColumn) -> str:
     return f":{parameter}.{column.name}::{'text' if column.type == 'json' else column.type}"
 
 
@@ -196,7 +196,7 @@ class Insertion:
         return _compiled(Template(sql, self._read_tables, self._ids))
 
 
-def _rows(parameter: str, columns: Sequence[Column], groups: int) -> str:
+def _rows(parameter: str, columns: Sequence[ParameterColumn], groups: int) -> str:
     own = [column for column in columns if column.group < groups]
     read = ", ".join(
         column.name if column.group < groups else f"{_value(parameter, column)} AS {column.name}" for column in columns

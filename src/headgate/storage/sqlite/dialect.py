@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from headgate.storage.statements import Column, Statements, Table, Template, as_json, numbers_in
+from headgate.storage.statements import ParameterColumn, Statements, Table, Template, as_json, numbers_in
 from headgate.storage.stored_rows import UNREADABLE_BUCKETS, Field, RowDecoder
 
 BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
@@ -37,7 +37,7 @@ class SqliteDialect:
         "no index": "+",
     }
 
-    def rows(self, parameter: str, columns: Sequence[Column]) -> str:
+    def rows(self, parameter: str, columns: Sequence[ParameterColumn]) -> str:
         named = [column for column in columns if column.type is not None]
         place = {id(column): place for place, column in enumerate(named)}
         read = [
@@ -50,7 +50,7 @@ class SqliteDialect:
         ]
         return f"(SELECT {', '.join(read)} FROM json_each(:{parameter})) AS {parameter}"
 
-    def values(self, parameter: str, columns: Sequence[Column]) -> str:
+    def values(self, parameter: str, columns: Sequence[ParameterColumn]) -> str:
         return f"{_VALUES} AS {parameter}"
 
     def any(self, parameter: str, type: str) -> str:
