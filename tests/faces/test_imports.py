@@ -146,3 +146,10 @@ def test_the_command_line_loads_rich_for_tables_only() -> None:
     assert "rich" not in modules
     main = loaded("import headgate.cli.main")
     assert not any(name.startswith(("headgate.engine", "headgate.storage")) for name in main)
+
+
+def test_a_password_is_hashed_where_the_dashboard_is_not_installed() -> None:
+    """`headgate init docker` and `headgate password` failed without the web framework."""
+    modules = loaded("from headgate.password_hash import PasswordHash; import headgate.cli.init, headgate.cli.password")
+    assert "starlette" not in modules
+    assert not any(name.startswith("headgate.http") for name in modules)

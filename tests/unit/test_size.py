@@ -16,13 +16,13 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 2_600,  # the modules beside the packages
+    "": 2_690,  # the modules beside the packages
     "admin": 5_790,
     "cli": 8_360,
     "client": 2_850,
     "contrib": 3_100,
     "engine": 10_400,
-    "http": 18_800,
+    "http": 18_710,
     "jobs": 3_600,
     "limits": 9_550,
     "observe": 2_400,

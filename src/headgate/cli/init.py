@@ -91,7 +91,7 @@ def docker(app: Headgate, target: str, queues: list[str], image: str | None) -> 
 
     headgate.env gets new passwords for the database and the dashboard; the second one is printed.
     """
-    from headgate.http.passwords import PasswordHash
+    from headgate.password_hash import PasswordHash
 
     database, password = secrets.token_urlsafe(24), secrets.token_urlsafe(12)
     notes = [f"dashboard: http://127.0.0.1:8080, user admin, password {password}"]

@@ -22,6 +22,6 @@ def password() -> None:
         given = sys.stdin.readline().rstrip("\r\n")
     if len(given) < SHORTEST:
         raise click.ClickException(f"a password needs at least {SHORTEST} characters")
-    from headgate.http.passwords import PasswordHash
+    from headgate.password_hash import PasswordHash
 
     click.echo(str(PasswordHash.of(given)))

@@ -18,7 +18,7 @@ from typing import Literal, Protocol, get_args
 from starlette.requests import Request
 
 from headgate.errors import DeclarationError
-from headgate.http.passwords import PREFIX, PasswordHash
+from headgate.password_hash import PREFIX, PasswordHash
 
 Role = Literal["viewer", "operator", "admin"]
 """What a user may do. Each role includes those before it: view; act on jobs, queues and schedules; change limits and

@@ -16,7 +16,7 @@ from headgate.clock import SECOND, sleep
 from headgate.http import BasicAuth, CallbackAuth, User, WrongCredential, dashboard
 from headgate.http.auth import Auth
 from headgate.http.failures import LONGEST_DELAY, LONGEST_TURN, MOST_CHECKS, MOST_REMEMBERED, SignInFailures
-from headgate.http.passwords import PasswordHash
+from headgate.password_hash import PasswordHash
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.http.stage import client, make_app, problem
 from tests.until import until

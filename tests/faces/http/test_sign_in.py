@@ -16,8 +16,8 @@ from headgate import DeclarationError
 from headgate.clock import SECOND, sleep
 from headgate.errors import StorageUnavailable
 from headgate.http import BasicAuth, BearerAuth, CallbackAuth, OneTimeToken, User, dashboard
-from headgate.http.passwords import PasswordHash
 from headgate.http.sessions import PATIENCE
+from headgate.password_hash import PasswordHash
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.http.stage import client, make_app, problem
