@@ -15,12 +15,14 @@ from msgspec.structs import replace
 from headgate.admin.batches import cancel_batch
 from headgate.admin.bulk import CANCEL, BulkResult, change_many
 from headgate.admin.query import JobQuery
+from headgate.clock import Clock, sleep
 from headgate.errors import IllegalTransition, JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.limit_sets import LimitSetChange
+from headgate.storage.postgres import driver
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import JobFilter
@@ -402,21 +404,23 @@ async def test_a_late_job_whose_follower_is_being_replaced_delays_no_other_endin
 
 
 async def test_a_job_is_cancelled_once_its_follower_is_unlocked_and_locks_nothing_meanwhile(
-    stores: StoresAndUsers,
+    stores: StoresAndUsers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pausing = asyncio.Event()
+
+    async def pause(clock: Clock, seconds: float) -> None:
+        pausing.set()
+        await sleep(clock, seconds)
+
+    monkeypatch.setattr(driver, "sleep", pause)
     stores.rule(shared=strict(10))
     leader, new = await _followed(stores, buckets=[("shared", "")], costs=(2,))
     async with stores.user.holding(new):
         cancelling = asyncio.create_task(stores.left.storage.cancel(leader))
+        # Before that it has locked the leader for a moment, and a claim would skip that job for a second.
+        await promptly(pausing.wait())
         other = await stores.left.add_one(buckets=[("shared", "")])
-        taken: set[str] = set()
-
-        async def taken_by_now() -> set[str]:
-            # A claim skips what the cancellation has locked for a moment, before it waits for the follower.
-            taken.update(await promptly(stores.right.take_ids()))
-            return taken
-
-        await becomes(taken_by_now, {leader, other})
+        assert set(await promptly(stores.right.take_ids())) == {leader, other}
         assert not cancelling.done()
     await _until_done(stores, cancelling)
     # It runs by now, and its node gets the cancellation.
