@@ -13,9 +13,9 @@ from headgate.admin.holders import PermitHolder, describe_holders
 from headgate.admin.nodes import node_status, unserved
 from headgate.admin.pauses import Pause
 from headgate.jobs.batch import BatchRecord
+from headgate.jobs.event import unserved_text
 from headgate.jobs.job import JobRecord, JobState
 from headgate.limits.key import shown_key
-from headgate.observe.log import unserved_text
 from headgate.plural import counted
 from headgate.storage.following import skipped_because
 from headgate.storage.records import FINAL_STATES, Dependency, NodeRecord

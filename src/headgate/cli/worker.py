@@ -31,7 +31,6 @@ from headgate.engine.stop_signals import on_stop_signals
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.escaping import indented, one_line
 from headgate.jobs.event import Event, NodeStarted, NodeStopping
-from headgate.observe.log import start_lines
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -384,7 +383,7 @@ class WorkerLogFormatter(logging.Formatter):
             event = NodeStarted(**record.__dict__["headgate"])
             stop = f"to stop: Ctrl+C or SIGTERM, running jobs may continue for {event.grace:g} s; again: ends at once"
             record = copy.copy(record)
-            record.msg, record.args = self._separator.join(map(one_line, [*start_lines(event), stop])), ()
+            record.msg, record.args = self._separator.join(map(one_line, [*event.lines(), stop])), ()
         return indented(super().format(record))
 
 

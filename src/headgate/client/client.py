@@ -36,11 +36,11 @@ from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.results import ResultWatch, result_of, wait_for_batch
 from headgate.errors import DeclarationError, JobNotFound, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused, QueueUnserved
+from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused, QueueUnserved, unserved_text
 from headgate.jobs.identity import IdSource, with_new_ids
 from headgate.jobs.job import JobRecord, JobState
 from headgate.jobs.scheduled import ScheduledCall
-from headgate.observe.log import log_event, logged_kinds, unserved_text
+from headgate.observe.log import log_event, logged_kinds
 from headgate.storage.choice import StoreAddress
 from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.store import Store

@@ -1,20 +1,56 @@
-"""Events: published after something happened; a subscriber cannot change it. Instants are wall microseconds."""
+"""Events: published after something happened; a subscriber cannot change it. Instants are wall microseconds.
+
+An event is declared once: its fields, and the level and the text of its log line. `observe.tally` counts events, where
+there is a metric.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+import logging
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Literal
 
 import msgspec
 
+from headgate.clock import to_datetime
+from headgate.escaping import as_fields
 from headgate.jobs.alert import AlertState
 from headgate.jobs.job import JobError, JobState
+from headgate.plural import counted
+
+NO_TASKS = (
+    'no tasks, so it runs no jobs: name the modules that declare them, by Headgate(…, imports=["myproject.tasks"]) or '
+    "`headgate worker --import myproject.tasks`"
+)
+
+MOST_NAMES = 10
+"""The most queues, tasks or limits that a text of an event names."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Something that happened, at `at`."""
 
     at: int
+
+    level: ClassVar[int | None] = None
+    """The level of its log line. An event without a level is not logged."""
+
+    is_of_each_job: ClassVar[bool] = False
+    """Whether each job publishes it, so that it is logged only at the level DEBUG, or on request."""
+
+    @property
+    def own_level(self) -> int | None:
+        """The level of this one."""
+        return self.level
+
+    def line(self) -> str:
+        """Return the text of its log line, before it is escaped. It contains no payload and no result."""
+        raise NotImplementedError
+
+    def traceback(self) -> str | None:
+        """Return a traceback that follows the line in the log."""
+        return None
 
 
 class JobEnqueued(Event, frozen=True):
@@ -51,6 +87,12 @@ class JobStarted(Event, frozen=True):
     limits: tuple[str, ...] = ()
     unlimited: tuple[str, ...] = ()
 
+    level: ClassVar = logging.DEBUG
+    is_of_each_job: ClassVar = True
+
+    def line(self) -> str:
+        return f"job {self.job_id} ({self.task}) started, attempt {self.attempt}"
+
 
 class JobProgressed(Event, frozen=True):
     """A running job has reported progress, from 0 to 1; published about once a second, with the latest message."""
@@ -75,9 +117,26 @@ class JobFinished(Event, frozen=True):
     ran: float | None = None
     waited: float | None = None
 
+    level: ClassVar = logging.INFO
+    is_of_each_job: ClassVar = True
+
+    def line(self) -> str:
+        times = "" if self.ran is None else f" in {self.ran:.3f} s, waited {self.waited or 0:.3f} s"
+        reason = "" if self.error is None else f": {self.error.message}"
+        return f"job {self.job_id} ({self.task}) {self.state}{times}{reason}"
+
 
 class JobFailure(JobFinished, frozen=True):
     """A job has failed for good."""
+
+    level: ClassVar = logging.ERROR
+    is_of_each_job: ClassVar = False
+
+    def line(self) -> str:
+        return f"job {self.job_id} ({self.task}) failed at attempt {self.attempt}{_reason(self.error)}"
+
+    def traceback(self) -> str | None:
+        return None if self.error is None else self.error.traceback
 
 
 class JobRetried(Event, frozen=True):
@@ -91,6 +150,12 @@ class JobRetried(Event, frozen=True):
     error: JobError | None
     ran: float | None = None
 
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        failed = f"job {self.job_id} ({self.task}) failed at attempt {self.attempt}"
+        return f"{failed}, runs again {_second(self.run_at)}{_reason(self.error)}"
+
 
 class JobReturned(Event, frozen=True):
     """A job was returned without spending the attempt: snoozed, refused by the callee, or interrupted by a shutdown."""
@@ -100,6 +165,12 @@ class JobReturned(Event, frozen=True):
     queue: str
     reason: str
     ran: float | None = None
+
+    level: ClassVar = logging.DEBUG
+    is_of_each_job: ClassVar = True
+
+    def line(self) -> str:
+        return f"job {self.job_id} ({self.task}) waits again: {self.reason}"
 
 
 class JobThrottled(Event, frozen=True):
@@ -131,6 +202,19 @@ class LimitThrottled(Event, frozen=True):
     key: str
     opens_at: int | None
 
+    level: ClassVar = logging.INFO
+
+    def line(self) -> str:
+        opens_at = None if self.opens_at is None else to_datetime(self.opens_at).isoformat(timespec="milliseconds")
+        keys = f"key {self.key!r}" if self.keys == 1 else f"{self.keys} keys, most behind {self.key!r}"
+        fields = as_fields(limit=self.limit, key=self.key, keys=self.keys, waiting=self.waiting, count=self.count)
+        # Without a time, the slot is a permit's.
+        opens = "" if opens_at is None else f" opens_at={opens_at}"
+        return (
+            f"limit {self.limit}: {counted(self.waiting, 'job')} waiting behind {keys}, "
+            f"next slot {opens_at or 'when a permit is free'} [throttled {fields}{opens}]"
+        )
+
 
 class LimitsClosed(Event, frozen=True):
     """A claim of this node met closed buckets of these limits, one entry per bucket; their jobs stay throttled."""
@@ -159,6 +243,13 @@ class LimiterRefused(Event, frozen=True):
     key: str
     count: int
 
+    level: ClassVar = logging.INFO
+
+    def line(self) -> str:
+        refused = f"refused plain code {counted(self.count, 'start')}"
+        fields = as_fields(limit=self.limit, key=self.key, count=self.count)
+        return f"limit {self.limit} {refused}, the latest for key {self.key!r} [refused {fields}]"
+
 
 class LimiterBypassed(Event, frozen=True):
     """A middleware passed `count` requests without a limit of `app.limiter(…)`, because the limit's store failed.
@@ -170,6 +261,12 @@ class LimiterBypassed(Event, frozen=True):
     key: str
     count: int
 
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        passed = f"{counted(self.count, 'request')} passed without it, as its store does not answer"
+        return f"limit {self.limit}: {passed}; the latest for key {self.key!r}"
+
 
 class LimitSkipped(Event, frozen=True):
     """A job runs without a limit because its key is empty or could not be computed; published once per limit."""
@@ -178,11 +275,21 @@ class LimitSkipped(Event, frozen=True):
     limit: str
     reason: str
 
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        return f"jobs of {self.task} run without limit {self.limit}: {self.reason}"
+
 
 class JobsMigrated(Event, frozen=True):
     """Waiting jobs were moved to the current limits of their tasks."""
 
     jobs: int
+
+    level: ClassVar = logging.INFO
+
+    def line(self) -> str:
+        return f"{counted(self.jobs, 'waiting job')} moved to the current limits of their tasks"
 
 
 class JobNotMigrated(Event, frozen=True):
@@ -194,6 +301,14 @@ class JobNotMigrated(Event, frozen=True):
     task: str
     job_id: str
     error: str
+
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        return (
+            f"{self.task} {self.job_id} waits and is not started: the limits of its task have changed and "
+            f"cannot be computed from its arguments: {self.error}; let upgrade= make them fit, or cancel the job"
+        )
 
 
 class LimitStoreFailed(Event, frozen=True):
@@ -207,11 +322,23 @@ class LimitStoreFailed(Event, frozen=True):
     jobs_run: bool
     sharers: int | None = None
 
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        share = f"its jobs use one of {self.sharers} shares" if self.sharers else "its jobs wait"
+        doing = "jobs run without it" if self.jobs_run else share
+        return f"limit {self.limit}: its store does not answer, {doing}: {self.error}"
+
 
 class LimitStoreRecovered(Event, frozen=True):
     """The remote store of a limit answers again."""
 
     limit: str
+
+    level: ClassVar = logging.INFO
+
+    def line(self) -> str:
+        return f"limit {self.limit}: its store answers again"
 
 
 class LimitStoreMisconfigured(Event, frozen=True):
@@ -219,6 +346,11 @@ class LimitStoreMisconfigured(Event, frozen=True):
 
     limit: str
     advice: str
+
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        return f"limit {self.limit}: {self.advice}"
 
 
 class OccurrencesSkipped(Event, frozen=True):
@@ -234,6 +366,13 @@ class OccurrencesSkipped(Event, frozen=True):
     count: int
     next_at: int | None
 
+    level: ClassVar = logging.INFO
+
+    def line(self) -> str:
+        reason = _SKIPPED.get(self.reason, self.reason)
+        goes_on = "" if self.next_at is None else f"; next {_second(self.next_at)}"
+        return f"schedule {self.schedule} skipped {counted(self.count, 'occurrence')}: {reason}{goes_on}"
+
 
 class ScheduleTooFast(Event, frozen=True):
     """A schedule is due more often than a limit of its task allows; published when it is declared."""
@@ -242,12 +381,25 @@ class ScheduleTooFast(Event, frozen=True):
     task: str
     limit: str
 
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        return (
+            f"schedule {self.schedule} comes more often than limit {self.limit} lets its jobs start; the "
+            "others are skipped or late"
+        )
+
 
 class ScheduleFailed(Event, frozen=True):
     """This node cannot compute when a schedule is due and leaves it to other nodes; published once."""
 
     schedule: str
     error: str
+
+    level: ClassVar = logging.ERROR
+
+    def line(self) -> str:
+        return f"schedule {self.schedule} is not run by this node: {self.error}"
 
 
 class ScheduleOverdue(Event, frozen=True):
@@ -260,6 +412,19 @@ class ScheduleOverdue(Event, frozen=True):
     lacks: Literal["task", "trigger"]
     due_at: int
 
+    level: ClassVar = logging.ERROR
+
+    def line(self) -> str:
+        lacks = (
+            f"no task {self.task} is declared here: declare it, name it in the aliases= of the task that it has become,"
+            if self.lacks == "task"
+            else "its trigger is declared by no code here: declare it with @app.schedule"
+        )
+        return (
+            f"schedule {self.schedule} is overdue since {_second(self.due_at)}, and {lacks} or remove it: "
+            f"headgate schedules remove {self.schedule}"
+        )
+
 
 class ScheduleRenamed(Event, frozen=True):
     """A schedule has replaced the one that was named after an alias of its task."""
@@ -267,11 +432,21 @@ class ScheduleRenamed(Event, frozen=True):
     schedule: str
     was: str
 
+    level: ClassVar = logging.INFO
+
+    def line(self) -> str:
+        return f"schedule {self.schedule} continues schedule {self.was}, which was renamed"
+
 
 class ScheduleSuperseded(Event, frozen=True):
     """A newer release, live or seen within three minutes, declares the schedule differently; its declaration holds."""
 
     schedule: str
+
+    level: ClassVar = logging.INFO
+
+    def line(self) -> str:
+        return f"schedule {self.schedule} stays as a newer release declares it, until none has run for three minutes"
 
 
 class EndingRefused(Event, frozen=True):
@@ -280,12 +455,22 @@ class EndingRefused(Event, frozen=True):
     job_id: str
     task: str
 
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        return f"job {self.job_id} ({self.task}) ended here, but is no longer this node's: its result was refused"
+
 
 class RetryPolicyFailed(Event, frozen=True):
     """A function of a task's retry policy raised; the job is retried with the default delays."""
 
     task: str
     error: str
+
+    level: ClassVar = logging.ERROR
+
+    def line(self) -> str:
+        return f"the retry policy of task {self.task} raised {self.error}; its job is retried with the default delays"
 
 
 class AttemptLingers(Event, frozen=True):
@@ -302,6 +487,14 @@ class AttemptLingers(Event, frozen=True):
     cause: str
     seconds: float
 
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        return (
+            f"job {self.job_id} ({self.task}) was asked to end ({self.cause}) and still runs {self.seconds:g} s later, "
+            f"in a slot of queue {self.queue}{_LINGERS.get(self.executor, '')}"
+        )
+
 
 class CallbackFailed(Event, frozen=True):
     """A callback of a task, such as `on_error`, raised or could not be called; the job is not affected."""
@@ -311,6 +504,11 @@ class CallbackFailed(Event, frozen=True):
     callback: str
     error: str
 
+    level: ClassVar = logging.ERROR
+
+    def line(self) -> str:
+        return f"{self.callback} of {self.task} failed on job {self.job_id}: {self.error}"
+
 
 class ResourceFailed(Event, frozen=True):
     """A resource of scope "node" raised when it was closed."""
@@ -318,12 +516,22 @@ class ResourceFailed(Event, frozen=True):
     resource: str
     error: str
 
+    level: ClassVar = logging.ERROR
+
+    def line(self) -> str:
+        return f"resource {self.resource} raised when it was closed: {self.error}"
+
 
 class ShutdownFailed(Event, frozen=True):
     """A function of `@app.on_shutdown` raised, or took too long and was cancelled."""
 
     function: str
     error: str
+
+    level: ClassVar = logging.ERROR
+
+    def line(self) -> str:
+        return f"shutdown function {self.function} failed: {self.error}"
 
 
 class TaskUnknown(Event, frozen=True):
@@ -335,12 +543,26 @@ class TaskUnknown(Event, frozen=True):
     task: str
     declared: Sequence[str] = ()
 
+    level: ClassVar = logging.ERROR
+
+    def line(self) -> str:
+        return (
+            f"jobs of task {self.task} wait, and no such task is declared here: {_how_to_declare(self.task)}; if "
+            "it was renamed, name it in the aliases= of the task that it has become; or cancel the jobs. This node "
+            f"declares {_listed('task', self.declared)}"
+        )
+
 
 class QueueUnserved(Event, frozen=True):
     """A result is awaited of a job in a queue that no worker serves, as has been so for `seconds`, if one ever did."""
 
     queue: str
     seconds: float | None
+
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        return f"a result is awaited, and {unserved_text(self.queue, self.seconds)}"
 
 
 class NodeStarted(Event, frozen=True):
@@ -358,6 +580,22 @@ class NodeStarted(Event, frozen=True):
     limits: Mapping[str, str]
     grace: float
 
+    level: ClassVar = logging.INFO
+
+    @property
+    def own_level(self) -> int:
+        return logging.INFO if self.tasks else logging.WARNING
+
+    def line(self) -> str:
+        return "; ".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """Yield its store, then its queues, tasks and limits, a line each."""
+        yield f"{self.node} works on {self.storage} with Headgate {self.version}"
+        yield _queues(self.queues)
+        yield _listed("task", self.tasks) if self.tasks else NO_TASKS
+        yield _listed("limit", [f"{name} ({rule})" for name, rule in self.limits.items()])
+
 
 class NodeChanged(Event, frozen=True):
     """An operator has changed what this node claims: its slots by `queues`, at most `slots` at once.
@@ -369,6 +607,13 @@ class NodeChanged(Event, frozen=True):
     queues: Mapping[str, int]
     slots: int
     is_quiet: bool
+
+    level: ClassVar = logging.INFO
+
+    def line(self) -> str:
+        if self.is_quiet:
+            return f"{self.node} is quiet: it claims no more jobs until it is resumed"
+        return f"{self.node} runs at most {counted(self.slots, 'job')} now; {_queues(self.queues)}"
 
 
 class NodeStopping(Event, frozen=True):
@@ -382,6 +627,23 @@ class NodeStopping(Event, frozen=True):
     by_operator: bool = False
     grace: float = 0.0
 
+    level: ClassVar = logging.INFO
+
+    @property
+    def own_level(self) -> int:
+        # A warning, so that a program without any logging shows it too, in place of silence for the whole grace.
+        return logging.WARNING if self.running else logging.INFO
+
+    def line(self) -> str:
+        why = " at the request of an operator" if self.by_operator else ""
+        line = f"{self.node} is stopping{why}: it claims no more jobs"
+        if not self.running:
+            return line
+        return (
+            f"{line} and waits up to {self.grace:g} s for {counted(self.running, 'running job')}; Ctrl+C or "
+            "SIGTERM once more ends it at once"
+        )
+
 
 class NodeStopped(Event, frozen=True):
     """This node has stopped; `returned` unfinished jobs wait again."""
@@ -389,12 +651,28 @@ class NodeStopped(Event, frozen=True):
     node: str
     returned: int
 
+    level: ClassVar = logging.INFO
+
+    def line(self) -> str:
+        return f"{self.node} stopped, {counted(self.returned, 'job')} returned"
+
 
 class NodeCrashed(Event, frozen=True):
     """An error in one of its services ended this node; other nodes recover its jobs when its lease has ended."""
 
     node: str
     error: JobError
+
+    level: ClassVar = logging.CRITICAL
+
+    def line(self) -> str:
+        return (
+            f"{self.node} crashed and runs no more jobs; other nodes take over its jobs: "
+            f"{self.error.type}: {self.error.message}"
+        )
+
+    def traceback(self) -> str | None:
+        return self.error.traceback
 
 
 class NodeLost(Event, frozen=True):
@@ -405,6 +683,14 @@ class NodeLost(Event, frozen=True):
     poisonous: int
     completed: int = 0
 
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        completed = f", {self.completed} were complete and succeeded" if self.completed else ""
+        return (
+            f"{self.node} died: {self.returned} of its jobs wait again, {self.poisonous} failed as poisonous{completed}"
+        )
+
 
 class AlertSent(Event, frozen=True):
     """A message of an alert was delivered to its target; `alert_id` and `number` are those of the message."""
@@ -414,6 +700,11 @@ class AlertSent(Event, frozen=True):
     number: int
     state: AlertState
     text: str
+
+    level: ClassVar = logging.INFO
+
+    def line(self) -> str:
+        return f"alert {self.alert} sent: {self.text}"
 
 
 class AlertFailed(Event, frozen=True):
@@ -427,12 +718,25 @@ class AlertFailed(Event, frozen=True):
     error: str
     retry_at: int
 
+    level: ClassVar = logging.ERROR
+
+    def line(self) -> str:
+        return (
+            f"alert {self.alert} was not delivered at try {self.tried}, and is tried again at "
+            f"{_second(self.retry_at)}: {self.error} ({self.text})"
+        )
+
 
 class NodeDeclaredDead(Event, frozen=True):
     """Another node declared this one dead while it was alive; it has cancelled its jobs and joined again."""
 
     node: str
     cancelled: int
+
+    level: ClassVar = logging.ERROR
+
+    def line(self) -> str:
+        return f"{self.node} was declared dead while alive; it cancelled {counted(self.cancelled, 'running job')}"
 
 
 class LeaseNotRenewed(Event, frozen=True):
@@ -446,6 +750,15 @@ class LeaseNotRenewed(Event, frozen=True):
     seconds: float
     cancelled: int
 
+    level: ClassVar = logging.ERROR
+
+    def line(self) -> str:
+        return (
+            f"{self.node} could not renew its lease for {self.seconds:.1f} s: it cancelled "
+            f"{counted(self.cancelled, 'job')} that held permits or had not started, and starts nothing until "
+            "the store answers"
+        )
+
 
 class ClockSkewed(Event, frozen=True):
     """The clock of this node is `seconds` ahead of the store's (below 0: behind it); published once.
@@ -456,6 +769,12 @@ class ClockSkewed(Event, frozen=True):
     node: str
     seconds: float
 
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        apart = f"{abs(self.seconds):.1f} s {'ahead of' if self.seconds > 0 else 'behind'}"
+        return f"the clock of {self.node} is {apart} the store's; jobs use the store's clock, log lines this one"
+
 
 class ReportDropped(Event, frozen=True):
     """The store cannot keep output of an attempt: log lines or progress are lost, nothing else."""
@@ -464,6 +783,11 @@ class ReportDropped(Event, frozen=True):
     task: str
     attempt: int
     error: str
+
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        return f"a report of job {self.job_id} ({self.task}) at attempt {self.attempt} was dropped: {self.error}"
 
 
 class NodeMeasured(Event, frozen=True):
@@ -496,8 +820,69 @@ class StorageFailed(Event, frozen=True):
     doing: str
     error: str
 
+    level: ClassVar = logging.ERROR
+
+    def line(self) -> str:
+        return f"storage failure while {self.doing}: {self.error}"
+
 
 class LoopBlocked(Event, frozen=True):
     """The event loop did not run for so many seconds, because a handler blocked it."""
 
     seconds: float
+
+    level: ClassVar = logging.WARNING
+
+    def line(self) -> str:
+        return f"the event loop was blocked for {self.seconds:.1f} s: a handler blocks it; make it a plain def task"
+
+
+_SKIPPED = {
+    "misfire": "no node was running",
+    "overlap": "the previous run has not ended",
+    "max_runs": "the running jobs may be its last",
+    "limit": "its limit is closed, and its jobs do not wait",
+}
+
+_LINGERS = {
+    "loop": ": its handler swallows CancelledError; let it pass",
+    "thread": ": threads cannot be stopped; check current_job().cancelled, or use process=True",
+}
+
+
+def unserved_text(queue: str, seconds: float | None, *, is_any_alive: bool = False) -> str:
+    """Return what to say of a queue that no worker serves; `is_any_alive`: workers of other queues run."""
+    since = (
+        f"no worker serves queue {queue!r}"
+        if seconds is None
+        else (f"no worker has served queue {queue!r} for {seconds:.0f} s")
+    )
+    command = f"headgate worker --queue {shlex.quote(queue)}" if is_any_alive else "headgate worker"
+    return f"{since}; start one: `{command}`, or `with app:`"
+
+
+def _reason(error: JobError | None) -> str:
+    return "" if error is None else f": {error.type}: {error.message}"
+
+
+def _second(instant: int) -> str:
+    return to_datetime(instant).isoformat(timespec="seconds")
+
+
+def _queues(queues: Mapping[str, int]) -> str:
+    return _listed("queue", [f"{name} ({counted(slots, 'slot')})" for name, slots in queues.items()])
+
+
+def _listed(noun: str, names: Sequence[str]) -> str:
+    if not names:
+        return f"no {noun}s"
+    omitted = len(names) - MOST_NAMES
+    more = f" and {omitted} more" if omitted > 0 else ""
+    return f"{counted(len(names), noun)}: {', '.join(names[:MOST_NAMES])}{more}"
+
+
+def _how_to_declare(task: str) -> str:
+    module = task.rpartition(".")[0]
+    known = f"module {module!r}" if module else "the module that declares it"
+    name = module or "your.module"
+    return f"import {known} by Headgate(imports=[{name!r}]) or `headgate worker --import {name}`"

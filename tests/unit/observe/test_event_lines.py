@@ -1,0 +1,77 @@
+"""Each event that has a level has a log line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+
+from headgate.jobs.event import Event, JobFailure, NodeStarted, NodeStopping
+from headgate.jobs.job import JobError, JobState
+from headgate.observe.log import LOGGED, log_event, logged_kinds
+
+
+def value_of(annotation: Any) -> Any:
+    """Return a value of that type that is easily found in a text."""
+    origin = get_origin(annotation)
+    if origin is Literal or (isinstance(annotation, type) and issubclass(annotation, JobState)):
+        return next(iter(get_args(annotation) or JobState))
+    if origin in (tuple, Sequence, Mapping):
+        return {} if origin is Mapping else ()
+    if get_args(annotation):
+        return value_of(get_args(annotation)[0])
+    values = {str: "acme\nshop", int: 7, float: 7.5, bool: True, JobError: JobError("ValueError", "no", "at\nline 7")}
+    return values[annotation]
+
+
+def event_of(kind: type[Event]) -> Event:
+    hints = get_type_hints(kind)
+    return kind(**{field.name: value_of(hints[field.name]) for field in msgspec.structs.fields(kind)})
+
+
+@pytest.mark.parametrize("kind", LOGGED, ids=lambda kind: kind.__name__)
+def test_an_event_with_a_level_is_written_as_one_line_and_a_traceback(
+    kind: type[Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="headgate")
+    event = event_of(kind)
+    log_event(event)
+    (record,) = caplog.records
+    line, *traceback = record.getMessage().splitlines()
+    assert line
+    assert len(traceback) == (2 if event.traceback() else 0)
+    assert record.levelno == event.own_level
+
+
+def test_an_event_without_a_level_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="headgate")
+    silent = [kind for kind in Event.__subclasses__() if kind.level is None]
+    assert silent
+    for kind in silent:
+        log_event(event_of(kind))
+    assert not caplog.records
+
+
+def test_of_each_job_only_its_failure_is_logged_unless_more_is_requested(caplog: pytest.LogCaptureFixture) -> None:
+    def of_each_job(**options: bool) -> set[str]:
+        return {kind.__name__ for kind in logged_kinds(**options) if kind.is_of_each_job}
+
+    caplog.set_level(logging.INFO, logger="headgate")
+    assert of_each_job() == set()
+    assert of_each_job(jobs=True) == {"JobFinished"}
+    caplog.set_level(logging.DEBUG, logger="headgate")
+    assert of_each_job() == {"JobStarted", "JobFinished", "JobReturned"}
+    caplog.set_level(logging.CRITICAL, logger="headgate")
+    assert JobFailure in logged_kinds(jobs=True)
+
+
+def test_a_node_without_tasks_and_one_that_stops_with_running_jobs_warn() -> None:
+    started = event_of(NodeStarted)
+    assert isinstance(started, NodeStarted)
+    assert started.own_level == logging.WARNING
+    assert msgspec.structs.replace(started, tasks=("sync",)).own_level == logging.INFO
+    assert NodeStopping(at=1, node="n", running=1).own_level == logging.WARNING
+    assert NodeStopping(at=1, node="n", running=0).own_level == logging.INFO
