@@ -561,7 +561,7 @@ async def test_a_merge_leaves_the_arrivals_of_a_lane_that_another_merge_inserts_
     stores.set_rules(r=PLENTY)
     job = await stores.left.add_one(buckets=[("r", "z")])
     async with stores.connection.transaction():
-        await stores.connection.execute("INSERT INTO known_lane (id) SELECT lane FROM arrival")
+        await stores.connection.execute("INSERT INTO known_lane (id, queue) SELECT lane, queue FROM arrival")
         await stores.connection.execute(
             "INSERT INTO lane (id, queue, buckets) SELECT lane, queue, buckets FROM arrival"
         )

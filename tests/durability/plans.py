@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import asyncpg
 from headgate.clock import SECOND
 from headgate.jobs.identity import job_text
 from headgate.jobs.job import BucketRef
+from headgate.storage.postgres.database import SETTINGS
 from headgate.storage.postgres.dialect import shapes_of, statements_of
 from headgate.storage.statements import as_json
 from headgate.storage.stored_rows import bucket_id, lane_id
@@ -106,6 +107,44 @@ def _squeezed(sql: str) -> str:
     return " ".join(sql.split())
 
 
+class AccessPath(NamedTuple):
+    """How a plan reads a table: by which index, and which of its conditions the index meets."""
+
+    table: str
+    by: str | None
+    condition: str
+
+
+async def access_paths(url: str, names: Collection[str]) -> dict[str, set[AccessPath]]:
+    """Return how these statements would read tables, as a session of the store would plan them now."""
+    found: dict[str, set[AccessPath]] = {}
+    connection = await asyncpg.connect(url, server_settings=SETTINGS)
+    try:
+        for name, statement in statements_of("headgate").items():
+            for shape in shapes_of(statement) if name in names else ():
+                await connection.execute(f"PREPARE shape AS {shape.sql}")
+                count = await connection.fetchval(
+                    "SELECT cardinality(parameter_types) FROM pg_prepared_statements WHERE name = 'shape'"
+                )
+                values = f"({', '.join(['NULL'] * count)})" if count else ""
+                explained = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE shape{values}")
+                await connection.execute("DEALLOCATE shape")
+                found.setdefault(name, set()).update(
+                    AccessPath(node["Relation Name"], node.get("Index Name"), _NUMBERED.sub("", node["Index Cond"]))
+                    if "Index Cond" in node
+                    else AccessPath(node["Relation Name"], node.get("Index Name"), "")
+                    for node in _nodes(json.loads(explained)[0]["Plan"])
+                    if "Relation Name" in node
+                )
+    finally:
+        await connection.close()
+    return found
+
+
+_NUMBERED = re.compile(r"_\d+\b|InitPlan \d+|SubPlan \d+")
+"""Numbers that differ from plan to plan."""
+
+
 class Backlog:
     """So many jobs: two of three are final, the others wait.
 
@@ -191,7 +230,7 @@ INSERT INTO headgate.job_tag (tag, job)
 SELECT tag, id FROM headgate.job CROSS JOIN json_array_elements_text(options::json -> 'tags') AS tag
 """
 
-_KNOWN_LANES = "INSERT INTO headgate.known_lane (id) SELECT id FROM headgate.lane"
+_KNOWN_LANES = "INSERT INTO headgate.known_lane (id, queue) SELECT id, queue FROM headgate.lane"
 
 _ATTEMPTS = """
 INSERT INTO headgate.attempt (job, number, node, started_at, ended_at, outcome, charged_at)

@@ -24,7 +24,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.listing import AT_ONCE
 from headgate.storage.records import Amendment, BucketPlace, Claim, FreeSlots, JobFilter
-from tests.durability.plans import EXPLAINING, HOUR, PAYLOAD, Backlog, Plans, StatementRun
+from tests.durability.plans import EXPLAINING, HOUR, PAYLOAD, Backlog, Plans, StatementRun, access_paths
 from tests.durability.postgres import ask
 from tests.postgres_server import server_in
 
@@ -185,6 +185,55 @@ async def test_a_claim_reads_no_keys_but_its_own(tmp_path: Path) -> None:
     assert {"lock_for_claim", "lock_lanes", "heads", "write_claim"} <= statements(ran)
     for each in ran:
         assert each.discarded <= 100, f"{each.statement} reads {each.discarded} rows in vain\n{each.text}"
+
+
+EVERY_JOB = frozenset({
+    "behind", "claim_snapshot", "clear_timers", "count_batches", "count_awaited_leaders", "empty_lanes", "expired",
+    "finish", "finish_plain", "followers", "heads", "jobs_under_keys", "left_in_lanes", "lock_for_claim", "lock_lanes",
+    "merge", "needed", "note_of_bucket", "own_ids", "remove_tags", "rivals", "set_timers", "stored_jobs",
+    "unique_rivals", "write_claim", "write_virtual_times",
+})  # fmt: skip
+"""Statements by which jobs are added, started, ended, released and forgotten."""
+
+ALSO_GOOD = {("expired", "job_blocked_expires"), ("merge", "turn_group_line"), ("rivals", "bucket_limit")}
+"""Other indexes than with a backlog by which a statement may read.
+
+That of all blocked jobs is no better for `expired`: it is chosen where no blocked job expires.
+"""
+
+
+async def test_what_is_known_of_the_tables_does_not_change_how_a_job_is_found(tmp_path: Path) -> None:
+    """The fault: a store that was idle when it was vacuumed had plans that read all lanes, arrivals and unique keys.
+
+    A plan is kept until the tables are analyzed again. In that minute, claims of 100,000 keys took twice as long.
+    """
+    with server_in(tmp_path, "autovacuum=off") as server:
+        storage = PostgresStorage(server.url, SystemClock())
+        await storage.open()
+        ways = {"new": await access_paths(server.url, EVERY_JOB)}
+        await ask(server.url, "VACUUM ANALYZE")
+        ways["empty"] = await access_paths(server.url, EVERY_JOB)
+        await Backlog(20_000).fill(server.url, storage.now() - HOUR, storage.limit_now())
+        with_backlog = await access_paths(server.url, EVERY_JOB)
+        await ask(server.url, ARRIVALS_OF_THREE_LANES)
+        await ask(server.url, "VACUUM ANALYZE")
+        ways["arrivals of few lanes"] = await access_paths(server.url, EVERY_JOB)
+        for table in ("job_tag", "attempt", "arrival", "lane", "known_lane", "bucket", "job"):
+            await ask(server.url, f"DELETE FROM headgate.{table}")
+        await ask(server.url, "VACUUM")
+        ways["idle again"] = await access_paths(server.url, EVERY_JOB)
+        await storage.close()
+    assert with_backlog.keys() == EVERY_JOB
+    for state, found in ways.items():
+        for statement, paths in found.items():
+            others = {path for path in paths - with_backlog[statement] if (statement, path.by) not in ALSO_GOOD}
+            assert not others, f"{statement}, {state}: {others} instead of {with_backlog[statement] - paths}"
+
+
+ARRIVALS_OF_THREE_LANES = """
+INSERT INTO headgate.arrival (lane, queue, buckets, wait_mode, jobs, is_ready, since)
+SELECT (n % 3)::text, 'mail', '[]', '', 1, true, 0 FROM generate_series(1, 300) AS n
+"""
 
 
 async def arrivals_do_not_pile_up(store_user: StoreUser) -> None:

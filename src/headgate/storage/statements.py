@@ -46,7 +46,7 @@ S = TypeVar("S")
 _HEADER = re.compile(
     r"^-- (?P<kind>name|part): (?P<name>\w+)(?:\((?P<arguments>[\w, ]+)\))?(?: \[(?P<database>\w+)\])?$"
 )
-_INCLUDE = re.compile(r"@(?P<part>\w+)(?:\((?P<arguments>[^()]*)\))?")
+_INCLUDE = re.compile(r"@(?P<part>\w+)(?:\((?P<arguments>(?:[^()]|\([^()]*\))*)\))?")
 _MACRO = re.compile(
     r"\{(?P<kind>rows|values|any|field|array|buckets|record):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL
 )

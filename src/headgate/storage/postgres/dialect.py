@@ -42,6 +42,7 @@ class PostgresDialect:
         "least": "least",
         "position": "strpos",
         "no index": "",
+        "no join": "OFFSET 0",
     }
 
     def __init__(self, schema: str) -> None:

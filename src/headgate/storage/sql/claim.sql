@@ -89,7 +89,8 @@ instant AS MATERIALIZED (
 -- heads of the lanes without buckets (`open_lanes`, one for each of `queues`), and the next timers.
 -- Reading begins at the low watermarks (`_floor`), and in a lane at its front, or at the lowest rank of its arrivals: below
 -- these there are dead rows.
--- :known_only leaves out lanes that this node cannot claim from.
+-- :known_only leaves out lanes that this node cannot claim from. With {no join}, lanes are looked up for each
+-- row: a join may read all of them.
 WITH @instant,
 open AS MATERIALIZED (
     SELECT
@@ -98,7 +99,7 @@ open AS MATERIALIZED (
             coalesce(newest.front, @lowest_rank),
             (
                 SELECT min(coalesce(arrival.rank, @lowest_rank)) FROM headgate.arrival
-                WHERE id >= :arrival_floor::bigint AND arrival.lane = named.lane AND is_ready
+                WHERE @arrived_in(named.lane, :arrival_floor::bigint) AND is_ready
             )
         ) AS front
     FROM unnest(:open_lanes::text[]) WITH ORDINALITY AS named (lane, number)
@@ -157,6 +158,7 @@ SELECT
                     SELECT 1 FROM headgate.lane
                     WHERE behind = bucket.id AND queue = ANY(:queues::text[])
                         AND (NOT :known_only::boolean OR (@lane_is_known))
+                    {no join}
                 )
             ORDER BY opens_at
             LIMIT :count::integer
@@ -186,6 +188,7 @@ SELECT
                         SELECT 1 FROM headgate.lane
                         WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
                             AND (NOT :known_only::boolean OR (@lane_is_known))
+                        {no join}
                     )
                 ORDER BY virtual_time, id
                 LIMIT :count::integer
@@ -467,11 +470,11 @@ SELECT id, virtual_time, @first_of_group FROM headgate.turn_group WHERE id {any:
 -- name: write_virtual_times
 -- Write the virtual times of groups after a claim has written their lanes. A group is in line while one of its lanes is.
 UPDATE headgate.turn_group
-SET version = version + 1, virtual_time = written.virtual_time, in_line = EXISTS (
-    SELECT 1 FROM headgate.lane WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
-)
+SET version = version + 1, virtual_time = written.virtual_time, in_line = (
+    SELECT 1 FROM headgate.lane WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL LIMIT 1
+) IS NOT NULL
 FROM {rows:written(id text, virtual_time bigint)}
-WHERE turn_group.id = written.id
+WHERE @by_key(turn_group.id, written.id)
 
 -- name: lock_lanes [postgres]
 -- Lock those of these lanes that are still due, behind an opened bucket or awake, unless another client has locked them;
@@ -777,7 +780,7 @@ UPDATE headgate.lane
 SET behind = NULL, opened_at = :limit_now::bigint, since = CASE WHEN virtual_time IS NULL THEN :limit_now::bigint END,
     wakes_at = CASE WHEN virtual_time IS NULL THEN wakes_at ELSE {least}(coalesce(wakes_at, :now), :now) END
 FROM {rows:released(bucket text, batch text)}
-WHERE lane.behind = released.bucket AND {position}(lane.wait_mode, released.batch) > 0
+WHERE @by_key(lane.behind, released.bucket) AND {position}(lane.wait_mode, released.batch) > 0
 
 -- name: lockable [postgres]
 -- Lock those of these jobs that no other transaction has locked, and return them.

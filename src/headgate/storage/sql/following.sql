@@ -109,7 +109,7 @@ ON CONFLICT (batch, leader) DO NOTHING
 -- Note that joins count leaders that are final.
 UPDATE headgate.awaited_leader SET ended_as = ended.state
 FROM {rows:ended(batch job_id, leader job_id, state text)}
-WHERE awaited_leader.batch = ended.batch AND awaited_leader.leader = ended.leader
+WHERE @by_key(awaited_leader.batch, ended.batch) AND @by_key(awaited_leader.leader, ended.leader)
 
 -- name: uncount_awaited_leaders
 -- Note that joins do not count these leaders any more. Returns those that they had counted.
@@ -129,7 +129,7 @@ SET pending = batch.pending - counts.succeeded - counts.failed - counts.cancelle
         WHEN batch.pending = counts.succeeded + counts.failed + counts.cancelled + counts.skipped THEN :now::bigint
     END
 FROM {rows:counts(id job_id, succeeded integer, failed integer, cancelled integer, skipped integer)}
-WHERE batch.id = counts.id
+WHERE @by_key(batch.id, counts.id)
 RETURNING
     batch.id, batch.pending, batch.succeeded, batch.failed, batch.cancelled, batch.skipped, batch.batch, batch.is_join
 
@@ -147,8 +147,10 @@ WITH named AS MATERIALIZED (
     FROM {rows:leaders(id job_id, after job_id, place)}
     CROSS JOIN LATERAL (
         SELECT id, follows FROM headgate.job
-        WHERE follows = leaders.id AND id > leaders.after AND finished_at IS NULL AND NOT waiting AND node IS NULL
-        ORDER BY id
+        -- As one comparison, it is read by the index of followers, and never by the primary key.
+        WHERE (follows, id) > (leaders.id, leaders.after) AND follows <= leaders.id
+            AND finished_at IS NULL AND NOT waiting AND node IS NULL
+        ORDER BY follows, id
         LIMIT :count::integer
     ) AS job
     LIMIT :count::integer
@@ -229,6 +231,7 @@ WHERE follows {any:leaders job_id} AND finished_at IS NOT NULL
         SELECT 1 FROM headgate.job AS other
         WHERE other.task = job.task AND other.unique_key = job.unique_key AND other.unique_key IS NOT NULL
             AND (other.waiting OR other.blocked)
+        {no join}
     )
 ORDER BY id
 {for update}

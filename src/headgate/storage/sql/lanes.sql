@@ -205,7 +205,13 @@ WHERE @by_key(bucket.id, target.id) AND coalesce(opens_at, 0) > :limit_now
 UPDATE headgate.bucket SET opens_at = NULL
 FROM @target_ids
 @newest_bucket
-WHERE @is_newest AND opens_at IS NOT NULL AND (SELECT 1 FROM headgate.lane WHERE behind = bucket.id LIMIT 1) IS NULL
+-- A plain condition lets the planner read all buckets that have a timer.
+WHERE @is_newest AND coalesce(opens_at, 0) <> 0 AND (SELECT 1 FROM headgate.lane WHERE behind = bucket.id LIMIT 1) IS NULL
+
+-- part: arrived_in(lane_id, floor) [postgres]
+-- The arrivals of a lane from an id on. Written as an equation and a bound, they could be read by the primary key, which
+-- passes the arrivals of all other lanes: it looks cheaper if the table was empty, or had few lanes, when it was analyzed.
+(arrival.lane, arrival.id) >= ($lane_id, $floor) AND arrival.lane <= $lane_id
 
 -- part: unsynced
 -- Commit without waiting for the disk: rows lost in a crash of the server can be derived again from durable rows.
@@ -261,8 +267,8 @@ merged AS (
             FROM (SELECT DISTINCT lane FROM chosen) AS named
             CROSS JOIN LATERAL (
                 SELECT ctid AS row FROM headgate.arrival
-                WHERE arrival.lane = named.lane AND id >= :floor
-                ORDER BY id
+                WHERE @arrived_in(named.lane, :floor::bigint)
+                ORDER BY arrival.lane, id
                 LIMIT :of_lane
                 FOR UPDATE SKIP LOCKED
             ) AS same_lane
@@ -381,10 +387,10 @@ held AS MATERIALIZED (
             lane AS id, jobs, since, virtual_time, lowest, wakes_at, rank,
             proven.version AS proven_version, proven.front AS proven_front
         FROM placed
-        -- Without this join, all old versions of a deleted lane would be read, to find none.
-        JOIN headgate.known_lane ON known_lane.id = lane
         LEFT JOIN {rows:proven(lane_id text, version bigint, front bigint)} ON proven.lane_id = lane
-        WHERE (SELECT count(*) FROM grouped) >= 0
+        -- Without this condition, all old versions of a deleted lane would be read, to find none.
+        WHERE EXISTS (SELECT 1 FROM headgate.known_lane WHERE known_lane.id = lane {no join})
+            AND (SELECT count(*) FROM grouped) >= 0
         ORDER BY lane
     ) AS placed
     CROSS JOIN LATERAL (
@@ -424,8 +430,8 @@ counted AS (
     RETURNING lane.id, lane.waiting, lane.gated, lane.since, lane.wakes_at, lane.virtual_time
 ),
 new AS (
-    INSERT INTO headgate.known_lane (id)
-    SELECT lane FROM placed WHERE lane NOT IN (SELECT id FROM counted) ORDER BY lane
+    INSERT INTO headgate.known_lane (id, queue)
+    SELECT lane, queue FROM placed WHERE lane NOT IN (SELECT id FROM counted) ORDER BY lane
     ON CONFLICT DO NOTHING
     RETURNING id
 ),

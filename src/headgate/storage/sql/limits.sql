@@ -119,12 +119,13 @@ SELECT key FROM headgate.bucket
 WHERE limit_name = :limit AND opens_at <= :limit_now::bigint + 1
     AND EXISTS (
         SELECT 1 FROM headgate.lane WHERE behind = bucket.id AND queue NOT IN (SELECT queue FROM headgate.paused_queue)
+        {no join}
     )
 LIMIT 1000
 
 -- name: note_of_bucket
 -- Return what is stored under the id of a request to a bucket and has not expired.
-SELECT note FROM headgate.bucket_note WHERE bucket = :bucket AND id = :id AND until > :limit_now
+SELECT note FROM headgate.bucket_note WHERE bucket = :bucket AND id = :id AND until + 0 > :limit_now
 
 -- name: keep_note_of_bucket
 INSERT INTO headgate.bucket_note (bucket, id, note, until) VALUES (:bucket, :id, :note, :until)

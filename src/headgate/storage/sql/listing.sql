@@ -306,12 +306,18 @@ ORDER BY job.id $order
 -- name: jobs_known_oldest
 @page_of_known(after_cursor, ASC)
 
+-- part: all_lanes [postgres]
+headgate.known_lane
+
+-- part: all_lanes [sqlite]
+lane
+
 -- name: queues_of_lanes
 -- Return the queues that have lanes, each found by index.
 WITH RECURSIVE named (queue) AS (
-    SELECT min(queue) FROM headgate.lane
+    SELECT min(queue) FROM @all_lanes
     UNION ALL
-    SELECT (SELECT min(lane.queue) FROM headgate.lane WHERE lane.queue > named.queue) FROM named WHERE queue IS NOT NULL
+    SELECT (SELECT min(each.queue) FROM @all_lanes AS each WHERE each.queue > named.queue) FROM named WHERE queue IS NOT NULL
 )
 SELECT queue FROM named WHERE queue IS NOT NULL
 
@@ -319,7 +325,7 @@ SELECT queue FROM named WHERE queue IS NOT NULL
 -- Count the lanes and arrivals that `lanes_with_bucket` reads, up to a maximum. An index of lanes by their buckets would
 -- take a fifth of the time in which a claim writes a lane.
 SELECT count(*)
-FROM (SELECT 1 FROM headgate.lane UNION ALL SELECT 1 FROM headgate.arrival LIMIT :most) AS counted
+FROM (SELECT 1 FROM headgate.known_lane UNION ALL SELECT 1 FROM headgate.arrival LIMIT :most) AS counted
 
 -- name: count_lanes_to_search [sqlite]
 SELECT count(*) FROM (SELECT 1 FROM lane WHERE instr(buckets, '"],["') > 0 LIMIT :most)
@@ -655,9 +661,20 @@ GROUP BY queue
 HAVING sum(waiting + running + succeeded + failed + cancelled + skipped) > 0
 ORDER BY queue
 
--- name: backlog
+-- name: backlog [postgres]
 -- Return how many jobs wait in the lanes of a queue.
-SELECT {greatest}(0, coalesce(sum(waiting), 0))::bigint FROM (@lane_counts) AS line WHERE queue = :queue
+SELECT greatest(0, coalesce(sum(jobs), 0))::bigint
+FROM (
+    SELECT waiting AS jobs
+    FROM headgate.known_lane
+    CROSS JOIN LATERAL (SELECT waiting FROM headgate.lane WHERE lane.id = known_lane.id {no join}) AS lane
+    WHERE queue = :queue
+    UNION ALL
+    SELECT jobs FROM headgate.arrival WHERE queue = :queue
+) AS line
+
+-- name: backlog [sqlite]
+SELECT coalesce(sum(waiting), 0) FROM lane WHERE queue = :queue
 
 -- part: first_lanes(condition) [postgres]
 CROSS JOIN LATERAL (

@@ -93,7 +93,7 @@ ORDER BY started_at, id
 SELECT DISTINCT tasks, queues FROM headgate.node WHERE gone IS NULL AND NOT is_stopping
 
 -- part: has_arrived [postgres]
-EXISTS (SELECT 1 FROM headgate.arrival WHERE id >= :arrival_floor AND jobs > 0)
+coalesce((SELECT jobs > 0 FROM headgate.arrival WHERE id >= :arrival_floor AND jobs > 0 ORDER BY id LIMIT 1), false)
 
 -- part: has_arrived [sqlite]
 false

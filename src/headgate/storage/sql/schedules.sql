@@ -94,7 +94,7 @@ WHERE name = :name AND revision = :replaces
 -- Lock those of these schedules that have these revisions, except those that another transaction has locked.
 SELECT schedule.name
 FROM headgate.schedule
-JOIN {rows:named(name text, revision bigint)} ON named.name = schedule.name AND named.revision = schedule.revision
+JOIN {rows:named(name text, revision bigint)} ON @by_key(schedule.name, named.name) AND named.revision = schedule.revision
 ORDER BY schedule.name
 {for update of schedule skip locked}
 
@@ -121,7 +121,7 @@ FROM {rows:fired(
     name text, next_at bigint, last_at bigint, opened bigint, last_job job_id, skipped text, skipped_at bigint,
     skips bigint
 )}
-WHERE schedule.name = fired.name
+WHERE @by_key(schedule.name, fired.name)
 
 -- name: move_scheduled_jobs [postgres]
 -- Move the jobs of a schedule that are not final to its new name.

@@ -10,7 +10,12 @@ WHERE @by_key(job.id, tagged.job) AND job.options IS NOT NULL
     AND {position}(replace(job.options, ']', ','), '"' || tagged.tag || '",') > 0
 ON CONFLICT DO NOTHING
 
--- name: remove_tags
+-- name: remove_tags [postgres]
 -- Remove the tags of jobs that are deleted or replaced.
 DELETE FROM headgate.job_tag
+USING {rows:tagged(tag text, job job_id)}
+WHERE @by_key(job_tag.tag, tagged.tag) AND @by_key(job_tag.job, tagged.job)
+
+-- name: remove_tags [sqlite]
+DELETE FROM job_tag
 WHERE (tag, job) IN (SELECT tag, job FROM {rows:tagged(tag text, job job_id)})

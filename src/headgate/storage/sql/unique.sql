@@ -1,14 +1,26 @@
 -- Unique keys.
 
+-- part: looked_up(table, condition) [postgres]
+-- The rows of a table that are looked up for each row before it. A join may be planned as a read of a whole index, if few
+-- jobs had unique keys when the table was analyzed.
+CROSS JOIN LATERAL (SELECT * FROM headgate.$table WHERE $condition OFFSET 0) AS $table
+
+-- part: looked_up(table, condition) [sqlite]
+CROSS JOIN $table ON $condition
+
 -- name: unique_rivals
 -- Return the unique keys of these jobs, which are not waiting, and the other job that is waiting under each.
-SELECT job.id, job.task, job.unique_key, other.id AS rival
+SELECT
+    id, task, unique_key,
+    (
+        SELECT other.id FROM headgate.job AS other
+        WHERE other.task = job.task AND other.unique_key = job.unique_key AND other.unique_key IS NOT NULL
+            AND (other.waiting OR other.blocked) AND other.id <> job.id
+        LIMIT 1
+    ) AS rival
 FROM headgate.job
-LEFT JOIN headgate.job AS other
-    ON other.task = job.task AND other.unique_key = job.unique_key AND other.unique_key IS NOT NULL
-        AND (other.waiting OR other.blocked) AND other.id <> job.id
-WHERE job.id {any:ids job_id} AND job.unique_key IS NOT NULL
-ORDER BY job.id
+WHERE id {any:ids job_id} AND {no index}unique_key IS NOT NULL
+ORDER BY id
 
 -- name: stored_ids
 -- Return which of these job ids are stored.
@@ -16,32 +28,32 @@ SELECT id FROM headgate.job WHERE id {any:ids job_id}
 
 -- name: own_ids
 -- Return the texts of ids that callers chose, by their numbers.
-SELECT id, own_id FROM headgate.job WHERE id {any:numbers bigint} AND own_id IS NOT NULL
+SELECT id, own_id FROM headgate.job WHERE id {any:numbers bigint} AND coalesce(own_id, '') <> ''
 
 -- name: stored_jobs
 -- Return those of these jobs that are stored: of which tasks, and by which enqueue.
 SELECT id, own_id, task, enqueued_at, enqueued_by FROM headgate.job WHERE id {any:ids job_id}
+
+-- part: is_key
+job.task = keys.task AND job.unique_key = keys.unique_key
 
 -- name: jobs_under_keys
 -- Return the jobs that are not final under these unique keys of tasks, the waiting one and the running ones; and as a
 -- final one the job for which a key stays taken.
 SELECT @locked_job
 FROM {rows:keys(task text, unique_key text)}
-CROSS JOIN headgate.job
-WHERE job.task = keys.task AND job.unique_key = keys.unique_key
-    AND job.unique_key IS NOT NULL AND (job.waiting OR job.blocked)
+@looked_up(job, @is_key AND job.unique_key IS NOT NULL AND (waiting OR blocked))
 UNION ALL
 SELECT @locked_job
 FROM {rows:keys(task text, unique_key text)}
-CROSS JOIN headgate.job
-WHERE job.task = keys.task AND job.unique_key = keys.unique_key AND job.holds_key
+@looked_up(job, @is_key AND holds_key)
 UNION ALL
+-- By the key, and not by the index of times.
 SELECT
     reserved_key.job, reserved_key.task, reserved_key.unique_key, 'succeeded', '', '[]', NULL, 0, 0, false, false, false,
     NULL, NULL, false, reserved_key.until, 0, 0, NULL, NULL
 FROM {rows:keys(task text, unique_key text)}
-CROSS JOIN headgate.reserved_key
-WHERE reserved_key.task = keys.task AND reserved_key.unique_key = keys.unique_key AND reserved_key.until > :now
+@looked_up(reserved_key, reserved_key.task = keys.task AND reserved_key.unique_key = keys.unique_key AND until + 0 > :now)
 
 -- name: keep_keys
 -- Keep unique keys taken until then, for jobs that have just been stored under them.

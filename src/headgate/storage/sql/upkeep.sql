@@ -40,18 +40,21 @@ LIMIT :count
     (
         job.is_followed
         AND (
-            EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.id AND next.finished_at IS NULL)
+            EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.id AND next.finished_at IS NULL {no join})
             OR EXISTS (
-                SELECT 1
-                FROM headgate.awaited_leader AS awaited
-                JOIN headgate.job AS next ON next.follows = awaited.batch AND next.finished_at IS NULL
-                WHERE awaited.leader = job.id
+                SELECT 1 FROM headgate.awaited_leader AS awaited
+                WHERE awaited.leader = job.id AND EXISTS (
+                    SELECT 1 FROM headgate.job AS next
+                    WHERE next.follows = awaited.batch AND next.finished_at IS NULL
+                    {no join}
+                )
+                {no join}
             )
         )
     )
     OR (
         job.batch IS NOT NULL
-        AND EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.batch AND next.finished_at IS NULL)
+        AND EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.batch AND next.finished_at IS NULL {no join})
     )
 )
 
@@ -99,9 +102,9 @@ DELETE FROM headgate.log_line WHERE job {any:ids job_id}
 DELETE FROM headgate.audit_entry WHERE subject {any:subjects text} AND kind = 'job'
 
 -- part: is_empty_batch
-NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = batch.id)
-AND NOT EXISTS (SELECT 1 FROM headgate.batch AS inside WHERE inside.batch = batch.id)
-AND NOT (batch.is_join AND EXISTS (SELECT 1 FROM headgate.job WHERE job.follows = batch.id))
+NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = batch.id {no join})
+AND NOT EXISTS (SELECT 1 FROM headgate.batch AS inside WHERE inside.batch = batch.id {no join})
+AND NOT (batch.is_join AND EXISTS (SELECT 1 FROM headgate.job WHERE job.follows = batch.id {no join}))
 
 -- name: prune_batches_of
 -- Delete those of these batches that were final before then and have no stored job.

@@ -80,6 +80,16 @@ SELECT id FROM (
     {for update skip locked}
 ) AS first
 
+-- part: late_job [postgres]
+CROSS JOIN LATERAL (SELECT * FROM headgate.job WHERE job.id = late.id OFFSET 0) AS job
+LEFT JOIN LATERAL (SELECT behind FROM headgate.lane WHERE lane.id = job.lane AND job.waiting OFFSET 0) AS lane ON true
+LEFT JOIN LATERAL (SELECT limit_name, key FROM headgate.bucket WHERE bucket.id = lane.behind OFFSET 0) AS bucket ON true
+
+-- part: late_job [sqlite]
+JOIN job ON job.id = late.id
+LEFT JOIN lane ON lane.id = job.lane AND job.waiting
+LEFT JOIN bucket ON bucket.id = lane.behind
+
 -- name: expired
 -- Return waiting and blocked jobs whose time to start has passed, with the bucket that their lane waits behind; with
 -- :lanes, only those that a claim would have started from these lanes. They are locked, except those that another
@@ -93,9 +103,7 @@ FROM (
     @first_late(waiting, give_up_at)
     LIMIT :count
 ) AS late
-JOIN headgate.job USING (id)
-LEFT JOIN headgate.lane ON lane.id = job.lane AND job.waiting
-LEFT JOIN headgate.bucket ON bucket.id = lane.behind
+@late_job
 ORDER BY job.id
 
 -- name: lock_waiting

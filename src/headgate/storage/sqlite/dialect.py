@@ -35,6 +35,7 @@ class SqliteDialect:
         "least": "min",
         "position": "instr",
         "no index": "+",
+        "no join": "",
     }
 
     def rows(self, parameter: str, columns: Sequence[ParameterColumn]) -> str:

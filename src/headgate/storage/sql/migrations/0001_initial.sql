@@ -93,7 +93,6 @@ CREATE TABLE headgate.lane (
     UNIQUE (queue, buckets, wait_mode), -- [sqlite]
     CHECK (behind IS NULL OR since IS NOT NULL)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
-CREATE INDEX lane_queue ON headgate.lane (queue); -- [postgres]
 CREATE INDEX lane_due ON headgate.lane (queue, place, since, id)
     WHERE gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL;
 CREATE INDEX lane_due_in_group ON headgate.lane (group_id, place, since, id)
@@ -121,10 +120,12 @@ CREATE INDEX turn_group_line ON headgate.turn_group (queue, virtual_time, id) WH
 CREATE INDEX turn_group_virtual_time ON headgate.turn_group (queue, virtual_time);
 
 -- [postgres]
--- The ids of all lanes. Its rows are never updated.
+-- The ids of all lanes, by queue. Its rows are never updated, so that the index of queues costs an update of a lane nothing.
 CREATE TABLE headgate.known_lane (
-    id  text COLLATE "C" PRIMARY KEY
+    id    text COLLATE "C" PRIMARY KEY,
+    queue text COLLATE "C" NOT NULL
 );
+CREATE INDEX known_lane_queue ON headgate.known_lane (queue);
 
 -- opens_at is set while a lane waits behind the bucket; with idle_at and closed_until it is limit time.
 -- On PostgreSQL idle_at has no index, so that a charge of a bucket that nobody waits for changes no index at all, except
