@@ -301,7 +301,7 @@ SELECT
     (
         SELECT json_group_array(json_array(@lane_fields))
         FROM named
-        JOIN lane ON lane.id IN (
+        CROSS JOIN lane ON lane.id IN (
             SELECT id FROM lane
             WHERE queue = named.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
                 AND (NOT :known_only OR (@lane_is_known))
@@ -314,7 +314,7 @@ SELECT
         FROM (
             SELECT line.id, 1 + :count / row_number() OVER (PARTITION BY named.queue ORDER BY line.virtual_time, line.id) AS most
             FROM named
-            JOIN turn_group AS line ON line.id IN (
+            CROSS JOIN turn_group AS line ON line.id IN (
                 SELECT id FROM turn_group
                 WHERE queue = named.queue AND in_line
                     AND EXISTS (
@@ -326,7 +326,7 @@ SELECT
                 LIMIT :count
             )
         ) AS line
-        JOIN lane ON lane.id IN (
+        CROSS JOIN lane ON lane.id IN (
             SELECT id FROM (
                 SELECT id, row_number() OVER (ORDER BY lane.place, since, id) AS number FROM lane
                 WHERE lane.group_id = line.id AND behind IS NULL AND since IS NOT NULL
@@ -340,7 +340,7 @@ SELECT
     (
         SELECT json_group_array(json_array(@lane_fields))
         FROM named
-        JOIN lane ON lane.id IN (
+        CROSS JOIN lane ON lane.id IN (
             SELECT id FROM lane
             WHERE queue = named.queue AND gated AND since IS NULL AND wakes_at <= :now
                 AND (NOT :known_only OR (@lane_is_known))
@@ -352,7 +352,9 @@ SELECT
         -- A lane that is asleep is in no line.
         SELECT json_group_array(json_array(id, lane.queue, '[]', waiting, since, behind, wakes_at, wait_mode, opened_at))
         FROM named
-        JOIN lane ON lane.queue = named.queue AND lane.buckets = '[]' AND lane.wait_mode = '' AND lane.waiting > 0
+        CROSS JOIN lane ON lane.id IN (
+            SELECT id FROM lane WHERE queue = named.queue AND buckets = '[]' AND wait_mode = '' AND waiting > 0
+        )
     ) AS open,
     (SELECT min(opens_at) FROM bucket WHERE opens_at > :limit_now) AS next_bucket,
     (
@@ -387,7 +389,7 @@ SELECT
     @lowest_rank AS front, group_id, 0 AS group_most
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN json_each(:queues) AS named
-JOIN lane ON lane.id IN (
+CROSS JOIN lane ON lane.id IN (
     SELECT id FROM lane
     WHERE behind = granting.bucket AND queue = named.value
         AND (NOT :known_only OR (@lane_is_known))
@@ -534,7 +536,7 @@ CROSS JOIN LATERAL (
 -- name: heads [sqlite]
 SELECT @head_as_text
 FROM json_each(:lanes) AS visited
-JOIN job ON job.rowid IN (
+CROSS JOIN job ON job.rowid IN (
     SELECT rowid FROM job
     WHERE lane = visited.value AND waiting AND NOT delayed
     ORDER BY rank, rowid
@@ -568,7 +570,7 @@ CROSS JOIN LATERAL (
 -- name: heads_ready [sqlite]
 SELECT @head_as_text
 FROM json_each(:lanes) AS visited
-JOIN job ON job.rowid IN (
+CROSS JOIN job ON job.rowid IN (
     SELECT rowid FROM (
         SELECT rowid FROM job
         WHERE lane = visited.value AND waiting AND NOT delayed AND (:all OR limit_set {any:known_json text})
@@ -578,7 +580,7 @@ JOIN job ON job.rowid IN (
     UNION ALL
     SELECT due.rowid
     FROM @levels
-    JOIN job AS due ON due.rowid IN (
+    CROSS JOIN job AS due ON due.rowid IN (
         SELECT rowid FROM job
         WHERE lane = visited.value AND waiting AND delayed AND job.priority = level.priority AND run_at <= :now
             AND (:all OR limit_set {any:known_json text})

@@ -233,7 +233,7 @@ WHERE follows {any:leaders job_id} AND finished_at IS NOT NULL
             AND (other.waiting OR other.blocked)
         {no join}
     )
-ORDER BY id
+ORDER BY {no index}id
 {for update}
 
 -- name: block
@@ -285,13 +285,15 @@ WITH RECURSIVE found (id) AS (
     UNION
     SELECT job.id
     FROM found
-    JOIN headgate.job ON job.follows IS NOT NULL AND job.follows = found.id AND job.finished_at IS NULL
+    CROSS JOIN headgate.job
+    WHERE job.follows IS NOT NULL AND job.follows = found.id AND job.finished_at IS NULL
 )
 SELECT
     job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, cancel_requested,
     state = 'blocked' AS is_blocked, {field:origin.on} AS needs, job.follows
 FROM found
-JOIN headgate.job ON job.id = found.id
+CROSS JOIN headgate.job
+WHERE job.id = found.id
 ORDER BY job.id
 
 -- name: pending_batches_in

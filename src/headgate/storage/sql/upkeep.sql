@@ -26,9 +26,12 @@ WITH RECURSIVE ended (state, queue) AS (
 )
 SELECT @prunable_job
 FROM ended
-CROSS JOIN job
-    ON job.state = ended.state AND job.queue = ended.queue AND job.finished_at < :before AND job.finished_at >= :since
-WHERE NOT @has_own_retention
+CROSS JOIN job ON job.rowid IN (
+    SELECT rowid FROM job
+    WHERE state = ended.state AND queue = ended.queue AND finished_at < :before AND finished_at >= :since
+        AND NOT @has_own_retention
+    LIMIT :count
+)
 LIMIT :count
 
 -- part: has_own_retention

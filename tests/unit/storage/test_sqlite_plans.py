@@ -1,0 +1,60 @@
+"""Statements find their rows by an index on SQLite, also after somebody has analyzed the file."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from headgate import Headgate, RateLimit
+from headgate.storage.sqlite.dialect import STATEMENTS
+
+READ_FOR_PEOPLE = frozenset({
+    "check", "count_known", "count_known_jobs", "count_lanes_to_search", "jobs_known", "jobs_known_oldest",
+    "jobs_of_batch", "lanes_in_turn", "starts", "waiting",
+})  # fmt: skip
+RARE = frozenset({"downstream_jobs", "evict_lanes"})
+"""A cancelled chain, and a sweep once a minute that reads all empty lanes."""
+
+
+@pytest.mark.parametrize("jobs", [5, 500])
+async def test_what_is_known_of_the_tables_does_not_change_how_a_job_is_found(tmp_path: Path, jobs: int) -> None:
+    """The fault: after ANALYZE on a small file, each claim read all jobs, and for its lanes without limits all lanes.
+
+    Other programs analyze a file, too: `PRAGMA optimize` is what many do with each connection that they close.
+    """
+    file = tmp_path / "jobs.db"
+    app = Headgate(f"sqlite:///{file}")
+
+    @app.task(limits=[RateLimit("15/m", key="{tenant}")])
+    async def sync(tenant: str) -> None: ...
+
+    async with app.open():
+        await sync.enqueue_many([(str(number % 3),) for number in range(jobs)])
+    before = plans(file)
+    with sqlite3.connect(file) as connection:
+        connection.execute("ANALYZE")
+    after = plans(file)
+    assert "SEARCH job USING INTEGER PRIMARY KEY (rowid=?)" in before["heads"]
+    for name, steps in after.items():
+        if name not in READ_FOR_PEOPLE | RARE:
+            more = {step for step in steps - before[name] if re.match(r"SCAN|BLOOM|.*AUTOMATIC", step)}
+            assert not more, f"{name}: {more} instead of {before[name] - steps}"
+
+
+def plans(file: Path) -> dict[str, set[str]]:
+    """The steps of the plan of each statement, as a new connection makes it."""
+    found = {}
+    connection = sqlite3.connect(file)
+    try:
+        for name in STATEMENTS:
+            sql = STATEMENTS[name].sql
+            # The parameter that is a list of columns.
+            if name != "add_jobs":
+                values = dict.fromkeys(re.findall(r"(?<![:\w]):([a-z_]+)", sql))
+                found[name] = {row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)}
+    finally:
+        connection.close()
+    return found
