@@ -9,6 +9,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import Endings, Polling, ask, count_endings, without_sweeps
 from tests.durability.work import Work
 from tests.internals import store_of
@@ -39,6 +40,32 @@ async def test_jobs_run_through_a_pooler_that_gives_each_transaction_another_ses
         assert sorted(local.runs + remote.runs) == sorted(job.id for job in jobs)
         assert await store_of(local.app).check() == []
     assert set((await Endings.of(postgres.url)).times.values()) == {1}
+
+
+@pytest.mark.parametrize("by", ["sessions", "a pooler"])
+async def test_the_isolation_level_of_the_database_is_not_that_of_the_store(
+    postgres: PostgresServer, pooled: str, by: str
+) -> None:
+    """The fault: with another default, claims of several nodes failed, as rows had changed since their snapshots."""
+    await ask(postgres.url, "ALTER ROLE ALL SET default_transaction_isolation = 'repeatable read'")
+    url = postgres.url if by == "sessions" else pooled
+    local, remote = Work(url), Work(url)
+    async with local.app, remote.app:
+        storage = store_of(local.app)
+        assert isinstance(storage, PostgresStorage)
+        levels = [
+            await storage.driver._database.run(lambda session: session.row("enlisted_at")),
+            await storage.driver._database.transact(lambda session: session.row("enlisted_at")),
+        ]
+        assert [level for _, level, _ in levels] == ["read committed"] * 2
+        jobs = [
+            job
+            for number in range(20)
+            for work in (local, remote)
+            for job in await work.gated.enqueue_many([(f"key-{number % 3}",)] * 20)
+        ]
+        await asyncio.gather(*(result_within(job, 20) for job in jobs))
+        assert local.failures + remote.failures == []
 
 
 async def test_no_session_state_is_left_in_the_sessions_of_a_pooler(postgres: PostgresServer, pooled: str) -> None:

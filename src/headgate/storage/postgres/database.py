@@ -56,8 +56,12 @@ SETTINGS = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "jit": "off",
+    # Statements read what others have committed before they got their locks, whatever the database or the role prefers.
+    "default_transaction_isolation": "read committed",
 }
 """Settings of a session; behind a pooler, of each transaction."""
+
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
 SCANNING = {name: "on" for name in SETTINGS if name.startswith("enable_")} | {"plan_cache_mode": "force_custom_plan"}
 """Other settings for a transaction that may read whole tables: its best plan depends on its parameters."""
@@ -270,7 +274,7 @@ class Session:
             settings = {**SETTINGS, **self._bounds.of_session, **settings}
         silence = self._new_silence(settings)
         await self._connection.execute(
-            "; ".join(["BEGIN", *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())]),
+            "; ".join([_BEGIN, *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())]),
             timeout=self._timeout,
         )
         if silence is not None:
