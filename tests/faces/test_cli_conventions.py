@@ -173,17 +173,21 @@ def test_a_locale_without_utf8_changes_no_payload_and_breaks_no_table(make: Make
     make_tables(Path())
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
-    def run(*words: str) -> str:
+    def run(*words: str, encoding: str = "ascii") -> str:
+        env = {**plain, "PYTHONIOENCODING": encoding}
         done = subprocess.run(
-            [sys.executable, "-m", "headgate", *words], cwd=tmp_path, env=plain, capture_output=True, check=False
+            [sys.executable, "-m", "headgate", *words], cwd=tmp_path, env=env, capture_output=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        return done.stdout.decode("ascii")
+        return done.stdout.decode(encoding)
 
-    id = run("jobs", "enqueue", target, "sync", "--payload", '{"tenant": "Müller ☃"}').strip()
+    id = run("jobs", "enqueue", target, "sync", "--payload", '{"tenant": "Müller ☃😀"}').strip()
     assert "|default" in run("status", target)
-    (shown,) = json.loads(call("jobs", "show", target, id, "--json").stdout)
-    assert shown["payload"] == {"tenant": "Müller ☃"}
+    assert r"M\xfcller \u2603\U0001f600" in run("jobs", "show", target, id)
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        assert "ller" in run("jobs", "show", target, id, encoding=encoding)
+        (shown,) = json.loads(run("jobs", "show", target, id, "--json", encoding=encoding))
+        assert shown["payload"] == {"tenant": "Müller ☃😀"}
 
 
 def test_a_failing_output_is_reported_in_one_line() -> None:

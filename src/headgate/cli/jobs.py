@@ -360,7 +360,10 @@ async def _show_lines(admin: Admin, id: str, count: int | None, *, follow: bool,
     while True:
         for line in lines:
             after = line.number
-            click.echo(msgspec.json.encode(_line(line)).decode() if as_json else _worded(line))
+            if as_json:
+                print_json(_line(line), as_line=True)
+            else:
+                click.echo(_worded(line))
         if not follow:
             return
         # Read first: lines from before the end are stored by the time the end is visible.

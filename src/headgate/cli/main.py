@@ -6,6 +6,7 @@ import difflib
 import errno
 import gc
 import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping
@@ -102,6 +103,9 @@ class LazyGroup(click.Group):
         # None if it was closed, as by >&-.
         sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
         sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A key may have characters that the encoding of a terminal, a pipe or a cron job lacks.
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit):

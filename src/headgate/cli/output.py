@@ -5,6 +5,7 @@ Functions that lay out tables import Rich; a script that reads JSON does not loa
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,9 +41,17 @@ NOTHING_NEW = "nothing was enqueued: this job with its unique key, or its id, wa
 """What is said beside the id of a job that `enqueue` has found."""
 
 
-def print_json(answer: object) -> None:
-    """Print an answer as indented JSON; instants are ISO 8601 in UTC."""
-    click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+def print_json(answer: object, *, as_line: bool = False) -> None:
+    """Print an answer as indented JSON, or as one line; instants are ISO 8601 in UTC.
+
+    Characters that the output has no encoding for are escaped as in JSON.
+    """
+    text = msgspec.json.encode(answer).decode()
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(json.loads(text), separators=(",", ":"))
+    click.echo(text if as_line else msgspec.json.format(text, indent=2))
 
 
 def print_list(

@@ -10,14 +10,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import click
-import msgspec
 
 from headgate.admin.slow_counts import SlowCounts
 from headgate.app import Headgate
 from headgate.cli.live.render import LiveView, next_order, render_snapshot
 from headgate.cli.live.snapshot import LiveSnapshot, read_snapshot
 from headgate.cli.locate import locate, takes_app
-from headgate.cli.output import make_console
+from headgate.cli.output import make_console, print_json
 from headgate.cli.times import seconds_within
 from headgate.clock import SECOND, Clock, SystemClock, sleep, wait_for_event
 from headgate.errors import HeadgateError
@@ -57,7 +56,7 @@ def top(target: str, interval: float, count: int | None, as_json: bool) -> None:
 async def _print_lines(app: Headgate, clock: Clock, interval: float, count: int | None) -> None:
     async for answer in _answers(app, clock, interval, count):
         line = {"error": str(answer)} if isinstance(answer, HeadgateError) else answer
-        click.echo(msgspec.json.encode(line).decode())
+        print_json(line, as_line=True)
 
 
 async def _print_pictures(app: Headgate, clock: Clock, interval: float, count: int) -> None:
