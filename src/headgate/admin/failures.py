@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from headgate.admin.columns import Column
+from headgate.admin.history import Deploy, deploys_since
 from headgate.admin.listed import ListedJob
 from headgate.clock import SECOND, to_datetime
 from headgate.jobs.job import JobRecord, JobState
@@ -90,7 +91,10 @@ class FailedJob:
 
 @dataclass(frozen=True, slots=True)
 class FailureDetails:
-    """A group with its jobs, the last ones first; `since`, `until`, `step` and `is_cut` are as in `FailureReport`."""
+    """A group with its jobs, the last ones first; `since`, `until`, `step` and `is_cut` are as in `FailureReport`.
+
+    `deploys` are the last 100 in this time.
+    """
 
     group: FailureGroup
     jobs: Sequence[FailedJob]
@@ -98,6 +102,7 @@ class FailureDetails:
     until: datetime
     step: float
     is_cut: bool
+    deploys: Sequence[Deploy]
 
 
 class _Key(NamedTuple):
@@ -192,6 +197,7 @@ async def failures_like(storage: Store, record: JobRecord, span: int | None, mos
         until=to_datetime(period.until),
         step=period.step / SECOND,
         is_cut=found.is_cut,
+        deploys=await deploys_since(storage, period.since),
     )
 
 

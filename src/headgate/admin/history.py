@@ -92,7 +92,7 @@ class LimitHistory:
     """The use of a limit, in steps of `step` seconds, and what its rule allows now.
 
     `bound` is None for all keys together, for a limit that this program does not declare, and for rules that are not a
-    count in a time: permits and dynamic windows.
+    count in a time: permits and dynamic windows. `deploys` are the last 100 in this time.
     """
 
     limit: str
@@ -100,6 +100,7 @@ class LimitHistory:
     step: int
     points: Sequence[LimitPoint]
     bound: RateBound | None
+    deploys: Sequence[Deploy] = ()
 
     @property
     def unlimited(self) -> int:
@@ -153,9 +154,8 @@ class HistoryAdmin:
         )
         # A task that runs in several queues has a row in each.
         steps = [reduce(JobsStep.plus, of_one) for _, of_one in groupby(rows, key=attrgetter("at"))]
-        deploys = [Deploy(to_datetime(each.at), each.release) for each in await self._storage.deploys(since)]
         total = _point(reduce(JobsStep.plus, steps)) if steps else None
-        return JobsReport([_point(each) for each in steps], total, deploys)
+        return JobsReport([_point(each) for each in steps], total, await deploys_since(self._storage, since))
 
     async def limit(self, name: str, key: str | None = None, span: Duration = 3600) -> LimitHistory:
         """Return what was charged to a key of a limit in the last `span` (seconds, up to a day); None: to all together.
@@ -169,7 +169,8 @@ class HistoryAdmin:
         key = None if key is None else bucket_key(key)
         rows = await self._storage.limit_history(step, name, key, since)
         points = [LimitPoint(to_datetime(row.at), max(0, row.used), row.unlimited) for row in rows]
-        return LimitHistory(name, key, step, points, await self._bound(name, key))
+        bound, deploys = await self._bound(name, key), await deploys_since(self._storage, since)
+        return LimitHistory(name, key, step, points, bound, deploys)
 
     def _since(self, step: int, span: Duration) -> int:
         kept, duration = KEPT_FOR[step], parse_duration(span, "span", "history")
@@ -185,6 +186,11 @@ class HistoryAdmin:
             return None
         rule = LiveRules(await self._storage.settings()).rule(BucketRef(name, key), declared)
         return None if rule.count is None else RateBound(rule.count, (rule.period - rule.margin) / SECOND)
+
+
+async def deploys_since(storage: Store, since: int) -> Sequence[Deploy]:
+    """Return the last 100 deploys since then (wall microseconds), oldest first."""
+    return [Deploy(to_datetime(each.at), each.release) for each in await storage.deploys(since)]
 
 
 def _point(row: JobsStep) -> JobsPoint:

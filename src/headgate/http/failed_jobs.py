@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from headgate.admin import FailedJob, FailureGroup
+from headgate.admin import Deploy, FailedJob, FailureGroup
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, Query, reads
 from headgate.http.http_error import HttpError
@@ -72,7 +72,10 @@ class FailurePage(msgspec.Struct, frozen=True):
 
 
 class FailureDetailsView(msgspec.Struct, frozen=True):
-    """A group of failures, its newest error with the traceback, and its jobs, the last ones first."""
+    """A group of failures, its newest error with the traceback, and its jobs, the last ones first.
+
+    `deploys` are the last 100 in its time.
+    """
 
     group: FailureView
     jobs: Sequence[FailedJob]
@@ -80,6 +83,7 @@ class FailureDetailsView(msgspec.Struct, frozen=True):
     now: datetime
     step: float
     is_cut: bool
+    deploys: Sequence[Deploy]
 
 
 async def failures(caller: Caller, query: FailuresQuery) -> FailurePage:
@@ -117,6 +121,7 @@ async def failure(caller: Caller, id: str, query: FailureQuery) -> FailureDetail
         now=found.until,
         step=found.step,
         is_cut=found.is_cut,
+        deploys=found.deploys,
     )
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 import pytest
 import pytest_asyncio
@@ -256,8 +256,13 @@ async def test_deploys_are_marked_in_the_charts(browser: Browser, shop: Shop) ->
             chart = visit.page.locator("hg-chart svg").first
             await expect(chart.locator(".deploy text")).to_have_text("v7.1")
             await expect(chart).to_have_attribute("aria-label", re.compile(r"Deploys: v7\.1 \(\d{4}-"))
-        await visit.go("overview?span=24h")
-        await expect(visit.page.locator("hg-chart svg .deploy").first).to_be_visible()
+        for where in (
+            "overview?span=24h",
+            f"failures/{shop.seeds.failed.id}?span=1h",
+            f"limits/{quote(LIMIT, safe='')}?{urlencode({'key': HOSTILE})}",
+        ):
+            await visit.go(where)
+            await expect(visit.page.locator("hg-chart svg .deploy").first).to_be_visible()
 
 
 @pytest.mark.nightly

@@ -15,6 +15,7 @@ from headgate.errors import DeclarationError
 from headgate.http import BearerAuth, User, dashboard
 from headgate.http.redaction import HIDDEN
 from tests.faces.http.stage import PASSWORD, browser, client, make_app, problem
+from tests.internals import store_of
 from tests.until import result_within
 
 
@@ -109,6 +110,17 @@ async def test_failures_are_listed_by_root_cause_and_retried_together(app: Headg
             assert [(each.actor, each.action) for each in await app.admin.audit_log(subject=id)] == [("local", "retry")]
         assert [group["id"] for group in (await ask(client, "/failures?span=3600"))["items"]] == [other]
         assert await ask(client, f"/failures/{ids[0]}", expected=404) == "not_failed"
+
+
+async def test_failures_name_the_deploys_of_their_time(app: Headgate) -> None:
+    async with app.open():
+        await store_of(app).join("n1", "n1", release="v1")
+    (failed,) = await fail(app, "find", 17)
+    async with app.open(), browser(app) as client:
+        await store_of(app).join("n2", "n2", release="v2")
+        found = await ask(client, f"/failures/{failed}?span=3600")
+        assert [each["release"] for each in found["deploys"]] == ["v1", "v2"]
+        assert [each["release"] for each in (await ask(client, f"/failures/{failed}"))["deploys"]] == ["v2"]
 
 
 async def test_a_hidden_value_is_hidden_in_a_root_cause_too() -> None:

@@ -1,7 +1,7 @@
 /** What jobs did over time: of all, of a task or of a queue. A selected range of a chart leads to its jobs. */
 
 import { get, optional } from "./api.js";
-import { timeChart } from "./charts.js";
+import { deployMarks, timeChart } from "./charts.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
 import { t } from "./language.js";
@@ -69,11 +69,6 @@ function noData(history, titles) {
   return titles.map((title) => panel(title, {}, empty(t("No data"), why)));
 }
 
-/** The deploys as marks of a chart. @param {{at: string, release: string}[]} deploys */
-function marksOf(deploys) {
-  return deploys.map(({ at, release }) => ({ at: Date.parse(at), name: release }));
-}
-
 /** @param {any} history @param {Span} range @param {Subject} subject */
 function throughput({ points, step, deploys }, range, subject) {
   const to = format.now();
@@ -89,7 +84,7 @@ function throughput({ points, step, deploys }, range, subject) {
       label: t("Throughput, jobs per second, {name}", { name: range.name }),
       unit: format.rate,
       onRange: showJobs(subject),
-      marks: marksOf(deploys),
+      marks: deployMarks(deploys),
       series: [
         { name: t("Succeeded"), tone: "green", kind: "area", values: perSecond("succeeded") },
         { name: t("Failed"), tone: "red", kind: "area", values: perSecond("failed") },
@@ -115,7 +110,7 @@ function durations(title, kind, hint, { points, step, deploys }, range, subject)
       label: `${title} ${hint}, ${range.name}`,
       unit: format.duration,
       onRange: showJobs(subject),
-      marks: marksOf(deploys),
+      marks: deployMarks(deploys),
       series: [
         ...(isOfOne
           ? [{ name: "p99", tone: "grey", kind: /** @type {const} */ ("line"), values: seconds(`${kind}_p99`) }]

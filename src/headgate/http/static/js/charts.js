@@ -289,6 +289,11 @@ export function timeChart(chart) {
   return h("hg-chart", { chart, class: "chart" });
 }
 
+/** Deploys as the marks of a chart. @param {{at: string, release: string}[]} deploys */
+export function deployMarks(deploys) {
+  return deploys.map(({ at, release }) => ({ at: Date.parse(at), name: release }));
+}
+
 /** A line without axes, next to a number. @param {number[]} values @param {string} tone @param {string} label */
 export function sparkline(values, tone, label) {
   const top = Math.max(...values, 0);

@@ -2,7 +2,7 @@
 
 import { get, path } from "../api.js";
 import { changeListed } from "../bulk.js";
-import { timeChart } from "../charts.js";
+import { deployMarks, timeChart } from "../charts.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -114,7 +114,7 @@ function causePanel(group) {
 }
 
 /** @param {any} data */
-function trend({ group, since, now, step }) {
+function trend({ group, since, now, step, deploys }) {
   const from = Date.parse(since);
   const to = Date.parse(now);
   return panel(
@@ -127,6 +127,7 @@ function trend({ group, since, now, step }) {
       step: step * 1000,
       unit: format.count,
       isWhole: true,
+      marks: deployMarks(deploys),
       series: [
         {
           name: t("Failures"),

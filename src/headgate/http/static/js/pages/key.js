@@ -2,7 +2,7 @@
 
 import { get, optional, path } from "../api.js";
 import { nextSlot, ruleLabel } from "../limits/buckets.js";
-import { timeChart } from "../charts.js";
+import { deployMarks, timeChart } from "../charts.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { t, withElements } from "../language.js";
@@ -222,6 +222,7 @@ function historyPanel(context) {
       unit: format.rate,
       isWhole: true,
       isContinuous: true,
+      marks: deployMarks(history.deploys),
       bound: allowedStarts && { value: allowedStarts, name: t("allowed: {rate}", { rate: format.rate(allowedStarts) }) },
       series: [{ name: t("Started"), tone: "blue", kind: "area", values: started }],
     }),
