@@ -411,6 +411,7 @@ async def charts_read_their_own_curves(store_user: StoreUser) -> None:
     store_user.ran()
     assert len(await storage.jobs_history(60, "mail", "task 7", 0)) == 60
     assert len(await storage.jobs_history(60, ALL, "task 7", 0)) == 60
+    assert len(await storage.recent_history(60, 55, 500)) == 500
     assert len(await storage.limit_history(10, "api", "key 7", 0)) == 60
     places = [JobsStep(60, "mail", f"task {number}", number, enqueued=1) for number in range(50)]
     uses = [LimitStep(10, "api", f"key {number}", number, 1) for number in range(50)]
@@ -426,7 +427,7 @@ async def charts_read_their_own_curves(store_user: StoreUser) -> None:
     assert await storage.prune_history(10, 2, 500) == 500
     ran = store_user.ran()
     about = {each.statement for each in ran if "history" in each.statement}
-    assert len(about) == 9
+    assert len(about) == 10
     for each in ran:
         assert not each.scanned & {"jobs_history", "limit_history"}, f"{each.statement}\n{each.text}"
         assert each.pages <= 3000, f"{each.statement} looks at {each.pages} pages\n{each.text}"

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from headgate.admin.explain import Explanation, LimitInfo
     from headgate.admin.failures import FailedJob, FailureDetails, FailureGroup, FailureReport
     from headgate.admin.find import Found
-    from headgate.admin.history import Deploy, HistoryAdmin, JobsPoint, JobsReport, LimitHistory, LimitPoint, RateBound
+    from headgate.admin.history import (
+        Activity,
+        ActivityReport,
+        Deploy,
+        HistoryAdmin,
+        JobsPoint,
+        JobsReport,
+        LimitHistory,
+        LimitPoint,
+        RateBound,
+    )
     from headgate.admin.holders import PermitHolder
     from headgate.admin.limits import BucketStatus, DeclaredLimit, KeyStatus, LimitsAdmin, LimitStatus, LimitSummary
     from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage
@@ -31,6 +41,8 @@ if TYPE_CHECKING:
     from headgate.storage.records import Dependency, JobCount, JobGraph
 
 __all__ = [
+    "Activity",
+    "ActivityReport",
     "Admin",
     "AlertStatus",
     "Audited",
@@ -100,6 +112,8 @@ _PLACES = {
     "FailureGroup": "headgate.admin.failures",
     "FailureReport": "headgate.admin.failures",
     "Found": "headgate.admin.find",
+    "Activity": "headgate.admin.history",
+    "ActivityReport": "headgate.admin.history",
     "Deploy": "headgate.admin.history",
     "HistoryAdmin": "headgate.admin.history",
     "JobsPoint": "headgate.admin.history",

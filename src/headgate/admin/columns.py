@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["text", "names", "count", "duration", "age", "time", "until", "state", "id"]
-"""How a value is written: `names` is several texts, `duration` and `age` are seconds, `time` and `until` instants."""
+Kind = Literal["text", "names", "count", "duration", "age", "time", "until", "state", "id", "rate", "share"]
+"""How a value is written: `names` is several texts, `duration` and `age` are seconds, `time` and `until` instants.
+
+`rate` is per second, `share` a part of 1.
+"""
 
 
 @dataclass(frozen=True, slots=True)

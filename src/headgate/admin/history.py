@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
 from itertools import groupby
 from operator import attrgetter
+from typing import NamedTuple
 
 from headgate.arguments import parse_duration
 from headgate.clock import SECOND, Duration, to_datetime
 from headgate.errors import DeclarationError
-from headgate.jobs.history import ALL, KEPT_FOR, LIMIT_STEPS, JobsStep, percentile, step_at
+from headgate.jobs.history import ALL, KEPT_FOR, LIMIT_STEPS, JobsStep, added, percentile, step_at
 from headgate.jobs.job import BucketRef
 from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.store import Store
+
+MINUTE = 60
+"""The length of the steps of an `Activity`, in seconds."""
+
+ACTIVITY_SPAN = 15 * MINUTE
+"""How far back an `Activity` looks, in seconds."""
+
+MOST_STEPS = 10_000
+"""How many steps are read at most for the activity of all tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,31 @@ class LimitHistory:
         return sum(point.unlimited for point in self.points)
 
 
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the jobs of a task or a queue have done in the last minutes.
+
+    `throughput` is how many jobs finished per second, `failure_share` the part of these that failed (None: no job
+    finished), `wait_p95` and `run_p95` are seconds, as in `JobsPoint`. `trend` counts the finished jobs of each whole
+    minute.
+    """
+
+    throughput: float = 0.0
+    failure_share: float | None = None
+    wait_p95: float | None = None
+    run_p95: float | None = None
+    trend: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityReport:
+    """The tasks and the queues in which anything has happened since then, by name."""
+
+    since: datetime
+    tasks: Mapping[str, Activity]
+    queues: Mapping[str, Activity]
+
+
 class HistoryAdmin:
     """What the processes of an app have counted; see `Settings.history`. The last ten seconds may be missing.
 
@@ -157,6 +192,28 @@ class HistoryAdmin:
         total = _point(reduce(JobsStep.plus, steps)) if steps else None
         return JobsReport([_point(each) for each in steps], total, await deploys_since(self._storage, since))
 
+    async def activity(self) -> ActivityReport:
+        """Return what each task and each queue has done in the last 15 minutes.
+
+        It reads 10,000 steps of a minute at most, the newest. If there are more, the time is shorter.
+        """
+        now, since = self._storage.now(), self._since(MINUTE, ACTIVITY_SPAN)
+        rows = await self._storage.recent_history(MINUTE, since, MOST_STEPS)
+        if len(rows) == MOST_STEPS:
+            # The first minute may be incomplete.
+            since = rows[-1].at + MINUTE * SECOND
+            rows = [row for row in rows if row.at >= since]
+        steps: dict[tuple[str, str], list[JobsStep]] = {}
+        for row in rows:
+            steps.setdefault((row.queue, row.task), []).append(row)
+        length = now - since
+        curves = [_Curve.of(each, since, length // (MINUTE * SECOND)) for each in steps.values()]
+        return ActivityReport(
+            to_datetime(since),
+            tasks=_activities(curves, attrgetter("task"), length),
+            queues=_activities(curves, attrgetter("queue"), length),
+        )
+
     async def limit(self, name: str, key: str | None = None, span: Duration = 3600) -> LimitHistory:
         """Return what was charged to a key of a limit in the last `span` (seconds, up to a day); None: to all together.
 
@@ -186,6 +243,45 @@ class HistoryAdmin:
             return None
         rule = LiveRules(await self._storage.settings()).rule(BucketRef(name, key), declared)
         return None if rule.count is None else RateBound(rule.count, (rule.period - rule.margin) / SECOND)
+
+
+def _activities(curves: Sequence[_Curve], name: Callable[[JobsStep], str], length: int) -> dict[str, Activity]:
+    named: dict[str, list[_Curve]] = {}
+    for curve in curves:
+        named.setdefault(name(curve.total), []).append(curve)
+    return {each: _activity(reduce(_Curve.plus, of_one), length) for each, of_one in named.items()}
+
+
+def _activity(curve: _Curve, length: int) -> Activity:
+    """Return what the jobs of a curve, which covers `length` microseconds, have done."""
+    total = curve.total
+    finished = total.succeeded + total.failed
+    return Activity(
+        throughput=finished * SECOND / max(MINUTE * SECOND, length),
+        failure_share=total.failed / finished if finished else None,
+        wait_p95=_durations(total.waits, total.wait_max)[1],
+        run_p95=_durations(total.runs, total.run_max)[1],
+        trend=curve.trend,
+    )
+
+
+class _Curve(NamedTuple):
+    """A task in a queue: the sum of its steps, and how many of its jobs finished in each whole minute."""
+
+    total: JobsStep
+    trend: Sequence[int]
+
+    @staticmethod
+    def of(rows: Sequence[JobsStep], since: int, minutes: int) -> _Curve:
+        trend = [0] * minutes
+        for row in rows:
+            # The minute that is not over would look like a fall.
+            if (minute := (row.at - since) // (MINUTE * SECOND)) < minutes:
+                trend[minute] += row.succeeded + row.failed
+        return _Curve(reduce(JobsStep.plus, rows), trend)
+
+    def plus(self, other: _Curve) -> _Curve:
+        return _Curve(self.total.plus(other.total), added(self.trend, other.trend))
 
 
 async def deploys_since(storage: Store, since: int) -> Sequence[Deploy]:

@@ -104,7 +104,15 @@ QUEUE_COLUMNS = (
     Column("queue", "Queue"),
     Column("lag", "Lag", "duration"),
     Column("oldest", "Oldest", "duration"),
-    *(Column(state, state.capitalize(), "count") for state in JobState),
+    Column("waiting", "Waiting", "count"),
+    Column("running", "Running", "count"),
+    Column("throughput", "Throughput", "rate", only="dashboard"),
+    Column("failure_share", "Failures", "share", only="dashboard"),
+    Column("wait_p95", "Wait, p95", "duration", only="dashboard"),
+    Column("succeeded", "Succeeded", "count", only="cli"),
+    Column("failed", "Failed", "count"),
+    Column("cancelled", "Cancelled", "count", only="cli"),
+    Column("skipped", "Skipped", "count", only="cli"),
     Column("note", "Note", only="cli"),
 )
 

@@ -11,6 +11,7 @@ from headgate.storage.background_counts import PATIENCE, BackgroundCounts
 from headgate.storage.records import QueueCounts, WaitingCount
 
 if TYPE_CHECKING:
+    from headgate.admin.history import ActivityReport
     from headgate.admin.overview import UnfinishedCounts
 
 
@@ -46,7 +47,10 @@ class SlowCounts:
         self.tasks: BackgroundCounts[Sequence[WaitingCount]] = BackgroundCounts(
             clock, "waiting jobs by task", patience=patience, first_patience=patience
         )
+        self.activity: BackgroundCounts[ActivityReport] = BackgroundCounts(
+            clock, "finished jobs by task", patience=patience, first_patience=FIRST_PATIENCE
+        )
 
     async def close(self) -> None:
         """End the running counts."""
-        await asyncio.gather(self.unfinished.close(), self.finals.close(), self.tasks.close())
+        await asyncio.gather(*(each.close() for each in (self.unfinished, self.finals, self.tasks, self.activity)))

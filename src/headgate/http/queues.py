@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Annotated
 
 import msgspec
 
-from headgate.admin import BulkResult, DeclaredLimit, DeclaredQueue, QueueKeys, QueueOverview
+from headgate.admin import Activity, BulkResult, DeclaredLimit, DeclaredQueue, QueueKeys, QueueOverview
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, acts, reads
 from headgate.http.jobs import MOST_CHANGED
-from headgate.http.tasks import limits_named
+from headgate.http.tasks import activity, limits_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView(QueueOverview):
+    """A queue with what its jobs have done since `active_since`; null: not read yet.
+
+    `throughput` is how many finished per second, `failure_share` the part of these that failed, `wait_p95` the seconds
+    that 95 of 100 started jobs had been due at most, and `trend` the jobs that finished in each minute.
+    """
+
+    throughput: float | None
+    failure_share: float | None
+    wait_p95: float | None
+    trend: Sequence[int]
 
 
 class QueuePage(msgspec.Struct, frozen=True):
-    """All queues, as of `now`; their unfinished jobs were counted at `counted_at` (null: not yet)."""
+    """All queues, as of `now`; their unfinished jobs were counted at `counted_at` (null: not yet).
 
-    items: Sequence[QueueOverview]
+    What they have done is known from `active_since` on: the last 15 minutes; null: not yet.
+    """
+
+    items: Sequence[QueueView]
     now: datetime
     counted_at: datetime | None
+    active_since: datetime | None
     next: None = None
 
 
@@ -48,9 +67,21 @@ class QueuePurge(JsonBody, frozen=True, kw_only=True):
 
 
 async def queues(caller: Caller) -> QueuePage:
-    """Return all queues by name: those that are declared, have jobs or are paused."""
-    overview = await caller.overview()
-    return QueuePage(overview.queues, overview.now, overview.counted_at)
+    """Return all queues by name: those that are declared, have jobs or are paused; with what they have done."""
+    overview, recent = await caller.overview(), await activity(caller)
+    done = {} if recent is None else recent.queues
+    items = [
+        QueueView(
+            **{field.name: getattr(each, field.name) for field in fields(each)},
+            throughput=None if recent is None else found.throughput,
+            failure_share=found.failure_share,
+            wait_p95=found.wait_p95,
+            trend=found.trend,
+        )
+        for each in overview.queues
+        for found in (done.get(each.queue, Activity()),)
+    ]
+    return QueuePage(items, overview.now, overview.counted_at, None if recent is None else recent.since)
 
 
 async def queue(caller: Caller, name: str) -> QueueDetails:

@@ -12,8 +12,9 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from headgate.admin import DeclaredLimit, DeclaredTask, EnqueuedJob
+from headgate.admin import Activity, ActivityReport, DeclaredLimit, DeclaredTask, EnqueuedJob
 from headgate.admin.query import Instant
+from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, JsonBody, acts, bad_request, reads
 from headgate.http.http_error import HttpError
@@ -77,20 +78,33 @@ ENQUEUED = EnqueuedJob("06qg52v2jj4pb", True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView(DeclaredTask):
-    """A task with the number of its waiting jobs, null if they are not counted yet."""
+    """A task with the number of its waiting jobs, null if they are not counted yet.
+
+    `oldest` is for how many seconds the first of these has been due; null: none is. `throughput` is how many of its
+    jobs finished per second since `active_since`, `failure_share` the part of these that failed, `run_p95` the seconds
+    that 95 of 100 attempts took at most, and `trend` the jobs that finished in each minute. These are null if the
+    history is not read yet.
+    """
 
     waiting: int | None
+    oldest: float | None
+    throughput: float | None
+    failure_share: float | None
+    run_p95: float | None
+    trend: Sequence[int]
 
 
 class TaskPage(msgspec.Struct, frozen=True):
     """All tasks that this app declares. The waiting jobs were counted at `counted_at`, null: not yet.
 
-    With more than 100,000 waiting jobs the counts are lower bounds, not `is_exact`.
+    With more than 100,000 waiting jobs the counts are lower bounds, not `is_exact`. What the tasks have done is known
+    from `active_since` on: the last 15 minutes; null: not yet.
     """
 
     items: Sequence[TaskView]
     now: datetime
     counted_at: datetime | None
+    active_since: datetime | None
     is_exact: bool
     next: None = None
 
@@ -111,24 +125,48 @@ class TaskDetails(msgspec.Struct, frozen=True):
 
 
 async def tasks(caller: Caller) -> TaskPage:
-    """Return the tasks that this app declares, by name, each with the number of its waiting jobs."""
+    """Return the tasks that this app declares, by name, with their waiting jobs and what they have done."""
     caller.counts.tasks.begin(caller.admin.waiting, caller.admin.now)
+    recent = await activity(caller)
     counted = await caller.counts.tasks.read()
     waiting = Counter[str]()
+    due_at: dict[str, int] = {}
     for each in () if counted is None else counted.found:
         waiting[each.task] += each.jobs
+        if each.due_at is not None and each.view in ("ready", "throttled"):
+            due_at[each.task] = min(each.due_at, due_at.get(each.task, each.due_at))
+    now = caller.admin.now()
+    done = {} if recent is None else recent.tasks
     return TaskPage(
         items=[
             TaskView(
                 **{field.name: getattr(each, field.name) for field in fields(each)},
                 waiting=None if counted is None else waiting[each.task],
+                oldest=_age(due_at.get(each.task), now),
+                throughput=None if recent is None else found.throughput,
+                failure_share=found.failure_share,
+                run_p95=found.run_p95,
+                trend=found.trend,
             )
             for each in caller.admin.declared_tasks
+            for found in (done.get(each.task, Activity()),)
         ],
-        now=caller.admin.now(),
+        now=now,
         counted_at=None if counted is None else counted.at,
+        active_since=None if recent is None else recent.since,
         is_exact=waiting.total() < MOST_COUNTED,
     )
+
+
+async def activity(caller: Caller) -> ActivityReport | None:
+    """Return what the tasks and queues have done, as it was last read; None: not yet."""
+    caller.counts.activity.begin(caller.admin.history.activity, caller.admin.now)
+    read = await caller.counts.activity.read()
+    return None if read is None else read.found
+
+
+def _age(due_at: int | None, now: datetime) -> float | None:
+    return None if due_at is None else max(0.0, (now - to_datetime(due_at)).total_seconds())
 
 
 async def task(caller: Caller, name: str) -> TaskDetails:

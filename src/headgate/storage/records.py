@@ -438,12 +438,16 @@ class JobCount(msgspec.Struct, frozen=True):
 
 
 class WaitingCount(msgspec.Struct, frozen=True, array_like=True):
-    """How many jobs of one queue and task wait for the same kind of thing."""
+    """How many jobs of one queue and task wait for the same kind of thing.
+
+    `due_at` is when the first of them was due (wall microseconds); None if they follow other jobs.
+    """
 
     queue: str
     task: str
     view: JobView
     jobs: int
+    due_at: int | None = None
 
 
 class ViewCount(msgspec.Struct, frozen=True, array_like=True):

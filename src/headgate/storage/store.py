@@ -573,6 +573,7 @@ class Store:
 
     gather_history: Final = write(history.gather_history, is_atomic=False)
     jobs_history: Final = read(history.jobs_history, "list")
+    recent_history: Final = read(history.recent_history, "list")
     limit_history: Final = read(history.limit_history, "list")
     prune_history: Final = write(history.prune_history)
     take_alert_turns: Final = write(alert_rows.take_alert_turns)

@@ -67,6 +67,19 @@ class ChartsConformance(Conformance):
         ]
         assert [row.at for row in await store_user.storage.jobs_history(10, ALL, "t", at(1))] == [at(1)] * 2
 
+    async def test_the_newest_steps_of_all_tasks_are_read_last_ones_first(self, store_user: StoreUser) -> None:
+        rows = [
+            JobsStep(step, "q", task, at(number), enqueued=1)
+            for step in (10, 60)
+            for task in ("t", "u", ALL)
+            for number in (0, 1, 2)
+        ]
+        await store_user.storage.add_history([*rows, JobsStep(10, ALL, ALL, at(1), enqueued=1)], ())
+        found = await store_user.storage.recent_history(10, at(1), 100)
+        assert [row.at for row in found] == [at(2), at(2), at(1), at(1)]
+        assert {(row.step, row.queue, row.task) for row in found} == {(10, "q", "t"), (10, "q", "u")}
+        assert [row.at for row in await store_user.storage.recent_history(10, at(0), 3)] == [at(2), at(2), at(1)]
+
     async def test_the_use_of_a_limit_is_added_up_by_key_and_for_all_together(self, store_user: StoreUser) -> None:
         rows = [
             LimitStep(10, "calls", "acme", AT, 3),

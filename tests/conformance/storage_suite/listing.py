@@ -121,11 +121,12 @@ class ListingConformance(Conformance):
         await store_user.take()
         await store_user.add(4, task="other")
         await store_user.add(1, queue="mail")
+        now = store_user.storage.now()
         assert list(await store_user.storage.waiting()) == [
-            WaitingCount("default", "other", "ready", 4),
-            WaitingCount("default", "work", "scheduled", 2),
-            WaitingCount("default", "work", "throttled", 2),
-            WaitingCount("mail", "work", "ready", 1),
+            WaitingCount("default", "other", "ready", 4, now),
+            WaitingCount("default", "work", "scheduled", 2, now + 60 * SECOND),
+            WaitingCount("default", "work", "throttled", 2, now),
+            WaitingCount("mail", "work", "ready", 1, now),
         ]
         assert sum(each.jobs for each in await store_user.storage.waiting(most=3)) == 3
 
@@ -296,7 +297,7 @@ class ListingConformance(Conformance):
         assert await found(store_user, state=JobState.WAITING) == [follower.id, leader.id]
         assert list(await store_user.storage.waiting()) == [
             WaitingCount("default", "work", "blocked", 1),
-            WaitingCount("default", "work", "ready", 1),
+            WaitingCount("default", "work", "ready", 1, store_user.storage.now()),
         ]
         with pytest.raises(IllegalTransition, match=r"waits until .* is final"):
             await store_user.storage.run_now(follower.id)

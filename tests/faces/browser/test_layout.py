@@ -9,10 +9,13 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
+from headgate.clock import SECOND
 from headgate.http.static_files import STATIC
+from headgate.jobs.history import JobsStep, step_at
 from tests.faces.browser.conftest import Shop, shop_on, visiting
-from tests.faces.browser.shop import LIMIT, QUEUE
+from tests.faces.browser.shop import FAIR, LIMIT, QUEUE
 from tests.faces.browser.test_dashboard import limit_page
+from tests.internals import store_of
 
 HIGHEST_LINE = 38
 """Pixels of a row with one line."""
@@ -77,6 +80,38 @@ async def test_jobs_and_keys_are_rows_of_one_line_and_low_cards_on_a_phone(brows
             rows = await visit.page.evaluate(HEIGHTS)
             assert max(height for _, height in rows) <= HIGHEST_CARD, where
             await visit.look("wide", "light")
+
+
+async def test_tasks_whose_jobs_fail_come_first_and_idle_ones_are_folded(browser: Browser, shop: Shop) -> None:
+    store = store_of(shop.app)
+    minute = step_at(store.now(), 60) - 60 * SECOND
+    done = [("fail", 1, 3), ("send_mail", 30, 0), ("import_rows", 9, 1)]
+    steps = [
+        JobsStep(60, "default", task, minute, succeeded=succeeded, failed=failed, runs=(0, 3), run_max=1200)
+        for task, succeeded, failed in done
+    ]
+    await store.add_history(steps, ())
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await visit.go("tasks")
+        rows = page.get_by_role("table", name="Tasks", exact=True).locator("tbody tr")
+        await expect(rows.nth(0)).to_contain_text("fail")
+        await expect(rows.nth(1)).to_contain_text("import_rows")
+        await expect(rows.nth(0).get_by_role("img", name="Finished, over 15 min")).to_be_visible()
+        share = rows.nth(0).get_by_role("link", name=re.compile(r"^\d+ %$"))
+        await expect(share).to_have_attribute("href", "failures?task=fail")
+        idle = page.get_by_role("row", name="often")
+        await expect(idle).to_be_hidden()
+        await page.get_by_text(re.compile(r"^\d+ idle tasks?$")).click()
+        await expect(idle).to_be_visible()
+        await visit.go("queues")
+        queues = page.get_by_role("table", name="Queues", exact=True)
+        await expect(
+            queues.get_by_role("row", name="default").get_by_role("img", name=re.compile("Finished"))
+        ).to_be_visible()
+        # One that is idle can be paused in the fold.
+        await page.get_by_text(re.compile(r"^\d+ idle queues?$")).click()
+        await expect(page.get_by_role("button", name=f"Pause queue {FAIR}")).to_be_visible()
 
 
 @pytest.mark.nightly

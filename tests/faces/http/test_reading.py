@@ -5,12 +5,17 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
+from unittest.mock import ANY
 from urllib.parse import quote
 
 import httpx
 import pytest
 
 from headgate import Every, Headgate, batch, chain, result_of
+from headgate.admin import history
+from headgate.clock import SECOND, to_datetime
+from headgate.jobs.history import ALL, JobsStep, step_at
 from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
 from tests.internals import store_of
 from tests.until import result_within, until
@@ -45,7 +50,8 @@ async def test_each_endpoint_returns_what_is_in_the_store(app: Headgate) -> None
             assert totals["waiting"] == totals["ready"] + totals["throttled"] + totals["scheduled"] + totals["blocked"]
             assert (totals["failed"], totals["cancelled"], overview["failed_last_hour"]) == (1, 1, 1)
             assert overview["queues"][0]["succeeded"] == totals["succeeded"] == 2
-            assert (await ask(client, "/queues"))["items"] == overview["queues"]
+            (queue,) = (await ask(client, "/queues"))["items"]
+            assert queue == overview["queues"][0] | {name: queue[name] for name in DOING_OF_QUEUES}
 
             every = await ask(client, "/jobs?count=500")
             assert {seeds.failed, seeds.succeeded, seeds.blocked} <= {job["id"] for job in every["items"]}
@@ -79,7 +85,7 @@ async def test_each_endpoint_returns_what_is_in_the_store(app: Headgate) -> None
                 "task": "answer", "queue": "default", "arguments": ["question"], "required": ["question"], "limits": [],
                 "requires": [], "tags": [], "unique_key": None,
                 # One that is scheduled, two of a chain, two of a batch.
-                "waiting": 5,
+                "waiting": 5, **dict.fromkeys(DOING, ANY),
             }  # fmt: skip
             assert (declared_tasks["sync"]["waiting"], declared_tasks["login"]["waiting"]) == (1, 0)
             assert declared_tasks["sync"]["limits"] == [LIMIT]
@@ -111,6 +117,69 @@ async def test_each_endpoint_returns_what_is_in_the_store(app: Headgate) -> None
             assert (await ask(client, "/nodes"))["items"] == []
             actions = [each["action"] for each in (await ask(client, "/audit"))["items"]]
             assert "cancel" in actions
+
+
+DOING_OF_QUEUES = ("throughput", "failure_share", "wait_p95", "trend")
+DOING = ("oldest", "throughput", "failure_share", "run_p95", "trend")
+
+
+async def test_tasks_and_queues_say_what_they_have_done_lately(app: Headgate) -> None:
+    async with app.open():
+        store = store_of(app)
+        minute = step_at(store.now(), 60)
+        # Five minutes ago is lately, an hour ago is not.
+        done: Any = {
+            "succeeded": 9,
+            "failed": 1,
+            "waits": (0, 10),
+            "wait_max": 1200,
+            "runs": (0, 9, 1),
+            "run_max": 1500,
+        }
+        steps = [
+            JobsStep(60, queue, "answer", at, **done)
+            for queue in ("default", "mail")
+            for at in (minute - 300 * SECOND, minute - 3600 * SECOND)
+        ]
+        await store.add_history([*steps, JobsStep(60, "mail", ALL, minute, succeeded=99)], ())
+        await app.tasks["answer"].enqueue("how?")
+        async with browser(app) as client:
+
+            async def is_read() -> bool:
+                page = await ask(client, "/tasks")
+                return page["active_since"] is not None and page["items"][0]["waiting"] == 1
+
+            await until(is_read)
+            page = await ask(client, "/tasks")
+            tasks = {each["task"]: each for each in page["items"]}
+            answer, idle = tasks["answer"], tasks["hold"]
+            since, now = (datetime.fromisoformat(page[name]) for name in ("active_since", "now"))
+            assert 840 < (now - since).total_seconds() < 960
+            assert (answer["failure_share"], sum(answer["trend"]), max(answer["trend"])) == (0.1, 20, 20)
+            assert 20 / 960 < answer["throughput"] <= 20 / 840
+            assert 0.001 < answer["run_p95"] <= 0.0015
+            assert 0 <= answer["oldest"] < 60
+            assert [idle[name] for name in DOING] == [None, 0, None, None, []]
+            queues = {each["queue"]: each for each in (await ask(client, "/queues"))["items"]}
+            assert (queues["default"]["failure_share"], sum(queues["default"]["trend"])) == (0.1, 10)
+            assert 0.001 < queues["default"]["wait_p95"] <= 0.0012
+
+
+async def test_the_activity_of_very_many_tasks_is_of_a_shorter_time(app: Headgate) -> None:
+    async with app.open():
+        store = store_of(app)
+        minute = step_at(store.now(), 60)
+        steps = [
+            JobsStep(60, "default", f"task {number}", minute - age * 60 * SECOND, succeeded=1)
+            for number in range(3)
+            for age in (1, 2, 3)
+        ]
+        await store.add_history(steps, ())
+        with mock.patch.object(history, "MOST_STEPS", 7):
+            report = await app.admin.history.activity()
+        # Of the third minute only one step was read.
+        assert report.since == to_datetime(minute - 2 * 60 * SECOND)
+        assert [sum(each.trend) for each in report.tasks.values()] == [2, 2, 2]
 
 
 async def are_tasks_counted(client: httpx.AsyncClient) -> bool:

@@ -69,6 +69,11 @@ async def jobs_history(tx: Transaction, step: int, queue: str, task: str, since:
     return await tx.fetch(_JOBS_STEPS, "jobs_history", step=step, queue=queue, task=task, since=since)
 
 
+async def recent_history(tx: Transaction, step: int, since: int, most: int) -> Sequence[JobsStep]:
+    """Return the `most` newest steps of each task in each queue from `since` on, the last ones first."""
+    return await tx.fetch(_JOBS_STEPS, "recent_history", step=step, since=since, most=most)
+
+
 async def limit_history(tx: Transaction, step: int, limit: str, key: str | None, since: int) -> Sequence[LimitStep]:
     """Return the same for a limit: of one key, or of all keys together."""
     values = {"of_all": key is None, "key": key or "", "since": since}

@@ -76,6 +76,14 @@ FROM headgate.jobs_history
 WHERE step = :step::integer AND task = :task::text AND at >= :since::bigint
 ORDER BY at, queue
 
+-- name: recent_history
+-- Return the newest steps of all tasks in all queues since then, the last ones first.
+SELECT @history_columns
+FROM headgate.jobs_history
+WHERE step = :step::integer AND at >= :since::bigint AND task <> ''
+ORDER BY at DESC
+LIMIT :most::bigint
+
 -- name: limit_history
 -- Return the steps of one curve, in order.
 SELECT step, limit_name AS "limit", CASE WHEN of_all THEN NULL ELSE key END AS key, at, used, unlimited

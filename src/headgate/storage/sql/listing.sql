@@ -468,8 +468,8 @@ LIMIT :count
 SELECT {record:attempt} FROM headgate.attempt WHERE job = :id::job_id ORDER BY id
 
 -- name: waiting
--- Count waiting jobs by queue, task and what they wait for, among a maximum of jobs.
-SELECT queue, task, view, count(*) AS jobs
+-- Count waiting jobs by queue, task and what they wait for, and when the first of them is due, among a maximum of jobs.
+SELECT queue, task, view, count(*) AS jobs, min(run_at) AS due_at
 FROM (
     SELECT
         job.queue, job.task,
@@ -477,7 +477,8 @@ FROM (
             WHEN job.delayed AND job.run_at > :now THEN 'scheduled'
             WHEN bucket.opens_at > :limit_now THEN 'throttled'
             ELSE 'ready'
-        END AS view
+        END AS view,
+        job.run_at
     FROM (
         SELECT queue, task, delayed, run_at, lane FROM headgate.job WHERE waiting AND NOT delayed
         UNION ALL
@@ -487,7 +488,7 @@ FROM (
     LEFT JOIN headgate.lane ON lane.id = job.lane
     LEFT JOIN headgate.bucket ON bucket.id = lane.behind
     UNION ALL
-    SELECT queue, task, 'blocked'
+    SELECT queue, task, 'blocked', NULL
     FROM (SELECT queue, task FROM headgate.job WHERE blocked LIMIT :most) AS blocked
 ) AS each
 GROUP BY queue, task, view

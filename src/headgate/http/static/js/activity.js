@@ -1,7 +1,7 @@
 /** What jobs did over time: of all, of a task or of a queue. A selected range of a chart leads to its jobs. */
 
 import { get, optional } from "./api.js";
-import { deployMarks, timeChart } from "./charts.js";
+import { deployMarks, sparkline, timeChart } from "./charts.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
 import { t } from "./language.js";
@@ -147,7 +147,7 @@ export function totals(history, range, subject) {
   return h(
     "div",
     { class: "numbers", key: "totals" },
-    number(t("Finished"), format.count(finished), t("{rate} over {span}", { rate: rateOf(finished, range.span), span: range.name })),
+    number(t("Finished"), format.count(finished), t("{rate} over {span}", { rate: format.perTime(finished / range.span), span: range.name })),
     h(
       "a",
       {
@@ -156,7 +156,7 @@ export function totals(history, range, subject) {
         href: address(["jobs"], { ...subject, state: "failed", ...since }),
       },
       h("span", { class: "number-name" }, t("Failed")),
-      h("span", { class: "number-value num" }, share(sum?.failed ?? 0, finished)),
+      h("span", { class: "number-value num" }, format.share(finished ? (sum?.failed ?? 0) / finished : 0)),
       h("span", { class: "number-below" }, t("{jobs} of {total}", { jobs: format.plural(sum?.failed ?? 0, "job"), total: format.count(finished) })),
     ),
     number(t("Retries"), format.count(sum?.retried ?? 0), t("failed attempts that are tried again")),
@@ -165,16 +165,29 @@ export function totals(history, range, subject) {
   );
 }
 
-/** How many per second, or per minute if they are few. @param {number} count @param {number} seconds */
-function rateOf(count, seconds) {
-  return count < seconds ? t("{rate} per minute", { rate: format.rate((60 * count) / seconds) }) : t("{rate} per second", { rate: format.rate(count / seconds) });
+/** The throughput of a task or a queue in a list: the trend of the last minutes, and the number. @param {any} row @param {Subject} subject */
+export function throughputCell({ throughput, trend }, subject) {
+  if (!throughput) return h("span", { class: "faint" }, throughput === null ? "–" : "0");
+  const text = format.perTime(throughput);
+  return h(
+    "span",
+    { class: "throughput" },
+    sparkline(trend, "blue", t("{name}, over {span}", { name: t("Finished"), span: t("15 min") })),
+    h("a", { href: address(["jobs"], { ...subject }) }, text),
+  );
 }
 
-/** A share with a decimal while it is small: 0.3 %. @param {number} part @param {number} whole */
-function share(part, whole) {
-  if (!part || !whole) return "0 %";
-  const percent = (100 * part) / whole;
-  return percent < 10 ? `${format.rate(Math.max(0.1, Number(percent.toFixed(1))))} %` : `${Math.round(percent)} %`;
+/** The share of failed jobs of a task or a queue in a list; it leads to their causes. @param {any} row @param {Subject} subject */
+export function failuresCell({ failure_share: part }, subject) {
+  if (!part) return h("span", { class: "faint" }, part === null ? "–" : format.share(0));
+  return h("a", { class: "bad-text", href: address(["failures"], { ...subject }) }, format.share(part));
+}
+
+/** What the lists of tasks and queues say about the time of their numbers; null if the history is not read yet. @param {{now: string, active_since: string | null}} data */
+export function activityHint({ now, active_since: since }) {
+  if (since === null) return null;
+  const minutes = Math.ceil((Date.parse(now) - Date.parse(since)) / 60_000);
+  return t("throughput, failures and p95: last {minutes} min", { minutes });
 }
 
 /** @param {string} name @param {string} value @param {string} below */

@@ -61,6 +61,20 @@ export function rate(value) {
   return value === 0 ? "0" : value < 10 ? rounded(value, 2) : NUMBER.format(value);
 }
 
+/** How many per second, or per minute if they are few. @param {number} perSecond */
+export function perTime(perSecond) {
+  return perSecond < 1
+    ? t("{rate} per minute", { rate: rate(60 * perSecond) })
+    : t("{rate} per second", { rate: rate(perSecond) });
+}
+
+/** A part of 1 with a decimal while it is small: 0.3 %. @param {number} part */
+export function share(part) {
+  if (!part) return "0 %";
+  const percent = 100 * part;
+  return percent < 10 ? `${rate(Math.max(0.1, Number(percent.toFixed(1))))} %` : `${Math.round(percent)} %`;
+}
+
 /**
  * Seconds in the two largest units: 3 ms, 1.2 s, 4 min 10 s, 2 h 5 min, 3 d 4 h.
  *

@@ -26,6 +26,8 @@ const KINDS = {
   names: { show: (value) => value.join(", ") },
   count: { show: format.count, align: "right" },
   duration: { show: format.duration, align: "right" },
+  rate: { show: format.perTime, align: "right" },
+  share: { show: format.share, align: "right" },
   age: { show: (value) => t("{time} ago", { time: format.duration(value) }), align: "right" },
   time: { show: when, align: "right", extra: "time-cell" },
   until: { show: (value) => countdown(value), align: "right", extra: "time-cell" },
@@ -117,6 +119,21 @@ export function table({ label, columns, rows, key, selected, onSelect, tone, ext
       ),
     ),
   );
+}
+
+/**
+ * A table of what is not idle; the rest is folded below it, and shown at once if everything is idle.
+ *
+ * @template T @param {Table<T>} all @param {(row: T) => boolean} isIdle @param {(count: number) => string} summary of the fold
+ */
+export function busyTable(all, isIdle, summary) {
+  const idle = all.rows.filter(isIdle);
+  const busy = all.rows.filter((row) => !isIdle(row));
+  if (!idle.length || !busy.length) return table(all);
+  return [
+    table({ ...all, rows: busy }),
+    h("details", { class: "idle-rows", key: "idle" }, h("summary", null, summary(idle.length)), table({ ...all, label: summary(idle.length), rows: idle })),
+  ];
 }
 
 /** @typedef {{selected: Set<string | number>, onSelect: (selected: Set<string | number>) => void}} Selection */

@@ -350,7 +350,7 @@ function queuesPanel(data) {
 }
 
 /** How much a queue needs attention: 3 paused, 2 its ready jobs wait for slots, 1 it has jobs or failures, 0 idle. @param {any} queue */
-function trouble(queue) {
+export function trouble(queue) {
   if (queue.paused_at) return 3;
   if (queue.lag > 10) return 2;
   return queue.waiting > 0 || queue.running > 0 || queue.failed > 0 ? 1 : 0;

@@ -25,7 +25,10 @@ const COUNTED = [
   ["throttled", { view: "throttled" }],
   ["scheduled", { view: "scheduled" }],
   ["blocked", { view: "blocked" }],
+  ["succeeded", { state: "succeeded" }],
   ["failed", { state: "failed" }],
+  ["cancelled", { state: "cancelled" }],
+  ["skipped", { state: "skipped" }],
 ];
 
 /** @type {import("../page.js").PageDefinition} */

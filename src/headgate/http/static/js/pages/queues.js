@@ -1,5 +1,6 @@
-/** Queues: their jobs by state, their lag, and pausing them. */
+/** Queues: what waits and runs in them, what they have done, and pausing them; trouble comes first. */
 
+import { activityHint, failuresCell, throughputCell } from "../activity.js";
 import { get } from "../api.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
@@ -8,8 +9,8 @@ import { t, word } from "../language.js";
 import { badge, breakable, copyCommand, empty, heading, link, panel, when } from "../parts.js";
 import { queueToggle } from "../queue_toggle.js";
 import { address } from "../router.js";
-import { declared, table } from "../table.js";
-import { countedAgo, counting, lag } from "./overview.js";
+import { busyTable, declared } from "../table.js";
+import { countedAgo, counting, lag, trouble } from "./overview.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
@@ -21,7 +22,7 @@ export const queues = {
     heading(t("Queues"), { actions: copyCommand(command("queues", "list")) }),
     panel(
       t("All queues"),
-      { class: "bare tall-rows", hint: countedAgo(context.data) },
+      { class: "bare tall-rows", hint: [activityHint(context.data), countedAgo(context.data)].filter(Boolean).join(", ") },
       queueTable(context),
     ),
     h(
@@ -41,9 +42,9 @@ function queueTable(context) {
       { href: address(["jobs"], { queue: queue.queue, state }), class: queue[state] ? "" : "faint" },
       format.count(queue[state]),
     );
-  return table({
+  return busyTable({
     label: t("Queues"),
-    rows: items,
+    rows: [...items].sort((one, other) => attention(other) - attention(one)),
     key: (queue) => queue.queue,
     empty: context.data.counted_at === null ? counting() : empty(
       t("No queues yet"),
@@ -59,14 +60,18 @@ function queueTable(context) {
         lag,
         waiting: (queue) => [jobs("waiting")(queue), waitingFor(queue)],
         running: jobs("running"),
-        succeeded: jobs("succeeded"),
+        throughput: (queue) => throughputCell(queue, { queue: queue.queue }),
+        failure_share: (queue) => failuresCell(queue, { queue: queue.queue }),
         failed: (queue) => h("span", { class: queue.failed ? "bad-text" : "" }, jobs("failed")(queue)),
-        cancelled: jobs("cancelled"),
-        skipped: jobs("skipped"),
       }),
       { name: t("Actions"), align: "right", cell: (queue) => queueToggle(context, queue) },
     ],
-  });
+  }, (queue) => attention(queue) === 0, (count) => format.plural(count, "idle queue"));
+}
+
+/** How much a queue needs attention, as on the overview, where nothing is known of its last minutes. @param {any} queue */
+function attention(queue) {
+  return Math.max(trouble(queue), queue.failure_share ? 2 : queue.throughput ? 1 : 0);
 }
 
 /** What the waiting jobs of a queue wait for. @param {any} queue */

@@ -1,5 +1,6 @@
-/** Tasks: those that this app declares. */
+/** Tasks: those that this app declares, with what they do now; those whose jobs fail come first. */
 
+import { activityHint, failuresCell, throughputCell } from "../activity.js";
 import { get } from "../api.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
@@ -7,7 +8,7 @@ import * as format from "../format.js";
 import { t } from "../language.js";
 import { breakable, copyCommand, empty, heading, link, panel } from "../parts.js";
 import { address } from "../router.js";
-import { declared, table } from "../table.js";
+import { busyTable, declared } from "../table.js";
 import { countedAgo } from "./overview.js";
 
 /** @type {import("../page.js").PageDefinition} */
@@ -19,10 +20,10 @@ export const tasks = {
     heading(t("Tasks"), { actions: copyCommand(command("tasks")) }),
     panel(
       t("Declared tasks"),
-      { class: "bare", hint: [data.items.length > 0 && format.plural(data.items.length, "task"), countedAgo(data)].filter(Boolean).join(", ") },
-      table({
+      { class: "bare", hint: [data.items.length > 0 && format.plural(data.items.length, "task"), activityHint(data), countedAgo(data)].filter(Boolean).join(", ") },
+      busyTable({
         label: t("Tasks"),
-        rows: data.items,
+        rows: [...data.items].sort(byTrouble),
         key: (task) => task.task,
         extra: "compact",
         empty: empty(t("No tasks"), t("This app declares no task.")),
@@ -37,6 +38,8 @@ export const tasks = {
                     h("a", { key: limit, href: address(["limits", limit]) }, breakable(limit)),
                   ])
                 : h("span", { class: "faint" }, t("none")),
+            throughput: (task) => throughputCell(task, { task: task.task }),
+            failure_share: (task) => failuresCell(task, { task: task.task }),
             waiting: (task) =>
               h(
                 "a",
@@ -44,9 +47,18 @@ export const tasks = {
                 task.waiting === null ? "–" : format.bounded(task.waiting, data.is_exact),
               ),
           }),
-          { name: t("Jobs"), cell: (task) => link(address(["jobs"], { task: task.task }), t("Show jobs")) },
         ],
-      }),
+      }, isIdle, (count) => format.plural(count, "idle task")),
     ),
   ],
 };
+
+/** Whether no job of a task waits or has ended lately. @param {any} task */
+function isIdle(task) {
+  return !task.waiting && !task.throughput && task.waiting !== null;
+}
+
+/** Those first that fail most; the others keep their order, by name. @param {any} one @param {any} other */
+function byTrouble(one, other) {
+  return (other.failure_share ?? 0) - (one.failure_share ?? 0);
+}
