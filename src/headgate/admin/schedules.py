@@ -35,7 +35,17 @@ from headgate.schedules.calendar_text import calendar_text
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 from headgate.schedules.restricted import RestrictedTrigger, WindowTerms
-from headgate.schedules.schedule import LATE, first_progress, is_over, resume, skip_next, upcoming, updated_progress
+from headgate.schedules.schedule import (
+    LATE,
+    ScheduleProgress,
+    ScheduleRules,
+    first_progress,
+    is_over,
+    resume,
+    skip_next,
+    upcoming,
+    updated_progress,
+)
 from headgate.schedules.stored_trigger import (
     CodeOnlyTrigger,
     StoredTrigger,
@@ -52,6 +62,17 @@ from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, schedule_spec
 from headgate.tasks.status import ScheduleStatus
 
 PAGE = 1000
+
+DAY = 86_400 * SECOND
+
+MOST_IN_DAY = 500
+"""How many schedules are read for the plan of a day."""
+
+SHOWN_IN_DAY = 40
+"""How many of these are shown."""
+
+SHOWN_RUNS = 24
+"""How many runs of a schedule are shown in the plan of a day: those of one every hour."""
 
 SCHEDULE_COLUMNS = (
     Column("name", "Schedule"),
@@ -84,6 +105,23 @@ class ScheduleDefinition(msgspec.Struct, frozen=True):
     between: tuple[str, str] | None
     on: Sequence[str]
     exclude: Sequence[str]
+
+
+class PlannedRuns(msgspec.Struct, frozen=True):
+    """When a schedule is due in a day, up to 24 times; `is_cut`: more often."""
+
+    name: str
+    runs: Sequence[datetime]
+    is_cut: bool
+
+
+class DayPlan(msgspec.Struct, frozen=True):
+    """The schedules that are due from `now` to `until`, those that are due next first; there are `total`."""
+
+    items: Sequence[PlannedRuns]
+    total: int
+    now: datetime
+    until: datetime
 
 
 class SchedulesAdmin:
@@ -196,7 +234,8 @@ class SchedulesAdmin:
             record = await self._readable(name)
             if record.is_declared or name in self._registry.schedules:
                 raise ScheduleDeclared(name)
-            spec = _edited_spec(record, self._stored_trigger(record), trigger, options)
+            now = self._storage.now()
+            spec, rules, course = self._edited(record, trigger, options, now)
             call = record.call
             if payload is not None and call.graph is not None:
                 raise DeclarationError(
@@ -206,16 +245,68 @@ class SchedulesAdmin:
                 chosen = self._registry.with_options(declared_task(self._registry, call.task), {"queue": call.queue})
                 new = self._enqueuer.scheduled_call(chosen, spec, call_of(chosen, payload))
                 call = replace(call, payload=new.payload)
-            now = self._storage.now()
-            rules = replace(rules_of(spec, now), first_at=record.rules.first_at)
-            started = counted_from(spec.trigger, record.course.started_at)
-            course = updated_progress(record.course, rules, started, now, is_unchanged=rules == record.rules)
             edited = replace(record, call=call, rules=rules, course=course)
             if await self._storage.put_schedule(edited, replaces=record.revision):
                 changed = ["arguments"] if call != record.call else []
                 changed += [spec.trigger.describe()] if rules.trigger != record.rules.trigger else []
                 await self._note("edit", name, ", ".join(changed) or None)
                 return await self.status(name)
+
+    async def preview(
+        self,
+        trigger: Trigger | None,
+        *,
+        name: str | None = None,
+        count: int = 5,
+        **options: Unpack[ScheduleOptions],
+    ) -> Sequence[datetime]:
+        """Return when a schedule with this trigger and these options would run; nothing is stored.
+
+        With a `name` it is the stored schedule, as `edit` would change it. Raises DeclarationError, and with a name
+        what `edit` raises.
+        """
+        now = self._storage.now()
+        if name is not None:
+            record = await self._readable(name)
+            if record.is_declared or name in self._registry.schedules:
+                raise ScheduleDeclared(name)
+            spec, rules, course = self._edited(record, trigger, options, now)
+        elif trigger is None:
+            raise DeclarationError("a schedule needs cron, every or calendar")
+        else:
+            spec = _storable_spec("preview", trigger, options)
+            rules = rules_of(spec, now)
+            course = first_progress(rules, counted_from(spec.trigger, now), now)
+        counted = counted_from(spec.trigger, course.started_at)
+        return [to_datetime(instant) for instant in upcoming(rules, counted, course, count)]
+
+    async def day(self) -> DayPlan:
+        """Return when active schedules are due in the next 24 hours, if nothing changes.
+
+        Of the first 500 schedules by name these are the 40 that are due next, each with its first 24 runs.
+        """
+        now = self._storage.now()
+        until = now + DAY
+        due = [
+            (record.course.next_at, record)
+            for record in await self._storage.schedules(after="", count=MOST_IN_DAY)
+            if record.course.next_at is not None
+            and record.course.next_at < until
+            and record.paused_at is None
+            and not is_over(record.rules, record.course)
+        ]
+        due.sort(key=lambda each: (each[0], each[1].name))
+        planned = [self._planned(record, next_at, until) for next_at, record in due[:SHOWN_IN_DAY]]
+        return DayPlan(planned, len(due), to_datetime(now), to_datetime(until))
+
+    def _planned(self, record: ScheduleRecord, next_at: int, until: int) -> PlannedRuns:
+        try:
+            found = upcoming(record.rules, self._trigger(record), record.course, SHOWN_RUNS + 1)
+        except HeadgateError:
+            # Only another app can compute the later ones.
+            found = [next_at]
+        runs = [to_datetime(instant) for instant in found if instant < until]
+        return PlannedRuns(record.name, runs[:SHOWN_RUNS], len(runs) > SHOWN_RUNS)
 
     async def pause(self, name: str) -> bool:
         """Enqueue none of its jobs until `resume`; False if it was already paused. Raises ScheduleNotFound."""
@@ -341,6 +432,15 @@ class SchedulesAdmin:
         if record.unreadable is not None:
             raise UnreadableSchedule(name, record.unreadable)
         return record
+
+    def _edited(
+        self, record: ScheduleRecord, trigger: Trigger | None, options: ScheduleOptions, now: int
+    ) -> tuple[ScheduleSpec, ScheduleRules, ScheduleProgress]:
+        """Return the declaration of a stored schedule with these changes, its rules, and its progress under them."""
+        spec = _edited_spec(record, self._stored_trigger(record), trigger, options)
+        rules = replace(rules_of(spec, now), first_at=record.rules.first_at)
+        started = counted_from(spec.trigger, record.course.started_at)
+        return spec, rules, updated_progress(record.course, rules, started, now, is_unchanged=rules == record.rules)
 
     def _stored_trigger(self, record: ScheduleRecord) -> StoredTrigger:
         try:

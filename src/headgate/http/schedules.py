@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from headgate.admin.query import Instant
-from headgate.admin.schedules import ScheduleDefinition
+from headgate.admin.schedules import DayPlan, ScheduleDefinition
 from headgate.errors import DeclarationError, ScheduleNotFound
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
@@ -116,6 +116,52 @@ class ScheduleDetails(msgspec.Struct, frozen=True):
     definition: DefinitionView | None
 
 
+class PreviewQuery(Query, frozen=True, kw_only=True):
+    """When a schedule would run: as in the body of a new one, with lists as text ("mon, wed", "8:00 - 18:00").
+
+    With `schedule`, the name of a stored one, it is that one with these changes.
+    """
+
+    schedule: Name | None = None
+    cron: Text | None = None
+    every: Text | None = None
+    calendar: Text | None = None
+    tz: Text | None = None
+    between: Text | None = None
+    on: Text | None = None
+    exclude: Annotated[str, msgspec.Meta(max_length=4000)] = ""
+    max_runs: Annotated[int, msgspec.Meta(ge=1, le=10**9)] | None = None
+    until: Instant | None = None
+
+    def body(self) -> ScheduleBody:
+        """Return it as the body of a schedule. Raises DeclarationError."""
+        between = None if self.between is None else [each.strip() for each in self.between.split("-")]
+        if between is not None and len(between) != 2:
+            raise DeclarationError(f'between={self.between!r} must be two times of day, such as "8:00 - 18:00"')
+        return ScheduleBody(
+            cron=self.cron,
+            every=self.every,
+            calendar=self.calendar,
+            tz=self.tz,
+            between=None if between is None else (between[0], between[1]),
+            on=_parts(self.on or ""),
+            exclude=_parts(self.exclude),
+            max_runs=self.max_runs,
+            until=self.until,
+        )
+
+
+class SchedulePreview(msgspec.Struct, frozen=True):
+    """The next five runs of a schedule that is not stored yet; fewer if it ends before.
+
+    If it cannot be stored like this, there are none, and `error` says why: the expression may not be complete yet.
+    """
+
+    next_runs: Sequence[datetime]
+    now: datetime
+    error: str | None = None
+
+
 class Triggered(msgspec.Struct, frozen=True):
     """The id of the job that was enqueued."""
 
@@ -144,12 +190,30 @@ async def schedule(caller: Caller, name: str) -> ScheduleDetails:
     return ScheduleDetails(status, await admin.next_runs(name), definition)
 
 
+async def schedule_preview(caller: Caller, query: PreviewQuery) -> SchedulePreview:
+    """Return when a schedule would run, before it is stored or changed."""
+    try:
+        body = query.body()
+        runs = await caller.admin.schedules.preview(body.trigger(), name=query.schedule, **body.options())
+    except DeclarationError as error:
+        return SchedulePreview((), caller.admin.now(), str(error))
+    return SchedulePreview(runs, caller.admin.now())
+
+
+async def schedule_day(caller: Caller) -> DayPlan:
+    """Return when the schedules are due in the next 24 hours.
+
+    Of the first 500 by name these are the 40 that are due next, each with its first 24 runs.
+    """
+    return await caller.admin.schedules.day()
+
+
 async def create_schedule(caller: Caller, body: NewSchedule) -> ScheduleStatus:
     """Store a new schedule of a task that this app declares; it stays until it is removed."""
     require_no_mark(body.payload, caller.redaction)
     trigger = body.trigger()
     if trigger is None:
-        raise DeclarationError(f"schedule {body.name!r} needs cron or every")
+        raise DeclarationError(f"schedule {body.name!r} needs cron, every or calendar")
     return await caller.admin.schedules.create(
         body.name, body.task, trigger, body.payload or {}, queue=body.queue, priority=body.priority, **body.options()
     )
@@ -200,6 +264,8 @@ ENDPOINTS: Sequence[Endpoint] = (
         sends={"name": "nightly", "task": "sync_tenant", "payload": {"tenant": "acme"}, "cron": "0 3 * * *"},
         answers=None,
     ),
+    reads("/schedule-preview", schedule_preview, refuses=(404, 409)),
+    reads("/schedule-day", schedule_day),
     reads("/schedules/{name}", schedule, refuses=(404, 409)),
     acts(
         "/schedules/{name}/edit",
@@ -219,6 +285,10 @@ ENDPOINTS: Sequence[Endpoint] = (
     ),
     removes("/schedules/{name}", remove_schedule, needs="operator", refuses=(404,)),
 )
+
+
+def _parts(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
 
 
 def _defined(definition: ScheduleDefinition, caller: Caller) -> DefinitionView:

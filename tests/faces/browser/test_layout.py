@@ -114,6 +114,18 @@ async def test_tasks_whose_jobs_fail_come_first_and_idle_ones_are_folded(browser
         await expect(page.get_by_role("button", name=f"Pause queue {FAIR}")).to_be_visible()
 
 
+async def test_the_next_day_of_all_schedules_is_drawn_and_said(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        await visit.go("schedules")
+        day = visit.page.get_by_role("region", name="Next 24 hours")
+        nightly = day.get_by_role("listitem").filter(has_text="nightly")
+        await expect(nightly.get_by_role("img", name=re.compile(r"^1 run: .*\d\d:00:00$"))).to_be_visible()
+        await expect(nightly.locator(".day-run")).to_have_count(1)
+        await expect(day.get_by_role("listitem").filter(has_text="ule").locator(".day-run")).to_have_count(4)
+        await nightly.get_by_role("link").click()
+        await expect(visit.page).to_have_url(f"{shop.base}schedules/nightly")
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("language", ["en", "de", "it"])
 async def test_the_header_fits_a_phone(browser: Browser, shop: Shop, language: str) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import httpx
 import pytest
 
-from headgate import AesGcm, Headgate, JobState, StrictRate, batch
+from headgate import AesGcm, Every, Headgate, JobState, StrictRate, batch
 from headgate.clock import SECOND
 from headgate.http import CallbackAuth, User
 from headgate.storage.records import NodeControls
@@ -422,6 +424,57 @@ async def test_schedules_are_paused_fired_skipped_and_removed(app: Headgate) -> 
             assert (await client.get(f"/api/v1{path}")).status_code == 404
             entries = await app.admin.audit_log(kind="schedule", actor="local")
             assert [entry.action for entry in entries] == ["remove", "resume", "pause", "trigger", "skip"]
+
+
+async def test_the_next_runs_of_a_schedule_are_shown_before_it_is_stored(app: Headgate) -> None:
+    async with app.open():
+        await app.admin.schedules.create("stored", "answer", Every("6h"), {"question": "how?"})
+        async with browser(app) as client:
+
+            async def preview(**query: str) -> Any:
+                found = await client.get("/api/v1/schedule-preview", params=query)
+                assert found.status_code == 200, found.text
+                return found.json()
+
+            windows = {"between": "8:00 - 18:00", "on": "weekday", "exclude": "12-25, 12-31..01-02"}
+            found = await preview(cron="0 9,20 * * *", tz="Europe/Rome", **windows)
+            runs = [datetime.fromisoformat(each).astimezone(ZoneInfo("Europe/Rome")) for each in found["next_runs"]]
+            assert [(run.hour, run.weekday() < 5) for run in runs] == [(9, True)] * 5
+            assert runs == sorted(runs)
+            assert runs[0] > datetime.fromisoformat(found["now"])
+            assert (await preview(every="1m", max_runs="2"))["error"] is None
+            assert len((await preview(every="1m", max_runs="2"))["next_runs"]) == 2
+            # A stored one keeps its rhythm.
+            kept = (await client.get("/api/v1/schedules/stored")).json()["next_runs"]
+            assert (await preview(schedule="stored"))["next_runs"] == kept
+            assert (await preview(schedule="stored", every="6h"))["next_runs"] == kept
+            assert (await preview(schedule="stored", every="1m"))["next_runs"][0] < kept[0]
+            for query, said in (
+                ({"cron": "0 99 * * *"}, "hour 99 is not in 0-23"),
+                ({"every": "1m", "between": "8:00"}, "two times of day"),
+                ({}, "needs cron, every or calendar"),
+            ):
+                found = await preview(**query)
+                assert (found["next_runs"], said in found["error"]) == ([], True), found
+            assert (await client.get("/api/v1/schedule-preview?schedule=nobody&every=1m")).status_code == 404
+            assert [each.name for each in await app.admin.schedules.list()] == ["stored"]
+
+
+async def test_the_runs_of_a_day_are_listed_for_the_schedules_that_are_due_next(app: Headgate) -> None:
+    async with app.open():
+        schedules = app.admin.schedules
+        periods = {"often": "5m", "hours": "6h", "later": "30d", "off": "1h"}
+        for name, trigger in {name: Every(period) for name, period in periods.items()}.items():
+            await schedules.create(name, "answer", trigger, {"question": "how?"})
+        await schedules.pause("off")
+        async with browser(app) as client:
+            day = (await client.get("/api/v1/schedule-day")).json()
+            found = {each["name"]: each for each in day["items"]}
+            assert (list(found), day["total"]) == (["often", "hours"], 2)
+            assert [(len(each["runs"]), each["is_cut"]) for each in found.values()] == [(24, True), (4, False)]
+            runs = [datetime.fromisoformat(at) for at in found["hours"]["runs"]]
+            now, until = (datetime.fromisoformat(day[name]) for name in ("now", "until"))
+            assert (until - now, all(now < at < until for at in runs)) == (timedelta(days=1), True)
 
 
 async def test_schedules_are_created_and_edited(app: Headgate) -> None:

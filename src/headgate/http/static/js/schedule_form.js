@@ -1,11 +1,13 @@
 /** The form that creates a schedule, or edits one that no code declares. */
 
-import { change, path } from "./api.js";
+import { change, get, path } from "./api.js";
 import { ask } from "./dialogs.js";
 import { h } from "./dom.js";
 import { input, select } from "./fields.js";
+import * as format from "./format.js";
 import { argumentsField, argumentsOf, argumentsText, isSent, requiredText, tasksToChoose } from "./job/enqueue.js";
 import { t } from "./language.js";
+import { clock, countdown } from "./parts.js";
 import { address, go } from "./router.js";
 import { toast } from "./toasts.js";
 
@@ -17,6 +19,9 @@ const KINDS = /** @type {[string, string][]} */ ([
   ["calendar", t("Calendar")],
 ]);
 const KEPT = /** @type {[string, string]} */ (["kept", t("A trigger set in code, unchanged")]);
+
+/** Milliseconds without a keystroke after which the next runs are read. */
+const PAUSE = 250;
 
 /** Create a schedule of a task that is chosen in the form. */
 export async function createSchedule() {
@@ -103,6 +108,9 @@ function triggerOf(definition) {
 function formOf(schedule, definition) {
   return {
     name: "",
+    /** The stored schedule; null for a new one. @type {string | null} */
+    stored: schedule?.name ?? null,
+    preview: new Preview(),
     task: "",
     kind: definition ? (triggerOf(definition)?.[0] ?? "kept") : "cron",
     when: (definition && triggerOf(definition)?.[1]) ?? "",
@@ -133,6 +141,7 @@ function fields(form, kinds, update, placeholder) {
     form.kind === "every" && field(form, "when", t("Every"), "5m, 90s, 2h", update),
     form.kind === "calendar" && field(form, "when", t("Days and times"), "every 2 weeks on mon, wed at 9:00, 17:30", update),
     field(form, "tz", t("Time zone"), "UTC", update),
+    nextRuns(form, update),
     field(form, "between", t("Only between"), "8:00 - 18:00", update),
     field(form, "on", t("Only on"), t("weekday, or mon, wed"), update),
     field(form, "exclude", t("Except on"), "12-25, 12-31..01-02, 2027-08-15", update),
@@ -161,6 +170,75 @@ function fields(form, kinds, update, placeholder) {
     argumentsField(form, update, placeholder, ""),
     form.error && h("p", { class: "bad-text", role: "alert" }, form.error),
   ];
+}
+
+/** The next runs of a form, read from the server after each pause in typing. */
+class Preview {
+  #of = "";
+  #timer = 0;
+  /** @type {string[] | null} */
+  runs = null;
+  error = "";
+
+  /** Read the runs if the form has changed. @param {Form} form @param {() => void} update */
+  follow(form, update) {
+    /** @type {Record<string, any>} */
+    let query = {};
+    let error = "";
+    try {
+      const { cron, every, calendar, tz, between, on, exclude, max_runs, until } = bodyOf(form);
+      const lists = { between: between?.join("-"), on: on.join(","), exclude: exclude.join(",") };
+      query = { schedule: form.stored, cron, every, calendar, tz, ...lists, max_runs, until };
+    } catch (problem) {
+      error = problem instanceof Error ? problem.message : String(problem);
+    }
+    const of = JSON.stringify([query, error]);
+    if (of === this.#of) return;
+    this.#of = of;
+    clearTimeout(this.#timer);
+    const show = (/** @type {string[] | null} */ runs, /** @type {string} */ why) => {
+      if (this.#of !== of) return;
+      this.runs = runs;
+      this.error = why;
+      update();
+    };
+    const isEmpty = form.kind !== "kept" && !form.when.trim();
+    if (isEmpty || error) this.#timer = setTimeout(() => show(null, error));
+    else
+      this.#timer = setTimeout(
+        () => get("schedule-preview", query).then(({ next_runs, error: why }) => show(next_runs, why ?? ""), (problem) => show(null, problem.message)),
+        PAUSE,
+      );
+  }
+}
+
+/** The next five runs of the form, or why there are none. @param {Form} form @param {() => void} update */
+function nextRuns(form, update) {
+  form.preview.follow(form, update);
+  const { runs, error } = form.preview;
+  const tz = form.tz.trim() || null;
+  return h(
+    "div",
+    { class: "preview", key: "preview", role: "status", "aria-label": t("Next runs") },
+    error
+      ? h("p", { class: "bad-text", key: "error" }, error)
+      : runs && [
+          h("p", { class: "preview-title", key: "title" }, runs.length ? t("Next runs") : t("It never runs.")),
+          h(
+            "ol",
+            { class: "next-runs", key: "runs" },
+            runs.map((at) => {
+              const own = format.inZone(at, tz, true);
+              return h(
+                "li",
+                { key: at },
+                h("span", null, h("span", { class: "num" }, clock(at)), own && h("span", { class: "cell-below faint num" }, own)),
+                h("span", { class: "faint" }, countdown(at)),
+              );
+            }),
+          ),
+        ],
+  );
 }
 
 /** @param {any} form @param {string} name @param {string} label @param {string} placeholder @param {() => void} update */

@@ -13,13 +13,23 @@ import { declared, table } from "../table.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
+/** Milliseconds. */
+const HOUR = 3_600_000;
+
 /** @type {import("../page.js").PageDefinition} */
 export const schedules = {
   title: () => t("Schedules"),
   every: 10_000,
-  load: ({ route }, signal) => get("schedules", { after: route.query.get("after"), count: 100 }, signal),
+  load: async ({ route }, signal) => {
+    const after = route.query.get("after");
+    const [page, day] = await Promise.all([
+      get("schedules", { after, count: 100 }, signal),
+      after ? null : get("schedule-day", {}, signal),
+    ]);
+    return { ...page, day };
+  },
   view: (context) => {
-    const { items } = context.data;
+    const { items, day } = context.data;
     return [
       heading(t("Schedules"), {
         actions: [
@@ -27,6 +37,7 @@ export const schedules = {
           copyCommand(command("schedules", "list")),
         ],
       }),
+      day?.items.length > 0 && dayPanel(day),
       panel(
         t("All schedules"),
         { class: "bare" },
@@ -84,6 +95,48 @@ export const schedules = {
     ];
   },
 };
+
+/** The next 24 hours: a row for each schedule, with a mark for each run. @param {any} day */
+function dayPanel({ items, total, now, until }) {
+  const [from, to] = [Date.parse(now), Date.parse(until)];
+  const place = (/** @type {string | number} */ at) => `${((100 * (new Date(at).getTime() - from)) / (to - from)).toFixed(2)}%`;
+  const hours = [];
+  for (let at = Math.ceil(from / HOUR) * HOUR; at < to; at += HOUR) if (Number(format.hour(at).slice(0, 2)) % 3 === 0) hours.push(at);
+  return panel(
+    t("Next 24 hours"),
+    { class: "day", hint: items.length < total ? t("{shown} of {count}", { shown: items.length, count: format.count(total) }) : null },
+    h(
+      "ul",
+      null,
+      items.map((/** @type {any} */ { name, runs, is_cut }) =>
+        h(
+          "li",
+          { key: name },
+          h("a", { href: address(["schedules", name]), class: "one-line", title: name }, name),
+          h(
+            "span",
+            { class: "day-track", role: "img", "aria-label": dayLabel(runs, is_cut) },
+            hours.map((at) => h("span", { key: `h${at}`, class: "day-hour", style: { left: place(at) } })),
+            is_cut && h("span", { key: "cut", class: "day-often", style: { left: place(runs[0]) } }),
+            !is_cut && runs.map((/** @type {string} */ at) => h("span", { key: at, class: "day-run", style: { left: place(at) }, title: format.clock(at) })),
+          ),
+        ),
+      ),
+    ),
+    h(
+      "p",
+      { class: "day-hours num", "aria-hidden": "true" },
+      h("span", { class: "day-track" }, hours.map((at) => h("span", { key: at, style: { left: place(at) } }, format.hour(at)))),
+    ),
+  );
+}
+
+/** When a schedule runs, in words. @param {string[]} runs @param {boolean} isCut */
+function dayLabel(runs, isCut) {
+  const interval = runs.length > 1 ? (Date.parse(runs[1]) - Date.parse(runs[0])) / 1000 : 0;
+  if (isCut) return t("more than {count} runs, the next at {time} and after {duration}", { count: runs.length, time: format.clock(runs[0]), duration: format.duration(interval) });
+  return `${format.plural(runs.length, "run")}: ${runs.map((at) => format.clock(at)).join(", ")}`;
+}
 
 /** A time on the wall clock of the schedule's time zone, for below the same time in the preferred zone. @param {string | null} at @param {string | null} tz @param {boolean} [isFull] */
 export function ownTime(at, tz, isFull = false) {
