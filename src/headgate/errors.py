@@ -23,7 +23,14 @@ class DeclarationError(HeadgateError, ValueError):
 
 
 class PayloadError(HeadgateError, ValueError):
-    """A job's arguments cannot be stored, or stored arguments no longer fit the task's signature."""
+    """A job's arguments cannot be stored, or stored arguments no longer fit the task's signature.
+
+    `argument` is the name of the one that does not fit, if it is known.
+    """
+
+    def __init__(self, message: str = "", argument: str | None = None) -> None:
+        super().__init__(message)
+        self.argument = argument
 
 
 class CostExceedsLimit(HeadgateError, ValueError):

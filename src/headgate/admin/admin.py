@@ -22,6 +22,8 @@ from headgate.admin.enqueueing import (
     EnqueueCalls,
     EnqueuedJob,
     Payload,
+    TaskArgument,
+    arguments_of,
     call_of,
     declared_task,
     options_of,
@@ -528,6 +530,10 @@ class Admin:
         return Explanation(status=status, reason=reason, limits=limits)
 
     # ---------------------------------------------------------------------------------------------- changing
+
+    def arguments(self, task: str) -> Sequence[TaskArgument]:
+        """Return the arguments of a declared task, with their kinds and defaults. Raises UnknownTask."""
+        return arguments_of(declared_task(self._registry, task))
 
     async def enqueue(self, task: str, payload: Payload = "{}", **options: Unpack[EnqueueOptions]) -> EnqueuedJob:
         """Store a job of a declared task, with these arguments by name: JSON text, or a dict.

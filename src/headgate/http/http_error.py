@@ -94,6 +94,9 @@ def http_error_of(error: HeadgateError) -> HttpError:
     match error:
         case JobNotFound() | ScheduleNotFound() | NodeNotFound() | UnknownLimit() | UnknownQueue() | UnknownTask():
             return HttpError(404, code, str(error))
+        case PayloadError(argument=str() as name):
+            pointer = f"/payload/{name.replace('~', '~0').replace('/', '~1')}"
+            return HttpError(422, code, str(error), errors=[WrongInput(str(error), pointer=pointer)])
         case DeclarationError() | PayloadError() | CostExceedsLimit():
             return HttpError(422, code, str(error))
         case SearchTooLong() | TooManySearches() | StorageUnavailable() | StorageUnusable() | NotOpen():

@@ -13,6 +13,7 @@ from uuid import UUID, uuid5
 import msgspec
 
 from headgate.admin import Activity, ActivityReport, DeclaredLimit, DeclaredTask, EnqueuedJob
+from headgate.admin.enqueueing import ArgumentKind, TaskArgument
 from headgate.admin.query import Instant
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
@@ -109,8 +110,22 @@ class TaskPage(msgspec.Struct, frozen=True):
     next: None = None
 
 
+class ArgumentView(msgspec.Struct, frozen=True):
+    """An argument of a task: the kind of its field in a form, and its default, if it has one that may be shown.
+
+    `choices` are the values of a Literal or an Enum. A UUID and a decimal are text, and `json` is anything else.
+    """
+
+    name: str
+    kind: ArgumentKind
+    is_required: bool
+    is_nullable: bool
+    default: Any
+    choices: Sequence[Any]
+
+
 class TaskDetails(msgspec.Struct, frozen=True):
-    """A task: its queue, null if this app does not declare it, and the limits that its jobs use.
+    """A task: its queue, null if this app does not declare it, the limits that its jobs use, and its arguments.
 
     `requires` are the labels that a node needs to run its jobs, `tags` those of all its jobs, `unique_key` the template
     of their unique keys, or the name of its function.
@@ -122,6 +137,7 @@ class TaskDetails(msgspec.Struct, frozen=True):
     requires: Sequence[str] = ()
     tags: Sequence[str] = ()
     unique_key: str | None = None
+    arguments: Sequence[ArgumentView] = ()
 
 
 async def tasks(caller: Caller) -> TaskPage:
@@ -175,7 +191,20 @@ async def task(caller: Caller, name: str) -> TaskDetails:
     if found is None:
         return TaskDetails(name, None, ())
     limits = limits_named(caller, found.limits)
-    return TaskDetails(name, found.queue, limits, found.requires, found.tags, found.unique_key)
+    arguments = [
+        ArgumentView(each.name, each.kind, each.is_required, each.is_nullable, _default(caller, each), each.choices)
+        for each in caller.admin.arguments(name)
+    ]
+    return TaskDetails(name, found.queue, limits, found.requires, found.tags, found.unique_key, arguments)
+
+
+def _default(caller: Caller, argument: TaskArgument) -> Any:
+    """Return the default of an argument; None if its name is one whose values are hidden."""
+    if argument.default is None:
+        return None
+    default = msgspec.json.decode(argument.default)
+    shown = caller.redaction.json(msgspec.json.encode({argument.name: default}).decode())
+    return None if caller.redaction.has_mark(msgspec.json.decode(shown or b"null")) else default
 
 
 def limits_named(caller: Caller, names: Sequence[str]) -> Sequence[DeclaredLimit]:

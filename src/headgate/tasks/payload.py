@@ -140,6 +140,16 @@ class PayloadType:
         return decoder(stored).decode, decoder(TypedDict("Payload", given)).decode  # type: ignore[operator]
 
     @property
+    def kinds(self) -> Mapping[str, Any]:
+        """The types of the arguments by name; Any without an annotation."""
+        return self._kinds
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The values of the arguments that a call may leave out."""
+        return self._defaults
+
+    @property
     def max_payload(self) -> int:
         """The maximum of JSON bytes for a job's arguments, or for its result."""
         return self._max_payload
@@ -170,7 +180,7 @@ class PayloadType:
         try:
             back = self._read_back(payload)
         except USER_CODE_ERRORS as error:  # here too
-            raise PayloadError(self._mismatch(error)) from None
+            raise self._mismatch(error) from None
         if self._untyped or not equal(given, back):
             self._require_survival(given, back)
         stored = self._codecs.encode(payload, self._arguments_text) if self._encodes else payload.decode()
@@ -193,7 +203,7 @@ class PayloadType:
         try:
             given = decoder(TypedDict("Payload", self._kinds, total=False)).decode(payload)  # type: ignore[operator]
         except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
-            raise PayloadError(self._mismatch(error)) from None
+            raise self._mismatch(error) from None
         return KnownArguments({**self._defaults, **given}, frozenset(later))
 
     def decode(self, payload: str) -> tuple[list[Any], dict[str, Any]]:
@@ -227,7 +237,7 @@ class PayloadType:
         try:
             return self._as_call(self._decode(text))
         except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
-            raise PayloadError(self._mismatch(error)) from None
+            raise self._mismatch(error) from None
 
     def _as_call(self, decoded: Any) -> tuple[list[Any], dict[str, Any]]:
         values = _by_name(decoded)
@@ -391,15 +401,15 @@ class PayloadType:
                 )
         return PayloadError(f"the arguments of {self._where} cannot be stored as JSON: {self._message(error)}")
 
-    def _mismatch(self, error: BaseException) -> str:
-        """Return which argument does not fit its annotation, and which part of it."""
+    def _mismatch(self, error: BaseException) -> PayloadError:
+        """Return an error that names the argument that does not fit its annotation, and the part of it."""
         found = _MISFIT.fullmatch(str(error)) if isinstance(error, msgspec.ValidationError) else None
         if found is None:
-            return f"an argument of {self._where} does not fit its annotation: {self._message(error)}"
+            return PayloadError(f"an argument of {self._where} does not fit its annotation: {self._message(error)}")
         name = re.split(r"[.\[]", found["path"], maxsplit=1)[0]
         at = "" if found["path"] == name else f"at {found['path']}: "
         what = found["what"] if self._is_harmless(error) else type(error).__name__
-        return f"argument {name!r} of {self._where} does not fit its annotation: {at}{what}"
+        return PayloadError(f"argument {name!r} of {self._where} does not fit its annotation: {at}{what}", name)
 
     def _require_survival(self, given: Mapping[str, Any], back: Mapping[str, Any]) -> None:
         """Raise PayloadError for an argument that the handler would not get as it was passed."""
@@ -414,7 +424,8 @@ class PayloadType:
             raise PayloadError(
                 f"argument {name!r} of {self._where} does not survive JSON: {self._at(path, name)}"
                 f"{self._shown(before)} comes back as {self._shown(after)}; annotate its type or pass something that "
-                "JSON has"
+                "JSON has",
+                name,
             )
 
     def _require_result_survival(self, result: Any, encoded: bytes) -> None:

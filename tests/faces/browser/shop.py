@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from headgate import (
     Concurrency,
@@ -71,6 +73,16 @@ def make_app(url: str, **settings: Any) -> Headgate:
     @app.task(queue=QUEUE)
     async def send_mail(to: str, words: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         return {"to": to, "words": words, HOSTILE: LONG}
+
+    @app.task(queue=QUEUE)
+    async def order(
+        sku: str,
+        count: Annotated[int, Meta(ge=0)] = 1,
+        size: Literal["small", "large"] = "small",
+        is_gift: bool = False,
+        at: datetime | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None: ...
 
     @app.task(queue=FAIR, tags=["import"])
     async def import_rows(tenant: str) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -74,12 +75,64 @@ async def test_a_job_is_rescheduled_and_that_is_undone(browser: Browser, shop: S
 
 
 @pytest.mark.nightly
+async def test_the_arguments_of_a_job_have_fields_by_their_types(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop, who="olga") as visit:
+        page, dialog = visit.page, visit.page.get_by_role("dialog")
+        enqueue = dialog.get_by_role("button", name="Enqueue", exact=True)
+        await visit.go("tasks/order")
+        await visit.press("Enqueue")
+        for label, value in (
+            ("sku, text", ""),
+            ("count, integer, optional", "1"),
+            ("size, choice, optional", "0"),
+            ("at, date and time, optional", ""),
+            ("notes, JSON, optional", ""),
+        ):
+            await expect(dialog.get_by_label(label)).to_have_value(value)
+        await expect(dialog.get_by_label("is_gift, yes or no, optional")).not_to_be_checked()
+        assert await axe_violations(visit, AXE) == []
+        await enqueue.click()
+        sku, count = dialog.get_by_label("sku, text"), dialog.get_by_label("count, integer")
+        await expect(sku).to_be_focused()
+        await expect(sku).to_have_accessible_description("Write a value")
+        await sku.fill("A 1")
+        await count.fill("many")
+        await enqueue.click()
+        await expect(count).to_have_accessible_description("Write an integer, such as 3")
+        # What only the server knows is shown at the field, too.
+        await count.fill("-1")
+        await enqueue.click()
+        await expect(count).to_have_accessible_description(re.compile("argument 'count'.*>= 0"))
+        await count.fill("1")
+        await dialog.get_by_label("size, choice").select_option(label="large")
+        await dialog.get_by_label("is_gift").check()
+        await dialog.get_by_label("at, date and time").fill("2027-05-06T07:08")
+        await dialog.get_by_label("notes, JSON").fill('{"id": 1152921504606846977}')
+        instant = await page.evaluate("new Date('2027-05-06T07:08').toISOString()")
+        # An argument that has its default is left out.
+        payload = {"sku": "A 1", "size": "large", "is_gift": True, "at": instant, "notes": {"id": 2**60 + 1}}
+        said = json.dumps(payload, separators=(",", ":"))
+        await expect(dialog.locator(".command-line code")).to_contain_text(said)
+        await visit.press("Write the arguments as JSON")
+        await expect(dialog.get_by_label("Arguments (JSON)")).to_have_value(re.compile('"size": "large"'))
+        await visit.press("Write the arguments in fields")
+        await expect(dialog.get_by_label("is_gift")).to_be_checked()
+        await expect(dialog.get_by_label("at, date and time")).to_have_value(re.compile("^2027-05-06T07:08"))
+        await visit.agree("Enqueue")
+        await expect(page).to_have_url(re.compile(r"/jobs/[0-9a-v]{13}$"))
+        record = (await shop.app.admin.job(page.url.rpartition("/")[2])).record
+        stored = json.loads(record.payload)
+        assert datetime.fromisoformat(stored.pop("at")) == datetime.fromisoformat(payload.pop("at"))
+        assert stored == payload
+        visit.forget_refusals(422)
+
+
 async def test_a_job_is_enqueued_with_more_options(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop, who="olga") as visit:
         dialog = visit.page.get_by_role("dialog")
         await visit.go("jobs?task=send_mail")
         await visit.press("Enqueue")
-        await visit.page.get_by_label("Arguments (JSON)").fill('{"to": "more"}')
+        await visit.page.get_by_label("to, text").fill("more")
         await visit.page.get_by_label("Delay in seconds").fill("3600")
         await expect(dialog.get_by_label("Unique key of the job")).not_to_be_visible()
         await dialog.get_by_text("More options").click()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import httpx
+import msgspec
 import pytest
 
 from headgate import AesGcm, Every, Headgate, JobState, StrictRate, batch
@@ -105,6 +107,67 @@ async def test_jobs_are_enqueued_and_run_again_with_other_arguments(app: Headgat
             entries = await app.admin.audit_log(subject=seeds.failed)
             assert [(entry.actor, entry.action) for entry in entries] == [("local", "run again")] * 2
             assert PASSWORD not in (await client.get("/api/v1/audit")).text
+
+
+class Size(Enum):
+    SMALL = "s"
+    LARGE = "l"
+
+
+async def test_the_arguments_of_a_task_are_described_for_a_form(app: Headgate) -> None:
+    @app.task
+    async def everything(
+        name: str,
+        count: Annotated[int, msgspec.Meta(ge=0)] = 3,
+        share: float | None = None,
+        is_dry: bool = False,
+        mode: Literal["fast", "safe"] = "fast",
+        size: Size = Size.LARGE,
+        at: datetime | None = None,
+        day: date = date(2027, 1, 2),
+        id: UUID | None = None,
+        rows: list[int] | None = None,
+        password: str = "default of the code",
+        *,
+        untyped: Any,
+    ) -> None: ...
+
+    async with app.open(), browser(app) as client:
+        found = (await client.get("/api/v1/tasks/everything")).json()["arguments"]
+        shown = {
+            each["name"]: (each["kind"], each["is_required"], each["is_nullable"], each["default"]) for each in found
+        }
+        assert shown == {
+            "name": ("text", True, False, None),
+            "count": ("integer", False, False, 3),
+            "share": ("number", False, True, None),
+            "is_dry": ("boolean", False, False, False),
+            "mode": ("choice", False, False, "fast"),
+            "size": ("choice", False, False, "l"),
+            "at": ("datetime", False, True, None),
+            "day": ("date", False, False, "2027-01-02"),
+            "id": ("text", False, True, None),
+            "rows": ("json", False, True, None),
+            # Its name is one whose values are hidden.
+            "password": ("text", False, False, None),
+            "untyped": ("json", True, False, None),
+        }
+        choices = {each["name"]: each["choices"] for each in found if each["choices"]}
+        assert choices == {"mode": ["fast", "safe"], "size": ["s", "l"]}
+        assert (await client.get("/api/v1/tasks/of-another-app")).json()["arguments"] == []
+
+
+async def test_an_argument_that_does_not_fit_is_named_by_a_pointer(app: Headgate) -> None:
+    async with app.open(), browser(app) as client:
+        for payload, pointer in (
+            ({"question": 7}, "/payload/question"),
+            ({"question": "a", "other": 1}, None),
+            ({}, None),
+        ):
+            answer = await client.post("/api/v1/tasks/answer/enqueue", json={"payload": payload})
+            assert problem(answer) == "payload_error"
+            errors = answer.json().get("errors", [])
+            assert [each["pointer"] for each in errors] == ([] if pointer is None else [pointer])
 
 
 async def test_a_job_is_enqueued_with_the_options_of_a_program(app: Headgate) -> None:

@@ -280,6 +280,7 @@ async def test_a_task_and_a_queue_name_the_limits_of_their_jobs(app: Headgate) -
                 "requires": [],
                 "tags": [],
                 "unique_key": None,
+                "arguments": [],
             }
             queue = await ask(client, "/queues/default")
             assert (queue["queue"]["queue"], queue["queue"]["ready"]) == ("default", 1)

@@ -12,9 +12,10 @@ const TIMEOUT = 15_000;
 
 /** A request that failed. Status 0: no response arrived. */
 export class ApiError extends Error {
-  /** @param {number} status @param {string} code @param {string} message */
-  constructor(status, code, message) {
+  /** @param {number} status @param {string} code @param {string} message @param {{detail: string, pointer?: string}[]} [errors] */
+  constructor(status, code, message, errors = []) {
     super(message);
+    this.errors = errors;
     this.name = "ApiError";
     this.status = status;
     this.code = code;
@@ -122,7 +123,7 @@ async function request(url, init, signal) {
   // An error is a problem of RFC 9457; the code is the last part of its type.
   const message =
     data?.detail ?? data?.title ?? t("The server responded with status {status}.", { status: response.status });
-  throw new ApiError(response.status, data?.type?.split("#").pop() ?? "error", message);
+  throw new ApiError(response.status, data?.type?.split("#").pop() ?? "error", message, data?.errors);
 }
 
 /**

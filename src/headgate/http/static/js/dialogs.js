@@ -32,6 +32,7 @@ export function ask(question) {
       } finally {
         isSending = false;
         show();
+        /** @type {HTMLElement | null} */ (dialog.querySelector('[aria-invalid="true"]'))?.focus();
       }
     };
     const show = () => render(dialog, content(question, close, confirm, show));

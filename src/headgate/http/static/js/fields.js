@@ -44,8 +44,14 @@ export function text(label, value, placeholder, changed, suggestions) {
   );
 }
 
-/** A text field that calls `changed` on every keystroke. @param {string} label @param {string} value @param {string} placeholder @param {(value: string) => void} changed */
-export function input(label, value, placeholder, changed, props = {}) {
+/** The attributes of a field with an error, and the error below it. @param {string} id @param {string} error */
+function refusal(id, error) {
+  const props = error ? { "aria-invalid": "true", "aria-describedby": `${id}-error` } : { "aria-invalid": null, "aria-describedby": null };
+  return { props, below: error && h("p", { class: "bad-text", id: `${id}-error`, role: "alert" }, error) };
+}
+
+/** A text field that calls `changed` on every keystroke; `error` is shown below it. @param {string} label @param {string} value @param {string} placeholder @param {(value: string) => void} changed @param {Record<string, any>} [props] @param {string} [error] */
+export function input(label, value, placeholder, changed, props = {}, error = "") {
   const id = idOf(label);
   return h(
     "div",
@@ -59,13 +65,26 @@ export function input(label, value, placeholder, changed, props = {}) {
       autocomplete: "off",
       spellcheck: "false",
       oninput: (/** @type {any} */ event) => changed(event.target.value.trim()),
+      ...refusal(id, error).props,
       ...props,
     }),
+    refusal(id, error).below,
   );
 }
 
-/** @param {string} label @param {string} value @param {[string, string][]} choices @param {(value: string) => void} changed */
-export function select(label, value, choices, changed) {
+/** @param {string} label @param {boolean} isSet @param {(isSet: boolean) => void} changed */
+export function checkbox(label, isSet, changed) {
+  const id = idOf(label);
+  return h(
+    "div",
+    { class: "field field-check", key: label },
+    h("input", { id, type: "checkbox", checked: isSet, onchange: (/** @type {any} */ event) => changed(event.target.checked) }),
+    h("label", { for: id }, label),
+  );
+}
+
+/** @param {string} label @param {string} value @param {[string, string][]} choices @param {(value: string) => void} changed @param {{error?: string, props?: Record<string, any>}} [rest] */
+export function select(label, value, choices, changed, { error = "", props = {} } = {}) {
   const id = idOf(label);
   return h(
     "div",
@@ -73,9 +92,10 @@ export function select(label, value, choices, changed) {
     h("label", { for: id }, label),
     h(
       "select",
-      { id, value, onchange: (/** @type {any} */ event) => changed(event.target.value) },
+      { id, value, onchange: (/** @type {any} */ event) => changed(event.target.value), ...refusal(id, error).props, ...props },
       choices.map(([each, name]) => h("option", { key: each, value: each }, name)),
     ),
+    refusal(id, error).below,
   );
 }
 
@@ -94,11 +114,10 @@ export function area(label, value, placeholder, changed, error = "", props = {})
       rows: "8",
       autocomplete: "off",
       spellcheck: "false",
-      "aria-invalid": error ? "true" : null,
-      "aria-describedby": error ? `${id}-error` : null,
       oninput: (/** @type {any} */ event) => changed(event.target.value),
+      ...refusal(id, error).props,
       ...props,
     }),
-    error && h("p", { class: "bad-text", id: `${id}-error`, role: "alert" }, error),
+    refusal(id, error).below,
   );
 }

@@ -5,7 +5,8 @@ import { ask } from "./dialogs.js";
 import { h } from "./dom.js";
 import { input, select } from "./fields.js";
 import * as format from "./format.js";
-import { argumentsField, argumentsOf, argumentsText, isSent, requiredText, tasksToChoose } from "./job/enqueue.js";
+import { ArgumentsForm, argumentsField, argumentsOf, argumentsText } from "./job/arguments.js";
+import { isSent, tasksToChoose } from "./job/enqueue.js";
 import { t } from "./language.js";
 import { clock, countdown } from "./parts.js";
 import { address, go } from "./router.js";
@@ -29,7 +30,7 @@ export async function createSchedule() {
   if (!tasks) return;
   const form = formOf(null, null);
   form.task = tasks[0].task;
-  form.payload = requiredText(tasks[0]);
+  const written = new ArgumentsForm();
   const isDone = await ask({
     title: t("Create a schedule"),
     action: t("Create"),
@@ -44,18 +45,17 @@ export async function createSchedule() {
           form.task,
           tasks.map((/** @type {any} */ each) => [each.task, each.task]),
           (task) => {
-            const find = (/** @type {string} */ name) => tasks.find((/** @type {any} */ each) => each.task === name);
-            if (form.payload === requiredText(find(form.task))) form.payload = requiredText(find(task));
             form.task = task;
             update();
           },
         ),
-        fields(form, KINDS, update),
+        fields(form, KINDS, update, written.view(form.task, update)),
       ),
     isReady: () => form.name.trim() !== "" && form.when.trim() !== "",
     submit: () =>
       isSent(form, async () => {
-        const payload = argumentsOf(form.payload) ?? {};
+        form.refuse = (error) => written.refuse(error);
+        const payload = written.read();
         await change("POST", "schedules", { ...bodyOf(form), name: form.name.trim(), task: form.task, payload });
       }),
   });
@@ -82,7 +82,7 @@ export async function editSchedule(context) {
           form,
           form.kind === "kept" || (!triggerOf(definition)) ? [KEPT, ...KINDS] : KINDS,
           update,
-          before ? "" : t("Leave empty to keep the arguments. Some are hidden here; to change any, write all of them."),
+          argumentsField(form, update, before ? "" : t("Leave empty to keep the arguments. Some are hidden here; to change any, write all of them."), ""),
         ),
       ),
     isReady: () => form.kind === "kept" || form.when.trim() !== "",
@@ -125,11 +125,13 @@ function formOf(schedule, definition) {
     max_runs: schedule?.max_runs ? String(schedule.max_runs) : "",
     until: schedule?.until ?? null,
     error: "",
+    /** @type {((error: unknown) => boolean) | undefined} */
+    refuse: undefined,
   };
 }
 
-/** @param {Form} form @param {[string, string][]} kinds @param {() => void} update @param {string} [placeholder] */
-function fields(form, kinds, update, placeholder) {
+/** @param {Form} form @param {[string, string][]} kinds @param {() => void} update @param {import("./dom.js").Children} written the field of the arguments */
+function fields(form, kinds, update, written) {
   const set = (/** @type {"kind" | "misfire" | "overlap"} */ name) => (/** @type {string} */ value) => {
     form[name] = value;
     form.error = "";
@@ -167,7 +169,7 @@ function fields(form, kinds, update, placeholder) {
       ],
       set("overlap"),
     ),
-    argumentsField(form, update, placeholder, ""),
+    written,
     form.error && h("p", { class: "bad-text", role: "alert" }, form.error),
   ];
 }

@@ -1,66 +1,33 @@
 /** The forms that enqueue a job: another run of one, or a new job of a task. */
 
-import { change, get, parseJson, path } from "../api.js";
+import { change, get, path } from "../api.js";
 import { command, oneLine, option } from "../commands.js";
 import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
-import { area, input, select } from "../fields.js";
+import { input, select } from "../fields.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
 import { address, go } from "../router.js";
 import { toast } from "../toasts.js";
+import { ArgumentsForm, argumentsField, argumentsOf, argumentsText } from "./arguments.js";
 
 /** @typedef {import("../page.js").Context} Context */
-/** @typedef {{task: string, queue: string, arguments: string[], required: string[]}} DeclaredTask */
-
-const HIDDEN = "[redacted]";
+/** @typedef {{task: string, queue: string}} DeclaredTask */
 
 /** @typedef {{id: string, is_new: boolean}} EnqueuedJob */
 
-/** The field of a job's arguments, with the error below it. @param {{payload: string, error: string}} form @param {() => void} update @param {string} [placeholder] @param {string} [error] */
-export function argumentsField(form, update, placeholder = "", error = form.error) {
-  const changed = (/** @type {string} */ value) => {
-    form.payload = value;
-    form.error = "";
-    update();
-  };
-  return area(t("Arguments (JSON)"), form.payload, placeholder, changed, error);
-}
-
-/** Return the arguments of a text; those of an empty one are null. Throws an Error that says what to write. @param {string} text */
-export function argumentsOf(text) {
-  if (!text.trim()) return null;
-  let value;
-  try {
-    value = parseJson(text);
-  } catch (error) {
-    throw new Error(t("This is not JSON: {error}", { error: error instanceof Error ? error.message : error }));
-  }
-  if (value === null || typeof value !== "object" || Array.isArray(value))
-    throw new Error(t('Write an object of arguments by name: {"name": "value"}'));
-  return value;
-}
-
-/** The text of arguments for their field; empty if they or a part of them are hidden. @param {any} payload */
-export function argumentsText(payload) {
-  if (typeof payload !== "object") return "";
-  const text = JSON.stringify(payload ?? {}, null, 2);
-  return text.includes(HIDDEN) ? "" : text;
-}
-
-/** The text of a task's required arguments, each with the value null. @param {DeclaredTask | undefined} task */
-export function requiredText(task) {
-  return JSON.stringify(Object.fromEntries((task?.required ?? []).map((name) => [name, null])), null, 2);
-}
-
-/** Run what sends a form; the form then has its error. Returns whether it was sent. @param {{error: string}} form @param {() => Promise<void>} send */
+/**
+ * Run what sends a form; the form then has its error, unless its fields have it. Returns whether it was sent.
+ *
+ * @param {{error: string, refuse?: (error: unknown) => boolean}} form @param {() => Promise<void>} send
+ */
 export async function isSent(form, send) {
   try {
     form.error = "";
     await send();
     return true;
   } catch (error) {
-    form.error = error instanceof Error ? error.message : String(error);
+    if (!form.refuse?.(error)) form.error = error instanceof Error ? error.message : String(error);
     return false;
   }
 }
@@ -121,11 +88,11 @@ export async function tasksToChoose() {
 export async function enqueueJob(name = "") {
   const tasks = await tasksToChoose();
   if (!tasks) return;
-  const find = (/** @type {string} */ task) => tasks.find((each) => each.task === task);
-  const first = find(name) ?? tasks[0];
+  const first = tasks.find((each) => each.task === name) ?? tasks[0];
+  const fields = new ArgumentsForm();
   const form = {
-    task: first.task, payload: requiredText(first), delay: "", priority: "",
-    tags: "", unique_key: "", expires_in: "", retention: "", error: "",
+    task: first.task, delay: "", priority: "",
+    tags: "", unique_key: "", expires_in: "", retention: "",
   };
   /** @type {EnqueuedJob | null} */
   let answer = null;
@@ -147,16 +114,12 @@ export async function enqueueJob(name = "") {
           form.task,
           tasks.map((each) => [each.task, each.task]),
           (task) => {
-            if (form.payload === requiredText(find(form.task))) form.payload = requiredText(find(task));
             form.task = task;
-            form.error = "";
+            fields.error = "";
             update();
           },
         ),
-        argumentsField(form, update),
-        find(form.task)?.arguments.length
-          ? h("p", { class: "faint" }, t("Arguments of the task: {names}", { names: find(form.task)?.arguments.join(", ") ?? "" }))
-          : h("p", { class: "faint" }, t("The task has no arguments.")),
+        fields.view(form.task, update),
         input(t("Delay in seconds"), form.delay, t("none"), set("delay"), { inputmode: "decimal" }),
         input(t("Priority of the job, 0 to 9"), form.priority, t("the task's priority"), set("priority"), { inputmode: "numeric" }),
         h(
@@ -182,7 +145,7 @@ export async function enqueueJob(name = "") {
               "jobs",
               "enqueue",
               form.task,
-              ...option("--payload", oneLine(form.payload)),
+              ...option("--payload", oneLine(fields.text)),
               ...option("--delay", form.delay),
               ...option("--priority", form.priority),
               ...tagsOf(form.tags).flatMap((tag) => option("--tag", tag)),
@@ -195,9 +158,9 @@ export async function enqueueJob(name = "") {
       );
     },
     submit: () =>
-      isSent(form, async () => {
+      isSent(fields, async () => {
         const body = {
-          payload: argumentsOf(form.payload) ?? {},
+          payload: fields.read(),
           ...(form.delay === "" ? {} : { delay: Number(form.delay) }),
           ...(form.priority === "" ? {} : { priority: Number(form.priority) }),
           ...(tagsOf(form.tags).length ? { tags: tagsOf(form.tags) } : {}),
