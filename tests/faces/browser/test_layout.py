@@ -82,6 +82,30 @@ async def test_jobs_and_keys_are_rows_of_one_line_and_low_cards_on_a_phone(brows
             await visit.look("wide", "light")
 
 
+async def test_the_density_of_rows_is_chosen_and_kept(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await visit.go("queues")
+        row = page.get_by_role("row", name=QUEUE)
+
+        async def height() -> float:
+            box = await row.bounding_box()
+            assert box is not None
+            return box["height"]
+
+        comfortable = await height()
+        await page.get_by_label("Density").select_option("compact")
+        compact = await height()
+        assert compact < comfortable
+        await page.reload()
+        await visit.settled()
+        await expect(page.get_by_label("Density")).to_have_value("compact")
+        assert await height() == compact
+        await page.get_by_role("combobox", name="Find anything").fill("comfortable")
+        await page.get_by_role("option", name="Use comfortable rows").click()
+        assert await height() == comfortable
+
+
 async def test_tasks_whose_jobs_fail_come_first_and_idle_ones_are_folded(browser: Browser, shop: Shop) -> None:
     store = store_of(shop.app)
     minute = step_at(store.now(), 60) - 60 * SECOND

@@ -1,11 +1,11 @@
-/** Preferences stored in this browser: colours, time zone, live updates. */
+/** Preferences stored in this browser: colours, density, time zone, live updates. */
 
-/** @typedef {{theme: "auto" | "light" | "dark", zone: "local" | "utc", live: boolean}} Prefs */
+/** @typedef {{theme: "auto" | "light" | "dark", density: "comfortable" | "compact", zone: "local" | "utc", live: boolean}} Prefs */
 
 const STORAGE_KEY = "headgate";
 
 /** @type {Prefs} */
-const prefs = { theme: "auto", zone: "local", live: true, ...stored() };
+const prefs = { theme: "auto", density: "comfortable", zone: "local", live: true, ...stored() };
 
 /** @type {Set<() => void>} */
 const listeners = new Set();
@@ -36,6 +36,7 @@ export function onPreferenceChange(listener) {
 
 function apply() {
   document.documentElement.dataset.theme = prefs.theme;
+  document.documentElement.dataset.density = prefs.density;
 }
 
 /** @returns {Partial<Prefs>} */

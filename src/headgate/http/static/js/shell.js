@@ -232,6 +232,15 @@ export class Shell {
               LANGUAGES.map((each) => [each, languageName(each)]),
               setLanguage,
             ),
+            select(
+              t("Density"),
+              preferences().density,
+              [
+                ["comfortable", t("Comfortable")],
+                ["compact", t("Compact")],
+              ],
+              (density) => setPreferences({ density: density === "compact" ? "compact" : "comfortable" }),
+            ),
             h("p", { class: "store", title: this.session.store }, this.session.store),
             h("p", null, `Headgate ${this.session.version}`),
           ),
@@ -301,7 +310,7 @@ export class Shell {
 
   /** What the search box offers besides what the API finds. */
   #finderContext() {
-    const { live: isLive, theme, zone } = preferences();
+    const { live: isLive, density, theme, zone } = preferences();
     const nextTheme = NEXT_THEME[theme];
     return {
       canSearchText: canSearchText(this.session),
@@ -317,6 +326,9 @@ export class Shell {
         { name: isLive ? t("Pause live updates") : t("Resume live updates"), act: () => setPreferences({ live: !isLive }) },
         { name: zone === "utc" ? t("Show local times") : t("Show times in UTC"), act: () => setPreferences({ zone: zone === "utc" ? "local" : "utc" }) },
         { name: { auto: t("Use the system theme"), light: t("Use the light theme"), dark: t("Use the dark theme") }[nextTheme], act: () => setPreferences({ theme: nextTheme }) },
+        density === "compact"
+          ? { name: t("Use comfortable rows"), act: () => setPreferences({ density: "comfortable" }) }
+          : { name: t("Use compact rows"), act: () => setPreferences({ density: "compact" }) },
         { name: t("Help and keyboard shortcuts"), act: () => void help(PAGES) },
         ...(this.session?.can_sign_out
           ? [
