@@ -459,7 +459,7 @@ class BucketStoreConformance:
     # ------------------------------------------------------------------------------------------------- penalties
 
     @pytest.mark.parametrize("rule", [strict(3), rate(3), shared(3)])
-    async def test_a_penalised_bucket_grants_nothing_and_says_until_when(
+    async def test_a_penalized_bucket_grants_nothing_and_says_until_when(
         self, store: BucketStore, rule: AnyRule
     ) -> None:
         used = bucket(rule)
@@ -474,7 +474,7 @@ class BucketStoreConformance:
         assert look.opens_at == refused.opens_at
         assert (await store.take(with_key(used, "globex"))).granted == 1
 
-    async def test_a_bucket_never_seen_can_be_penalised(self, store: BucketStore) -> None:
+    async def test_a_bucket_never_seen_can_be_penalized(self, store: BucketStore) -> None:
         used = bucket(rate(7))
         await store.penalize(used, HOUR)
         assert (await store.take(used)).granted == 0
@@ -514,7 +514,7 @@ class BucketStoreConformance:
         assert (await store.take(used)).opens_at == first.now + HOUR
 
     @pytest.mark.parametrize("rule", [strict(1), rate(1), shared(1)])
-    async def test_the_first_reservation_of_a_penalised_bucket_can_be_cancelled(
+    async def test_the_first_reservation_of_a_penalized_bucket_can_be_cancelled(
         self, store: BucketStore, rule: AnyRule
     ) -> None:
         """The fault: the bucket had no state before it, and what is none could not be stored beside the penalty."""
@@ -525,7 +525,7 @@ class BucketStoreConformance:
         assert (await store.snapshot(used)).used == 0
         assert (await store.reserve(used, id="b")).opens_at == slot
 
-    async def test_reservations_of_a_penalised_bucket_begin_when_it_opens(self, store: BucketStore) -> None:
+    async def test_reservations_of_a_penalized_bucket_begin_when_it_opens(self, store: BucketStore) -> None:
         used = bucket(strict(1))
         before = await store.reserve(used, id="before")
         await store.penalize(used, 2 * HOUR)
@@ -542,7 +542,7 @@ class BucketStoreConformance:
         assert (await store.take(used, id="a")).granted == 1
         assert (await store.take(used, id="b")).granted == 0
 
-    async def test_a_returned_permit_does_not_open_a_penalised_bucket(self, store: BucketStore) -> None:
+    async def test_a_returned_permit_does_not_open_a_penalized_bucket(self, store: BucketStore) -> None:
         used = bucket(rate(1))
         taken = await store.take(used)
         await store.penalize(used, HOUR)

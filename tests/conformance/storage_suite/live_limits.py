@@ -1,4 +1,4 @@
-"""What is promised of limits that are steered while jobs wait: set, paused, penalised, reset, forgotten, looked at."""
+"""What is promised of limits that are steered while jobs wait: set, paused, penalized, reset, forgotten, looked at."""
 
 from __future__ import annotations
 
@@ -446,9 +446,9 @@ class LiveLimitsConformance(Conformance):
         await store_user.unset(setting)
         assert (await buckets.reserve(bucket, id="order-18")).opens_at == booked.opens_at
 
-    # -------------------------------------------------------------------------------------- penalising
+    # -------------------------------------------------------------------------------------- penalizing
 
-    async def test_a_penalised_bucket_grants_nothing_until_then(
+    async def test_a_penalized_bucket_grants_nothing_until_then(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         store_user.rules = {"api": strict(9)}
@@ -464,7 +464,7 @@ class LiveLimitsConformance(Conformance):
         clock.advance(30)
         assert await store_user.take_ids() == [id]
 
-    async def test_lanes_that_wait_already_are_penalised_too(self, store_user: StoreUser, clock: ManualClock) -> None:
+    async def test_lanes_that_wait_already_are_penalized_too(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1)}
         ids = await store_user.add(2, buckets=API)
         await store_user.take()

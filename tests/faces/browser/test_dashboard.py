@@ -274,6 +274,29 @@ async def test_texts_follow_the_time_zone_and_schedules_show_their_own(browser: 
         )
 
 
+@of_one_store
+async def test_instants_in_the_errors_of_headgate_follow_the_time_zone(browser: Browser, shop: Shop) -> None:
+    async def rejected(route: Route) -> None:
+        answer = await route.fetch()
+        found = await answer.json()
+        errors = ("headgate.errors.LimitRejected", "ValueError")
+        for job, kind in zip(found["items"], errors, strict=False):
+            job["error"] = {"type": kind, "message": "closed until 2026-11-24 09:30:00 UTC", "traceback": None}
+        await route.fulfill(response=answer, json=found)
+
+    async with visiting(browser, shop) as visit:
+        session = await visit.page.context.new_cdp_session(visit.page)
+        await session.send("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Tokyo"})
+        await visit.page.route("**/api/v1/jobs?*", rejected)
+        await visit.go("jobs")
+        errors = visit.page.locator("main .payload-cell .bad-text")
+        await expect(errors.nth(0)).to_contain_text("closed until 2026-11-24 18:30:00 +09:00")
+        # The message of a program is evidence.
+        await expect(errors.nth(1)).to_contain_text("closed until 2026-11-24 09:30:00 UTC")
+        await visit.press("Time zone: local")
+        await expect(errors.nth(0)).to_contain_text("closed until 2026-11-24 09:30:00 UTC")
+
+
 @pytest.mark.nightly
 async def test_a_retry_by_an_operator_begins_a_new_count_of_attempts(browser: Browser, shop: Shop) -> None:
     job = await shop.app.tasks["fail"].enqueue("again")

@@ -659,7 +659,7 @@ def test_holding_with_a_timeout_that_cannot_be_met_raises(play: Callable[[Scene]
 # ------------------------------------------------------------------------------------------------------ penalties
 
 
-def test_a_penalised_key_grants_nothing_until_then_and_delays_no_other_key(play: Callable[[Scene], None]) -> None:
+def test_a_penalized_key_grants_nothing_until_then_and_delays_no_other_key(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("10/s"))
         await limiter.penalize("a", 30)
@@ -690,7 +690,7 @@ def test_waiters_are_delayed_by_a_penalty(play: Callable[[Scene], None]) -> None
     play(scene)
 
 
-def test_a_key_is_penalised_until_an_instant_and_a_reset_lifts_it(play: Callable[[Scene], None]) -> None:
+def test_a_key_is_penalized_until_an_instant_and_a_reset_lifts_it(play: Callable[[Scene], None]) -> None:
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit("10/s"))
         await limiter.penalize("a", to_datetime(clock.now() + 60 * SECOND))
@@ -720,7 +720,7 @@ def test_a_waiter_whose_timeout_is_shorter_than_a_penalty_raises_immediately() -
     run_virtual(main)
 
 
-def test_permits_are_not_handed_out_under_a_penalised_key_and_stay_with_their_holders() -> None:
+def test_permits_are_not_handed_out_under_a_penalized_key_and_stay_with_their_holders() -> None:
     async def main(clock: VirtualClock) -> None:
         limiter = Limiter(Concurrency(1), clock=clock)
         async with limiter.hold("a"):
@@ -738,7 +738,7 @@ def test_permits_are_not_handed_out_under_a_penalised_key_and_stay_with_their_ho
     run_virtual(main)
 
 
-def test_threads_penalise_as_well_and_keys_that_have_opened_are_forgotten() -> None:
+def test_threads_penalize_as_well_and_keys_that_have_opened_are_forgotten() -> None:
     clock = ManualClock()
     store = MemoryBuckets(clock)
     limiter = Limiter(RateLimit("10/s", name="api"), store, clock=clock).sync

@@ -115,6 +115,11 @@ export function zoned(text) {
   return text.replace(INSTANT, (_, date, time) => instant(`${date}T${time}Z`));
 }
 
+/** The message of a job's error. One that Headgate wrote has instants; what a program wrote stays as it is. @param {{type: string, message: string}} error */
+export function errorMessage({ type, message }) {
+  return type.startsWith("headgate.") ? zoned(message) : message;
+}
+
 const DATE = /** @type {const} */ ({ year: "numeric", month: "2-digit", day: "2-digit" });
 const TIME = /** @type {const} */ ({ hour: "2-digit", minute: "2-digit" });
 

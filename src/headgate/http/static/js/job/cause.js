@@ -1,6 +1,7 @@
 /** The root cause of a failure: the innermost exception, and the last line of the user's own code. */
 
 import { h } from "../dom.js";
+import { errorMessage } from "../format.js";
 import { t } from "../language.js";
 import { copyButton, link } from "../parts.js";
 import { address } from "../router.js";
@@ -10,7 +11,7 @@ import { address } from "../router.js";
 
 /** @param {RootCause} cause */
 export function causeText(cause) {
-  return cause.message ? `${cause.type}: ${cause.message}` : cause.type;
+  return cause.message ? `${cause.type}: ${errorMessage(cause)}` : cause.type;
 }
 
 /** @param {CodePlace | null} place */
@@ -23,7 +24,7 @@ export function causeView(cause) {
   return h(
     "div",
     { class: "cause", key: "cause" },
-    h("p", null, h("b", { class: "bad-text" }, cause.type), cause.message && `: ${cause.message}`),
+    h("p", null, h("b", { class: "bad-text" }, cause.type), cause.message && `: ${errorMessage(cause)}`),
     placeView(cause),
   );
 }
@@ -50,7 +51,7 @@ export function jobCause(job) {
   return h(
     "div",
     { class: "job-cause", key: "job-cause" },
-    h("p", { class: "job-error" }, h("b", { class: "bad-text" }, error.type), error.message && `: ${error.message}`),
+    h("p", { class: "job-error" }, h("b", { class: "bad-text" }, error.type), error.message && `: ${errorMessage(error)}`),
     isOther && h("h2", { class: "cause-title" }, t("Root cause")),
     isOther ? causeView(cause) : placeView(cause),
     h(

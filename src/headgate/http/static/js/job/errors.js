@@ -46,13 +46,13 @@ export function errors(job) {
           h("b", { class: "bad-text" }, attempt.error.type),
           isKnown(attempt, at)
             ? h("span", { class: "faint" }, t("as above"))
-            : h("span", { class: "one-line" }, attempt.error.message),
+            : h("span", { class: "one-line" }, format.errorMessage(attempt.error)),
           attempt.ended_at && h("span", { class: "faint push" }, when(attempt.ended_at)),
         ),
         h(
           "div",
           { class: "error-body" },
-          !isKnown(attempt, at) && h("p", null, attempt.error.message),
+          !isKnown(attempt, at) && h("p", null, format.errorMessage(attempt.error)),
           attempt.error.traceback &&
             h(
               "div",

@@ -1,6 +1,7 @@
 /** A short list of jobs, on the page of what they belong to. */
 
 import { h } from "../dom.js";
+import * as format from "../format.js";
 import { t } from "../language.js";
 import { badge, jobLink, jobState, link, panel, when } from "../parts.js";
 import { table } from "../table.js";
@@ -41,9 +42,9 @@ function errorLine(job) {
     job.error &&
     h(
       "span",
-      { class: "cell-below one-line bad-text", title: job.error.message },
+      { class: "cell-below one-line bad-text", title: format.errorMessage(job.error) },
       h("b", null, job.error.type),
-      `: ${job.error.message}`,
+      `: ${format.errorMessage(job.error)}`,
     )
   );
 }

@@ -96,7 +96,7 @@ function causePanel(group) {
     causeView(group.cause),
     error && [
       h("p", { class: "hint", key: "newest" }, withElements("Newest error, of {job}, {time}", { job: jobLink(group.id), time: when(group.last_at) })),
-      h("p", { class: "cause-message", key: "message" }, h("b", null, error.type), error.message && `: ${error.message}`),
+      h("p", { class: "cause-message", key: "message" }, h("b", null, error.type), error.message && `: ${format.errorMessage(error)}`),
       error.traceback &&
         h(
           "details",

@@ -419,9 +419,9 @@ function payloadCell(job) {
     job.error &&
       h(
         "span",
-        { class: "cell-below bad-text one-line", key: "error", title: job.error.message },
+        { class: "cell-below bad-text one-line", key: "error", title: format.errorMessage(job.error) },
         h("b", null, job.error.type),
-        `: ${job.error.message}`,
+        `: ${format.errorMessage(job.error)}`,
       ),
   ];
 }
