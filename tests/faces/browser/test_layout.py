@@ -106,6 +106,20 @@ async def test_the_density_of_rows_is_chosen_and_kept(browser: Browser, shop: Sh
         assert await height() == comfortable
 
 
+async def test_the_legend_of_a_chart_is_in_the_line_of_its_title(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        await visit.go("overview")
+        for name in ("Throughput", "Wait"):
+            chart = visit.page.get_by_role("region", name=name)
+            boxes = [await chart.locator(each).first.bounding_box() for each in ("h2", ".legend-item", "svg")]
+            title, legend, plot = [box for box in boxes if box is not None]
+            assert abs(title["y"] + title["height"] / 2 - legend["y"] - legend["height"] / 2) < 4
+            panel = await chart.bounding_box()
+            assert panel is not None
+            # Nothing but the padding is below the plot.
+            assert 0 <= panel["y"] + panel["height"] - plot["y"] - plot["height"] <= 20
+
+
 async def test_tasks_whose_jobs_fail_come_first_and_idle_ones_are_folded(browser: Browser, shop: Shop) -> None:
     store = store_of(shop.app)
     minute = step_at(store.now(), 60) - 60 * SECOND

@@ -1,7 +1,7 @@
 /** What jobs did over time: of all, of a task or of a queue. A selected range of a chart leads to its jobs. */
 
 import { get, optional } from "./api.js";
-import { deployMarks, sparkline, timeChart } from "./charts.js";
+import { chartPanel, deployMarks, sparkline } from "./charts.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
 import { t } from "./language.js";
@@ -74,10 +74,10 @@ function throughput({ points, step, deploys }, range, subject) {
   const to = format.now();
   const from = to - range.span * 1000;
   const perSecond = (/** @type {string} */ name) => fillSteps(points, step, from, to, (point) => point[name] / step, 0);
-  return panel(
+  return chartPanel(
     t("Throughput"),
     { hint: t("jobs per second") },
-    timeChart({
+    {
       from,
       to,
       step: step * 1000,
@@ -89,7 +89,7 @@ function throughput({ points, step, deploys }, range, subject) {
         { name: t("Succeeded"), tone: "green", kind: "area", values: perSecond("succeeded") },
         { name: t("Failed"), tone: "red", kind: "area", values: perSecond("failed") },
       ],
-    }),
+    },
   );
 }
 
@@ -100,10 +100,10 @@ function durations(title, kind, hint, { points, step, deploys }, range, subject)
   const seconds = (/** @type {string} */ name) => fillSteps(points, step, from, to, (point) => point[name], null);
   const aggregation = step > 60 ? `, ${t("maximum per {duration}", { duration: format.duration(step) })}` : "";
   const isOfOne = subject.task !== undefined || subject.queue !== undefined;
-  return panel(
+  return chartPanel(
     title,
     { hint: `${hint}${aggregation}` },
-    timeChart({
+    {
       from,
       to,
       step: step * 1000,
@@ -118,7 +118,7 @@ function durations(title, kind, hint, { points, step, deploys }, range, subject)
         { name: "p95", tone: "amber", kind: "area", values: seconds(`${kind}_p95`) },
         { name: "p50", tone: "blue", kind: "line", values: seconds(`${kind}_p50`) },
       ],
-    }),
+    },
   );
 }
 

@@ -3,6 +3,7 @@
 import { classes, h, render } from "./dom.js";
 import * as format from "./format.js";
 import { t } from "./language.js";
+import { panelId } from "./parts.js";
 import { onPreferenceChange } from "./prefs.js";
 
 /**
@@ -13,6 +14,7 @@ import { onPreferenceChange } from "./prefs.js";
  *   label: string, series: Series[], from: number, to: number, unit: (value: number) => string,
  *   bound?: {value: number, name: string} | null, step: number,
  *   marks?: {at: number, name: string}[],
+ *   heading?: {title: string, hint?: string | null, aside?: import("./dom.js").Children},
  *   isWhole?: boolean, isContinuous?: boolean, onRange?: (from: number, to: number) => void,
  * }} Chart
  */
@@ -81,9 +83,12 @@ class ChartElement extends HTMLElement {
   #legend(chart, selected) {
     // The history ends some seconds ago, so the legend shows the time of its last value.
     const at = selected ?? Math.max(...chart.series.map((each) => each.values.at(-1)?.[0] ?? 0));
+    const { heading } = chart;
     return h(
-      "div",
+      "header",
       { class: "chart-legend" },
+      heading && h("h2", { id: panelId(heading.title) }, heading.title),
+      heading?.hint && h("p", { class: "hint" }, heading.hint),
       h(
         "div",
         { class: "legend-items" },
@@ -113,6 +118,7 @@ class ChartElement extends HTMLElement {
         },
         this.#isTable ? t("Chart") : t("Table"),
       ),
+      heading?.aside,
     );
   }
 
@@ -284,9 +290,13 @@ const charts = new Set();
 customElements.define("hg-chart", ChartElement);
 onPreferenceChange(() => charts.forEach((each) => each.redraw()));
 
-/** A chart over time. @param {Chart} chart */
-export function timeChart(chart) {
-  return h("hg-chart", { chart, class: "chart" });
+/** A section with a chart over time; its title, the legend and the values at the pointer share a line. @param {string} title @param {{hint?: string | null, aside?: import("./dom.js").Children}} options @param {Chart} chart */
+export function chartPanel(title, options, chart) {
+  return h(
+    "section",
+    { class: "panel chart-panel", "aria-labelledby": panelId(title), key: title },
+    h("hg-chart", { chart: { ...chart, heading: { title, ...options } }, class: "chart" }),
+  );
 }
 
 /** Deploys as the marks of a chart. @param {{at: string, release: string}[]} deploys */

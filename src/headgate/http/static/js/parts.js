@@ -181,7 +181,7 @@ export async function copy(text, what) {
 
 /** A section of a page with a title. @param {string} title @param {{aside?: Children, class?: string, key?: string, hint?: string | null}} options @param {...Children} children */
 export function panel(title, options, ...children) {
-  const id = `panel-${title.toLowerCase().replace(/\W+/g, "-")}`;
+  const id = panelId(title);
   return h(
     "section",
     { class: classes("panel", options.class), "aria-labelledby": id, key: options.key ?? title },
@@ -194,6 +194,11 @@ export function panel(title, options, ...children) {
     ),
     children,
   );
+}
+
+/** The id of the title of a section. @param {string} title */
+export function panelId(title) {
+  return `panel-${title.toLowerCase().replace(/\W+/g, "-")}`;
 }
 
 /** The empty state of a list: what it means, and what to do. @param {string} title @param {Children} body @param {string} [commandText] */

@@ -2,7 +2,7 @@
 
 import { get, path } from "../api.js";
 import { changeListed } from "../bulk.js";
-import { deployMarks, timeChart } from "../charts.js";
+import { chartPanel, deployMarks } from "../charts.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -117,10 +117,10 @@ function causePanel(group) {
 function trend({ group, since, now, step, deploys }) {
   const from = Date.parse(since);
   const to = Date.parse(now);
-  return panel(
+  return chartPanel(
     t("Trend"),
     { hint: t("failures per {duration}", { duration: format.duration(step) }) },
-    timeChart({
+    {
       label: trendLabel(group),
       from,
       to,
@@ -136,7 +136,7 @@ function trend({ group, since, now, step, deploys }) {
           values: group.trend.map((/** @type {number} */ count, /** @type {number} */ at) => [from + at * step * 1000, count]),
         },
       ],
-    }),
+    },
   );
 }
 

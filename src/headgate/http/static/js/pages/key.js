@@ -2,7 +2,7 @@
 
 import { get, optional, path } from "../api.js";
 import { nextSlot, ruleLabel } from "../limits/buckets.js";
-import { deployMarks, timeChart } from "../charts.js";
+import { chartPanel, deployMarks } from "../charts.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { t, withElements } from "../language.js";
@@ -211,10 +211,10 @@ function historyPanel(context) {
   const { bucket } = context.data;
   if (bucket && bucket.used !== null && bound && window === bound.per && !/ burst /.test(bucket.rule ?? ""))
     started.push([to, bucket.used]);
-  return panel(
+  return chartPanel(
     t("History"),
     { aside, hint: t("starts in {duration}", { duration: format.duration(window) }) },
-    timeChart({
+    {
       label: t("Usage of {limit} {key}: starts in {duration}", { limit, key, duration: format.duration(window) }),
       from,
       to,
@@ -225,7 +225,7 @@ function historyPanel(context) {
       marks: deployMarks(history.deploys),
       bound: allowedStarts && { value: allowedStarts, name: t("allowed: {rate}", { rate: format.rate(allowedStarts) }) },
       series: [{ name: t("Started"), tone: "blue", kind: "area", values: started }],
-    }),
+    },
   );
 }
 
