@@ -26,6 +26,27 @@ HIGHEST_CARD = 90
 HEIGHTS = """() => [...document.querySelectorAll("main table.dense tbody tr")].map((row) =>
     [row.querySelector(".bad-text") !== null, row.getBoundingClientRect().height])"""
 
+# The heights of rows, where they lead, those in which a tap misses the link, and buttons and fields that are too small.
+ROWS = """() => {
+    const rows = [...document.querySelectorAll("main tbody tr")].filter((row) => row.checkVisibility());
+    const links = rows.map((row) => row.querySelector(".main-cell a"));
+    const missed = rows.filter((row, at) => {
+        if (!links[at]) return false;
+        row.scrollIntoView({ block: "center" });
+        const { left, right, top, bottom } = row.getBoundingClientRect();
+        const points = [[left + 60, top + 4], [right - 9, bottom - 4]];
+        return points.some(([x, y]) => document.elementFromPoint(x, y) !== links[at]);
+    });
+    const small = [...document.querySelectorAll("main :is(button, select, input:not([type=checkbox], [type=range]))")]
+        .filter((each) => each.checkVisibility() && each.offsetHeight < 44);
+    return {
+        heights: rows.map((row) => row.getBoundingClientRect().height),
+        targets: links.map((link) => link?.pathname),
+        missed: missed.map((row) => row.outerHTML.slice(0, 300)),
+        small: small.map((each) => each.outerHTML.slice(0, 100)),
+    };
+}"""
+
 OUT_OF_THE_BAR = """() => {
     const bar = document.querySelector(".topbar").getBoundingClientRect();
     return [...document.querySelectorAll(".topbar :is(a, img, button, input, hg-finder)")]
@@ -80,6 +101,33 @@ async def test_jobs_and_keys_are_rows_of_one_line_and_low_cards_on_a_phone(brows
             rows = await visit.page.evaluate(HEIGHTS)
             assert max(height for _, height in rows) <= HIGHEST_CARD, where
             await visit.look("wide", "light")
+
+
+async def test_the_rows_of_lists_have_two_lines_and_are_one_target_on_a_phone(browser: Browser, shop: Shop) -> None:
+    seen = set()
+    async with visiting(browser, shop) as visit:
+        await visit.look("narrow", "light")
+        for where in ("tasks", "queues", "schedules", "batches", "failures?span=all", "audit", "jobs", "limits"):
+            await visit.go(where)
+            found = await visit.page.evaluate(ROWS)
+            assert found["heights"], where
+            # At least eight of them and the header fit the screen.
+            assert max(found["heights"]) <= 72, where
+            assert found["missed"] == [], where
+            assert found["small"] == [], where
+            assert not await visit.page.locator(".copy, .command-line").filter(visible=True).count(), where
+            seen |= set(found["targets"])
+        assert {
+            f"/ops/jobs/queues/{QUEUE}",
+            "/ops/jobs/tasks/sync_tenant",
+            f"/ops/jobs/jobs/{shop.seeds.failed.id}",
+        } <= seen
+        # A dialog is a sheet at the bottom.
+        await visit.go("tasks/fail")
+        await visit.press("Enqueue")
+        box = await visit.page.get_by_role("dialog").bounding_box()
+        assert box is not None
+        assert (box["x"], box["width"], box["y"] + box["height"]) == (0, 390, 844)
 
 
 async def test_the_density_of_rows_is_chosen_and_kept(browser: Browser, shop: Shop) -> None:

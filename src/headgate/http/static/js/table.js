@@ -1,4 +1,9 @@
-/** Tables whose rows keep their place while they change; on a narrow screen each row is a card. */
+/**
+ * Tables whose rows keep their place while they change; on a narrow screen each row is a card.
+ *
+ * A row of a table with the class `two-line` has two lines there: its main cell (`main-cell`, or the first one) and the one
+ * with `lead-cell`, then the others, without those with `wide-cell`. It is one target: the link of its main cell.
+ */
 
 import { COLUMNS } from "./columns.js";
 import { classes, h } from "./dom.js";
@@ -31,7 +36,7 @@ const KINDS = {
   age: { show: (value) => t("{time} ago", { time: format.duration(value) }), align: "right" },
   time: { show: when, align: "right", extra: "time-cell" },
   until: { show: (value) => countdown(value), align: "right", extra: "time-cell" },
-  state: { show: (value) => badge(value) },
+  state: { show: (value) => badge(value), extra: "lead-cell" },
   id: { show: (value) => h("span", { class: "mono", title: value }, format.shortId(value)) },
 };
 
@@ -58,6 +63,7 @@ export function declared(list, rows, cells) {
 /** @template T @param {Table<T>} table */
 export function table({ label, columns, rows, key, selected, onSelect, tone, extra, empty }) {
   const shown = columns.filter((column) => !column.isHidden);
+  const main = shown.find((column) => column.extra?.includes("main-cell")) ?? shown[0];
   if (!rows.length && empty) return h("div", { key: "none" }, empty);
   const selection = selected && onSelect ? { selected, onSelect } : null;
   return h(
@@ -108,7 +114,7 @@ export function table({ label, columns, rows, key, selected, onSelect, tone, ext
                 {
                   key: column.name,
                   role: "cell",
-                  class: classes(column.align === "right" && "right num", column.extra),
+                  class: classes(column.align === "right" && "right num", column.extra, column === main && "main-cell"),
                   "data-label": column.name,
                 },
                 h("div", { class: "cell" }, column.cell(row)),
@@ -152,7 +158,8 @@ function selectAllBox({ selected, onSelect }, ids, label) {
 
 /** @param {Selection} selection @param {string | number} id */
 function selectBox({ selected, onSelect }, id) {
-  return h("input", {
+  // The label makes the target larger where fingers need that.
+  return h("label", { class: "select-box" }, h("input", {
     type: "checkbox",
     "aria-label": t("Select {id}", { id }),
     checked: selected.has(id),
@@ -161,5 +168,5 @@ function selectBox({ selected, onSelect }, id) {
       if (!next.delete(id)) next.add(id);
       onSelect(next);
     },
-  });
+  }));
 }

@@ -58,6 +58,7 @@ export const audit = {
         { class: "bare" },
         table({
           label: t("Audit log"),
+          extra: "two-line",
           rows: data.items,
           key: (entry) => entry.number,
           empty: empty(
@@ -68,9 +69,9 @@ export const audit = {
           ),
           columns: declared("audit", data.items, {
             actor: (entry) => link(address(["audit"], { actor: entry.actor }), entry.actor),
-            action: (entry) => h("b", null, word(entry.action)),
+            action: { extra: "lead-cell", cell: (entry) => h("b", null, word(entry.action)) },
             kind: (entry) => word(entry.kind),
-            subject: (entry) => h("span", { class: "clamp", title: entry.subject }, subject(entry)),
+            subject: { extra: "main-cell", cell: (entry) => h("span", { class: "clamp", title: entry.subject }, subject(entry)) },
             detail: (entry) =>
               entry.detail
                 ? h("span", { class: "clamp", title: format.zoned(entry.detail) }, format.zoned(entry.detail))

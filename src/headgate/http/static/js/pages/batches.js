@@ -35,6 +35,7 @@ export const batches = {
         { class: "bare", hint: t("newest first"), aside: frozenNote(context) },
         table({
           label: t("Batches"),
+          extra: "two-line",
           rows: data.items,
           key: (batch) => batch.id,
           empty: noBatches(route, isPending),
@@ -42,7 +43,9 @@ export const batches = {
             id: (batch) => h("a", { class: "mono", href: address(["batches", batch.id]), title: batch.id }, format.shortId(batch.id)),
             tasks: taskNames,
             state: (batch) => badge(batch.state ?? "running", word(batch.state ?? "pending")),
-            pending: { extra: "progress-cell", cell: progressBar },
+            schedule: { extra: "wide-cell" },
+            enqueued_at: { extra: "time-cell wide-cell" },
+            pending: { extra: "progress-cell wide-cell", cell: progressBar },
             total: (batch) => t("{count} of {total}", { count: format.count(batch.total - batch.pending), total: format.count(batch.total) }),
             failed: (batch) => h("span", { class: batch.failed ? "bad-text" : "faint" }, format.count(batch.failed)),
           }),

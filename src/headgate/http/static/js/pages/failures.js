@@ -64,6 +64,7 @@ export const failures = {
       { class: "bare tall-rows", hint: groupCount(data) },
       table({
         label: t("Failures by root cause"),
+        extra: "two-line",
         rows: data.items,
         key: (group) => JSON.stringify([group.task, group.cause]),
         empty: noFailures(route),
@@ -73,8 +74,9 @@ export const failures = {
             link(address(["tasks", group.task]), group.task),
             h("span", { class: "cell-below faint" }, t("queue {queue}", { queue: group.queues.join(", ") })),
           ],
-          trend: { extra: "trend-cell", cell: (group) => sparkline(group.trend, "red", trendLabel(group)) },
-          failed: (group) => h("b", { class: group.failed ? "bad-text" : "faint" }, format.count(group.failed)),
+          trend: { extra: "trend-cell wide-cell", cell: (group) => sparkline(group.trend, "red", trendLabel(group)) },
+          failed: { extra: "lead-cell", cell: (group) => h("b", { class: group.failed ? "bad-text" : "faint" }, format.count(group.failed)) },
+          retrying: { extra: "wide-cell" },
           last_at: (group) => [
             when(group.last_at),
             h("span", { class: "cell-below faint" }, withElements("first {time}", { time: when(group.first_at) })),

@@ -44,6 +44,7 @@ function queueTable(context) {
     );
   return busyTable({
     label: t("Queues"),
+    extra: "two-line",
     rows: [...items].sort((one, other) => attention(other) - attention(one)),
     key: (queue) => queue.queue,
     empty: context.data.counted_at === null ? counting() : empty(
@@ -60,11 +61,13 @@ function queueTable(context) {
         lag,
         waiting: (queue) => [jobs("waiting")(queue), waitingFor(queue)],
         running: jobs("running"),
-        throughput: (queue) => throughputCell(queue, { queue: queue.queue }),
+        oldest: { extra: "wide-cell" },
+        throughput: { extra: "lead-cell", cell: (queue) => throughputCell(queue, { queue: queue.queue }) },
+        wait_p95: { extra: "wide-cell" },
         failure_share: (queue) => failuresCell(queue, { queue: queue.queue }),
-        failed: (queue) => h("span", { class: queue.failed ? "bad-text" : "" }, jobs("failed")(queue)),
+        failed: { extra: "wide-cell", cell: (queue) => h("span", { class: queue.failed ? "bad-text" : "" }, jobs("failed")(queue)) },
       }),
-      { name: t("Actions"), align: "right", cell: (queue) => queueToggle(context, queue) },
+      { name: t("Actions"), align: "right", extra: "wide-cell", cell: (queue) => queueToggle(context, queue) },
     ],
   }, (queue) => attention(queue) === 0, (count) => format.plural(count, "idle queue"));
 }

@@ -43,6 +43,7 @@ export const schedules = {
         { class: "bare" },
         table({
           label: t("Schedules"),
+          extra: "two-line",
           rows: items,
           key: (schedule) => schedule.name,
           tone: (schedule) => (schedule.state === "active" ? "" : "dim"),
@@ -63,15 +64,18 @@ export const schedules = {
                 ),
                 h("span", { class: "cell-below faint" }, scheduledTasks(schedule)),
               ],
-              state: (schedule) => [
-                scheduleState(schedule),
-                schedule.problem && h("span", { class: "cell-below warn-text" }, schedule.problem),
-              ],
+              state: {
+                extra: "lead-cell",
+                cell: (schedule) => [
+                  scheduleState(schedule),
+                  schedule.problem && h("span", { class: "cell-below warn-text" }, schedule.problem),
+                ],
+              },
               next_run: (schedule) => [
                 countdown(schedule.next_run, schedule.state === "paused" ? t("paused") : t("none")),
                 ownTime(schedule.next_run, schedule.tz),
               ],
-              last_occurrence: (schedule) => [
+              last_occurrence: { extra: "wide-cell", cell: (schedule) => [
                 when(schedule.last_occurrence, t("never")),
                 schedule.last_job && h("span", { class: "cell-below" }, jobLink(schedule.last_job)),
                 schedule.last_batch &&
@@ -80,12 +84,14 @@ export const schedules = {
                     { class: "cell-below" },
                     link(address(["batches", schedule.last_batch]), t("batch {id}", { id: format.shortId(schedule.last_batch) })),
                   ),
-              ],
-              runs: (schedule) => link(address(["jobs"], { schedule: schedule.name }), format.count(schedule.runs)),
+              ] },
+              runs: { extra: "wide-cell", cell: (schedule) => link(address(["jobs"], { schedule: schedule.name }), format.count(schedule.runs)) },
+              open: { extra: "wide-cell" },
             }),
             {
               name: t("Actions"),
               align: "right",
+              extra: "wide-cell",
               cell: (schedule) => h("span", { class: "row-actions" }, scheduleActions(context, schedule, true)),
             },
           ],

@@ -25,20 +25,27 @@ export const tasks = {
         label: t("Tasks"),
         rows: [...data.items].sort(byTrouble),
         key: (task) => task.task,
-        extra: "compact",
+        extra: "two-line",
         empty: empty(t("No tasks"), t("This app declares no task.")),
         columns: [
           ...declared("tasks", data.items, {
             task: (task) => link(address(["tasks", task.task]), h("b", null, breakable(task.task))),
             queue: (task) => link(address(["queues", task.queue]), breakable(task.queue)),
-            limits: (task) =>
-              task.limits.length
-                ? task.limits.map((/** @type {string} */ limit, /** @type {number} */ at) => [
-                    at > 0 && ", ",
-                    h("a", { key: limit, href: address(["limits", limit]) }, breakable(limit)),
-                  ])
-                : h("span", { class: "faint" }, t("none")),
-            throughput: (task) => throughputCell(task, { task: task.task }),
+            limits: {
+              extra: "wide-cell",
+              cell: (task) =>
+                task.limits.length
+                  ? task.limits.map((/** @type {string} */ limit, /** @type {number} */ at) => [
+                      at > 0 && ", ",
+                      h("a", { key: limit, href: address(["limits", limit]) }, breakable(limit)),
+                    ])
+                  : h("span", { class: "faint" }, t("none")),
+            },
+            throughput: { extra: "lead-cell", cell: (task) => throughputCell(task, { task: task.task }) },
+            run_p95: { extra: "wide-cell" },
+            requires: { extra: "wide-cell" },
+            tags: { extra: "wide-cell" },
+            unique_key: { extra: "wide-cell" },
             failure_share: (task) => failuresCell(task, { task: task.task }),
             waiting: (task) =>
               h(
