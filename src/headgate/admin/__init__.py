@@ -28,7 +28,17 @@ if TYPE_CHECKING:
         RateBound,
     )
     from headgate.admin.holders import PermitHolder
-    from headgate.admin.limits import BucketStatus, DeclaredLimit, KeyStatus, LimitsAdmin, LimitStatus, LimitSummary
+    from headgate.admin.limits import (
+        BacklogPoint,
+        BucketStatus,
+        DeclaredLimit,
+        KeyStatus,
+        LimitsAdmin,
+        LimitStatus,
+        LimitSummary,
+        PredictedBacklog,
+        WhatIf,
+    )
     from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage
     from headgate.admin.nodes import NodeStatus
     from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
@@ -46,6 +56,7 @@ __all__ = [
     "Admin",
     "AlertStatus",
     "Audited",
+    "BacklogPoint",
     "BatchDetails",
     "BlockerStatus",
     "BucketStatus",
@@ -84,6 +95,7 @@ __all__ = [
     "NodeStatus",
     "Overview",
     "PermitHolder",
+    "PredictedBacklog",
     "Purged",
     "QueueKey",
     "QueueKeys",
@@ -95,6 +107,7 @@ __all__ = [
     "SlowCounts",
     "TimelineEntry",
     "UnknownTaskCount",
+    "WhatIf",
 ]
 
 _PLACES = {
@@ -128,6 +141,9 @@ _PLACES = {
     "KeyStatus": "headgate.admin.limits",
     "LimitsAdmin": "headgate.admin.limits",
     "LimitSummary": "headgate.admin.limits",
+    "BacklogPoint": "headgate.admin.limits",
+    "PredictedBacklog": "headgate.admin.limits",
+    "WhatIf": "headgate.admin.limits",
     "BatchDetails": "headgate.admin.listed",
     "ListedAction": "headgate.admin.listed",
     "ListedJob": "headgate.admin.listed",

@@ -12,6 +12,7 @@ from headgate.admin.audit import Audited, LimitAudit, StartAudit
 from headgate.admin.columns import Column
 from headgate.admin.holders import PermitHolder, holders_of
 from headgate.admin.pauses import scope_text
+from headgate.admin.query import JobQuery
 from headgate.admin.set_rules import SetRule, SetRules
 from headgate.arguments import parse_instant, parse_until
 from headgate.clock import SECOND, Duration, to_datetime
@@ -19,6 +20,7 @@ from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.history import KEPT_FOR, LIMIT_STEPS, step_at
 from headgate.jobs.job import BucketRef
+from headgate.jobs.state import JobState
 from headgate.limits.bucket_store import Bucket, BucketStore, check_rule
 from headgate.limits.concurrency import MUTEX
 from headgate.limits.key import bucket_key
@@ -27,7 +29,7 @@ from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules, is_pattern, pattern_of
-from headgate.storage.prediction import predict_clear
+from headgate.storage.prediction import predict_backlog, predict_clear
 from headgate.storage.records import (
     BacklogCounts,
     BucketPlace,
@@ -51,6 +53,9 @@ MOST_THROTTLED = 10
 
 MOST_KEYS = 10_000
 """Up to how many keys of a limit are counted."""
+
+BACKLOG_STEPS = 24
+"""In how many steps a predicted backlog is returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,35 @@ class KeyStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class BacklogPoint:
+    """How many jobs of a key still `waiting` at an instant."""
+
+    at: datetime
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedBacklog:
+    """The backlog of a key under a rule, if no more jobs are enqueued: when the last may start, and some points.
+
+    `clears_at` is None, and there are no points, if no job waits or that cannot be predicted, as for `KeyStatus`.
+    """
+
+    rule: str
+    clears_at: datetime | None
+    points: Sequence[BacklogPoint] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The backlog of a key under its rule (`now`), and under another one (`then`) if one was given."""
+
+    waiting: int
+    now: PredictedBacklog
+    then: PredictedBacklog | None
+
+
+@dataclass(frozen=True, slots=True)
 class LimitStatus:
     """A limit: its rule in force for keys without a rule of their own, and how many jobs wait for how many keys.
 
@@ -200,6 +234,40 @@ class LimitsAdmin:
         return await self._status(
             BucketRecord(BucketRef(limit, bucket_key(key)), None, waiting=0, opens_at=None), rules, ()
         )
+
+    async def what_if(self, limit: str, key: str = "", rule: str | None = None) -> WhatIf:
+        """Predict when the waiting jobs of a key have started: under its rule, and if `rule` were set for the key.
+
+        Only this limit is considered. The rule is text as for `set_rule`, and refused as there; nothing is changed. Of
+        the jobs only the oldest is read.
+        """
+        declared, ref = self.declared(limit), BucketRef(limit, bucket_key(key))
+        new = None if rule is None else spelled_limit(declared, rule)
+        if new is not None:
+            self._require_settable(_about(limit, key, None, None), new)
+        live = LiveRules(await self._storage.settings())
+        found = await self._storage.buckets(limit, ref.key, 1)
+        bucket = found[0] if found else BucketRecord(ref, None, waiting=0, opens_at=None)
+        oldest = await self._storage.page(
+            JobQuery(state=JobState.WAITING, limit=limit, key=ref.key).filter(count=1, oldest_first=True)
+        )
+        cost = 1
+        for job in oldest.jobs:
+            cost = dict(zip(job.buckets, job.costs or (), strict=False)).get(ref, 1)
+            position = await self._storage.queue_position(job.id)
+            if position is not None and job.run_at <= self._storage.now():
+                # No lane waits behind an open bucket: before the first claim, and after its rule has changed.
+                bucket = replace(bucket, waiting=max(bucket.waiting, position.waiting))
+        is_predictable = not live.is_paused(ref) and limit not in self._other_stores
+
+        def predicted(rule: AnyRule) -> PredictedBacklog:
+            now = self._storage.limit_now()
+            steps = predict_backlog(bucket, rule, now, cost, BACKLOG_STEPS) if is_predictable else ()
+            # Whole seconds, as in `KeyStatus`.
+            points = [BacklogPoint(self._in_wall_time(at).replace(microsecond=0), waiting) for at, waiting in steps]
+            return PredictedBacklog(rule.describe(), points[-1].at if points else None, points)
+
+        return WhatIf(bucket.waiting, predicted(live.rule(ref, declared)), None if new is None else predicted(new.rule))
 
     async def statuses(self, counted: BacklogCounts) -> tuple[Sequence[LimitStatus], Sequence[BucketStatus]]:
         """Return all limits that are declared or waited for, most waiting jobs first, and the ten worst keys of all.
@@ -336,17 +404,8 @@ class LimitsAdmin:
         key has used stays used. A `key` is taken literally, even with pattern characters. Raises UnknownLimit, and
         DeclarationError for a rule that does not fit the limit or that the store of the limit does not support.
         """
-        declared = self.declared(limit)
-        if new.rule.family != declared.family:
-            raise DeclarationError(
-                f"limit {limit!r} is declared as {declared.describe()}, and cannot become {new.rule.describe()} "
-                "while it is in use; change it in the code"
-            )
         about = _about(limit, key, pattern, tier)
-        if declared.shares_state and about.scope != "all":
-            raise DeclarationError(f"limit {limit!r} shares one ceiling among its keys; set it for all of them")
-        if limit in self._other_stores:
-            check_rule(self._other_stores[limit], new.rule, limit)
+        self._require_settable(about, new)
         rule = dump_rule(new.rule)
         await self._edit(about, f"set to {new.rule.describe()}", lambda setting: replace(setting, rule=rule))
 
@@ -457,6 +516,18 @@ class LimitsAdmin:
                 f"{', '.join(sorted(self._rules)) or 'none'}"
             )
         return rule
+
+    def _require_settable(self, about: LimitSetting, new: Limit) -> None:
+        limit, declared = about.limit, self.declared(about.limit)
+        if new.rule.family != declared.family:
+            raise DeclarationError(
+                f"limit {limit!r} is declared as {declared.describe()}, and cannot become {new.rule.describe()} "
+                "while it is in use; change it in the code"
+            )
+        if declared.shares_state and about.scope != "all":
+            raise DeclarationError(f"limit {limit!r} shares one ceiling among its keys; set it for all of them")
+        if limit in self._other_stores:
+            check_rule(self._other_stores[limit], new.rule, limit)
 
     async def _edit(self, about: LimitSetting, action: str, edit: EditSetting) -> bool:
         audit_record = self._audit_record(action, about.limit, scope_text(about))

@@ -98,6 +98,7 @@ class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
     bucket: Final = Blocking(LimitsAdmin.bucket)
     is_ranked: Final = Blocking(LimitsAdmin.is_ranked)
     statuses: Final = Blocking(LimitsAdmin.statuses)
+    what_if: Final = Blocking(LimitsAdmin.what_if)
     summary: Final = Blocking(LimitsAdmin.summary)
     paused: Final = Blocking(LimitsAdmin.paused)
     settings: Final = Blocking(LimitsAdmin.settings)

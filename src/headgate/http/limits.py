@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitSummary
+from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitSummary, WhatIf
 from headgate.admin.audit import LimitAudit
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
@@ -24,6 +24,9 @@ MOST_AUDITED = 10_000
 
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 """Later instants cannot be represented in every time zone, nor by every clock."""
+
+
+RuleText = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
 class LimitsQuery(Query, frozen=True, kw_only=True):
@@ -46,6 +49,10 @@ class NextJobsQuery(KeyQuery, frozen=True, kw_only=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=20, description="How many at most.")] = 8
 
 
+class WhatIfQuery(KeyQuery, frozen=True, kw_only=True):
+    rule: Annotated[RuleText | None, msgspec.Meta(description='Another rule, as for `set`: "30/m".')] = None
+
+
 class AuditQuery(Query, frozen=True, kw_only=True):
     key: Key | None = None
     span: Annotated[
@@ -64,7 +71,7 @@ class SettingTarget(JsonBody, frozen=True, kw_only=True):
 class SetRequest(SettingTarget, frozen=True, kw_only=True):
     """Another rule: "15/m", or a number for what runs at once; `kind` if it is not of the declared kind."""
 
-    rule: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+    rule: RuleText
     kind: RateKind | None = None
     burst: Annotated[int, msgspec.Meta(ge=1, le=10**9)] | None = None
     slices: Annotated[int, msgspec.Meta(ge=1, le=10**4)] | None = None
@@ -215,6 +222,15 @@ async def next_jobs(caller: Caller, limit: str, query: NextJobsQuery) -> NextJob
     return NextJobs(await listed(caller, found), await caller.admin.bounded_count(waiting))
 
 
+async def what_if(caller: Caller, limit: str, query: WhatIfQuery) -> WhatIf:
+    """Predict the backlog of a key under its rule (`now`), and under another `rule` (`then`); nothing is changed.
+
+    No more jobs are taken to come, and only this limit is considered. `clears_at` is null if it cannot be predicted:
+    for a paused key, for permits, and for a limit in another store.
+    """
+    return await caller.admin.limits.what_if(limit, query.key, query.rule)
+
+
 async def bucket(caller: Caller, limit: str, query: KeyQuery) -> BucketStatus:
     """Return one limit for one key, with the holders of its permits; an unused key has its whole budget."""
     return await caller.admin.limits.bucket(limit, query.key)
@@ -323,6 +339,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     reads("/limits/settings", limit_settings),
     reads("/limits/{limit}/rules", limit_rules),
     reads("/limits/{limit}/next-jobs", next_jobs),
+    reads("/limits/{limit}/what-if", what_if, refuses=STEERED),
     reads("/limits/{limit}/bucket", bucket, refuses=(404,)),
     reads("/limits/{limit}/audit", audit_limit, refuses=STEERED),
     acts("/limits/{limit}/pause", pause_limit, needs="admin", refuses=STEERED, sends={"key": "acme"}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headgate.errors import CostExceedsLimit
@@ -55,6 +55,20 @@ def predict_clear(bucket: BucketRecord, rule: AnyRule, now: int, cost: int = 1) 
     position = QueuePosition(None, 0, False, bucket.ref, [bucket], ((cost,), None))
     clears_at = _opens_for(position, 0, bucket, rule, now, max(0, bucket.waiting - 1))
     return None if rule.holds_permits or clears_at >= NEVER else clears_at
+
+
+def predict_backlog(bucket: BucketRecord, rule: AnyRule, now: int, cost: int, steps: int) -> Sequence[tuple[int, int]]:
+    """Return how many jobs still wait for a bucket after some of their starts, which `steps` divide evenly.
+
+    Each is the instant (limit time) of a start and what waits after it, up to the instant of `predict_clear`. Empty if
+    no job waits, and where `predict_clear` is None. The time it takes does not grow with the number of jobs.
+    """
+    jobs = bucket.waiting
+    if not jobs or predict_clear(bucket, rule, now, cost) is None:
+        return ()
+    position = QueuePosition(None, 0, False, bucket.ref, [bucket], ((cost,), None))
+    ahead = sorted({(jobs - 1) * step // steps for step in range(steps + 1)})
+    return [(_opens_for(position, 0, bucket, rule, now, each), jobs - 1 - each) for each in ahead]
 
 
 def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: AnyRule, now: int, ahead: int) -> int:

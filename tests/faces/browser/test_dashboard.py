@@ -617,6 +617,64 @@ async def test_schedules_are_created_and_edited(browser: Browser, shop: Shop) ->
         visit.forget_refusals(422)
 
 
+async def test_another_rate_is_tried_out_on_the_page_of_a_key_and_applied(browser: Browser, shop: Shop) -> None:
+    limits = shop.app.admin.limits
+    key = f"what if {uuid.uuid4()}"
+    await throttled(shop, key, 6)
+    async with visiting(browser, shop) as visit:
+        said = visit.page.get_by_role("status", name="Messages")
+        await visit.go(limit_page(LIMIT, key))
+        panel = visit.page.get_by_role("region", name="What if")
+        await expect(panel).to_contain_text("Now: 1 per hour, clear at")
+        apply = panel.get_by_role("button", name="Apply", exact=True)
+        await expect(apply).to_have_attribute("title", "Choose another rate first")
+
+        # By the keyboard, as a screen reader reads it.
+        slider = panel.get_by_role("slider", name="Another rate")
+        await slider.press("ArrowRight")
+        await expect(slider).to_have_attribute("aria-valuetext", re.compile("^2 per hour: clear at "))
+        await expect(panel).to_contain_text(re.compile("What if: 2 per hour, clear at .*, [23] h.* sooner"))
+        await expect(
+            panel.get_by_role("img", name=re.compile("Waiting jobs over time, 5 now. 1 per hour: "))
+        ).to_be_visible()
+        assert await limits.settings(LIMIT) == []
+
+        # A number beyond the slider, and what is no rate.
+        field = panel.get_by_label("Count per hour")
+        await field.fill("0")
+        await expect(panel).to_contain_text("The count must be at least 1")
+        await expect(visit.page.get_by_role("button", name="Apply", exact=True)).to_have_attribute(
+            "aria-disabled", "true"
+        )
+        await field.fill("50")
+        await expect(panel).to_contain_text(re.compile("50 per hour, clear at"))
+        await field.fill("2")
+        await expect(panel).to_contain_text(re.compile("2 per hour, clear at"))
+        await expect(panel.locator("code")).to_contain_text("limits set")
+        await visit.press("Apply")
+        await expect(said).to_contain_text("is now 2/h")
+        assert (await limits.bucket(LIMIT, key)).count == 2
+        await said.get_by_role("button", name="Undo").click()
+        await expect(said).to_contain_text("uses its declared rule")
+        assert await limits.settings(LIMIT) == []
+    (undone, applied) = (await shop.app.admin.audit_log(kind="limit", subject=LIMIT, count=2))[:2]
+    assert (undone.action, applied.action) == ("unset", "set to 2/h + 0.02s")
+    assert applied.actor.startswith("ada")
+    # What was set before is set again.
+    await limits.set_rule(LIMIT, "3/h", key=key)
+    async with visiting(browser, shop) as visit:
+        said = visit.page.get_by_role("status", name="Messages")
+        await visit.go(limit_page(LIMIT, key))
+        await visit.page.get_by_label("Count per hour").fill("1")
+        await expect(visit.page.get_by_role("region", name="What if")).to_contain_text("later")
+        await visit.press("Apply")
+        await expect(said).to_contain_text("is now 1/h")
+        await said.get_by_role("button", name="Undo").click()
+        await expect(said).to_contain_text("is now 3/h")
+    assert (await limits.bucket(LIMIT, key)).count == 3
+    await limits.unset(LIMIT, key=key)
+
+
 async def test_limits_are_changed(browser: Browser, shop: Shop) -> None:
     limits = shop.app.admin.limits
     key = f"tenant {HOSTILE}"

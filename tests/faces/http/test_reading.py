@@ -16,7 +16,7 @@ from headgate import Every, Headgate, batch, chain, result_of
 from headgate.admin import history
 from headgate.clock import SECOND, to_datetime
 from headgate.jobs.history import ALL, JobsStep, step_at
-from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
+from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, problem, seed
 from tests.internals import store_of
 from tests.until import result_within, until
 
@@ -399,6 +399,54 @@ async def test_the_overview_has_the_limits_with_the_keys_that_most_jobs_wait_for
             assert (two["is_paused"], two["clears_at"], three["is_paused"]) == (True, None, False)
             assert (three["penalized_until"], one["penalized_until"] is None) == (None, False)
             assert one["clears_at"] >= one["penalized_until"][:19]
+
+
+async def test_the_backlog_of_a_key_is_predicted_under_another_rule(app: Headgate) -> None:
+    path = f"/limits/{quote(LIMIT, safe='')}/what-if?key=acme"
+    async with app:
+        first, *_ = await app.tasks["sync"].enqueue_many([("acme",)] * 61)
+        await result_within(first)
+        async with browser(app) as client:
+
+            async def waits() -> bool:
+                return bool((await ask(client, path))["waiting"] == 60)
+
+            async def hours(predicted: dict[str, Any]) -> list[tuple[int, int]]:
+                instants = [(datetime.fromisoformat(each["at"]), each["waiting"]) for each in predicted["points"]]
+                assert predicted["clears_at"] == predicted["points"][-1]["at"]
+                return [(round((at - app.admin.now()).total_seconds() / 3600), waiting) for at, waiting in instants]
+
+            await until(waits)
+            found = await ask(client, path)
+            assert (found["now"]["rule"], found["then"]) == ("1/h + 0.02s", None)
+            # One start an hour: each point is a start, the last one 60 hours after the first start.
+            points = await hours(found["now"])
+            assert (points[0], points[-1], len(points)) == ((1, 59), (60, 0), 25)
+            assert all(at == 60 - waiting for at, waiting in points)
+
+            found = await ask(client, path + "&rule=20/h")
+            assert found["then"]["rule"] == "20/h + 0.02s"
+            # Of 20 places in the first hour one is used, so 19 start at once and the last of 60 in the third round.
+            points = await hours(found["then"])
+            assert (points[0], points[-1]) == ((0, 59), (3, 0))
+            assert {at for at, waiting in points if waiting >= 60 - 19} == {0}
+            assert not await app.admin.limits.settings(LIMIT)
+
+            refused = await client.get("/api/v1" + path + "&rule=20/moon")
+            assert (refused.status_code, problem(refused)) == (422, "declaration_error")
+            unknown = await client.get("/api/v1/limits/nothing/what-if")
+            assert unknown.status_code == 404
+            await app.admin.limits.pause(LIMIT, key="acme")
+            paused = await ask(client, path + "&rule=20/h")
+            assert [paused[which]["clears_at"] for which in ("now", "then")] == [None, None]
+            # Before a claim has found the bucket closed, and where permits decide, which time alone does not return.
+            assert paused["waiting"] == 60
+            (permits,) = [
+                each for each in (await ask(client, "/limits/declared"))["items"] if each["limit"] == "permits"
+            ]
+            assert (await ask(client, "/limits/permits/what-if"))["now"] == {
+                "rule": permits["rule"], "clears_at": None, "points": [],
+            }  # fmt: skip
 
 
 async def test_keys_are_found_by_how_they_begin(app: Headgate) -> None:

@@ -28,11 +28,16 @@ export function shortRule(text) {
   const rule = parseRule(cliForm(text), /^\d+ at once$/.test(text));
   if ("error" in rule) return text;
   if (rule.seconds === null) return t("{count} at once", { count: count(rule.count) });
-  const unit = PERIODS[rule.seconds] ?? duration(rule.seconds);
+  const unit = periodName(rule.seconds);
   const burst = / burst (\d+)/.exec(text);
   const rate = t("{count} per {unit}", { count: count(rule.count), unit });
   if (burst) return t("{rate}, burst {burst}", { rate, burst: burst[1] });
   return text.endsWith("in fixed windows") ? t("{rate}, fixed windows", { rate }) : rate;
+}
+
+/** "minute", or "2 h" for a period without a name. @param {number} seconds */
+export function periodName(seconds) {
+  return PERIODS[seconds] ?? duration(seconds);
 }
 
 /** A stored rule as people type it, without what the store adds. @param {string} text */

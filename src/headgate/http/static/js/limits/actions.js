@@ -11,7 +11,7 @@ import { input, select } from "../fields.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
 import { button, copyCommand } from "../parts.js";
-import { describe, parseRule, shortRule } from "../rule.js";
+import { cliForm, describe, parseRule, shortRule } from "../rule.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
@@ -124,6 +124,15 @@ export function resumeLimit(context, name, key) {
       ),
     },
   });
+}
+
+/** The change that returns a key to the rule it has now: its own setting, or none. @param {string} name @param {string} key @param {any} ownSetting */
+export function restoring(name, key, ownSetting) {
+  if (!ownSetting?.rule)
+    return { path: path("limits", name, "unset"), body: { key }, done: t("Limit {name} uses its declared rule for {keys}", { name, keys: keysOf(key) }) };
+  const { kind, burst, slices } = JSON.parse(ownSetting.rule);
+  const rule = cliForm(ownSetting.words);
+  return { path: path("limits", name, "set"), body: { rule, kind, burst, slices, key }, done: t("The rule of {name} is now {rule}", { name, rule }) };
 }
 
 /** The change that pauses or resumes a limit. @param {string} name @param {string | null} key @param {"pause" | "resume"} verb */

@@ -30,6 +30,7 @@ import { patternOf } from "../limits/settings.js";
 import { limitActions } from "../limits/actions.js";
 import { fillSteps, rollingSum } from "../steps.js";
 import { table } from "../table.js";
+import { loadWhatIf, whatIfPanel } from "../limits/what_if.js";
 import { auditPanel } from "../limits/audit.js";
 
 /** @typedef {import("../page.js").Context} Context */
@@ -46,6 +47,7 @@ const SPANS = /** @type {Record<string, [string, number]>} */ ({
 export const key = {
   title: ({ params }) => `${params.limit} ${format.keyName(params.key)}`,
   every: 5_000,
+  ui: () => ({ whatIf: null }),
   load: loadKey,
   view: keyView,
 };
@@ -57,13 +59,14 @@ async function loadKey(context, signal) {
   // The usage at an instant includes the starts of the period before it, so load that period, too.
   const parsed = parseRule(cliForm(declaration.declared?.rule ?? ""), false);
   const period = "error" in parsed ? 0 : (parsed.seconds ?? 0);
-  const [bucket, next, history, audit] = await Promise.all([
+  const [bucket, next, history, audit, whatIf] = await Promise.all([
     optional(get(path("limits", name, "bucket"), { key }, signal)),
     get(path("limits", name, "next-jobs"), { key }, signal),
     optional(get(path("limits", name, "history"), { key, span: Math.min(spanOf(context) + period, HISTORY_KEPT) }, signal)),
     declaration.countsStarts ? optional(get(path("limits", name, "audit"), { key }, signal)) : null,
+    loadWhatIf(context, signal),
   ]);
-  return { ...declaration, bucket, next, history, audit };
+  return { ...declaration, bucket, next, history, audit, whatIf };
 }
 
 /** How many jobs of the key wait: as counted, or at least as many as the bucket has. @param {any} data */
@@ -104,6 +107,7 @@ function keyView(context) {
       actions: limitActions(context, target),
     }),
     h("div", { class: "two budget", key: "usage" }, usagePanel(name, key, bucket, data), historyPanel(context)),
+    whatIfPanel(context, bucket, ownSetting),
     h(
       "div",
       { class: "two", key: "jobs" },
