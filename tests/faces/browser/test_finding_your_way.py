@@ -15,10 +15,11 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, Request, Route, expect
 
 from headgate import batch
+from headgate.jobs.state import JobState
 from tests.faces.browser.conftest import Shop, Visit, axe_violations, events, shop_on, visiting, with_silent_nodes
 from tests.faces.browser.shop import HOSTILE, LIMIT, QUEUE
 from tests.internals import store_of
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -359,6 +360,89 @@ async def test_one_box_finds_everything_by_keyboard_alone(browser: Browser, shop
         await look_for("resume live", "^action")
         await look_for("some text", "Show jobs text some text")
         await until(lambda: query_of(page) == {"text": "some text"})
+
+
+async def test_a_typed_verb_shows_what_it_changes_does_it_and_is_undone(browser: Browser, shop: Shop) -> None:
+    admin, tasks = shop.app.admin, shop.app.tasks
+    later = await tasks["send_mail"].using(delay=3600).enqueue("later")
+    never = await tasks["send_mail"].using(delay=7200).enqueue("never")
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        box = page.get_by_role("combobox", name="Find anything")
+        preview = page.locator("#finder-preview")
+        said = page.get_by_role("status", name="Messages")
+
+        async def type_verb(text: str, shown: str, command: str) -> None:
+            await page.keyboard.press("Control+k")
+            await page.keyboard.type(text)
+            await expect(preview).to_contain_text(shown)
+            await expect(preview.locator("code")).to_have_text(re.compile(re.escape(f"headgate {command}")))
+            await expect(box).to_have_attribute("aria-describedby", "finder-preview")
+            await page.keyboard.press("Enter")
+            await expect(box).to_have_value("")
+
+        async def queue_is_paused(paused: bool) -> bool:
+            return [each.paused_at is not None for each in await admin.queues.list() if each.queue == QUEUE] == [paused]
+
+        await visit.go("nodes")
+        await type_verb(f"pause {QUEUE}", "No job of this queue starts", f"queues pause {QUEUE}")
+        await until(functools.partial(queue_is_paused, True))
+        await said.get_by_role("button", name="Undo").click()
+        await expect(said).to_contain_text(f"Queue {QUEUE} is resumed")
+        await until(functools.partial(queue_is_paused, False))
+
+        key = "<img src=x onerror=owned(1)>"
+        await type_verb(f"pause {key}", "No job starts under this limit", "limits pause")
+        await expect(said).to_contain_text("is paused for key")
+        assert (await admin.limits.bucket(LIMIT, HOSTILE)).is_paused
+        await type_verb(f"resume {key}", "as the rule allows", "limits resume")
+        await expect(said).to_contain_text("is resumed for key")
+        await type_verb(f"penalize {key} 90", "job waits.", "limits penalize")
+        await expect(said).to_contain_text("is penalized for 1 min 30 s")
+        assert (await admin.limits.bucket(LIMIT, HOSTILE)).penalized_until is not None
+
+        await type_verb(f"run now {later.id}", "1 job, now waiting.", f"jobs run {later.id}")
+        await result_within(later, 60)
+        await type_verb(f"cancel {never.id}", "1 job, now waiting.", f"jobs cancel {never.id}")
+        await expect(said).to_contain_text("The cancellation is requested")
+        assert (await never.status()).state == "cancelled"
+        failed = await admin.count(state=JobState.FAILED, error="ValueError", task="fail")
+        await type_verb("retry task:fail ValueE", f"Retry {failed} job", "jobs retry --all --state failed --task fail")
+        await expect(said).to_contain_text(re.compile("jobs? retried"))
+
+        # A verb without an object changes nothing, and what is completed is a verb.
+        await page.keyboard.press("Control+k")
+        await page.keyboard.type("pena")
+        await page.keyboard.press("Enter")
+        await expect(box).to_have_value("penalize ")
+        await page.keyboard.type("nobody of that name")
+        await expect(preview).to_contain_text(
+            "Nothing that begins so can be changed with “penalize”: nobody of that name"
+        )
+        await page.keyboard.press("Enter")
+        await expect(box).to_have_value("penalize nobody of that name")
+        await page.keyboard.press("Escape")
+    await admin.limits.reset(LIMIT, HOSTILE)
+
+    async with visiting(browser, shop, who="vic") as visit:
+        await visit.go("nodes")
+        await visit.page.keyboard.press("/")
+        await visit.page.keyboard.type(f"pause {QUEUE}")
+        await expect(visit.page.locator("#finder-preview")).to_contain_text("This needs the role operator")
+        await visit.page.keyboard.press("Enter")
+        assert await queue_is_paused(False)
+
+
+async def test_what_was_opened_last_comes_first_in_the_box(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        options = visit.page.get_by_role("listbox", name="Found").get_by_role("option")
+        await visit.go(f"queues/{QUEUE}")
+        await visit.go("tasks/nightly")
+        await visit.go("nodes")
+        await visit.page.keyboard.press("/")
+        assert (await options.all_text_contents())[:3] == ["tasknightly", f"queue{QUEUE}", "pageOverview"]
+        await visit.page.keyboard.press("Enter")
+        await until(lambda: path_of(visit.page, shop) == "tasks/nightly")
 
 
 @pytest.mark.nightly

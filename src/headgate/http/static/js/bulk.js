@@ -172,6 +172,27 @@ async function countAndChange({ action, request, phrase, title, effect, command,
   after();
 }
 
+/** @typedef {{action: Action, total: number, request: (maxJobs: number) => Promise<BulkResult>}} Counted */
+
+/** Count the jobs that match a filter and can be changed. @param {Action} action @param {Record<string, string>} filter @returns {Promise<Counted>} */
+export async function countMatching(action, filter) {
+  // Leave out jobs that are enqueued before the change is confirmed.
+  const query = { enqueued_before: new Date(format.now()).toISOString(), ...filter };
+  const { changed: total } = await bulk(action, query, MAX_JOBS, true, {});
+  return { action, total, request: (maxJobs) => bulk(action, query, maxJobs, false, {}) };
+}
+
+/** Change the counted jobs, and show the result in a message. @param {Counted} counted @param {() => void} after */
+export async function changeCounted({ action, total, request }, after) {
+  try {
+    const result = await inChunks(action, request, total);
+    toast(changedText(result.changed, ACTIONS[action].done) + refusals(result));
+  } catch (error) {
+    toast(error instanceof Error ? error.message : String(error), "bad");
+  }
+  after();
+}
+
 /**
  * Change the selected jobs one by one; jobs whose state no longer allows it are skipped and counted.
  *

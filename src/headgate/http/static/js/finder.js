@@ -7,16 +7,25 @@ import * as format from "./format.js";
 import { icon } from "./icons.js";
 import { t, word } from "./language.js";
 import { bucketHref } from "./parts.js";
+import { recentFirst, recentObjects } from "./recent.js";
 import { address, go } from "./router.js";
+import { VERBS, parseVerb } from "./verbs.js";
 
 /**
  * An option of the list: `href` or `act` is what it does; `complete` is the text that it puts into the box instead.
  *
- * @typedef {{kind: string, name: string, detail?: string | null, href?: string, act?: () => void, complete?: string}} Option
+ * An option with a `preview` shows it while it is selected, and acts only after that.
+ *
+ * @typedef {{
+ *   kind: string, name: string, detail?: string | null, href?: string, act?: () => void, complete?: string,
+ *   preview?: () => Promise<import("./verbs.js").Preview>,
+ * }} Option
  * @typedef {{name: string, act: () => void}} Action
  * @typedef {{
  *   canSearchText: boolean, pages: {name: string, href: string}[], actions: Action[], actionsOn: (found: any) => Action[],
+ *   verbActions: (typed: import("./verbs.js").TypedVerb, found: any[], filters: Record<string, string>) => import("./verbs.js").VerbAction[],
  * }} FinderContext
+ * @typedef {{of: string, text: string, command: string, act?: () => void, error: string, isReady: boolean}} Preview
  * @typedef {{name: string, value: string, isClosed: boolean}} Word
  */
 
@@ -32,18 +41,22 @@ const VALUES = {
   state: ["waiting", "running", "succeeded", "failed", "cancelled", "skipped"],
   view: ["ready", "throttled", "scheduled", "blocked"],
 };
+/** @type {Preview} */
+const NO_PREVIEW = { of: "", text: "", command: "", error: "", isReady: false };
 /** The filters whose values the API completes. */
 const NAMED = ["task", "queue", "limit", "key", "schedule", "batch", "node"];
 
 class FinderElement extends HTMLElement {
   /** @type {FinderContext} */
-  #context = { canSearchText: false, pages: [], actions: [], actionsOn: () => [] };
+  #context = { canSearchText: false, pages: [], actions: [], actionsOn: () => [], verbActions: () => [] };
   #text = "";
   #isOpen = false;
   #at = 0;
   /** What the API has found, and for which question. @type {{question: string, items: any[]}} */
   #found = { question: "", items: [] };
   #error = "";
+  /** Of the option that is selected, if it has one; `of` is its question and name. @type {Preview} */
+  #preview = NO_PREVIEW;
   #timer = 0;
   #request = new AbortController();
 
@@ -69,6 +82,8 @@ class FinderElement extends HTMLElement {
     const options = this.#isOpen ? this.#options() : [];
     this.#at = Math.min(this.#at, Math.max(0, options.length - 1));
     const isShown = this.#isOpen && (options.length > 0 || this.#error !== "");
+    const selected = options[this.#at];
+    this.#showPreviewOf(selected);
     render(
       this,
       icon("search"),
@@ -81,6 +96,7 @@ class FinderElement extends HTMLElement {
         "aria-controls": "finder-options",
         "aria-autocomplete": "list",
         "aria-activedescendant": isShown && options.length > 0 ? `finder-${this.#at}` : null,
+        "aria-describedby": selected?.preview ? "finder-preview" : null,
         placeholder: t("Find anything"),
         autocomplete: "off",
         spellcheck: "false",
@@ -110,7 +126,8 @@ class FinderElement extends HTMLElement {
                 id: `finder-${at}`,
                 role: "option",
                 "aria-selected": String(at === this.#at),
-                onclick: () => this.#choose(option),
+                // The first click on a verb shows its preview.
+                onclick: () => (option.preview && at !== this.#at ? this.#select(at) : this.#choose(option)),
               },
               h("span", { class: "finder-kind" }, word(option.kind)),
               h("span", { class: "one-line" }, h("b", null, option.name), option.detail && h("span", { class: "faint" }, ` ${option.detail}`)),
@@ -118,9 +135,46 @@ class FinderElement extends HTMLElement {
           ),
         ),
         this.#error && h("p", { class: "bad-text" }, this.#error),
+        h("div", { class: "finder-preview", id: "finder-preview", role: "status", hidden: !selected?.preview }, this.#previewContent()),
         h("p", { class: "finder-hint" }, t("Filters: task:sync state:failed key:\"acme corp\"")),
       ),
     );
+  }
+
+  #previewContent() {
+    const { text, command, error, isReady } = this.#preview;
+    if (error) return h("p", { class: "bad-text" }, error);
+    if (!isReady) return h("p", null, t("Counting …"));
+    return [
+      h("p", null, text),
+      h("p", { class: "command-line" }, h("code", null, command)),
+      h("p", null, t("Press Enter, or click again, to do it.")),
+    ];
+  }
+
+  /** Load the preview of an option, unless it is the one that is shown. @param {Option | undefined} option */
+  #showPreviewOf(option) {
+    const of = option?.preview ? previewName(this.#text, option) : "";
+    if (of === this.#preview.of) return;
+    this.#preview = { ...NO_PREVIEW, of };
+    option?.preview?.().then(
+      (preview) => this.#onPreview(of, { ...preview, error: "", isReady: true }),
+      (error) => this.#onPreview(of, { text: "", command: "", error: error instanceof Error ? error.message : String(error), isReady: false }),
+    );
+  }
+
+  /** @param {string} of @param {Omit<Preview, "of">} preview */
+  #onPreview(of, preview) {
+    // Another option may be selected by now.
+    if (of !== this.#preview.of) return;
+    this.#preview = { of, ...preview };
+    this.#draw();
+  }
+
+  /** @param {number} at */
+  #select(at) {
+    this.#at = at;
+    this.#draw();
   }
 
   #open() {
@@ -186,10 +240,12 @@ class FinderElement extends HTMLElement {
       this.#write(option.complete);
       return;
     }
+    if (option.preview && !(this.#preview.isReady && this.#preview.of === previewName(this.#text, option))) return;
+    const act = option.act ?? (option.preview && this.#preview.act);
     this.#write("");
     this.#input.blur();
     if (option.href !== undefined) go(option.href);
-    else option.act?.();
+    else act?.();
   }
 
   /** Put a text into the box. @param {string} text */
@@ -202,10 +258,17 @@ class FinderElement extends HTMLElement {
   #options() {
     const text = this.#text.trim();
     const { pages, actions } = this.#context;
-    if (!text) return [...pages.map(({ name, href }) => ({ kind: "page", name, href })), ...actions.map(actionOption)];
+    if (!text)
+      return [
+        ...recentObjects().map(optionOf),
+        ...pages.map(({ name, href }) => ({ kind: "page", name, href })),
+        ...actions.map(actionOption),
+      ];
     const words = wordsOf(this.#text);
     const { filters, rest, unknown } = sorted(words);
-    const known = JSON.stringify(questionOf(this.#text)) === this.#found.question ? this.#found.items : [];
+    const known = JSON.stringify(questionOf(this.#text)) === this.#found.question ? recentFirst(this.#found.items) : [];
+    const typed = parseVerb(this.#text);
+    if (typed) return this.#verbOptions(typed, words, known);
     const completions = this.#completions(words, known);
     const jobs = Object.keys(filters).length > 0 && !unknown.length ? [this.#jobs(filters, rest)] : [];
     if (Object.keys(filters).length || unknown.length)
@@ -219,6 +282,22 @@ class FinderElement extends HTMLElement {
       ...completions,
       this.#jobs({}, text),
     ];
+  }
+
+  /** What a typed verb does, then what the same text finds. @param {import("./verbs.js").TypedVerb} typed @param {Word[]} words @param {any[]} known @returns {Option[]} */
+  #verbOptions(typed, words, known) {
+    const text = this.#text.trim().toLowerCase();
+    const { filters, rest, unknown } = sorted(wordsOf(typed.object));
+    const ofJobs = unknown.length ? {} : { ...filters, ...(rest ? { error: rest } : {}) };
+    const objects = words.at(-1)?.name ? [] : known;
+    const completions = words.at(-1)?.name ? this.#completions(words, known) : [];
+    const actions = [
+      ...this.#context.verbActions(typed, objects, ofJobs).map((action) => ({ kind: "action", ...action })),
+      ...this.#context.actions.filter(({ name }) => name.toLowerCase().includes(text)).map(actionOption),
+    ];
+    const isAnswered = JSON.stringify(questionOf(this.#text)) === this.#found.question;
+    const none = actions.length || completions.length ? [] : [nothingFor(typed, isAnswered)];
+    return [...completions, ...actions, ...none, ...objects.map(optionOf), this.#jobs({}, this.#text.trim())];
   }
 
   /** What can be done with the best match of its kind. @param {any} found @param {any[]} known @returns {Option[]} */
@@ -244,7 +323,11 @@ class FinderElement extends HTMLElement {
     const before = this.#text.slice(0, this.#text.length - lengthOf(last));
     if (!last.name) {
       const names = filterNames().filter((name) => name.startsWith(last.value.toLowerCase()));
-      return names.map((name) => ({ kind: "filter", name: `${name}:`, complete: `${before}${name}:` }));
+      const verbs = words.length > 1 ? [] : VERBS.filter((verb) => verb.startsWith(last.value.toLowerCase()));
+      return [
+        ...verbs.map((verb) => ({ kind: "action", name: `${verb} …`, complete: `${verb} ` })),
+        ...names.map((name) => ({ kind: "filter", name: `${name}:`, complete: `${before}${name}:` })),
+      ];
     }
     return valuesOf(last.name, known)
       .filter((value) => value !== last.value && value.toLowerCase().includes(last.value.toLowerCase()))
@@ -263,6 +346,8 @@ function questionOf(text) {
     if (last.isClosed || !NAMED.includes(last.name) || last.value.length > LONGEST) return null;
     return { q: last.value, kind: last.name };
   }
+  const typed = parseVerb(text);
+  if (typed) return typed.object.length > LONGEST ? null : { q: typed.object };
   const { filters, rest, unknown } = sorted(words);
   return Object.keys(filters).length || unknown.length || rest.length > LONGEST ? null : { q: rest };
 }
@@ -319,6 +404,19 @@ function quoted(value) {
 /** The value that a filter takes for something found. @param {any} found */
 function valueOf({ kind, name, detail }) {
   return kind === "node" ? detail : name;
+}
+
+/** The option for a verb without an object. @param {import("./verbs.js").TypedVerb} typed @param {boolean} isAnswered whether the API has been asked for it @returns {Option} */
+function nothingFor({ verb, object }, isAnswered) {
+  const preview = isAnswered
+    ? () => Promise.reject(new Error(t("Nothing that begins so can be changed with “{verb}”: {name}", { verb, name: object })))
+    : () => new Promise(() => {});
+  return { kind: "action", name: `${verb} ${object}`, detail: isAnswered ? null : "…", preview };
+}
+
+/** What identifies a preview. @param {string} text @param {Option} option */
+function previewName(text, { name, detail }) {
+  return [text.trim(), name, detail].join(" ");
 }
 
 /** @param {Action} action @returns {Option} */

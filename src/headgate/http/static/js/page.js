@@ -8,6 +8,7 @@ import { t, word } from "./language.js";
 import * as live from "./live.js";
 import { button, empty, heading, skeleton } from "./parts.js";
 import { preferences } from "./prefs.js";
+import { noteVisit } from "./recent.js";
 import { address, go, restoreScroll } from "./router.js";
 import { toast } from "./toasts.js";
 
@@ -203,6 +204,7 @@ export class Page {
       if (data?.now) setNow(data.now);
       this.error = null;
       isFirst = !this.isLoaded;
+      noteVisit(this.route);
       this.isLoaded = true;
     } catch (error) {
       if (request.signal.aborted) return;

@@ -30,8 +30,8 @@ export function queueToggle(context, queue) {
 /** Ask, and pause a queue. @param {Context} context @param {{queue: string, running: number, waiting: number}} queue */
 export function pauseQueue(context, { queue: name, running, waiting }) {
   return context.act({
-    ...change(name, "pause"),
-    undo: change(name, "resume"),
+    ...queueChange(name, "pause"),
+    undo: queueChange(name, "resume"),
     question: {
       title: t("Pause queue {name}?", { name }),
       action: t("Pause the queue"),
@@ -52,11 +52,11 @@ export function pauseQueue(context, { queue: name, running, waiting }) {
 
 /** @param {Context} context @param {string} name */
 export function resumeQueue(context, name) {
-  return context.act({ ...change(name, "resume"), undo: change(name, "pause") });
+  return context.act({ ...queueChange(name, "resume"), undo: queueChange(name, "pause") });
 }
 
-/** @param {string} name @param {"pause" | "resume"} verb */
-function change(name, verb) {
+/** The change that pauses or resumes a queue. @param {string} name @param {"pause" | "resume"} verb */
+export function queueChange(name, verb) {
   const done = verb === "pause" ? t("Queue {name} is paused", { name }) : t("Queue {name} is resumed", { name });
   return { path: path("queues", name, verb), done };
 }

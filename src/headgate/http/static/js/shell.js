@@ -17,6 +17,7 @@ import { onPreferenceChange, preferences, setPreferences } from "./prefs.js";
 import { go } from "./router.js";
 import { createSchedule } from "./schedule_form.js";
 import { toast, toastContainer } from "./toasts.js";
+import { verbActions } from "./verbs.js";
 
 /** @typedef {import("./router.js").Route} Route */
 
@@ -316,6 +317,8 @@ export class Shell {
       canSearchText: canSearchText(this.session),
       pages: PAGES.map(([name, path]) => ({ name, href: path })),
       actionsOn: (/** @type {any} */ found) => (this.page ? actionsOn(this.page.context, found) : []),
+      verbActions: (/** @type {import("./verbs.js").TypedVerb} */ typed, /** @type {any[]} */ found, /** @type {Record<string, string>} */ filters) =>
+        this.page ? verbActions(this.page.context, typed, found, filters) : [],
       actions: [
         ...(this.session?.can.includes("operate")
           ? [

@@ -136,15 +136,15 @@ export function restoring(name, key, ownSetting) {
 }
 
 /** The change that pauses or resumes a limit. @param {string} name @param {string | null} key @param {"pause" | "resume"} verb */
-function pausing(name, key, verb) {
+export function pausing(name, key, verb) {
   const keys = keysOf(key);
   const done =
     verb === "pause" ? t("Limit {name} is paused for {keys}", { name, keys }) : t("Limit {name} is resumed for {keys}", { name, keys });
   return { path: path("limits", name, verb), body: key === null ? {} : { key }, done };
 }
 
-/** @param {string | null} key */
-function keysOf(key) {
+/** "all keys" or "key acme". @param {string | null} key */
+export function keysOf(key) {
   return key === null ? t("all keys") : t("key {key}", { key: format.keyName(key) });
 }
 

@@ -45,7 +45,6 @@ export function whatIfPanel(context, bucket, ownSetting) {
   const step = Math.max(1, 10 ** Math.floor(Math.log10(count / 10)));
   const shown = rule === null ? String(count) : rule.split("/")[0];
   const change = (/** @type {string} */ value) => choose(context, value, cliForm(whatIf.now.rule).split("/")[1]);
-  const words = command("limits", "set", limit, rule ?? cliForm(whatIf.now.rule), ...option("--key", key));
   return panel(
     t("What if"),
     { class: "what-if", hint: t("if you enqueue no more jobs; only this limit is considered") },
@@ -80,7 +79,7 @@ export function whatIfPanel(context, bucket, ownSetting) {
               ? predictionLine(t("What if"), then, bucket, "blue", whatIf.now)
               : h("p", { class: "hint" }, t("Move the slider to see what another rate changes.")),
         ),
-        h("p", { class: "command-line" }, h("code", null, words)),
+        then && h("p", { class: "command-line" }, h("code", null, command("limits", "set", limit, String(rule), ...option("--key", key)))),
         h(
           "div",
           { class: "actions" },
