@@ -70,6 +70,11 @@ def make_app(url: str, **settings: Any) -> Headgate:
         current_job().log.error("about to fail: %s", why)
         raise ValueError(f"{why} {LONG}")
 
+    @app.task(queue=QUEUE, retry=RetryPolicy(retries=0))
+    async def read_file(path: str, number: int) -> str:
+        """Fails until there is such a file."""
+        return Path(path).read_text()  # noqa: ASYNC240
+
     @app.task(queue=QUEUE)
     async def send_mail(to: str, words: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         return {"to": to, "words": words, HOSTILE: LONG}

@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Route, expect
 from headgate import JobState
 from tests.faces.browser.conftest import Shop, shop_on, visiting
 from tests.faces.browser.shop import LONG
-from tests.until import until
+from tests.until import result_within, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -67,6 +67,37 @@ async def test_a_root_cause_is_opened_and_its_jobs_are_retried(browser: Browser,
         for job in jobs:
             entries = await shop.app.admin.audit_log(kind="job", subject=job.id)
             assert [(entry.actor, entry.action) for entry in entries] == [("ada", "retry")]
+
+
+async def test_one_job_is_retried_and_shows_its_outcome_before_the_others_are(browser: Browser, shop: Shop) -> None:
+    path = shop.seeds.signal.with_name("read")
+    jobs = [await shop.app.tasks["read_file"].enqueue(str(path), number) for number in range(3)]
+    for job in jobs:
+        await until(functools.partial(has_failed, shop, job.id, 1))
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        outcome = page.locator(".notices[role=status]")
+        await visit.go(f"failures/{jobs[2].id}")
+        await visit.press("Retry one")
+        # The job in the address stays failed, so that the page keeps its group.
+        await expect(outcome).to_contain_text(re.compile("failed again: FileNotFoundError"))
+        assert [await has_failed(shop, job.id, 2) for job in jobs] == [False, True, False]
+        await expect(outcome.get_by_role("button")).to_have_count(0)
+
+        path.write_text("read")
+        await visit.press("Retry one")
+        await expect(outcome).to_contain_text("succeeded.")
+        await outcome.get_by_role("button", name="Retry 2 jobs more").click()
+        await visit.agree("Retry 2 jobs")
+        await expect(page.get_by_role("status", name="Messages")).to_contain_text("2 jobs retried")
+        for job in jobs:
+            assert await result_within(job, 60) == "read"
+
+    # A single job has nothing to be tried out for.
+    async with visiting(browser, shop) as visit:
+        await visit.go(f"failures/{shop.seeds.failed.id}")
+        await expect(visit.page.get_by_role("button", name=re.compile("Retry 1 job"))).to_be_visible()
+        await expect(visit.page.get_by_role("button", name="Retry one")).to_have_count(0)
 
 
 @pytest.mark.nightly

@@ -6,9 +6,10 @@ import { chartPanel, deployMarks } from "../charts.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
+import { icon } from "../icons.js";
 import { causeView } from "../job/cause.js";
 import { t, withElements } from "../language.js";
-import { badge, button, clock, copyButton, copyCommand, facts, heading, jobLink, link, notice, panel, when } from "../parts.js";
+import { badge, button, clock, copyButton, copyCommand, facts, heading, jobLink, jobState, link, notice, panel, when } from "../parts.js";
 import { address, currentRoute, go } from "../router.js";
 import { table } from "../table.js";
 import { toast } from "../toasts.js";
@@ -20,6 +21,9 @@ import { spanOf, trendLabel } from "./failures.js";
 const LISTED = 100;
 /** How many jobs are read to retry them: all that the API names. */
 const MAX_JOBS = 10_000;
+/** Milliseconds between two looks at the job that was retried alone. */
+const TRIAL_INTERVAL = 1_000;
+const FINAL = ["succeeded", "failed", "cancelled", "skipped"];
 
 /** @type {import("../page.js").PageDefinition} */
 export const failure = {
@@ -27,6 +31,7 @@ export const failure = {
   every: 15_000,
   usesStream: true,
   isFrozen: (context) => context.isListInUse,
+  ui: () => ({ trial: null }),
   load: ({ route }, signal) => get(path("failures", route.params.id), { span: spanOf(route).span, jobs: LISTED }, signal),
   view: (context) => {
     const { data, route } = context;
@@ -37,7 +42,7 @@ export const failure = {
           [t("Failures"), address(["failures"], { span: route.query.get("span") })],
           [group.task, address(["jobs"], { task: group.task, state: "failed" })],
         ],
-        actions: [retryButton(context), copyCommand(command("failures", ...spanOf(route).options))],
+        actions: [retryOneButton(context), retryButton(context), copyCommand(command("failures", ...spanOf(route).options))],
       }),
       data.is_cut &&
         h(
@@ -45,6 +50,7 @@ export const failure = {
           { class: "notices", key: "notices" },
           notice("info", t("There are more failures: only the newest 10,000 were read.")),
         ),
+      trialNotice(context),
       h(
         "div",
         { class: "two wide-left", key: "body" },
@@ -54,6 +60,68 @@ export const failure = {
     ];
   },
 };
+
+/** The button that retries one job of several, to see if the cause is gone. @param {Context} context */
+function retryOneButton(context) {
+  const { group, jobs } = context.data;
+  // The job in the address stands for the group: it has to stay failed.
+  const others = jobs.filter((/** @type {any} */ job) => !job.is_retrying && job.id !== context.route.params.id);
+  if (group.failed < 2 || !others.length) return null;
+  return button(t("Retry one"), { icon: "retry", why: context.denied("operate") }, () => void retryOne(context, others[0].id));
+}
+
+/** @param {Context} context @param {string} id */
+async function retryOne(context, id) {
+  const of = context.route.params.id;
+  const isRetried = await context.act({ path: path("jobs", id, "retry"), done: t("The job is waiting again") });
+  if (!isRetried) return;
+  context.update({ trial: { of, id, status: null, error: "" } });
+  while (!context.page.isClosed && context.ui.trial?.id === id) {
+    try {
+      const { status } = await get(path("jobs", id));
+      context.update({ trial: { of, id, status, error: "" } });
+      if (FINAL.includes(status.state)) break;
+    } catch (error) {
+      context.update({ trial: { of, id, status: null, error: error instanceof Error ? error.message : String(error) } });
+      break;
+    }
+    await new Promise((resolve) => setTimeout(resolve, TRIAL_INTERVAL));
+  }
+  if (!context.page.isClosed) void context.refresh();
+}
+
+/** What has become of the job that was retried alone, and the button for the others. @param {Context} context */
+function trialNotice(context) {
+  const { trial } = context.ui;
+  if (trial?.of !== context.route.params.id) return null;
+  const { status, error } = trial;
+  const { failed } = context.data.group;
+  const hasSucceeded = status?.state === "succeeded";
+  const job = jobLink(trial.id);
+  return h(
+    "div",
+    { class: "notices", key: "trial", role: "status" },
+    h(
+      "div",
+      { class: `notice notice-${error || status?.state === "failed" ? "bad" : "info"}` },
+      icon(hasSucceeded ? "succeeded" : "retry"),
+      h(
+        "div",
+        null,
+        error
+          ? error
+          : hasSucceeded
+            ? withElements("{job} succeeded.", { job })
+            : status?.state === "failed"
+              ? [withElements("{job} failed again:", { job }), ` ${status.error?.type ?? ""}: ${status.error?.message ?? ""}`]
+              : [withElements("{job} was retried. It is now:", { job }), " ", badge(status ? jobState(status) : "waiting")],
+      ),
+      hasSucceeded &&
+        failed > 0 &&
+        button(t("Retry {jobs} more", { jobs: format.plural(failed, "job") }), { kind: "primary", why: context.denied("operate") }, () => void retryAll(context)),
+    ),
+  );
+}
 
 /** @param {Context} context */
 function retryButton(context) {
