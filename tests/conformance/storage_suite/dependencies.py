@@ -13,7 +13,7 @@ from headgate.jobs.terms import LimitTerms, PermitTerms
 from tests.conformance.storage_suite.store_user import StoreUser
 
 On = Literal["success", "failure", "final"]
-_ids = IdSource(producer=2)
+_ids = IdSource(producer=0)
 
 MUTEX = [("mutex", "a")]
 
