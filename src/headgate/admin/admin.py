@@ -440,11 +440,12 @@ class Admin:
     async def graph(self, id: str, *, most: int = 200) -> JobGraph:
         """Return the jobs and batches that are connected with a job or a batch, and what follows what.
 
-        A graph of more than `most` (up to 1,000) is empty and says that it `is_cut`. Jobs of a batch that follow
-        nothing and are not followed are left out. Raises JobNotFound.
+        More than `most` (up to 1,000) are folded into groups by task and depth: the graph then `is_folded`. Jobs of a
+        batch that follow nothing and are not followed are left out; the graph of their batch has them as groups by
+        task. Raises JobNotFound.
         """
         found = await self._storage.graph(id, min(max(most, 1), 1_000))
-        if not found.nodes and not found.is_cut:
+        if not found.nodes:
             raise JobNotFound(id)
         return found
 

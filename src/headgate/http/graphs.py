@@ -10,7 +10,7 @@ from headgate.http.endpoint import Endpoint, reads
 
 
 async def graph(caller: Caller, id: str) -> JobGraph:
-    """Return the jobs and batches connected with a job or a batch, and what follows what; none of more than 200."""
+    """Return the jobs and batches connected with a job or a batch, and what follows what; more than 200 as groups."""
     return await caller.admin.graph(id)
 
 

@@ -548,10 +548,15 @@ class DeployRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GraphNode(msgspec.Struct, frozen=True):
-    """A job or a batch of a graph; a batch has no task, but counts its jobs: `total`, of which `done` are final.
+    """A job, a batch, or a group of a graph.
+
+    A batch has no task, but counts its jobs: `total`, of which `done` are final.
 
     `state` is that of the job; for a waiting one what it waits for: "ready", "throttled", "scheduled" or "blocked". A
     batch that is not final is "pending". None if it is not stored any more.
+
+    A group has `counts`, how many of its `total` jobs (or batches, without a task) are in each state, and the most
+    urgent of these states; no job has its id. `depth` is its layer. If `is_at_least`, there may be more than it counts.
     """
 
     id: str
@@ -559,6 +564,9 @@ class GraphNode(msgspec.Struct, frozen=True):
     state: str | None
     total: int | None = None
     done: int | None = None
+    counts: Mapping[str, int] | None = None
+    depth: int | None = None
+    is_at_least: bool = False
 
 
 class GraphEdge(msgspec.Struct, frozen=True):
@@ -573,11 +581,16 @@ class GraphEdge(msgspec.Struct, frozen=True):
 
 
 class JobGraph(msgspec.Struct, frozen=True):
-    """Jobs and batches that are connected, and what follows what. Empty if it `is_cut`: there are too many."""
+    """Jobs and batches that are connected, and what follows what.
+
+    If it `is_folded`, they were too many: those with one task and the same depth are one group. `critical` are the ids
+    on the path that decides when the last one ends, in order; none if it is folded.
+    """
 
     nodes: Sequence[GraphNode]
     edges: Sequence[GraphEdge]
-    is_cut: bool
+    is_folded: bool
+    critical: Sequence[str] = ()
 
 
 class EndedAttempt(msgspec.Struct, frozen=True, array_like=True):

@@ -73,20 +73,77 @@ async def test_the_graph_of_a_job_is_drawn_live_with_links_both_ways(browser: Br
         assert await axe_violations(visit, AXE) == []
 
 
-@pytest.mark.nightly
-async def test_a_graph_of_many_jobs_is_described_in_words(browser: Browser, shop: Shop) -> None:
-    mail = shop.app.tasks["send_mail"]
+async def test_a_graph_of_many_jobs_is_folded_into_groups(browser: Browser, shop: Shop) -> None:
+    mail, rows = shop.app.tasks["send_mail"], shop.app.tasks["import_rows"]
     first = mail.using(delay=7200).call("first")
-    stored = await batch([first, *(mail.call(f"{number}").after(first) for number in range(200))]).enqueue()
+    parts = [rows.call(f"{number}").after(first) for number in range(300)]
+    stored = await batch([first, *parts, mail.call("last").after(*parts)]).enqueue()
     plain = await batch([mail.using(delay=7200).call("one"), mail.using(delay=7200).call("two")]).enqueue()
     async with visiting(browser, shop) as visit:
         await visit.go(f"batches/{stored.id}")
-        await expect(visit.page.get_by_role("region", name="Graph")).to_contain_text("More than 200 jobs and batches")
-        await expect(visit.page.locator(".graph")).to_have_count(0)
+        graph = visit.page.get_by_role("group", name="Graph of connected jobs")
+        group = graph.locator("a.is-group", has_text="import_rows × 300")
+        await expect(group).to_contain_text("300 blocked")
+        await expect(graph.locator(".graph-node")).to_have_count(4)
+        await expect(visit.page.get_by_role("region", name="Graph")).to_contain_text("302 jobs, grouped by task")
+        for size, scheme in LOOKS:
+            await visit.look(size, scheme)
+            assert await axe_violations(visit, AXE) == []
+            assert await visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        await visit.look("wide", "light")
+
+        # The same element changes: the page is not drawn anew.
+        element = await group.element_handle()
+        await shop.app.admin.run_now(stored.jobs[0].id)
+        await expect(group).to_contain_text("300 succeeded")
+        assert await visit.page.evaluate("(element) => element.isConnected", element)
+        await group.click()
+        await visit.settled()
+        await expect(visit.page).to_have_url(re.compile(f"jobs\\?batch={stored.id}&task=import_rows"))
         await visit.go(f"batches/{plain.id}")
         await expect(visit.page.get_by_role("heading", name="Progress")).to_be_visible()
         await expect(visit.page.get_by_role("heading", name="Graph")).to_have_count(0)
-    await shop.app.admin.cancel_many([stored.jobs[0].id])
+
+
+async def test_plain_jobs_of_several_tasks_are_a_group_for_each(browser: Browser, shop: Shop) -> None:
+    mail, rows = shop.app.tasks["send_mail"].using(delay=7200), shop.app.tasks["import_rows"].using(delay=7200)
+    stored = await batch(
+        [*(mail.call(f"{number}") for number in range(2)), *(rows.call("a") for _ in range(3))]
+    ).enqueue()
+    async with visiting(browser, shop) as visit:
+        await visit.go(f"batches/{stored.id}")
+        graph = visit.page.get_by_role("group", name="Graph of connected jobs")
+        await expect(graph.locator("a.is-group", has_text="send_mail × 2")).to_contain_text("2 scheduled")
+        await expect(graph.locator("a.is-group", has_text="import_rows × 3")).to_contain_text("3 scheduled")
+
+
+async def test_back_returns_to_the_same_place_in_a_graph(browser: Browser, shop: Shop) -> None:
+    mail = shop.app.tasks["send_mail"]
+    steps = [mail.using(delay=7200).call("0")]
+    for number in range(1, 15):
+        steps.append(mail.call(f"{number}").after(steps[-1]))
+    side = mail.call("side").after(steps[0])
+    stored = await batch([*steps, side]).enqueue()
+    async with visiting(browser, shop) as visit:
+        await visit.go(f"jobs/{stored.jobs[0].id}")
+        graph = visit.page.get_by_role("group", name="Graph of connected jobs")
+        last = graph.locator(f'a[href="jobs/{stored.jobs[14].id}"]')
+        await expect(last).to_have_class(re.compile("is-critical"))
+        await expect(last).to_have_attribute("aria-label", re.compile("on the critical path"))
+        await expect(graph.locator(f'a[href="jobs/{stored.jobs[15].id}"]')).not_to_have_class(re.compile("is-critical"))
+        await last.click()
+        await visit.settled()
+        await expect(last).to_have_attribute("aria-current", "page")
+
+        async def is_scrolled() -> bool:
+            return bool(await graph.evaluate("(area) => area.scrollLeft > 1000"))
+
+        # The box of a job is in view on its own page.
+        await until(is_scrolled)
+        await visit.page.go_back()
+        await visit.settled()
+        await expect(graph.locator(f'a[href="jobs/{stored.jobs[0].id}"]')).to_have_attribute("aria-current", "page")
+        await until(is_scrolled)
 
 
 @pytest.mark.nightly
@@ -99,9 +156,9 @@ async def test_the_largest_graph_that_is_drawn_is_laid_out_at_once(browser: Brow
     async with visiting(browser, shop) as visit:
         await visit.go(f"batches/{stored.id}")
 
-        # Without seven jobs of the first layer, which nothing follows.
+        # Seven jobs of the first layer, which nothing follows, are one box.
         async def is_drawn() -> bool:
-            return await visit.page.locator(".graph a").count() == 184
+            return await visit.page.locator(".graph a").count() == 185
 
         await until(is_drawn)
         assert await axe_violations(visit, AXE) == []
@@ -120,7 +177,7 @@ async def test_a_branch_that_was_not_needed_is_shown_as_skipped(browser: Browser
         await expect(visit.page.locator(".page-title .badge")).to_have_text("succeeded")
         await expect(visit.page.locator(".node-counts")).to_contain_text("1 skipped")
         box = visit.page.get_by_role("group", name="Graph of connected jobs").locator(f'a[href="jobs/{id}"]')
-        await expect(box).to_contain_text("skipped")
+        await expect(box).to_contain_text("skipped, not needed: send_mail succeeded")
         await box.click()
         await visit.settled()
         await expect(visit.page.locator(".page-title .badge")).to_have_text("skipped")

@@ -469,8 +469,22 @@ async def test_a_graph_is_returned_for_jobs_and_batches(app: Headgate) -> None:
             graph = await ask(client, f"/graphs/{stored.id}")
             assert {edge["needs"] for edge in graph["edges"]} == {"success", "member"}
             assert sorted(node["task"] or "" for node in graph["nodes"]) == ["", "answer", "answer"]
+            assert graph["critical"] == [*(job.id for job in stored.jobs), stored.id]
             assert await ask(client, f"/graphs/{stored.jobs[1].id}") == graph
             assert (await client.get("/api/v1/graphs/nobody")).status_code == 404
+
+
+async def test_a_graph_of_more_than_200_jobs_is_folded(app: Headgate) -> None:
+    async with app.open():
+        first = app.tasks["answer"].using(delay=60).call("first")
+        then = [app.tasks["answer"].call(f"{number}").after(first) for number in range(201)]
+        stored = await batch([first, *then]).enqueue()
+        async with browser(app) as client:
+            graph = await ask(client, f"/graphs/{stored.jobs[7].id}")
+            assert (graph["is_folded"], graph["critical"]) == (True, [])
+            (group,) = [node for node in graph["nodes"] if node["counts"]]
+            assert (group["task"], group["depth"], group["counts"]) == ("answer", 1, {"blocked": 201})
+            assert (group["total"], group["done"], group["is_at_least"]) == (201, 0, False)
 
 
 async def test_the_history_names_the_deploys_of_its_time(app: Headgate) -> None:

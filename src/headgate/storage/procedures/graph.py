@@ -1,20 +1,50 @@
-"""The jobs and batches that are connected with each other: what follows what."""
+"""The jobs and batches that are connected with each other: what follows what, one by one or folded into groups."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import groupby
+
 import msgspec
 
+from headgate.jobs.graph import critical_path, depths
 from headgate.jobs.identity import JobId
 from headgate.storage.driver import Transaction
 from headgate.storage.records import GraphEdge, GraphNode, JobGraph
 from headgate.storage.stored_rows import RowDecoder
 
 MOST_MEMBERS = 1_000
-"""How many jobs of a batch are read; those that follow nothing and are not followed are not part of the graph."""
-
+"""How many jobs of a batch are read; those that follow nothing and are not followed are counted."""
 
 EDGES_PER_NODE = 20
 """A picture of more lines would say nothing."""
+
+MOST_READ = 1_000
+"""How many jobs and batches of a folded graph are read one by one; of a larger one, so many show what follows what."""
+
+MOST_ROUNDS = 20
+"""How many steps are taken from the first jobs of a larger graph: each takes four statements."""
+
+MOST_COUNTED = 50_000
+"""How many jobs of a batch are counted."""
+
+MOST_GROUPS = 100
+"""If there are more groups by task and depth, as of a long chain, they are groups by task."""
+
+_URGENT = (
+    "failed",
+    "running",
+    "pending",
+    "throttled",
+    "ready",
+    "waiting",
+    "scheduled",
+    "blocked",
+    "cancelled",
+    "skipped",
+)
+_FINAL = ("succeeded", "failed", "cancelled", "skipped")
 
 
 class _Job(msgspec.Struct):
@@ -24,6 +54,7 @@ class _Job(msgspec.Struct):
     follows: JobId | None
     needs: str | None
     batch: JobId | None
+    finished_at: int | None
 
 
 class _Batch(msgspec.Struct):
@@ -33,6 +64,7 @@ class _Batch(msgspec.Struct):
     done: int
     batch: JobId | None
     is_join: bool
+    finished_at: int | None
 
 
 class _Joined(msgspec.Struct):
@@ -40,23 +72,73 @@ class _Joined(msgspec.Struct):
     leader: JobId
 
 
+class _Count(msgspec.Struct):
+    task: str
+    state: str
+    is_plain: bool
+    jobs: int
+    first: JobId
+    last: JobId
+
+
 _JOBS = RowDecoder(_Job, "job")
 _BATCHES = RowDecoder(_Batch, "batch")
 _JOINED = RowDecoder(_Joined, "leader of batch")
+_COUNTS = RowDecoder(_Count, "count of jobs")
 
 
 async def graph(tx: Transaction, start: str, most: int) -> JobGraph:
-    """Return the jobs and batches that are connected with a job or a batch, up to `most`.
+    """Return the jobs and batches that are connected with a job or a batch; more than `most` are folded into groups.
 
-    Jobs of a batch that follow nothing and are not followed are not part of it.
+    Jobs of a batch that follow nothing and are not followed are not part of it; if it starts at the batch, they are
+    groups by task.
     """
     found = _Graph()
-    todo = {start}
-    while todo and len(found.nodes) <= most and not found.has_too_many_edges:
-        ids = sorted(todo)[: most + 1]
-        found.seen.update(ids)
-        todo = (todo | await _read(tx, found, ids, most)) - found.seen
-    return found.result(most, is_cut=bool(todo) or found.has_too_many_edges)
+    todo = await _walk(tx, found, {start}, most, most * EDGES_PER_NODE)
+    is_whole = not todo and len(found.nodes) <= most
+    batch = found.batch_of(start)
+    counts: list[_Count] = []
+    if batch is not None and (batch == start or not is_whole):
+        counts = await tx.fetch(_COUNTS, "graph_counts", id=batch, now=tx.now, most=MOST_COUNTED, count=MOST_READ)
+    plain = [] if batch is None else _plain_groups(batch, counts)
+    if is_whole and not found.has_too_many_edges:
+        return found.result(plain)
+    if batch is None or (found.nodes[batch].total or 0) <= MOST_READ:
+        found = _Graph()
+        todo = await _walk(tx, found, {start}, MOST_READ, MOST_READ * EDGES_PER_NODE)
+        if not todo and not found.has_too_many_edges:
+            is_at_least = any((node.total or 0) > MOST_MEMBERS for node in found.nodes.values())
+            return found.folded(plain, {}, is_at_least=is_at_least)
+    if batch is not None:
+        found = _Graph()
+        ends = {id for each in counts if not each.is_plain for id in (each.first, each.last)}
+        await _walk(tx, found, {start, batch, *ends}, MOST_READ, 2 * MOST_READ, rounds=MOST_ROUNDS, members=0)
+    tasks: dict[str, Counter[str]] = {}
+    for each in counts:
+        if not each.is_plain:
+            tasks.setdefault(each.task, Counter())[each.state] += each.jobs
+    is_counted = bool(counts) and sum(each.jobs for each in counts) < MOST_COUNTED
+    return found.folded(plain, tasks, is_at_least=not is_counted, batch=batch)
+
+
+def _plain_groups(batch: str, counts: Sequence[_Count]) -> list[tuple[GraphNode, GraphEdge]]:
+    """Return the jobs of a batch that follow nothing and are not followed, as groups by task."""
+    is_at_least = sum(each.jobs for each in counts) >= MOST_COUNTED
+    nodes: list[GraphNode] = []
+    for task, alike in groupby((each for each in counts if each.is_plain), key=lambda each: each.task):
+        states = list(alike)
+        if sum(each.jobs for each in states) == 1:
+            nodes.append(GraphNode(states[0].first, task, states[0].state, depth=0))
+        else:
+            by_state = {each.state: each.jobs for each in states}
+            nodes.append(_group(f"alone:{task}", task, by_state, 0, is_at_least))
+    return [(node, GraphEdge(node.id, batch, "member")) for node in nodes]
+
+
+def _group(id: str, task: str | None, states: Mapping[str, int], depth: int, is_at_least: bool) -> GraphNode:
+    state = next((state for state in _URGENT if states.get(state)), "succeeded")
+    done = sum(states.get(each, 0) for each in _FINAL)
+    return GraphNode(id, task, state, sum(states.values()), done, dict(sorted(states.items())), depth, is_at_least)
 
 
 class _Graph:
@@ -66,13 +148,21 @@ class _Graph:
         self.seen: set[str] = set()
         self.nodes: dict[str, GraphNode] = {}
         self.has_too_many_edges = False
+        self._ended_at: dict[str, int | None] = {}
         self._follows: dict[str, tuple[str, str]] = {}
         self._members: set[GraphEdge] = set()
+        self._batches: dict[str, str] = {}
         self._leaders: dict[str, set[str]] = {}
+
+    def batch_of(self, id: str) -> str | None:
+        """Return the id itself if it is a batch, else the batch of that job, if it has been read."""
+        batch = id if id in self.nodes and self.nodes[id].task is None else self._batches.get(id)
+        return batch if batch in self.nodes else None
 
     def add_job(self, job: _Job) -> set[str]:
         """Add a job. Returns the ids beside it."""
         self.nodes[job.id] = GraphNode(job.id, job.task, job.state)
+        self._ended_at[job.id] = job.finished_at
         if job.follows is not None:
             self._follows[job.id] = (job.follows, job.needs or "success")
         return {id for id in (job.follows, self._add_member(job.id, job.batch)) if id is not None}
@@ -83,6 +173,7 @@ class _Graph:
             self._leaders.setdefault(batch.id, set())
         else:
             self.nodes[batch.id] = GraphNode(batch.id, None, batch.state, batch.total, batch.done)
+            self._ended_at[batch.id] = batch.finished_at
         outer = self._add_member(batch.id, batch.batch)
         return set() if outer is None else {outer}
 
@@ -94,37 +185,137 @@ class _Graph:
     def _add_member(self, id: str, batch: str | None) -> str | None:
         if batch is not None:
             self._members.add(GraphEdge(id, batch, "member"))
+            self._batches[id] = batch
         return batch
 
-    def result(self, most: int, *, is_cut: bool) -> JobGraph:
-        """Return the graph. A leader that is not stored any more is a node without a state."""
+    def _edges(self) -> set[GraphEdge]:
+        """Return the edges between nodes. A leader that is not stored any more becomes a node without a state."""
         edges = {
             GraphEdge(leader, job, needs)
             for job, (follows, needs) in self._follows.items()
             for leader in self._leaders.get(follows, {follows})
         } | self._members
-        nodes = dict(self.nodes)
         for edge in edges:
             for id in (edge.source, edge.target):
-                if id in self.seen and id not in nodes and id not in self._leaders:
-                    nodes[id] = GraphNode(id, None, None)
-        if is_cut or len(nodes) > most:
-            return JobGraph([], [], is_cut=True)
-        kept = [edge for edge in edges if edge.source in nodes and edge.target in nodes]
-        return JobGraph(sorted(nodes.values(), key=_id), sorted(kept, key=_ends), is_cut=False)
+                if id in self.seen and id not in self.nodes and id not in self._leaders:
+                    self.nodes[id] = GraphNode(id, None, None)
+        return {edge for edge in edges if edge.source in self.nodes and edge.target in self.nodes}
+
+    def result(self, plain: Sequence[tuple[GraphNode, GraphEdge]]) -> JobGraph:
+        """Return the graph as it is, with the groups of plain jobs."""
+        edges = self._edges()
+        critical = critical_path(_leaders(self.nodes, edges), self._ended_at)
+        return _graph(list(self.nodes.values()), edges, plain, is_folded=False, critical=critical)
+
+    def folded(
+        self,
+        plain: Sequence[tuple[GraphNode, GraphEdge]],
+        tasks: Mapping[str, Mapping[str, int]],
+        *,
+        is_at_least: bool,
+        batch: str | None = None,
+    ) -> JobGraph:
+        """Return groups by task and depth; a batch around all, and what is alone in its group, stay as they are.
+
+        `tasks` are counts of the jobs in `batch`. They replace what was read of a task that has one depth only.
+        """
+        edges = self._edges()
+        depth = depths(_leaders(self.nodes, edges))
+        keys: dict[str, Hashable] = {id: (*_kind(node), depth[id]) for id, node in self.nodes.items()}
+        if len(set(keys.values())) > MOST_GROUPS:
+            keys = {id: _kind(node) for id, node in self.nodes.items()}
+        around = {edge.target for edge in self._members}
+        for id in around & keys.keys():
+            if len(around) <= MOST_GROUPS:
+                keys[id] = id
+        groups: dict[Hashable, list[str]] = {}
+        for id, key in sorted(keys.items()):
+            groups.setdefault(key, []).append(id)
+        several = Counter(node.task for node in (self.nodes[ids[0]] for ids in groups.values()))
+        nodes: list[GraphNode] = []
+        names: dict[Hashable, str] = {}
+        for key, ids in groups.items():
+            first = self.nodes[ids[0]]
+            lowest = min(depth[id] for id in ids)
+            counted = tasks.get(first.task or "") if several[first.task] == 1 else None
+            states = Counter(self.nodes[id].state or "deleted" for id in ids)
+            is_exact = not is_at_least
+            if counted is not None and all(self._batches.get(id) == batch for id in ids):
+                states = Counter(counted)
+            elif tasks:
+                is_exact = False
+            if states.total() > 1:
+                node = _group(f"{lowest}:{first.task or ''}", first.task, states, lowest, not is_exact)
+            else:
+                node = msgspec.structs.replace(first, depth=lowest)
+            nodes.append(node)
+            names[key] = node.id
+        between = {GraphEdge(names[keys[edge.source]], names[keys[edge.target]], edge.needs) for edge in edges}
+        return _graph(nodes, {edge for edge in between if edge.source != edge.target}, plain, is_folded=True)
 
 
-async def _read(tx: Transaction, found: _Graph, ids: list[str], most: int) -> set[str]:
+def _kind(node: GraphNode) -> tuple[str | None, bool]:
+    return node.task, node.state is None
+
+
+def _leaders(nodes: Mapping[str, GraphNode], edges: set[GraphEdge]) -> Mapping[str, Sequence[str]]:
+    leaders: dict[str, list[str]] = {id: [] for id in sorted(nodes)}
+    for edge in edges:
+        leaders[edge.target].append(edge.source)
+    return leaders
+
+
+def _graph(
+    nodes: list[GraphNode],
+    edges: set[GraphEdge],
+    plain: Sequence[tuple[GraphNode, GraphEdge]],
+    *,
+    is_folded: bool,
+    critical: Sequence[str] = (),
+) -> JobGraph:
+    read = {node.id for node in nodes}
+    nodes = nodes + [node for node, _ in plain if node.id not in read]
+    edges = edges | {edge for _, edge in plain}
+    return JobGraph(sorted(nodes, key=_id), sorted(edges, key=_ends), is_folded, critical)
+
+
+async def _walk(
+    tx: Transaction,
+    found: _Graph,
+    todo: set[str],
+    most: int,
+    most_edges: int,
+    *,
+    rounds: int | None = None,
+    members: int = MOST_MEMBERS,
+) -> set[str]:
+    """Read what is connected with these ids, up to about `most` jobs and batches. Returns the ids that it did not read.
+
+    Without `rounds`, it stops at too many edges.
+    """
+    found.has_too_many_edges = False
+    left = rounds
+    while todo and len(found.nodes) <= most and left != 0:
+        ids = sorted(todo)[: most + 1]
+        found.seen.update(ids)
+        todo = (todo | await _read(tx, found, ids, most, most_edges, members)) - found.seen
+        if left is not None:
+            left -= 1
+        elif found.has_too_many_edges:
+            break
+    return todo
+
+
+async def _read(tx: Transaction, found: _Graph, ids: list[str], most: int, most_edges: int, members: int) -> set[str]:
     """Add what has these ids to the graph. Returns the ids beside them."""
     beside: set[str] = set()
     for job in await tx.fetch(_JOBS, "graph_jobs", ids=ids, now=tx.now, limit_now=tx.limit_now):
         beside |= found.add_job(job)
     for batch in await tx.fetch(_BATCHES, "graph_batches", ids=ids):
         beside |= found.add_batch(batch)
-        if not batch.is_join:
-            beside |= set(await tx.ids("graph_members", id=batch.id, most=MOST_MEMBERS, count=most + 1))
+        if not batch.is_join and members:
+            beside |= set(await tx.ids("graph_members", id=batch.id, most=members, count=most + 1))
     beside |= set(await tx.ids("graph_followers", ids=ids, count=most + 1))
-    most_edges = EDGES_PER_NODE * most
     joins = await tx.fetch(_JOINED, "graph_joins", ids=ids, count=most_edges + 1)
     found.has_too_many_edges = len(joins) > most_edges
     for joined in joins:
@@ -136,5 +327,5 @@ def _id(node: GraphNode) -> str:
     return node.id
 
 
-def _ends(edge: GraphEdge) -> tuple[str, str]:
-    return edge.source, edge.target
+def _ends(edge: GraphEdge) -> tuple[str, str, str]:
+    return edge.source, edge.target, edge.needs

@@ -11,7 +11,7 @@ SELECT
         WHEN bucket.opens_at > :limit_now THEN 'throttled'
         ELSE 'ready'
     END AS state,
-    job.follows, {field:job.origin.on} AS needs, job.batch
+    job.follows, {field:job.origin.on} AS needs, job.batch, job.finished_at
 FROM headgate.job
 LEFT JOIN headgate.lane ON lane.id = job.lane AND job.waiting
 LEFT JOIN headgate.bucket ON bucket.id = lane.behind
@@ -20,7 +20,7 @@ ORDER BY job.id
 
 -- name: graph_batches
 -- Return those of these ids that are batches or joins.
-SELECT id, @batch_state AS state, total, total - pending AS done, batch, is_join
+SELECT id, @batch_state AS state, total, total - pending AS done, batch, is_join, finished_at
 FROM headgate.batch
 WHERE id {any:ids job_id}
 ORDER BY id
@@ -30,11 +30,13 @@ ORDER BY id
 SELECT id FROM headgate.job WHERE follows {any:ids job_id} LIMIT :count
 
 -- name: graph_joins
--- Return which leaders the joins among these count, and which joins count one of these.
-SELECT batch, leader FROM headgate.awaited_leader WHERE batch {any:ids job_id}
-UNION
-SELECT batch, leader FROM headgate.awaited_leader WHERE leader {any:ids job_id}
-LIMIT :count
+-- Return which leaders the joins among these count, and which joins count one of these. Up to :count of each: what there
+-- is of a larger number is not read.
+SELECT batch, leader
+FROM (SELECT batch, leader FROM headgate.awaited_leader WHERE batch {any:ids job_id} LIMIT :count) AS counted
+UNION ALL
+SELECT batch, leader
+FROM (SELECT batch, leader FROM headgate.awaited_leader WHERE leader {any:ids job_id} LIMIT :count) AS counting
 
 -- name: graph_members
 -- Return those of the first :most jobs of a batch that follow something or are followed, and the batches in it.
@@ -43,4 +45,21 @@ FROM (SELECT id, follows, is_followed FROM headgate.job WHERE batch IS NOT NULL 
 WHERE follows IS NOT NULL OR is_followed
 UNION ALL
 SELECT id FROM headgate.batch WHERE batch = :id::job_id
+LIMIT :count
+
+-- name: graph_counts
+-- Return how many of the first :most jobs of a batch are in each state, by task, and whether they follow nothing and are
+-- not followed; with the first and the last id of each. Those that are ready or throttled are waiting.
+SELECT task, state, is_plain, count(*) AS jobs, min(id) AS first, max(id) AS last
+FROM (
+    SELECT
+        id, task,
+        CASE WHEN state = 'waiting' AND delayed AND run_at > :now THEN 'scheduled' ELSE state END AS state,
+        (follows IS NULL AND NOT is_followed) AS is_plain
+    FROM headgate.job
+    WHERE batch IS NOT NULL AND batch = :id::job_id
+    LIMIT :most
+) AS member
+GROUP BY task, state, is_plain
+ORDER BY task, state, is_plain
 LIMIT :count

@@ -70,7 +70,7 @@ export function about(job) {
 }
 
 /** Links to the jobs and batches before or after a job. @param {any[]} jobs */
-function dependencyItems(jobs) {
+export function dependencyItems(jobs) {
   return jobs.map((each) =>
     h(
       "div",

@@ -8,11 +8,13 @@ import * as format from "../format.js";
 import { graphPanel } from "../graph.js";
 import { t, withElements, word } from "../language.js";
 import { badge, breakable, button, clock, copyCommand, facts, heading, link, panel, when } from "../parts.js";
+import { dependencyItems } from "../job/about.js";
 import { jobsPanel } from "../job/short_list.js";
 import { address } from "../router.js";
 
 /** How many jobs the list has. */
 const LISTED = 20;
+const MOST_FOLLOWERS = 20;
 
 /** @type {import("../page.js").PageDefinition} */
 export const batch = {
@@ -82,11 +84,27 @@ export const batch = {
           ],
           [t("Tasks"), taskNames(batch)],
           [t("Jobs"), link(address(["jobs"], { batch: id }), format.plural(batch.total, "job"))],
+          ...besideOf(context.data.graph, id),
         ]),
       ),
     ];
   },
 };
+
+/** The batch around a batch, and what follows it, as far as its graph has them one by one. @param {any} graph @param {string} id @returns {[string, import("../dom.js").Children][]} */
+function besideOf(graph, id) {
+  const edges = (graph?.edges ?? []).filter((/** @type {any} */ edge) => edge.source === id);
+  const nodes = new Map((graph?.nodes ?? []).map((/** @type {any} */ node) => [node.id, node]));
+  const targets = edges
+    .map((/** @type {any} */ { target, needs }) => ({ ...nodes.get(target), needs }))
+    .filter((/** @type {any} */ node) => !node.counts);
+  const outer = targets.filter((/** @type {any} */ { needs }) => needs === "member");
+  const followers = targets.filter((/** @type {any} */ { needs }) => needs !== "member").slice(0, MOST_FOLLOWERS);
+  return [
+    ...outer.map((/** @type {any} */ { id }) => [t("Batch"), link(address(["batches", id]), h("span", { class: "mono" }, format.shortId(id)))]),
+    ...(followers.length ? [[t("Followed by"), dependencyItems(followers)]] : []),
+  ];
+}
 
 /** The tasks of a batch, as links. @param {any} batch */
 export function taskNames({ tasks }) {
