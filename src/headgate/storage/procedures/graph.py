@@ -21,10 +21,16 @@ EDGES_PER_NODE = 20
 """A picture of more lines would say nothing."""
 
 MOST_READ = 1_000
-"""How many jobs and batches of a folded graph are read one by one; of a larger one, so many show what follows what."""
+"""How many jobs and batches of a folded graph are read; of a larger one, a sample shows what follows what."""
+
+SAMPLED = 100
+"""How many jobs and batches of a larger graph are read at once."""
 
 MOST_ROUNDS = 20
-"""How many steps are taken from the first jobs of a larger graph: each takes four statements."""
+"""How often: each round takes four statements."""
+
+MOST_SAMPLED = 500
+"""How many jobs and batches of a larger graph are enough."""
 
 MOST_COUNTED = 50_000
 """How many jobs of a batch are counted."""
@@ -112,7 +118,7 @@ async def graph(tx: Transaction, start: str, most: int) -> JobGraph:
     if batch is not None:
         found = _Graph()
         ends = {id for each in counts if not each.is_plain for id in (each.first, each.last)}
-        await _walk(tx, found, {start, batch, *ends}, MOST_READ, 2 * MOST_READ, rounds=MOST_ROUNDS, members=0)
+        await _sample(tx, found, {start, batch, *ends})
     tasks: dict[str, Counter[str]] = {}
     for each in counts:
         if not each.is_plain:
@@ -279,34 +285,33 @@ def _graph(
     return JobGraph(sorted(nodes, key=_id), sorted(edges, key=_ends), is_folded, critical)
 
 
-async def _walk(
-    tx: Transaction,
-    found: _Graph,
-    todo: set[str],
-    most: int,
-    most_edges: int,
-    *,
-    rounds: int | None = None,
-    members: int = MOST_MEMBERS,
-) -> set[str]:
+async def _walk(tx: Transaction, found: _Graph, todo: set[str], most: int, most_edges: int) -> set[str]:
     """Read what is connected with these ids, up to about `most` jobs and batches. Returns the ids that it did not read.
 
-    Without `rounds`, it stops at too many edges.
+    It stops at too many edges.
     """
-    found.has_too_many_edges = False
-    left = rounds
-    while todo and len(found.nodes) <= most and left != 0:
+    while todo and len(found.nodes) <= most and not found.has_too_many_edges:
         ids = sorted(todo)[: most + 1]
         found.seen.update(ids)
-        todo = (todo | await _read(tx, found, ids, most, most_edges, members)) - found.seen
-        if left is not None:
-            left -= 1
-        elif found.has_too_many_edges:
-            break
+        todo = (todo | await _read(tx, found, ids, most + 1, most_edges, members=MOST_MEMBERS)) - found.seen
     return todo
 
 
-async def _read(tx: Transaction, found: _Graph, ids: list[str], most: int, most_edges: int, members: int) -> set[str]:
+async def _sample(tx: Transaction, found: _Graph, todo: set[str]) -> None:
+    """Read some of what is connected with these ids, the first and the last ids first: later steps have higher ones."""
+    for _ in range(MOST_ROUNDS):
+        ids = sorted(todo)
+        if len(ids) > SAMPLED:
+            ids = ids[: SAMPLED // 2] + ids[-SAMPLED // 2 :]
+        if not ids or len(found.nodes) > MOST_SAMPLED:
+            return
+        found.seen.update(ids)
+        todo = (todo | await _read(tx, found, ids, SAMPLED, SAMPLED, members=0)) - found.seen
+
+
+async def _read(
+    tx: Transaction, found: _Graph, ids: list[str], count: int, most_edges: int, *, members: int
+) -> set[str]:
     """Add what has these ids to the graph. Returns the ids beside them."""
     beside: set[str] = set()
     for job in await tx.fetch(_JOBS, "graph_jobs", ids=ids, now=tx.now, limit_now=tx.limit_now):
@@ -314,8 +319,8 @@ async def _read(tx: Transaction, found: _Graph, ids: list[str], most: int, most_
     for batch in await tx.fetch(_BATCHES, "graph_batches", ids=ids):
         beside |= found.add_batch(batch)
         if not batch.is_join and members:
-            beside |= set(await tx.ids("graph_members", id=batch.id, most=members, count=most + 1))
-    beside |= set(await tx.ids("graph_followers", ids=ids, count=most + 1))
+            beside |= set(await tx.ids("graph_members", id=batch.id, most=members, count=count))
+    beside |= set(await tx.ids("graph_followers", ids=ids, count=count))
     joins = await tx.fetch(_JOINED, "graph_joins", ids=ids, count=most_edges + 1)
     found.has_too_many_edges = len(joins) > most_edges
     for joined in joins:
