@@ -46,6 +46,10 @@ export function graphPanel(graph, current) {
   const height = Math.max(...[...places.values()].map(({ y }) => y)) + HEIGHT;
   const count = graph.nodes.reduce((sum, node) => sum + (node.task === null ? 0 : node.counts ? (node.total ?? 0) : 1), 0);
   const jobs = groups.some((node) => node.is_at_least) ? t("at least {jobs}", { jobs: format.plural(count, "job") }) : format.plural(count, "job");
+  const keep = (/** @type {Event} */ event) => {
+    const { scrollLeft: left, scrollTop: top } = /** @type {Element} */ (event.currentTarget);
+    scrolled.set(current, { left, top });
+  };
   requestAnimationFrame(() => restore(current));
   return panel(
     t("Graph"),
@@ -62,10 +66,9 @@ export function graphPanel(graph, current) {
         tabindex: "0",
         role: "group",
         "aria-label": t("Graph of connected jobs"),
-        onscroll: (/** @type {Event} */ event) => {
-          const { scrollLeft: left, scrollTop: top } = /** @type {Element} */ (event.currentTarget);
-          scrolled.set(current, { left, top });
-        },
+        onscroll: keep,
+        // A click may come before the event of a scroll.
+        onclick: keep,
       },
       h(
         "div",
