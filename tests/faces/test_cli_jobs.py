@@ -130,6 +130,9 @@ def test_show_prints_all_attempts_and_events_of_a_job(project: Project) -> None:
     text = call("jobs", "show", failed).output
     for printed in (
         "Its life",
+        "Where the time went",
+        "attempt 2 on ",
+        "final, until it was retried",
         "ada@desk",
         "ValueError: no such page",
         "order 7 is odd",

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from headgate.admin.queues import DeclaredQueue, QueueKey, QueueKeys, QueuesAdmin, QueueStatus
     from headgate.admin.schedules import ScheduleDefinition
     from headgate.admin.slow_counts import SlowCounts
-    from headgate.admin.timeline import TimelineEntry
+    from headgate.admin.timeline import Stretch, TimelineEntry
     from headgate.storage.records import Dependency, JobCount, JobGraph
 
 __all__ = [
@@ -105,6 +105,7 @@ __all__ = [
     "RateBound",
     "ScheduleDefinition",
     "SlowCounts",
+    "Stretch",
     "TimelineEntry",
     "UnknownTaskCount",
     "WhatIf",
@@ -164,6 +165,7 @@ _PLACES = {
     "QueueStatus": "headgate.admin.queues",
     "ScheduleDefinition": "headgate.admin.schedules",
     "SlowCounts": "headgate.admin.slow_counts",
+    "Stretch": "headgate.admin.timeline",
     "TimelineEntry": "headgate.admin.timeline",
     "JobCount": "headgate.storage.records",
     "JobGraph": "headgate.storage.records",

@@ -45,7 +45,7 @@ from headgate.admin.queues import QueuesAdmin, describe_queue
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.set_rules import SetRules
 from headgate.admin.slow_counts import SlowCounts
-from headgate.admin.timeline import TimelineEntry, timeline
+from headgate.admin.timeline import Stretch, TimelineEntry, stretches, timeline
 from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_instant, require_storable
 from headgate.clock import FARTHEST, Duration, to_datetime
 from headgate.engine.large_payloads import LargePayloads
@@ -133,6 +133,7 @@ class JobDetails:
     record: JobRecord
     attempts: Sequence[AttemptRecord]
     timeline: Sequence[TimelineEntry]
+    stretches: Sequence[Stretch]
     last_lines: Sequence[LogLine]
     dependencies: Dependencies
 
@@ -394,7 +395,8 @@ class Admin:
         entries = await self._storage.audit_log(AuditFilter(kind="job", subject=job_id, count=100))
         lines = await self._storage.logs(job_id, count=LAST_LINES, newest=True)
         life = timeline(record, attempts, entries[::-1])
-        return JobDetails(status, record, attempts, life, lines, await self._storage.dependencies(job_id))
+        parts = stretches(record, attempts, self._storage.now())
+        return JobDetails(status, record, attempts, life, parts, lines, await self._storage.dependencies(job_id))
 
     async def failures(
         self, *, span: Duration | None = 3600, task: str | None = None, queue: str | None = None

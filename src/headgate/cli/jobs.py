@@ -15,7 +15,7 @@ import click
 import msgspec
 from msgspec import structs
 
-from headgate.admin import Admin, BulkResult, Dependency, Explanation, JobDetails, JobQuery, Purged
+from headgate.admin import Admin, BulkResult, Dependency, Explanation, JobDetails, JobQuery, Purged, Stretch
 from headgate.admin.listed import JOB_COLUMNS
 from headgate.cli.bulk import Change, change_many, takes_many
 from headgate.cli.enqueue import enqueue
@@ -26,7 +26,16 @@ from headgate.cli.locate import (
     takes_app_and,
     takes_app_and_ids,
 )
-from headgate.cli.output import NOTHING_NEW, json_option, make_console, print_json, print_list, print_table, until
+from headgate.cli.output import (
+    NOTHING_NEW,
+    json_option,
+    lasting,
+    make_console,
+    print_json,
+    print_list,
+    print_table,
+    until,
+)
 from headgate.cli.query import query_at, takes_query
 from headgate.cli.times import instant, seconds
 from headgate.clock import SystemClock, sleep, to_datetime
@@ -560,6 +569,7 @@ def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
         "reason": reason,
         "attempts": [_attempt(attempt) for attempt in details.attempts],
         "timeline": details.timeline,
+        "stretches": details.stretches,
         "last_lines": [_line(line) for line in details.last_lines],
     }
 
@@ -568,6 +578,28 @@ async def _decoded(admin: Admin, record: JobRecord) -> JobRecord:
     """Return a job with its payload and result in clear. Raises PayloadError if the app cannot decode them."""
     result = None if record.result is None else await admin.loaded(record.result)
     return structs.replace(record, payload=await admin.loaded(record.payload), result=result)
+
+
+_STRETCHES = {
+    "blocked": "blocked by what it follows",
+    "scheduled": "scheduled for later",
+    "backoff": "backoff before the retry",
+    "final": "final, until it was retried",
+    "not stored": "waiting, or attempts that are not stored",
+}
+
+
+def _stretch(each: Stretch) -> str:
+    if each.kind == "attempt":
+        return f"attempt {each.attempt} on {each.node or 'a node'}: {each.outcome or 'running'}"
+    if not each.is_limited:
+        return _STRETCHES.get(each.kind, each.kind)
+    limit = "a limit" if each.limit is None else f"{each.limit} key {each.key!r}"
+    return f"waiting, {'now for' if each.ends_at is None else 'delayed by'} {limit}"
+
+
+def _length(each: Stretch) -> str | None:
+    return "so far" if each.ends_at is None else lasting((each.ends_at - each.begins_at).total_seconds())
 
 
 def _as_json(stored: str | None) -> object:
@@ -665,6 +697,12 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
         "Its life",
         ("at", "what", "attempt", "node", "by", "details"),
         [(each.at, each.what, each.attempt, each.node, each.actor, each.detail) for each in details.timeline],
+        empty="nothing",
+    )
+    print_table(
+        "Where the time went",
+        ("from", "what", "for"),
+        [(each.begins_at, _stretch(each), _length(each)) for each in details.stretches],
         empty="nothing",
     )
     print_table(

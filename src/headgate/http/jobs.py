@@ -11,7 +11,7 @@ import msgspec
 
 from headgate.admin import BulkResult, EnqueuedJob, JobCount, JobDetails, JobQuery, LimitInfo, ListedJob, Purged
 from headgate.admin.query import Instant
-from headgate.admin.timeline import restarts
+from headgate.admin.timeline import Stretch, restarts
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
@@ -241,6 +241,7 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     audit: str
     attempts: Sequence[AttemptView]
     timeline: Sequence[MomentView]
+    stretches: Sequence[Stretch]
     last_lines: Sequence[LogLineView]
     cause: RootCause | None
     results: Mapping[str, str | list[str]] | None
@@ -516,6 +517,7 @@ def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
             )
             for each in job.timeline
         ],
+        stretches=job.stretches,
         last_lines=[_line(line, redaction, secrets) for line in job.last_lines],
         cause=None if error is None else raised_cause(error),
         results=None if origin is None else origin.results,

@@ -1,4 +1,4 @@
-"""The picture of connected jobs, in a real browser."""
+"""The pictures of connected jobs, and of the life of one, in a real browser."""
 
 from __future__ import annotations
 
@@ -192,3 +192,31 @@ async def test_a_branch_that_was_not_needed_is_shown_as_skipped(browser: Browser
         await visit.look("wide", "light")
         await visit.go("jobs?state=skipped")
         await expect(visit.page.locator("tbody")).to_contain_text("sorry")
+
+
+async def test_a_job_shows_where_its_time_went(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        await visit.go(f"jobs/{shop.seeds.failed.id}")
+        rows = visit.page.get_by_role("list", name="Where the time went").get_by_role("listitem")
+        await expect(rows.last).to_contain_text(re.compile(r"attempt 1 on node-\w+ failed"))
+        # The line that it has logged, and the line of source that raised.
+        await expect(rows.last.locator(".stretch-mark.is-error")).to_have_attribute(
+            "title", re.compile("about to fail")
+        )
+        source = visit.page.get_by_role("region", name="Source of the error")
+        await expect(source).to_have_text('raise ValueError(f"{why} {LONG}")')
+        for size, scheme in LOOKS:
+            await visit.look(size, scheme)
+            assert await axe_violations(visit, AXE) == []
+            assert await visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        await visit.look("wide", "light")
+
+        await visit.go(f"jobs/{shop.seeds.running.id}")
+        await expect(rows.last).to_contain_text("running")
+        filled = rows.last.locator(".stretch-progress")
+        await expect(filled).to_have_attribute("style", re.compile("width: 40%"))
+        await visit.go(f"jobs/{shop.seeds.throttled.id}")
+        await expect(rows).to_have_count(1)
+        await expect(rows).to_contain_text("waiting, now for")
+        await visit.go(f"jobs/{shop.seeds.scheduled.id}")
+        await expect(rows).to_have_text(re.compile("scheduled for later.*in 1 h"))

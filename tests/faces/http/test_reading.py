@@ -67,6 +67,12 @@ async def test_each_endpoint_returns_what_is_in_the_store(app: Headgate) -> None
             details = await ask(client, f"/jobs/{seeds.failed}")
             assert [each["outcome"] for each in details["attempts"]] == ["failed", "failed"]
             assert details["timeline"][0]["what"] == "enqueued"
+            tried = [each["outcome"] for each in details["stretches"] if each["kind"] == "attempt"]
+            assert tried == ["failed", "failed"]
+            (now,) = (await ask(client, f"/jobs/{seeds.throttled}"))["stretches"]
+            assert (now["kind"], now["ends_at"]) == ("waiting", None)
+            (now,) = (await ask(client, f"/jobs/{seeds.blocked}"))["stretches"]
+            assert (now["kind"], now["is_limited"], now["ends_at"]) == ("blocked", False, None)
             assert details["last_lines"][0]["logger"] == "jobs.of.the.stage"
             lines = await ask(client, f"/jobs/{seeds.failed}/logs?count=1")
             more = await ask(client, f"/jobs/{seeds.failed}/logs?after={lines['next']}")

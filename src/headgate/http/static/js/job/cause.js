@@ -39,6 +39,28 @@ function placeView({ place }) {
   );
 }
 
+const FRAME = /File "([^"\n]+)", line (\d+), in (.+)\n/g;
+/** Its source is further right than the next frame, and than the message. */
+const SOURCE = /^[ |]* {4}\S/;
+
+/** The lines of source that the traceback has of a place. @param {{traceback: string | null}} error @param {CodePlace | null} place */
+function sourceView({ traceback }, place) {
+  const frame = [...(traceback ?? "").matchAll(FRAME)].findLast(
+    ([, file, line, name]) => file === place?.file && Number(line) === place.line && name === place.function,
+  );
+  if (!frame || traceback === null) return null;
+  const lines = traceback.slice(frame.index + frame[0].length).split("\n");
+  const end = lines.findIndex((line) => !SOURCE.test(line));
+  const source = lines.slice(0, end < 0 ? undefined : end);
+  if (!source.length) return null;
+  const indent = Math.min(...source.map((line) => line.search(/[^ |]/)));
+  return h(
+    "pre",
+    { class: "cause-source", tabindex: "0", role: "region", "aria-label": t("Source of the error") },
+    source.map((line) => line.slice(indent)).join("\n"),
+  );
+}
+
 /** Whether it is the last error of a failed job, which its page shows first. @param {any} job @param {{type: string, message: string} | null} error */
 export function isShownFirst(job, error) {
   return job.status.state === "failed" && job.error?.type === error?.type && job.error?.message === error?.message;
@@ -54,6 +76,7 @@ export function jobCause(job) {
     h("p", { class: "job-error" }, h("b", { class: "bad-text" }, error.type), error.message && `: ${errorMessage(error)}`),
     isOther && h("h2", { class: "cause-title" }, t("Root cause")),
     isOther ? causeView(cause) : placeView(cause),
+    sourceView(error, cause.place),
     h(
       "p",
       { class: "hint" },

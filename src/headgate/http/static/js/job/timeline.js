@@ -1,4 +1,4 @@
-/** The timeline of a job: its events, and the time between them. */
+/** The timeline of a job: where the time went, its events, and the time between them. */
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -7,9 +7,10 @@ import { t, withElements, word } from "../language.js";
 import { clock, elapsed, link, panel } from "../parts.js";
 import { address } from "../router.js";
 import { isShownFirst } from "./cause.js";
+import { stretches } from "./stretches.js";
 
-/** @param {any} job */
-export function timeline(job) {
+/** @param {any} job @param {any[]} lines the log lines that are loaded */
+export function timeline(job, lines) {
   const entries = job.timeline;
   const { error } = job;
   const known = new Set(error && isShownFirst(job, error) ? [`${error.type}: ${error.message}`] : []);
@@ -22,6 +23,7 @@ export function timeline(job) {
   return panel(
     t("Timeline"),
     {},
+    stretches(job, lines),
     h(
       "ol",
       { class: "timeline" },

@@ -54,7 +54,7 @@ export const job = {
       h(
         "div",
         { class: "two wide-left", key: "body" },
-        h("div", { class: "stack", key: "left" }, timeline(job), errors(job), logs(context)),
+        h("div", { class: "stack", key: "left" }, timeline(job, context.ui.lines), errors(job), logs(context)),
         h("div", { class: "stack", key: "right" }, about(job), values(job)),
       ),
     ];
