@@ -17,17 +17,17 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 2_690,  # the modules beside the packages
-    "admin": 6_100,
-    "cli": 8_360,
+    "admin": 6_350,
+    "cli": 8_400,
     "client": 2_850,
     "contrib": 3_100,
     "engine": 10_400,
-    "http": 19_700,
-    "jobs": 4_000,
+    "http": 20_750,
+    "jobs": 4_050,
     "limits": 9_550,
     "observe": 2_000,
     "schedules": 1_850,
-    "storage": 23_450,
+    "storage": 23_650,
     "tasks": 4_970,
     "testing": 1_800,
 }
