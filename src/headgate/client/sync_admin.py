@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 from headgate.admin import Admin
 from headgate.admin.admin import DeclaredTask
+from headgate.admin.enqueueing import TaskArgument
 from headgate.admin.history import HistoryAdmin
 from headgate.admin.limits import DeclaredLimit, LimitsAdmin
 from headgate.admin.queues import DeclaredQueue, QueuesAdmin
@@ -217,6 +218,11 @@ class SyncAdmin(SyncVerbs[Admin]):
         """As `Admin.declared_tasks`."""
         declared: Sequence[DeclaredTask] = self._run(attrgetter("declared_tasks"))
         return declared
+
+    def arguments(self, task: str) -> Sequence[TaskArgument]:
+        """As `Admin.arguments`."""
+        found: Sequence[TaskArgument] = self._run(Admin.arguments, task)
+        return found
 
     def by(self, actor: str) -> SyncAdmin:
         """As `Admin.by`."""

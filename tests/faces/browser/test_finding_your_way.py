@@ -422,7 +422,6 @@ async def test_a_typed_verb_shows_what_it_changes_does_it_and_is_undone(browser:
         await page.keyboard.press("Enter")
         await expect(box).to_have_value("penalize nobody of that name")
         await page.keyboard.press("Escape")
-    await admin.limits.reset(LIMIT, HOSTILE)
 
     async with visiting(browser, shop, who="vic") as visit:
         await visit.go("nodes")

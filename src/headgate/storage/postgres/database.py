@@ -61,7 +61,7 @@ SETTINGS = {
 }
 """Settings of a session; behind a pooler, of each transaction."""
 
-_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_BEGIN = "BEGIN ISOLATION LEVEL read committed"
 
 SCANNING = {name: "on" for name in SETTINGS if name.startswith("enable_")} | {"plan_cache_mode": "force_custom_plan"}
 """Other settings for a transaction that may read whole tables: its best plan depends on its parameters."""
