@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from headgate.admin.columns import Column
 from headgate.admin.history import Deploy, deploys_since
 from headgate.admin.listed import ListedJob
 from headgate.clock import SECOND, to_datetime
-from headgate.jobs.job import JobRecord, JobState
+from headgate.jobs.job import BucketRef, JobRecord, JobState
 from headgate.jobs.root_cause import UNKNOWN, RootCause, root_cause
 from headgate.storage.records import StoredError
 from headgate.storage.store import Store
@@ -26,6 +26,14 @@ MOST_GROUPS = 200
 STEPS = 30
 """How many values a trend has."""
 
+MOST_EARLIER = 2_000
+"""How many failed jobs are read from before the time of a report, to tell a new root cause from an old one."""
+
+NEWLY = 86_400 * SECOND
+"""A root cause is new, or back, if it began to fail within so many microseconds, after as long a time without it."""
+
+Recurrence = Literal["new", "back again", "steady"]
+
 PORTION = 200
 """How many errors are read at once: between two portions, the event loop runs other callbacks."""
 
@@ -35,7 +43,13 @@ class FailureGroup:
     """The jobs of a task that failed for the same reason.
 
     `failed` of them are final, and `retrying` wait for their next attempt. `trend` counts them by when they failed, in
-    steps of `FailureReport.step` from its `since` on. `newest` is the job that failed last.
+    steps of `FailureReport.step` from its `since` on. `newest` is the job that failed last. `keys` is how many keys of
+    limits its jobs have.
+
+    `first_ever_at` is when the first of the failed jobs that are kept failed, also before the time of the report; up
+    to 2,000 of those are read. `recurrence` is "new" if that was in the last 24 hours, "back again" if they began to
+    fail in the last 24 hours after as long a time without failures, "steady" if they fail for longer, and None if none
+    has failed for 24 hours, or if not all failures of the time were read.
     """
 
     task: str
@@ -47,6 +61,9 @@ class FailureGroup:
     last_at: datetime
     trend: Sequence[int]
     newest: ListedJob
+    keys: int
+    first_ever_at: datetime
+    recurrence: Recurrence | None
 
 
 FAILURE_COLUMNS = (
@@ -120,6 +137,7 @@ class _Failure(NamedTuple):
     at: int
     is_retrying: bool
     key: _Key
+    bucket: BucketRef | None
 
 
 class _Period(NamedTuple):
@@ -141,11 +159,12 @@ class _Period(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """What was read of a period, the last failures first."""
+    """What was read of a period, the last failures first; `earlier` is when others failed before it, the last first."""
 
     failures: Sequence[_Failure]
     period: _Period
     is_cut: bool
+    earlier: Mapping[_Key, Sequence[int]]
 
 
 async def failures(
@@ -163,7 +182,7 @@ async def failures(
     now = storage.now()
     return FailureReport(
         # A job may have been deleted meanwhile.
-        groups=[_group(each, newest[each[0].id], found.period, now) for each in largest if each[0].id in newest],
+        groups=[_group(each, newest[each[0].id], found, now) for each in largest if each[0].id in newest],
         total=len(groups),
         since=to_datetime(found.period.since),
         until=to_datetime(found.period.until),
@@ -186,12 +205,13 @@ async def failures_like(storage: Store, record: JobRecord, span: int | None, mos
     group = [failure for failure in found.failures if failure.key == key]
     if all(failure.id != record.id for failure in group):
         is_retrying = record.state is JobState.WAITING
-        group.append(_Failure(record.id, record.queue, failed_at, is_retrying, key))
+        group.append(_Failure(record.id, record.queue, failed_at, is_retrying, key, _keyed(record.buckets)))
         group.sort(key=lambda failure: failure.at, reverse=True)
     period = found.period._replace(since=min(found.period.since, group[-1].at))
+    found = found._replace(period=period)
     newest = {each.id: each for each in await storage.jobs_by_id([group[0].id])}
     return FailureDetails(
-        group=_group(group, newest.get(group[0].id, record), period, storage.now()),
+        group=_group(group, newest.get(group[0].id, record), found, storage.now()),
         jobs=[FailedJob(each.id, each.queue, to_datetime(each.at), each.is_retrying) for each in group[:most]],
         since=to_datetime(period.since),
         until=to_datetime(period.until),
@@ -201,8 +221,9 @@ async def failures_like(storage: Store, record: JobRecord, span: int | None, mos
     )
 
 
-def _group(failures: Sequence[_Failure], newest: JobRecord, period: _Period, now: int) -> FailureGroup:
+def _group(failures: Sequence[_Failure], newest: JobRecord, found: _Reading, now: int) -> FailureGroup:
     task, cause = failures[0].key
+    instants = sorted({*(each.at for each in failures), *found.earlier.get(failures[0].key, ())}, reverse=True)
     retrying = sum(failure.is_retrying for failure in failures)
     return FailureGroup(
         task=task,
@@ -212,9 +233,25 @@ def _group(failures: Sequence[_Failure], newest: JobRecord, period: _Period, now
         retrying=retrying,
         first_at=to_datetime(failures[-1].at),
         last_at=to_datetime(failures[0].at),
-        trend=period.trend(failures),
+        trend=found.period.trend(failures),
         newest=ListedJob(status_of(newest, now), newest.payload, newest.headers),
+        keys=len({failure.bucket for failure in failures} - {None}),
+        first_ever_at=to_datetime(instants[-1]),
+        # Of more failures than are read, the first ones are unknown.
+        recurrence=None if found.is_cut else recurrence(instants, now),
     )
+
+
+def recurrence(instants: Sequence[int], now: int) -> Recurrence | None:
+    """Return how failures at these instants, the last first, recur; as `FailureGroup.recurrence`."""
+    began = instants[0]
+    if now - began >= NEWLY:
+        return None
+    for at in instants[1:]:
+        if began - at >= NEWLY:
+            return "back again" if now - began < NEWLY else "steady"
+        began = at
+    return "new" if now - began < NEWLY else "steady"
 
 
 # ---------------------------------------------------------------------------------------------------- reading
@@ -244,10 +281,17 @@ async def _read(storage: Store, span: int | None) -> _Reading:
     found.sort(key=lambda failure: (failure.at, failure.id), reverse=True)
     if len(found) > MOST_READ:
         found, is_cut = found[:MOST_READ], True
+    earlier: dict[_Key, list[int]] = {}
+    if span is not None and not is_cut:
+        known = {*failed, *retried}
+        older = [id for id in await storage.newest_failed(0, len(failed) + MOST_EARLIER) if id not in known]
+        async for error in _errors(storage, older[:MOST_EARLIER]):
+            if error.finished_at is not None:
+                earlier.setdefault(_key(error), []).append(error.finished_at)
     if span is None:
         since = min((failure.at for failure in found), default=until)
     # A period has a length, also if the only failure is of this moment.
-    return _Reading(found, _Period(min(since, until - STEPS), until), is_cut)
+    return _Reading(found, _Period(min(since, until - STEPS), until), is_cut, earlier)
 
 
 async def _errors(storage: Store, ids: Sequence[str]) -> AsyncIterator[StoredError]:
@@ -257,8 +301,16 @@ async def _errors(storage: Store, ids: Sequence[str]) -> AsyncIterator[StoredErr
 
 
 def _failure(error: StoredError, at: int, *, is_retrying: bool) -> _Failure:
-    key = _Key(error.task, root_cause(error.error or UNKNOWN))
-    return _Failure(error.id, error.queue, at, is_retrying, key)
+    return _Failure(error.id, error.queue, at, is_retrying, _key(error), _keyed(error.buckets))
+
+
+def _key(error: StoredError) -> _Key:
+    return _Key(error.task, root_cause(error.error or UNKNOWN))
+
+
+def _keyed(buckets: Sequence[BucketRef]) -> BucketRef | None:
+    """Return the first bucket that has a key: whose job it is."""
+    return next((ref for ref in buckets if ref.key), None)
 
 
 async def _failed_at(storage: Store, record: JobRecord) -> int | None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from headgate.admin import Deploy, FailedJob, FailureGroup
+from headgate.admin.failures import Recurrence
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, Query, reads
 from headgate.http.http_error import HttpError
@@ -41,6 +42,9 @@ class FailureView(msgspec.Struct, frozen=True):
     """The jobs of a task that failed for the same reason; `id` and `error` are those of the newest.
 
     `failed` of them are final, and `retrying` wait for their next attempt. `trend` counts them by when they failed.
+    `keys` is how many keys of limits they have, `first_ever_at` when the first one that is kept failed. `recurrence`
+    is "new" or "back again" if they began to fail in the last 24 hours, and null if none failed then, or if the report
+    is cut.
     """
 
     id: str
@@ -53,6 +57,9 @@ class FailureView(msgspec.Struct, frozen=True):
     first_at: datetime
     last_at: datetime
     trend: Sequence[int]
+    keys: int
+    first_ever_at: datetime
+    recurrence: Recurrence | None
 
 
 class FailurePage(msgspec.Struct, frozen=True):
@@ -152,4 +159,7 @@ def _shown(group: FailureGroup, caller: Caller, *, has_traceback: bool) -> Failu
         first_at=group.first_at,
         last_at=group.last_at,
         trend=group.trend,
+        keys=group.keys,
+        first_ever_at=group.first_ever_at,
+        recurrence=group.recurrence,
     )

@@ -612,3 +612,4 @@ class StoredError(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     finished_at: int | None
     error: JobError | None
+    buckets: tuple[BucketRef, ...]

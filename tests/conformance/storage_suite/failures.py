@@ -137,6 +137,34 @@ class FailuresConformance(Conformance):
         assert kept.since == kept.groups[0].first_at
         assert (kept.groups[0].trend[0], kept.groups[0].trend[-1]) == (1, 2)
 
+    async def test_a_root_cause_is_new_or_back_again_or_steady(self, store_user: StoreUser) -> None:
+        store_user.tasks = {"work", "other", "third"}
+        day = 86_400
+        await add_failed(store_user, not_found(1))
+        await add_failed(store_user, not_found(1), task="other")
+        for _ in range(2):
+            store_user.clock.advance(day - 600)
+            await add_failed(store_user, not_found(2), task="other")
+        await add_failed(store_user, not_found(3))
+        await add_failed(store_user, not_found(1), task="third")
+
+        async def found(span: int | None) -> dict[str, tuple[str | None, int]]:
+            groups = (await reading.failures(store_user.storage, span)).groups
+            now = to_datetime(store_user.clock.now())
+            return {
+                each.task: (each.recurrence, round((now - each.first_ever_at).total_seconds() / 3600))
+                for each in groups
+            }
+
+        of_last_hour = await found(HOUR)
+        assert of_last_hour == {"work": ("back again", 48), "other": ("steady", 48), "third": ("new", 0)}
+        assert await found(None) == of_last_hour
+        # What has not failed for a day is none of these, and of a report that is cut nothing is said.
+        with mock.patch.object(reading, "MOST_READ", 2):
+            assert {each for each, _ in (await found(HOUR)).values()} == {None}
+        store_user.clock.advance(day + 1)
+        assert await found(None) == {"work": (None, 72), "other": (None, 72), "third": (None, 24)}
+
     async def test_jobs_that_wait_for_a_retry_after_a_failure_belong_to_the_groups(self, store_user: StoreUser) -> None:
         retrying = await store_user.add_one()
         await fail_for_now(store_user, await store_user.take_one(), not_found(1))

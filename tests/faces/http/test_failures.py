@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate import Headgate, JobFailed, JobState, RetryPolicy
+from headgate import Headgate, JobFailed, JobState, RetryPolicy, StrictRate
 from headgate.admin import JobQuery
 from headgate.errors import DeclarationError
 from headgate.http import BearerAuth, User, dashboard
@@ -36,6 +36,10 @@ def with_failing_tasks(app: Headgate) -> Headgate:
             look_up(user)
         except LookupError as error:
             raise RuntimeError(f"order {user} cannot be paid") from error
+
+    @app.task(retry=RetryPolicy(retries=0), limits=[StrictRate("100/m", key="{tenant}")])
+    async def bill(tenant: str) -> None:
+        raise ValueError("no address")
 
     @app.task(retry=RetryPolicy(retries=0))
     async def sign_in(password: str) -> None:
@@ -121,6 +125,18 @@ async def test_failures_name_the_deploys_of_their_time(app: Headgate) -> None:
         found = await ask(client, f"/failures/{failed}?span=3600")
         assert [each["release"] for each in found["deploys"]] == ["v1", "v2"]
         assert [each["release"] for each in (await ask(client, f"/failures/{failed}"))["deploys"]] == ["v2"]
+
+
+async def test_a_group_has_the_keys_that_it_hits_and_says_that_it_is_new(app: Headgate) -> None:
+    await fail(app, "bill", "acme", "hooli", "acme")
+    await fail(app, "find", 17)
+    async with app.open(), browser(app) as client:
+        of_bill, of_find = (await ask(client, "/failures?span=3600"))["items"]
+        assert (of_bill["keys"], of_bill["recurrence"]) == (2, "new")
+        assert of_bill["first_ever_at"] == of_bill["first_at"]
+        assert (of_find["keys"], of_find["recurrence"]) == (0, "new")
+        details = await ask(client, f"/failures/{of_bill['id']}?span=10")
+        assert (details["group"]["keys"], details["group"]["recurrence"]) == (2, "new")
 
 
 async def test_a_hidden_value_is_hidden_in_a_root_cause_too() -> None:

@@ -37,8 +37,9 @@ LIMIT :count
 SELECT job, number, ended_at, error IS NOT NULL AS has_error FROM headgate.attempt ORDER BY id DESC LIMIT :count
 
 -- name: job_errors
--- Return the last errors of these jobs.
+-- Return the last errors of these jobs, with the keys of their limits.
 SELECT
-    id, task, queue, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, attempt, finished_at, error
+    id, task, queue, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, attempt, finished_at, error,
+    buckets
 FROM headgate.job
 WHERE id {any:ids job_id}

@@ -136,6 +136,10 @@ const WORDS = [
   "another open transaction has locked it",
   "an unfinished job follows it",
   "changed meanwhile",
+  // How failures recur.
+  "new",
+  "back again",
+  "steady",
   // Outcomes that jobs wait for, settings of schedules, levels of log lines and of the audit, roles.
   "failure",
   "any",

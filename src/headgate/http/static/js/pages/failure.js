@@ -13,7 +13,7 @@ import { badge, button, clock, copyButton, copyCommand, facts, heading, jobLink,
 import { address, currentRoute, go } from "../router.js";
 import { table } from "../table.js";
 import { toast } from "../toasts.js";
-import { spanOf, trendLabel } from "./failures.js";
+import { recurrenceBadge, spanOf, trendLabel } from "./failures.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
@@ -42,6 +42,7 @@ export const failure = {
           [t("Failures"), address(["failures"], { span: route.query.get("span") })],
           [group.task, address(["jobs"], { task: group.task, state: "failed" })],
         ],
+        badges: recurrenceBadge(group),
         actions: [retryOneButton(context), retryButton(context), copyCommand(command("failures", ...spanOf(route).options))],
       }),
       data.is_cut &&
@@ -248,7 +249,8 @@ function about(group) {
       [t("Queue"), group.queues.map((/** @type {string} */ queue, /** @type {number} */ at) => [at > 0 && ", ", link(address(["jobs"], { queue }), queue)])],
       [t("Failed"), format.plural(group.failed, "job")],
       [t("Retrying"), format.plural(group.retrying, "job")],
-      [t("First seen"), both(group.first_at)],
+      ...(group.keys ? [/** @type {[string, any]} */ ([t("Keys"), format.count(group.keys)])] : []),
+      [t("First seen"), both(group.first_ever_at)],
       [t("Last seen"), both(group.last_at)],
     ]),
   );

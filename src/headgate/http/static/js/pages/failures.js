@@ -75,11 +75,17 @@ export const failures = {
             h("span", { class: "cell-below faint" }, t("queue {queue}", { queue: group.queues.join(", ") })),
           ],
           trend: { extra: "trend-cell wide-cell", cell: (group) => sparkline(group.trend, "red", trendLabel(group)) },
-          failed: { extra: "lead-cell", cell: (group) => h("b", { class: group.failed ? "bad-text" : "faint" }, format.count(group.failed)) },
+          failed: {
+            extra: "lead-cell",
+            cell: (group) => [
+              h("b", { class: group.failed ? "bad-text" : "faint" }, format.count(group.failed)),
+              group.keys > 0 && h("span", { class: "cell-below faint" }, format.plural(group.keys, "key")),
+            ],
+          },
           retrying: { extra: "wide-cell" },
           last_at: (group) => [
             when(group.last_at),
-            h("span", { class: "cell-below faint" }, withElements("first {time}", { time: when(group.first_at) })),
+            h("span", { class: "cell-below faint" }, withElements("first {time}", { time: when(group.first_ever_at) })),
           ],
         }),
       }),
@@ -98,6 +104,18 @@ export function trendLabel(group) {
   return t("Failures over time: {count}, at most {highest} in one step", { count: format.count(group.failed + group.retrying), highest: format.count(highest) });
 }
 
+/** Whether a root cause is new, is back, or fails for long; nothing if it has stopped. @param {any} group */
+export function recurrenceBadge({ recurrence, first_ever_at: at }) {
+  const titles = /** @type {Record<string, [string, string]>} */ ({
+    new: ["failed", t("First seen in the last 24 hours")],
+    "back again": ["scheduled", t("Seen before, and again after 24 hours without it")],
+    steady: ["waiting", t("Seen for more than 24 hours")],
+  });
+  if (!titles[recurrence]) return null;
+  const [state, title] = titles[recurrence];
+  return h("span", { class: `badge state-${state}`, title: `${title} (${format.instant(at)})` }, word(recurrence));
+}
+
 /** @param {any} group @param {import("../router.js").Route} route */
 function causeCell(group, route) {
   const { cause } = group;
@@ -113,6 +131,7 @@ function causeCell(group, route) {
       cause.message && `: ${cause.message}`,
     ),
     h("span", { class: "cell-below faint mono one-line", title: placeText(cause.place) }, placeText(cause.place)),
+    recurrenceBadge(group),
   ];
 }
 
