@@ -383,13 +383,15 @@ def test_batches_show_the_schedule_that_enqueued_them(project: Project) -> None:
     async def work(app: Headgate) -> None:
         good = app.tasks["good"]
         await batch([good.call()]).enqueue()
-        await batch([good.call(), good.call()]).schedule("nightly", Every(hours=24)).enqueue()
+        await batch([good.call(), good.call()], name="import").schedule("nightly", Every(hours=24)).enqueue()
         await app.admin.schedules.trigger("nightly")
 
     project.do(work)
     assert [each["schedule"] for each in answer("batches", "list")] == ["nightly", None]
     printed = call("batches", "list").output.split()
     assert (printed.count("schedule"), printed.count("nightly")) == (1, 1)
+    assert [each["name"] for each in answer("batches", "list")] == ["import", None]
+    assert (printed.count("name"), printed.count("import")) == (1, 1)
 
 
 def test_jobs_and_batches_of_a_graph_show_what_they_are_tied_to(project: Project) -> None:

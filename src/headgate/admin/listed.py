@@ -42,6 +42,7 @@ class BatchDetails(BatchStatus):
 
 BATCH_COLUMNS = (
     Column("id", "Batch", "id"),
+    Column("name", "Name", is_rare=True),
     Column("tasks", "Tasks", "names"),
     Column("schedule", "Schedule", is_rare=True),
     Column("state", "State", "state"),

@@ -9,7 +9,7 @@ from headgate.client.handles import Batch, Chain, Job, Schedule, SyncBatch, Sync
 from headgate.client.task import Task
 from headgate.errors import DeclarationError
 from headgate.foreign_words import RefusesAwait
-from headgate.jobs.job import On
+from headgate.jobs.job import On, storable
 from headgate.limits.limit import Limit, require_list
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.call import BatchLimit, Call
@@ -18,6 +18,9 @@ from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, schedule_spec
 
 if TYPE_CHECKING:
     from headgate.client.client import Client
+
+LONGEST_NAME = 200
+"""The most characters of a batch's name."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -58,11 +61,16 @@ class BatchPlan(RefusesAwait):
     leader_id: ClassVar[None] = None
 
     def __init__(
-        self, steps: Sequence[Step], limits: Sequence[BatchLimit], next: Sequence[tuple[Step, On]] = ()
+        self,
+        steps: Sequence[Step],
+        limits: Sequence[BatchLimit],
+        next: Sequence[tuple[Step, On]] = (),
+        name: str | None = None,
     ) -> None:
         self.steps: tuple[Step, ...] = tuple(steps)
         self.limits: tuple[BatchLimit, ...] = tuple(limits)
         self.next: tuple[tuple[Step, On], ...] = tuple(next)
+        self.name = name
 
     def then(self, step: Step, on: On = "success") -> BatchPlan:
         """Return the plan with one more step that runs once all jobs are final, if they ended so.
@@ -72,7 +80,7 @@ class BatchPlan(RefusesAwait):
         """
         require_on(on, "a batch's then()")
         _require_no_leaders(step, "then()")
-        return BatchPlan(self.steps, self.limits, [*self.next, (_step(step, "then()"), on)])
+        return BatchPlan(self.steps, self.limits, [*self.next, (_step(step, "then()"), on)], self.name)
 
     async def enqueue(self) -> Batch:
         """Store all jobs in one commit, with the steps after them. Raises as `Task.enqueue`, and DeclarationError."""
@@ -183,15 +191,20 @@ def chain(*steps: Step) -> ChainPlan[Any]:
     return ChainPlan([_step(step, "chain()") for step in steps])
 
 
-def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = ()) -> BatchPlan:
+def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = (), name: str | None = None) -> BatchPlan:
     """Return a plan of calls that run in parallel and are awaited together.
 
     `batch([send.call(id) for id in ids]).then(report.call())`. A chain in it counts with all its jobs, a batch as one.
     Calls that are `after` others of them make it a graph: `batch([a, b, c.call().after(a, b)])`.
 
     With `limits`, mutexes or names of concurrency limits, all its jobs run under one permit of each, which the batch
-    holds from its first start until it is final. Nothing is stored until `enqueue()`.
+    holds from its first start until it is final. The `name`, of up to 200 characters, is shown with it; several batches
+    may have the same. Nothing is stored until `enqueue()`.
     """
+    if name is not None and not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and storable(name) == name):
+        raise DeclarationError(
+            f"name={name!r:.80} of a batch must be text of 1 to {LONGEST_NAME} characters without NUL; shorten it"
+        )
     require_list(limits, "batch()")
     for limit in limits:
         if isinstance(limit, Limit) and limit.permit is None:
@@ -209,7 +222,7 @@ def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = ()) -> BatchP
         raise DeclarationError(
             "limits= of a batch with a batch in it: a job holds the permits of one batch; give limits= to the inner"
         )
-    return BatchPlan(checked, limits)
+    return BatchPlan(checked, limits, name=name)
 
 
 @overload

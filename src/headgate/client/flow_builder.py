@@ -133,7 +133,7 @@ class FlowBuilder:
     ) -> PlacedBatch:
         """Add a batch after others, and the steps after it, which are beside it in the outer batch."""
         id = self._new_id(is_batch=True)
-        self._batches[id] = FlowBatch(id, 0, outer)
+        self._batches[id] = FlowBatch(id, 0, outer, name=plan.name)
         self._places[id] = place
         self._grow(outer)
         first = len(self._calls)

@@ -165,7 +165,10 @@ class Enqueuer:
                 jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
             now = self._storage.now()
             admitted.store()
-            new = [NewBatch(each.id, each.total, now, each.batch, each.leaders, each.grows) for each in batches]
+            new = [
+                NewBatch(each.id, each.total, now, each.batch, each.leaders, each.grows, name=each.name)
+                for each in batches
+            ]
             try:
                 await self._add(jobs, new)
             except IdTaken:
@@ -264,7 +267,9 @@ class Enqueuer:
         steps = tuple(
             ScheduledStep(each.id, self.scheduled_call(each.task, spec, each.call), each.origin) for each in graph.calls
         )
-        batches = tuple(NewBatch(each.id, each.total, 0, each.batch, each.leaders) for each in graph.batches)
+        batches = tuple(
+            NewBatch(each.id, each.total, 0, each.batch, each.leaders, name=each.name) for each in graph.batches
+        )
         first = steps[0].call
         return ScheduledCall(first.task, first.queue, "", graph=ScheduledGraph(steps, batches, graph.run, graph.last))
 

@@ -70,6 +70,7 @@ def occurrence(
         NewBatch(
             ids[each.id], each.total, now, None if each.batch is None else ids[each.batch],
             tuple(ids[leader] for leader in each.leaders), schedule=record.name if each.id == graph.run else None,
+            name=each.name,
         )
         for each in graph.batches
     ]  # fmt: skip

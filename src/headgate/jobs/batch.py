@@ -13,7 +13,8 @@ class NewBatch(msgspec.Struct, frozen=True, array_like=True):
 
     `batch` is the outer batch that it is part of. A join has `leaders` instead of members of its own: stored or new
     jobs and batches, which it counts; a job that follows the join follows all of them. One that `grows` is stored
-    already, and gets the new jobs that name it. `schedule` is the schedule of which it is an occurrence.
+    already, and gets the new jobs that name it. `schedule` is the schedule of which it is an occurrence; `name` is for
+    people.
     """
 
     id: str
@@ -23,6 +24,7 @@ class NewBatch(msgspec.Struct, frozen=True, array_like=True):
     leaders: tuple[str, ...] = ()
     grows: bool = False
     schedule: str | None = None
+    name: str | None = None
 
 
 class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -30,7 +32,7 @@ class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
 
     `pending` is the number of members that are not final yet; at 0 the batch is final, since `finished_at`. A batch in
     a batch is one member. `batch` is the outer one. A join counts the leaders of the jobs that follow it. `schedule` is
-    the schedule of which it is an occurrence.
+    the schedule of which it is an occurrence; `name` is for people.
     """
 
     id: JobId
@@ -45,6 +47,7 @@ class BatchRecord(msgspec.Struct, frozen=True, array_like=True):
     batch: JobId | None = None
     is_join: bool = False
     schedule: str | None = None
+    name: str | None = None
 
     @property
     def ended_as(self) -> JobState | None:

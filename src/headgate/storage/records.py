@@ -550,7 +550,7 @@ class DeployRecord(msgspec.Struct, frozen=True, array_like=True):
 class GraphNode(msgspec.Struct, frozen=True):
     """A job, a batch, or a group of a graph.
 
-    A batch has no task, but counts its jobs: `total`, of which `done` are final.
+    A batch has no task, but perhaps a `name`, and counts its jobs: `total`, of which `done` are final.
 
     `state` is that of the job; for a waiting one what it waits for: "ready", "throttled", "scheduled" or "blocked". A
     batch that is not final is "pending". None if it is not stored any more.
@@ -567,6 +567,7 @@ class GraphNode(msgspec.Struct, frozen=True):
     counts: Mapping[str, int] | None = None
     depth: int | None = None
     is_at_least: bool = False
+    name: str | None = None
 
 
 class GraphEdge(msgspec.Struct, frozen=True):

@@ -73,6 +73,7 @@ class FlowBatch(NamedTuple):
     batch: str | None = None
     leaders: tuple[str, ...] = ()
     grows: bool = False
+    name: str | None = None
 
 
 class NumberedGraph(NamedTuple):

@@ -118,7 +118,7 @@ class BatchStatus:
     `pending` of its `total` members are not final: its jobs, and the batches in it, each as one. `state` is None while
     any is pending; then it is failed if one has failed, else cancelled if one was cancelled, else succeeded. Skipped
     members change nothing, but the batch is skipped if all are. A retried job makes the batch pending again. `batch` is
-    the id of the batch that it is in, `schedule` the name of the schedule of which it is an occurrence.
+    the id of the batch that it is in, `schedule` the name of the schedule of which it is an occurrence, `name` its own.
     """
 
     id: str
@@ -133,6 +133,7 @@ class BatchStatus:
     finished_at: datetime | None
     batch: str | None = None
     schedule: str | None = None
+    name: str | None = None
 
 
 def batch_status(record: BatchRecord) -> BatchStatus:
@@ -150,6 +151,7 @@ def batch_status(record: BatchRecord) -> BatchStatus:
         finished_at=_optional(record.finished_at),
         batch=record.batch,
         schedule=record.schedule,
+        name=record.name,
     )
 
 

@@ -91,7 +91,9 @@ class BatchesConformance(Conformance):
         members = [("sync", mixed), ('Ärger "x"', mixed), ("sync", mixed), ("within", inner)]
         jobs = [replace(store_user.new(task=task), origin=Origin(batch=batch)) for task, batch in members]
         storage = store_user.storage
-        await storage.add(jobs, [NewBatch(mixed, 4, now), NewBatch(inner, 1, now, batch=mixed)])
+        await storage.add(jobs, [NewBatch(mixed, 4, now, name="Büro"), NewBatch(inner, 1, now, batch=mixed)])
+        names = {id: record.name for id in (mixed, inner) if (record := await storage.batch(id)) is not None}
+        assert names == {mixed: "Büro", inner: None}
         found = await storage.tasks_of_batches([first, empty, mixed, "nobody"])
         assert {id: list(tasks) for id, tasks in found.items()} == {
             first: ["send"], empty: [], mixed: sorted(["sync", "Ärger \"x\""])

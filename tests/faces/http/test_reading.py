@@ -470,9 +470,11 @@ async def test_keys_are_found_by_how_they_begin(app: Headgate) -> None:
 async def test_a_graph_is_returned_for_jobs_and_batches(app: Headgate) -> None:
     async with app.open():
         first = app.tasks["answer"].using(delay=60).call("first")
-        stored = await batch([first, app.tasks["answer"].call("then").after(first)]).enqueue()
+        stored = await batch([first, app.tasks["answer"].call("then").after(first)], name="May").enqueue()
         async with browser(app) as client:
             graph = await ask(client, f"/graphs/{stored.id}")
+            assert [node["name"] for node in graph["nodes"] if node["id"] == stored.id] == ["May"]
+            assert (await ask(client, f"/batches/{stored.id}"))["name"] == "May"
             assert {edge["needs"] for edge in graph["edges"]} == {"success", "member"}
             assert sorted(node["task"] or "" for node in graph["nodes"]) == ["", "answer", "answer"]
             assert graph["critical"] == [*(job.id for job in stored.jobs), stored.id]

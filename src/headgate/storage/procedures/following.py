@@ -230,6 +230,7 @@ async def store_dependencies(
             batch.batch,
             bool(batch.leaders),
             batch.schedule,
+            batch.name,
             *placed.counts.get(batch.id, BatchCount(batch.id))[1:],
         )
         for batch in batches

@@ -71,6 +71,7 @@ class _Batch(msgspec.Struct):
     batch: JobId | None
     is_join: bool
     finished_at: int | None
+    name: str | None
 
 
 class _Joined(msgspec.Struct):
@@ -178,7 +179,7 @@ class _Graph:
         if batch.is_join:
             self._leaders.setdefault(batch.id, set())
         else:
-            self.nodes[batch.id] = GraphNode(batch.id, None, batch.state, batch.total, batch.done)
+            self.nodes[batch.id] = GraphNode(batch.id, None, batch.state, batch.total, batch.done, name=batch.name)
             self._ended_at[batch.id] = batch.finished_at
         outer = self._add_member(batch.id, batch.batch)
         return set() if outer is None else {outer}

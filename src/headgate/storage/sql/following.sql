@@ -68,14 +68,14 @@ UPDATE headgate.job SET is_followed = true WHERE id {any:ids job_id} AND NOT is_
 -- Store new batches with the counts of their members that are final from the start; stored batches stay as they are.
 INSERT INTO headgate.batch (
     id, total, pending, succeeded, failed, cancelled, skipped, enqueued_at, finished_at, batch, is_join, schedule,
-    enqueued_by
+    name, enqueued_by
 )
 SELECT
     id, total, total - succeeded - failed - cancelled - skipped, succeeded, failed, cancelled, skipped, enqueued_at,
     CASE WHEN total = succeeded + failed + cancelled + skipped THEN :now::bigint END, batch, is_join, schedule,
-    :enqueued_by::text
+    name, :enqueued_by::text
 FROM {rows:new(
-    id job_id, total integer, enqueued_at bigint, batch job_id, is_join boolean, schedule text,
+    id job_id, total integer, enqueued_at bigint, batch job_id, is_join boolean, schedule text, name text,
     succeeded integer, failed integer, cancelled integer, skipped integer
 )}
 WHERE true

@@ -20,7 +20,7 @@ ORDER BY job.id
 
 -- name: graph_batches
 -- Return those of these ids that are batches or joins.
-SELECT id, @batch_state AS state, total, total - pending AS done, batch, is_join, finished_at
+SELECT id, @batch_state AS state, total, total - pending AS done, batch, is_join, finished_at, name
 FROM headgate.batch
 WHERE id {any:ids job_id}
 ORDER BY id

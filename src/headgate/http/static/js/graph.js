@@ -12,7 +12,7 @@ import { address } from "./router.js";
  *
  * @typedef {{
  *   id: string, task: string | null, state: string | null, total: number | null, done: number | null,
- *   counts: Record<string, number> | null, depth: number | null, is_at_least: boolean,
+ *   counts: Record<string, number> | null, depth: number | null, is_at_least: boolean, name: string | null,
  * }} Node
  */
 /** @typedef {{source: string, target: string, needs: string}} Edge */
@@ -111,7 +111,7 @@ function nameOf(node) {
     const number = `${format.count(node.total ?? 0)}${node.is_at_least ? "+" : ""}`;
     return `${node.task ?? (node.counts.deleted ? t("deleted") : t("batch"))} × ${number}`;
   }
-  if (node.task !== null) return node.task;
+  if (node.task !== null || node.name !== null) return node.task ?? node.name ?? "";
   return node.total === null
     ? t("deleted {id}", { id: format.shortId(node.id) })
     : t("batch of {jobs}", { jobs: format.plural(node.total, "job") });

@@ -443,6 +443,8 @@ CREATE TABLE headgate.batch (
     schedule     text COLLATE "C",
     -- The process that enqueued it, so that a repeat is told from the batch of another producer.
     enqueued_by  text COLLATE "C",
+    -- For people only.
+    name         text,
     CHECK (pending + succeeded + failed + cancelled + skipped = total),
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02) WITHOUT ROWID;

@@ -7,7 +7,7 @@ import { h } from "../dom.js";
 import * as format from "../format.js";
 import { graphPanel } from "../graph.js";
 import { t, withElements, word } from "../language.js";
-import { badge, breakable, button, clock, copyCommand, facts, heading, link, panel, when } from "../parts.js";
+import { badge, breakable, button, clock, copyButton, copyCommand, facts, heading, link, panel, when } from "../parts.js";
 import { dependencyItems } from "../job/about.js";
 import { jobsPanel } from "../job/short_list.js";
 import { address } from "../router.js";
@@ -33,7 +33,8 @@ export const batch = {
     const id = context.route.params.id;
     const done = batch.total - batch.pending;
     return [
-      heading(withElements("Batch {id}", { id: h("span", { class: "mono" }, format.shortId(id)) }), {
+      heading(batch.name ?? withElements("Batch {id}", { id: h("span", { class: "mono" }, format.shortId(id)) }), {
+        below: batch.name !== null && h("p", { class: "job-id mono" }, id, copyButton(id, t("the id"))),
         crumbs: [[t("Batches"), "batches"]],
         badges: badge(batch.state ?? "running", word(batch.state ?? "pending")),
         actions: [
