@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.question import Goal, Metric, Question, Scenario
@@ -35,6 +36,25 @@ async def _headgate(url: str, jobs: int, producers: int, bulk: int) -> dict[str,
     async with app.open():
         began = time.perf_counter()
         await asyncio.gather(*(produce_bulks() if bulk > 1 else produce() for _ in range(producers)))
+        seconds = time.perf_counter() - began
+    return {"rate": jobs / seconds}
+
+
+def headgate_sync(folder: Path, *, jobs: int, threads: int) -> dict[str, float]:
+    """Only enqueues, from threads without an event loop."""
+    app = Headgate(f"sqlite:///{new_file(folder)}", migrate=True)
+
+    @app.task
+    async def noop(number: int) -> None:
+        raise AssertionError("never run")
+
+    def produce(count: int) -> None:
+        for number in range(count):
+            noop.sync.enqueue(number)
+
+    with app.open(), ThreadPoolExecutor(threads) as pool:
+        began = time.perf_counter()
+        list(pool.map(produce, [jobs // threads] * threads))
         seconds = time.perf_counter() - began
     return {"rate": jobs / seconds}
 
@@ -71,6 +91,17 @@ QUESTION = Question(
             params={"jobs": 4_000},
             quick={"jobs": 2_000},
             against={"huey": "huey, 1 producer", "raw": "raw, one row a commit"},
+        ),
+        *(
+            Scenario(
+                name=f"Headgate, .sync, {threads} thread{'s' if threads > 1 else ''}",
+                run="benchmarks.questions.enqueue:headgate_sync",
+                conditions=f"`task.sync.enqueue` in {'64 threads' if threads > 1 else 'one thread'}; synchronous=FULL",
+                params={"jobs": jobs, "threads": threads},
+                quick={"jobs": jobs // 2},
+                against={"huey": peer, "raw": "raw, one row a commit"},
+            )
+            for threads, jobs, peer in ((1, 4_000, "huey, 1 producer"), (64, 6_400, "huey, 64 producers"))
         ),
         Scenario(
             name="huey, 1 producer",

@@ -14,7 +14,7 @@ from headgate.arguments import require_storable
 from headgate.client.flow import BatchPlan, ChainPlan, Step, steps_to_add
 from headgate.client.flow_builder import NOTHING, FlowBuilder, Placed, PlacedBatch, PlacedChain, numbered_graph
 from headgate.client.handles import Batch, Chain, Job, Schedule
-from headgate.client.portal import Portal, WaitingThread
+from headgate.client.portal import Portal, WaitingThread, is_running_here
 from headgate.clock import SECOND, Clock, to_datetime
 from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.engine.bus import EventBus
@@ -168,6 +168,7 @@ class Client:
     async def _open(self, migrate: bool | None = None) -> None:
         await self.storage.open(migrate=self._migrate if migrate is None else migrate)
         self._results = ResultWatch(self.storage, self._clock)
+        self.history_writer.open()
         self._end_log = self._bus.subscribe(log_event, *logged_kinds(jobs=self._log_jobs))
 
     def log_jobs(self, on: bool) -> None:
@@ -236,7 +237,8 @@ class Client:
         """As `enqueue`, for synchronous code; a connection of the caller is used in the caller's thread."""
         connection = task.options.get("connection")
         if connection is None:
-            return self.portal.run(self.enqueue(task, calls))
+            stored = self._stored_here(task, calls)
+            return self.portal.run(self.enqueue(task, calls)) if stored is None else self._handles(stored)
         require_blocking(connection)
         caller = WaitingThread()
 
@@ -246,6 +248,13 @@ class Client:
             return self._handles(await in_thread(caller, partial(copy_context().run, run_at_once, adding)))
 
         return self.portal.run(self._enqueue(task, calls, store), caller)
+
+    def _stored_here(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[tuple[str, bool]] | None:
+        """Store the calls in this thread; None if they have to be stored on the loop, and nothing is stored then."""
+        loop = self.lifecycle.loop
+        if loop is None or is_running_here(loop):
+            return None
+        return self.enqueuer.enqueue_here(task, group_calls(task, calls), loop)
 
     def _handles(self, stored: Sequence[tuple[str, bool]]) -> list[Job[Any]]:
         return [Job(id, self, is_new=is_new) for id, is_new in stored]

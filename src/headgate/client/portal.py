@@ -114,7 +114,7 @@ class Portal:
 
     def require_other_loop(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Raise HeadgateError on the loop of the app, which this would block; it also closes the coroutine."""
-        if any(_is_running_here(loop) for loop in (self._loop_of_app(), self._loop) if loop is not None):
+        if any(is_running_here(loop) for loop in (self._loop_of_app(), self._loop) if loop is not None):
             coroutine.close()
             raise HeadgateError(
                 "a sync verb was called on the event loop that would have to run it; await the verb itself instead"
@@ -123,7 +123,7 @@ class Portal:
     async def reach(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it on the loop on which the app is open, and await it on this one; here if the app is not open."""
         loop = self._loop_of_app()
-        if loop is None or _is_running_here(loop):
+        if loop is None or is_running_here(loop):
             return await coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
@@ -279,7 +279,8 @@ def _enter(
     return leave
 
 
-def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+def is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the loop runs in this thread."""
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:

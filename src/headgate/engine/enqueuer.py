@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from headgate.engine.max_wait import reject_over_max_wait, rejected
 from headgate.errors import DeclarationError
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.encoded import is_in_folder
-from headgate.jobs.event import JobEnqueued, JobReplaced, LimitSkipped
+from headgate.jobs.event import JobEnqueued, JobReplaced, LimitSkipped, StorageUsed
 from headgate.jobs.identity import NEW_IDS_TRIES, IdSource, IdTaken
 from headgate.jobs.job import NewJob, Origin
 from headgate.jobs.scheduled import ScheduledCall, ScheduledGraph, ScheduledStep
@@ -85,6 +86,10 @@ def queue_counts(groups: Sequence[CallGroup]) -> dict[str, int]:
     return counts
 
 
+class _NeedsLoop(Exception):
+    """Jobs cannot be stored in a thread beside the loop; nothing is stored."""
+
+
 NO_QUEUES: Mapping[str, str] = {}
 
 _SCHEDULED = frozenset(ScheduledCall.__struct_fields__)
@@ -131,6 +136,39 @@ class Enqueuer:
             return await self._store(self._jobs_of(task, groups))
         with await self._backlogs.admit(counts) as admitted:
             return await self._store(self._jobs_of(task, groups, admitted.queues), admitted)
+
+    def enqueue_here(
+        self, task: TaskDefinition, groups: Sequence[CallGroup], loop: asyncio.AbstractEventLoop
+    ) -> list[tuple[str, bool]] | None:
+        """As `enqueue`, in a thread beside the loop of the app; None if the loop has to do it, and nothing is stored.
+
+        Raises what `enqueue` raises.
+        """
+        if self._needs_loop(task, groups):
+            return None
+        try:
+            jobs = self._jobs_of(task, groups, is_here=True)
+            duplicates = self._storage.add_here(jobs)
+        except (_NeedsLoop, IdTaken):
+            return None
+        if duplicates is None:
+            return None
+        self._history_writer.note_enqueued_here(jobs, duplicates, loop)
+        return resolved_ids(jobs, duplicates)
+
+    def _needs_loop(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> bool:
+        """Whether enqueueing these calls awaits something, publishes an event or calls a hook."""
+        if not groups or not self._storage.can_add_here or not self._ids.has_producer:
+            return True
+        if self._registry.hooks.around_enqueue or self.tracing is not None or self._large_payloads is not None:
+            return True
+        if not self._bus.has_surely_no_listener(JobEnqueued, JobReplaced, StorageUsed):
+            return True
+        return self._backlogs.are_bounded(group.queue for group in groups) or any(
+            group.options.get("predict") or any(each.patience for each in limits)
+            for group in groups
+            for limits in (self._registry.limit_set(task, group.queue).limits,)
+        )
 
     async def _store(self, jobs: Sequence[NewJob], admitted: Admitted | None = None) -> list[tuple[str, bool]]:
         has_max_wait = any(job.give_up_at is not None for job in jobs)
@@ -329,15 +367,20 @@ class Enqueuer:
         return replace(job, id=flow_call.id, origin=flow_call.origin if is_in_flow else None)
 
     def _jobs_of(
-        self, task: TaskDefinition, groups: Sequence[CallGroup], queues: Mapping[str, str] = NO_QUEUES
+        self,
+        task: TaskDefinition,
+        groups: Sequence[CallGroup],
+        queues: Mapping[str, str] = NO_QUEUES,
+        *,
+        is_here: bool = False,
     ) -> list[NewJob]:
-        """Return the jobs of all groups; `queues` maps queues to their fallbacks."""
+        """Return the jobs of all groups; `queues` maps queues to their fallbacks. `is_here`: beside the loop."""
         jobs: list[NewJob] = []
         for group in groups:
-            jobs += self._new_jobs(task, group, queues.get(group.queue, group.queue))
+            jobs += self._new_jobs(task, group, queues.get(group.queue, group.queue), is_here=is_here)
         return jobs
 
-    def _new_jobs(self, task: TaskDefinition, group: CallGroup, queue: str) -> list[NewJob]:
+    def _new_jobs(self, task: TaskDefinition, group: CallGroup, queue: str, *, is_here: bool = False) -> list[NewJob]:
         now = self._storage.now()
         fields, shared_headers, delay, at, expires_in, expires_at, unique, own_id = group.template
         if own_id is not None and len(group.calls) > 1:
@@ -351,7 +394,7 @@ class Enqueuer:
         limit_set = self._registry.limit_set(task, queue, instead_of)
         limit_set_name = self._registry.limit_set_name(task.name, queue, instead_of)
         aging = self._registry.aging(queue)
-        encode, skip = task.payload.encode, partial(self._skip, task.name)
+        encode, skip = task.payload.encode, partial(self._skip, task.name, is_here=is_here)
         new_id = self._ids.next
         jobs: list[NewJob] = []
         arguments: dict[str, Any]
@@ -385,9 +428,11 @@ class Enqueuer:
             jobs.append(job if unique is None else unique.with_key(job, arguments))
         return jobs
 
-    def _skip(self, task: str, limit: str, reason: str) -> None:
+    def _skip(self, task: str, limit: str, reason: str, *, is_here: bool = False) -> None:
         # Published once per task and limit: a thousand jobs without a key are one mistake.
         if (task, limit) not in self._skipped:
+            if is_here:
+                raise _NeedsLoop
             self._skipped.add((task, limit))
             self._bus.publish(LimitSkipped(at=self._clock.now(), task=task, limit=limit, reason=reason))
 

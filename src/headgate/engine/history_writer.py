@@ -10,7 +10,10 @@ the repetition. The store itself counts jobs that end without an attempt.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Context
 from typing import Any, NamedTuple
@@ -75,6 +78,10 @@ class HistoryWriter:
         self._flush: Flush | None = None
         self._latest: HistoryStep | None = None
         self._named = NamedKeys()
+        # What threads have enqueued since the last write, by step, queue and task.
+        self._of_threads: Counter[tuple[int, str, str]] = Counter()
+        self._threads_lock = threading.Lock()
+        self._is_open = False
         self._timer: Timer | None = None
         self._writing: asyncio.Task[None] | None = None
 
@@ -93,6 +100,30 @@ class HistoryWriter:
                 queue, task = job.queue, job.task
                 tally = step.tally(queue, task)
             tally.enqueued += 1
+
+    def note_enqueued_here(
+        self, jobs: Sequence[NewJob], duplicates: Mapping[str, str], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """As `note_enqueued`, from a thread beside the loop of the app."""
+        if not self._is_on:
+            return
+        with self._threads_lock:
+            is_first = not self._of_threads
+            for job in jobs:
+                if job.id not in duplicates:
+                    self._of_threads[step_at(job.enqueued_at, SHORTEST), job.queue, job.task] += 1
+        if is_first:
+            # The loop may be closed by now; the counts are written when the app is opened again.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._arm_for_threads)
+
+    def _count_of_threads(self) -> None:
+        """Add what threads have enqueued to the steps."""
+        with self._threads_lock:
+            counts, self._of_threads = self._of_threads, Counter()
+        for (at, queue, task), count in counts.items():
+            step = self._steps.setdefault(at, HistoryStep(at))
+            step.tally(queue, task).enqueued += count
 
     def note_started(self, jobs: Sequence[ClaimedJob]) -> None:
         """Count claimed jobs and their charges."""
@@ -175,8 +206,18 @@ class HistoryWriter:
 
     # -------------------------------------------------------------------------------------------- writing
 
+    def open(self) -> None:
+        """Begin to write what threads count, also what they have counted since `close`."""
+        self._is_open = True
+        self._arm_for_threads()
+
+    def _arm_for_threads(self) -> None:
+        if self._is_open and self._of_threads:
+            self._arm()
+
     async def close(self, seconds: float) -> None:
         """Write the remaining counts for at most `seconds`; what is not written then is lost."""
+        self._is_open = False
         written = asyncio.Event()
         before = self._writing
         last = asyncio.get_running_loop().create_task(self._write_last(before), name="headgate-history")
@@ -236,6 +277,7 @@ class HistoryWriter:
 
     async def _write(self) -> None:
         """Repeat the write without a reply first, then write the waiting steps, oldest first."""
+        self._count_of_threads()
         counted, self._steps, self._latest = self._steps, {}, None
         for at, step in counted.items():
             before = self._waiting.get(at)

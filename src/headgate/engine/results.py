@@ -50,7 +50,6 @@ class ResultWatch:
         self._waiting: dict[str, asyncio.Future[JobRecord]] = {}
         self._waiters: Counter[str] = Counter()
         self._changed = asyncio.Event()
-        self._unwatch = storage.watch(self._changed.set)
         self._polling: asyncio.Task[None] | None = None
 
     async def wait(self, job_id: str, timeout: float | None) -> JobRecord:
@@ -85,6 +84,15 @@ class ResultWatch:
                 self._waiting.pop(job_id, None)
 
     async def _poll(self) -> None:
+        # Only while somebody waits: a thread that enqueues wakes the loop for each watcher.
+        unwatch = self._storage.watch(self._changed.set)
+        try:
+            await self._poll_while_awaited()
+        finally:
+            unwatch()
+        self._polling = None
+
+    async def _poll_while_awaited(self) -> None:
         while self._waiting:
             timer = self._clock.call_at(self._clock.monotonic() + POLL_INTERVAL, self._changed.set)
             try:
@@ -105,10 +113,8 @@ class ResultWatch:
                     future.set_result(record)
             # The more jobs are awaited, the longer changes gather for one read.
             await sleep(self._clock, min(0.01, 0.00002 * len(self._waiting)))
-        self._polling = None
 
     async def close(self) -> None:
-        self._unwatch()
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.wait([self._polling])

@@ -32,6 +32,11 @@ class Batcher(Generic[W]):
         self._is_idle = True
         self._committing: asyncio.Future[Sequence[Any]] | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no write is being committed or waits for a commit."""
+        return self._is_idle
+
     def write(self, write: W) -> asyncio.Future[Any]:
         """Return the result after the commit of this write. Cancelling the caller does not undo the write."""
         loop = asyncio.get_running_loop()

@@ -255,6 +255,15 @@ class Driver(ABC):
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
         """As `Store.add`. Additions that wait at the same time are made together."""
 
+    @property
+    def can_add_here(self) -> bool:
+        """Whether `add_here` would store jobs now; any thread may ask."""
+        return False
+
+    def add_here(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | None:
+        """As `Store.add_here`."""
+        return None
+
     @abstractmethod
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         """As `Store.add_in`."""

@@ -585,6 +585,25 @@ class JobsConformance(Conformance):
         await wakes()
         unwatch()
 
+    async def test_a_thread_stores_jobs_and_wakes_watchers_or_leaves_them_to_the_loop(
+        self, store_user: StoreUser
+    ) -> None:
+        storage, job = store_user.storage, store_user.new()
+        woken = asyncio.Event()
+        unwatch = storage.watch(woken.set)
+        duplicates = await asyncio.to_thread(storage.add_here, [job])
+        stored = await storage.job(job.id)
+        if duplicates is None:
+            assert stored is None
+        else:
+            assert duplicates == {}
+            assert stored is not None
+            assert stored.state is JobState.WAITING
+            await woken.wait()
+            # To repeat it changes nothing.
+            assert await asyncio.to_thread(storage.add_here, [job]) == {}
+        unwatch()
+
     async def test_an_ending_after_which_no_job_can_start_wakes_those_that_wait_for_endings(
         self, store_user: StoreUser
     ) -> None:

@@ -10,11 +10,11 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import msgspec
 
@@ -59,6 +59,7 @@ from headgate.storage.sqlite.facts import check_file, read_facts
 from headgate.storage.sqlite.peer_notifier import PeerNotifier
 from headgate.storage.sqlite.threads import CallThread, Reader
 from headgate.storage.sqlite.transactions import (
+    Change,
     Places,
     SqliteTransaction,
     Write,
@@ -78,7 +79,7 @@ _opened: Counter[tuple[Path, int]] = Counter()
 
 
 class UserTransaction:
-    """A transaction that a handler has open on a file."""
+    """A transaction that a handler has open on a file, or a thread that commits its own jobs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,7 +96,8 @@ _decode_ports = msgspec.json.Decoder(list[int]).decode
 class SqliteDriver(Driver):
     """Jobs in one SQLite file; see `SqliteStorage`.
 
-    One thread writes. Writes that wait while a commit is in flight share the next one.
+    One thread writes. Writes that wait while a commit is in flight share the next one. While that thread has nothing to
+    do, a thread without an event loop commits its own jobs: see `add_here`.
     """
 
     migrates_when_opened = True
@@ -111,6 +113,10 @@ class SqliteDriver(Driver):
         self._patience = patience
         self._batcher: Batcher[Write] = Batcher(self._commit)
         self._writer: sqlite3.Connection | None = None
+        # Held while a thread uses the writer.
+        self._writer_lock = threading.Lock()
+        self._is_writer_wanted = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._checkpointer: Checkpointer | None = None
         # Each kind of read has a reader of its own.
         self._lookups: Reader | None = None
@@ -128,7 +134,7 @@ class SqliteDriver(Driver):
         self._places = Places()
         self._broken: str | None = None
         # What the commit in flight has changed.
-        self._change: Literal["any", "endings"] | None = None
+        self._change: Change = None
 
     @property
     def port(self) -> int | None:
@@ -156,10 +162,14 @@ class SqliteDriver(Driver):
         self._require_no_fork()
         if self._write_thread is not None:
             return
+        if self._pid != os.getpid():
+            # A thread that does not exist in this fork may have held it.
+            self._writer_lock = threading.Lock()
         self._pid = os.getpid()
         self._broken = None
         _opened[self._open_file] += 1
         self._write_thread = CallThread("headgate-sqlite-writer")
+        self._loop = asyncio.get_running_loop()
         # A lock belongs to one event loop.
         self._transaction_turn = asyncio.Lock()
         try:
@@ -236,20 +246,24 @@ class SqliteDriver(Driver):
         if self._searcher is not None:
             self._searcher.interrupt()
         readers = self._lookups, self._lists, self._counter, self._searcher
-        writer, thread = self._writer, self._write_thread
+        thread = self._write_thread
         checkpointer, self._checkpointer = self._checkpointer, None
-        self._lookups = self._lists = self._counter = self._searcher = self._writer = self._write_thread = None
+        self._lookups = self._lists = self._counter = self._searcher = self._write_thread = None
         for reader in readers:
             if reader is not None:
                 await reader.close()
         if checkpointer is not None:
             await self._in_thread(thread, checkpointer.close)
-        if writer is not None:
-            await self._in_thread(thread, writer.close)
+        await self._in_thread(thread, self._alone, self._close_writer)
         thread.shutdown()
         # A transaction that is still open refers to its thread, which ends after it.
         self._transaction_thread = None
         _opened[self._open_file] -= 1
+
+    def _close_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     @property
     def _open_file(self) -> tuple[Path, int]:
@@ -281,12 +295,68 @@ class SqliteDriver(Driver):
             return await self._write(Write(procedure, wakes=options.get("wakes", False)))  # type: ignore[no-any-return]
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
-        if may_have_duplicates(jobs):
-            return await self._write(  # type: ignore[no-any-return]
-                Write(lambda tx: add_unique(tx, jobs, batches), wakes=True)
-            )
-        await self._write(Write(lambda tx: add_jobs(tx, jobs, batches), jobs=jobs, batches=batches, wakes=True))
-        return {}
+        return await self._write(_addition(jobs, batches)) or {}
+
+    @property
+    def can_add_here(self) -> bool:
+        """Whether nothing else uses the writer or waits for it.
+
+        Where several threads enqueue at once, all but one share a commit of the thread that writes.
+        """
+        if self._is_writer_wanted or self._writer_lock.locked() or not self._batcher.is_idle:
+            return False
+        # What is wrong with the store is raised on the loop.
+        return self._write_thread is not None and self._broken is None and self._pid == os.getpid()
+
+    def add_here(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | None:
+        if not self.can_add_here:
+            return None
+        self._require_no_transaction()
+        try:
+            # In a context of its own, which ends with it, whatever interrupts it.
+            added = copy_context().run(self._add_here, jobs)
+        finally:
+            self._wake_from_thread()
+        if isinstance(added, Exception):
+            raise added
+        return added
+
+    def _add_here(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | Exception | None:
+        # A signal handler that writes in the middle would wait for the thread that it interrupts: this refuses it.
+        current = UserTransaction(self.path)
+        _transactions.set((*_transactions.get(), current))
+        try:
+            # A lock in C is released by every interrupt.
+            with self._writer_lock:
+                if self._write_thread is None or self._writer is None:
+                    return None
+                self._end_interrupted()
+                (result,), _ = self._commit_group([_addition(jobs, ())])
+        finally:
+            current.is_open = False
+        return {} if result is None else result
+
+    def _end_interrupted(self) -> None:
+        """Roll back what a second KeyboardInterrupt has left open."""
+        if self._writer is not None and self._writer.in_transaction:
+            self._writer.execute("ROLLBACK")
+
+    def _wake_from_thread(self) -> None:
+        loop = self._loop
+        if loop is not None and (self._watchers or self._queue_watchers):
+            # A loop that is closed has no watchers any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._wake)
+
+    def _alone(self, work: Callable[..., R], *arguments: Any) -> R:
+        """Run `work` in the thread that writes, while no other thread uses the writer; no further one begins to."""
+        self._is_writer_wanted = True
+        try:
+            with self._writer_lock:
+                self._end_interrupted()
+                return work(*arguments)
+        finally:
+            self._is_writer_wanted = False
 
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         """As `Store.add_in`. Nodes notice the changed file within 250 ms."""
@@ -391,7 +461,8 @@ class SqliteDriver(Driver):
     def _commit(self, group: Sequence[Write]) -> asyncio.Future[Sequence[Any]]:
         assert self._write_thread is not None
         # Through the loop, so that virtual time stands still meanwhile.
-        committing = asyncio.get_running_loop().run_in_executor(self._write_thread, self._commit_group, group)
+        thread = self._write_thread
+        committing = asyncio.get_running_loop().run_in_executor(thread, self._alone, self._commit_for_loop, group)
         committing.add_done_callback(self._wake_after)
         return committing
 
@@ -401,8 +472,15 @@ class SqliteDriver(Driver):
         if change is not None:
             self._wake(only_endings=change == "endings")
 
-    def _commit_group(self, group: Sequence[Write]) -> Sequence[Any]:
-        """Run all writes in one transaction; a write that fails is rolled back alone, and its error is its result."""
+    def _commit_for_loop(self, group: Sequence[Write]) -> Sequence[Any]:
+        results, self._change = self._commit_group(group)
+        return results
+
+    def _commit_group(self, group: Sequence[Write]) -> tuple[Sequence[Any], Change]:
+        """Run all writes in one transaction; a write that fails is rolled back alone, and its error is its result.
+
+        Returns the results, and what watchers are to be woken for.
+        """
         connection = self._writer
         assert connection is not None
         try:
@@ -410,11 +488,11 @@ class SqliteDriver(Driver):
             results = self._transact(group, partial(run_all, connection, self._transaction_again))
         except WriteRolledBack:
             results = self._transact(group, partial(run_each, connection, self._transaction_again))
-        self._change = change = change_of(group, results)
-        if change is not None and self._peers is not None:
+        change, peers = change_of(group, results), self._peers
+        if change is not None and peers is not None:
             # From this thread, so that a node of another process does not wait for this process's event loop.
-            self._peers.notify(self._ports, only_endings=change == "endings")
-        return [self._translated(result) if isinstance(result, sqlite3.Error) else result for result in results]
+            peers.notify(self._ports, only_endings=change == "endings")
+        return [self._translated(each) if isinstance(each, sqlite3.Error) else each for each in results], change
 
     def _transaction_again(self) -> SqliteTransaction:
         """Return the transaction as of now, without the settings that were read before a rollback."""
@@ -427,8 +505,8 @@ class SqliteDriver(Driver):
         connection = self._writer
         assert connection is not None
         try:
-            sqlite_file.begin(connection, self._patience, self.clock, self._warn_slow)
             try:
+                sqlite_file.begin(connection, self._patience, self.clock, self._warn_slow)
                 results = run(self._transaction(connection), group)
                 if self._peers is not None and any(write.wakes or write.ends_jobs for write in group):
                     # Read here, so that a node that has just joined is notified too.
@@ -545,8 +623,9 @@ class SqliteDriver(Driver):
         self._require_same_file()
 
     def _require_same_file(self) -> None:
-        if self._peers is not None and self._peers.is_file_lost():
-            lost = self._peers.lost()
+        peers = self._peers
+        if peers is not None and peers.is_file_lost():
+            lost = peers.lost()
             self._break(lost)
             raise lost
 
@@ -587,7 +666,7 @@ class SqliteDriver(Driver):
     async def _read_data_version(self) -> int:
         """Return the file's data version, which other processes change when they commit; checkpoint a long log."""
         assert self._write_thread is not None
-        return await self._in_thread(self._write_thread, self._data_version)
+        return await self._in_thread(self._write_thread, self._alone, self._data_version)
 
     def _data_version(self) -> int:
         if self._writer is None:
@@ -598,6 +677,13 @@ class SqliteDriver(Driver):
             return int(self._writer.execute("PRAGMA data_version").fetchone()[0])
         except (sqlite3.Error, OSError) as error:
             raise_instead(self._translated(error), error)
+
+
+def _addition(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Write:
+    """Return the write that adds the jobs; its result is None, or the existing jobs by the ids of duplicates."""
+    if may_have_duplicates(jobs):
+        return Write(lambda tx: add_unique(tx, jobs, batches), wakes=True)
+    return Write(lambda tx: add_jobs(tx, jobs, batches), jobs=jobs, batches=batches, wakes=True)
 
 
 async def _change_nothing(tx: Transaction) -> None:

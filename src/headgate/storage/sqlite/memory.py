@@ -20,7 +20,7 @@ from headgate.storage.sqlite.connection import connect, migrate
 from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.facts import check_file
 from headgate.storage.sqlite.threads import Reader
-from headgate.storage.sqlite.transactions import Write, change_of
+from headgate.storage.sqlite.transactions import Write
 from headgate.storage.store import Store
 
 R = TypeVar("R")
@@ -76,8 +76,7 @@ class MemoryDriver(SqliteDriver):
 
     async def _write(self, write: Write) -> Any:
         with self._lock:
-            (result,) = self._commit_group([write])
-        change = change_of([write], [result])
+            (result,), change = self._commit_group([write])
         if change is not None:
             self._wake(only_endings=change == "endings")
         if isinstance(result, Exception):

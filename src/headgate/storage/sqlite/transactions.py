@@ -140,7 +140,10 @@ class Write:
         self.ends_jobs = ends_jobs
 
 
-def change_of(writes: Sequence[Write], results: Sequence[Any]) -> Literal["any", "endings"] | None:
+Change = Literal["any", "endings"] | None
+
+
+def change_of(writes: Sequence[Write], results: Sequence[Any]) -> Change:
     """Return what watchers are woken for after these results: any change, ended jobs only, or nothing."""
     if any(has_woken(write.wakes, result) for write, result in zip(writes, results, strict=True)):
         return "any"

@@ -1,0 +1,415 @@
+"""A thread without an event loop commits its own jobs on SQLite; what needs the loop goes there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+from uuid import NAMESPACE_URL, uuid5
+
+import pytest
+
+from headgate import DuplicateJob, Headgate, HeadgateError, IdInUse, JobState, NotOpen, PayloadError, RateLimit
+from headgate.clock import SystemClock
+from headgate.errors import StorageUnavailable
+from headgate.jobs.event import JobEnqueued
+from headgate.storage.sqlite.driver import SqliteDriver
+from headgate.storage.sqlite.storage import SqliteStorage
+from tests.internals import app_on, client_of, store_of, writer_of
+from tests.until import patient, until_now
+
+MINE = str(uuid5(NAMESPACE_URL, "mine"))
+
+
+def make_app(path: Path) -> Headgate:
+    app = Headgate(f"sqlite:///{path}/jobs.db", synchronous="OFF")
+
+    @app.task
+    async def note(number: int) -> int:
+        return number
+
+    return app
+
+
+def driver_of(app: Headgate) -> SqliteDriver:
+    return cast(SqliteDriver, store_of(app).driver)
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Headgate]:
+    """An open app that has enqueued once, which the loop does."""
+    app = make_app(tmp_path)
+    with app.open():
+        warm_up(app)
+        yield app
+
+
+def warm_up(app: Headgate) -> None:
+    app.tasks["note"].sync.enqueue(0)
+    until_now(lambda: store_of(app).can_add_here)
+
+
+def commits_of(app: Headgate, call: Callable[[], object]) -> list[bool]:
+    """Return for each commit during the call whether this thread made it."""
+    here, found = threading.get_ident(), []
+    writer = writer_of(driver_of(app))
+
+    def trace(statement: str) -> None:
+        if statement == "COMMIT":
+            found.append(threading.get_ident() == here)
+
+    writer.set_trace_callback(trace)
+    try:
+        call()
+    finally:
+        writer.set_trace_callback(None)
+    return found
+
+
+def numbers(app: Headgate) -> list[int]:
+    """The arguments of all jobs, in the order of their ids."""
+    rows = sqlite3.connect(driver_of(app).path).execute("SELECT json_extract(payload, '$.number') FROM job ORDER BY id")
+    return [number for (number,) in rows]
+
+
+def test_a_thread_commits_its_own_jobs(app: Headgate) -> None:
+    note = app.tasks["note"]
+    assert commits_of(app, lambda: note.sync.enqueue(1)) == [True]
+    assert commits_of(app, lambda: note.sync.enqueue_many([(2,), (3,)])) == [True]
+    assert commits_of(app, lambda: note.using(unique_key="four", delay=60).sync.enqueue(4)) == [True]
+    assert numbers(app) == [0, 1, 2, 3, 4]
+
+
+def test_jobs_with_limits_are_committed_by_their_thread(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+
+    @app.task(limits=[RateLimit(1, per=3600, key="{tenant}")])
+    async def of_tenant(tenant: str) -> None: ...
+
+    with app.open():
+        warm_up(app)
+        assert commits_of(app, lambda: of_tenant.sync.enqueue("acme")) == [True]
+        assert app.sync.admin.counts()[0].waiting == 2
+
+
+def with_hook(app: Headgate) -> None:
+    @app.around_enqueue
+    async def hook(drafts: Any, store: Any) -> None:
+        await store()
+
+
+def with_subscriber(app: Headgate) -> None:
+    app.subscribe(lambda _event: None, JobEnqueued)
+
+
+def with_bounded_queue(app: Headgate) -> None:
+    app.queue("default", max_backlog=100)
+
+
+NEEDS_LOOP: Mapping[str, Callable[[Headgate], None]] = {
+    "a hook": with_hook,
+    "a subscriber": with_subscriber,
+    "a bounded queue": with_bounded_queue,
+}
+
+
+@pytest.mark.parametrize("what", NEEDS_LOOP)
+def test_what_needs_the_loop_is_committed_as_before(tmp_path: Path, what: str) -> None:
+    app = make_app(tmp_path)
+    NEEDS_LOOP[what](app)
+    with app.open():
+        warm_up(app)
+        assert commits_of(app, lambda: app.tasks["note"].sync.enqueue(1)) == [False]
+        assert numbers(app) == [0, 1]
+
+
+def test_a_prediction_and_a_longest_wait_need_the_loop(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+
+    @app.task(limits=[RateLimit(1, per=3600, max_wait=60)])
+    async def impatient(number: int) -> None: ...
+
+    with app.open():
+        warm_up(app)
+        assert True not in commits_of(app, lambda: impatient.sync.enqueue(1))
+        assert True not in commits_of(app, lambda: app.tasks["note"].using(predict=True).sync.enqueue(1))
+
+
+def test_a_skipped_limit_is_published_once_and_then_the_thread_commits(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+
+    @app.task(limits=[RateLimit(1, per=3600, key="{tenant}")])
+    async def of_tenant(tenant: str) -> None: ...
+
+    with app.open():
+        warm_up(app)
+        assert [commits_of(app, lambda: of_tenant.sync.enqueue("")) for _ in range(2)] == [[False], [True]]
+
+
+def test_errors_are_those_of_the_loop(app: Headgate) -> None:
+    note = app.tasks["note"]
+    other = app.task(name="other")(lambda number: number)
+    note.using(id=MINE, unique_key="one", on_conflict="raise").sync.enqueue(1)
+    failing: list[tuple[type[Exception], Any, tuple[Any, ...]]] = [
+        (PayloadError, note, (object(),)),
+        (TypeError, note, ()),
+        (IdInUse, other.using(id=MINE), (1,)),
+        (DuplicateJob, note.using(unique_key="one", on_conflict="raise"), (2,)),
+    ]
+    for kind, task, arguments in failing:
+        with pytest.raises(kind) as here:
+            task.sync.enqueue(*arguments)
+        with pytest.raises(kind) as on_the_loop:
+            app.sync.run(task.enqueue(*arguments))
+        assert str(here.value) == str(on_the_loop.value)
+        assert store_of(app).can_add_here
+    assert sorted(numbers(app)) == [0, 1]
+
+
+def test_a_file_that_another_connection_locks_raises_the_same_error_and_can_be_used_afterwards(tmp_path: Path) -> None:
+    app = app_on(SqliteStorage(tmp_path / "jobs.db", SystemClock(), synchronous="OFF", patience=0.01))
+
+    @app.task(name="note")
+    async def note(number: int) -> None: ...
+
+    with app.open():
+        warm_up(app)
+        other = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageUnavailable, match="locked by another connection") as here:
+            note.sync.enqueue(1)
+        with pytest.raises(StorageUnavailable) as on_the_loop:
+            app.sync.run(note.enqueue(1))
+        assert str(here.value) == str(on_the_loop.value)
+        other.execute("ROLLBACK")
+        assert commits_of(app, lambda: note.sync.enqueue(2)) == [True]
+        assert numbers(app) == [0, 2]
+
+
+@pytest.mark.filterwarnings(
+    # An interrupt may come between the making of a coroutine and its first step, or where a generator is deleted.
+    "ignore:coroutine .* was never awaited:RuntimeWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+)
+def test_an_interrupt_at_any_point_leaves_the_store_usable(app: Headgate) -> None:
+    """Python handles signals when it enters a function, and after a call of a function in C."""
+    note, point, acknowledged = app.tasks["note"], 0, [0]
+    while True:
+        point, left = point + 1, point + 1
+
+        def interrupt(_frame: object, event: str, _argument: object) -> None:
+            nonlocal left
+            if event in ("call", "c_return"):
+                left -= 1
+                if left == 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        try:
+            sys.setprofile(interrupt)
+            note.sync.enqueue(point)
+        except KeyboardInterrupt:
+            pass
+        else:
+            sys.setprofile(None)
+            acknowledged.append(point)
+            if left > 0:
+                break
+        until_now(lambda: store_of(app).can_add_here)
+        assert not writer_of(driver_of(app)).in_transaction
+        assert commits_of(app, lambda point=point: note.sync.enqueue(-point)) == [True]  # type: ignore[misc]
+        acknowledged.append(-point)
+    assert point > 100
+    stored = numbers(app)
+    assert len(set(stored)) == len(stored)
+    assert set(stored) >= set(acknowledged)
+
+
+@pytest.mark.parametrize("verb", ["sync", "loop"])
+def test_what_two_interrupts_have_left_open_is_rolled_back(app: Headgate, verb: str) -> None:
+    note, writer = app.tasks["note"], writer_of(driver_of(app))
+    writer.execute("BEGIN IMMEDIATE")
+    if verb == "sync":
+        note.sync.enqueue(1)
+    else:
+        app.sync.run(note.enqueue(1))
+    assert numbers(app) == [0, 1]
+
+
+def test_a_signal_handler_in_the_middle_of_a_commit_is_refused_instead_of_waiting_for_its_own_thread(
+    app: Headgate,
+) -> None:
+    note = app.tasks["note"]
+    errors: list[str] = []
+
+    def handle(statement: str) -> None:
+        # SQLite calls this in the middle of a statement, in the thread that commits.
+        if statement == "COMMIT" and not errors:
+            try:
+                note.sync.enqueue(2)
+            except HeadgateError as error:
+                errors.append(str(error))
+
+    writer_of(driver_of(app)).set_trace_callback(handle)
+    note.sync.enqueue(1)
+    writer_of(driver_of(app)).set_trace_callback(None)
+    assert len(errors) == 1
+    assert "this would wait for the transaction that is open here" in errors[0]
+    note.sync.enqueue(3)
+    assert numbers(app) == [0, 1, 3]
+
+
+def test_the_loop_of_the_app_is_still_refused(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+
+    async def main() -> None:
+        async with app.open():
+            await app.tasks["note"].enqueue(0)
+            with pytest.raises(HeadgateError, match="await the verb itself"):
+                app.tasks["note"].sync.enqueue(1)
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_commits_wakes_the_node_of_its_process(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    with app:
+        assert app.tasks["note"].sync.enqueue(0).result(patient(10)) == 0
+        until_now(lambda: store_of(app).can_add_here)
+        woken = threading.Event()
+        store_of(app).watch(woken.set)
+        assert commits_of(app, lambda: app.tasks["note"].sync.enqueue(1))[:1] == [True]
+        assert woken.wait(patient(5))
+        until_now(lambda: app.sync.admin.counts()[0].succeeded == 2)
+
+
+def test_jobs_that_threads_commit_are_in_the_history(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    with app.open():
+        for number in range(4):
+            app.tasks["note"].sync.enqueue(number)
+    with app.open():
+        assert sum(point.enqueued for point in app.sync.admin.history.jobs()) == 4
+
+
+def test_counts_of_a_thread_that_come_after_the_last_write_are_written_by_the_next_opening(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    writer = client_of(app).history_writer
+    with app.open():
+        warm_up(app)
+        add_here = SqliteDriver.add_here
+
+        def close_first(driver: SqliteDriver, jobs: Any) -> Any:
+            stored = add_here(driver, jobs)
+            app.sync.run(writer.close(1))
+            return stored
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SqliteDriver, "add_here", close_first)
+            app.tasks["note"].sync.enqueue(1)
+    with app.open():
+        pass
+    with app.open():
+        assert sum(point.enqueued for point in app.sync.admin.history.jobs()) == 2
+
+
+def test_threads_that_enqueue_while_the_app_is_closed_lose_nothing(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    note = app.tasks["note"]
+    enough = [threading.Event() for _ in range(3)]
+
+    def enqueue(place: int) -> list[int]:
+        done: list[int] = []
+        # Raised once the app is closed.
+        with contextlib.suppress(NotOpen):
+            while client_of(app).lifecycle.is_open:
+                number = 1_000_000 * place + len(done)
+                note.sync.enqueue(number)
+                done.append(number)
+                if len(done) == 20:
+                    enough[place].set()
+        return done
+
+    with ThreadPoolExecutor(3) as pool:
+        with app.open():
+            running = [pool.submit(enqueue, place) for place in range(3)]
+            for each in enough:
+                assert each.wait(patient(20))
+        acknowledged = [each.result(patient(20)) for each in running]
+    app.sync.close()
+    stored = numbers(app)
+    assert len(set(stored)) == len(stored)
+    for place, own in enumerate(acknowledged):
+        assert [number for number in stored if number // 1_000_000 == place][: len(own)] == own
+
+
+def test_a_commit_of_the_loop_waits_for_that_of_a_thread_and_no_thread_begins_before_it(app: Headgate) -> None:
+    driver, note = driver_of(app), app.tasks["note"]
+    holder = sqlite3.connect(driver.path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor(2) as pool:
+        here = pool.submit(note.sync.enqueue, 1)
+        until_now(driver._writer_lock.locked)
+        on_the_loop = pool.submit(app.sync.run, note.enqueue(2))
+        until_now(lambda: driver._is_writer_wanted)
+        assert not driver.can_add_here
+        holder.execute("ROLLBACK")
+        here.result(patient(10))
+        on_the_loop.result(patient(10))
+    until_now(lambda: driver.can_add_here)
+    assert sorted(numbers(app)) == [0, 1, 2]
+
+
+FORK = """
+import os, sys, threading
+from headgate import Headgate, HeadgateError
+
+app = Headgate("sqlite:///jobs.db", synchronous="OFF")
+
+
+@app.task
+async def note(number: int) -> None: ...
+
+
+if __name__ == "__main__":
+    note.sync.enqueue(0)
+    with app._storage.driver._writer_lock:
+        child = os.fork()
+    if child == 0:
+        try:
+            note.sync.enqueue(1)
+        except HeadgateError as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    note.sync.enqueue(2)
+"""
+
+
+def test_a_fork_is_refused_as_before_even_if_another_thread_was_committing(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(FORK)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=patient(20),
+    )
+    assert "was forked from it" in done.stdout, done.stderr
+    with sqlite3.connect(tmp_path / "jobs.db") as connection:
+        assert connection.execute("SELECT count(*) FROM job").fetchone() == (2,)
+
+
+def test_states_are_those_of_jobs_that_the_loop_stores(app: Headgate) -> None:
+    note = app.tasks["note"]
+    assert note.sync.enqueue(1).status().state is JobState.WAITING
+    job = note.using(id=MINE).sync.enqueue(2)
+    again = note.using(id=MINE).sync.enqueue(2)
+    assert (job.id, again.id, numbers(app).count(2)) == (MINE, MINE, 1)
