@@ -17,17 +17,17 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 2_690,  # the modules beside the packages
-    "admin": 6_350,
+    "admin": 6_400,
     "cli": 8_400,
-    "client": 2_850,
+    "client": 2_900,
     "contrib": 3_100,
-    "engine": 10_400,
-    "http": 20_750,
+    "engine": 10_500,
+    "http": 20_800,
     "jobs": 4_050,
     "limits": 9_550,
     "observe": 2_000,
     "schedules": 1_850,
-    "storage": 23_650,
+    "storage": 23_800,
     "tasks": 4_970,
     "testing": 1_800,
 }

@@ -84,6 +84,8 @@ class SyncSchedulesAdmin(SyncVerbs[SchedulesAdmin]):
     definition: Final = Blocking(SchedulesAdmin.definition)
     create: Final = Blocking(SchedulesAdmin.create)
     edit: Final = Blocking(SchedulesAdmin.edit)
+    preview: Final = Blocking(SchedulesAdmin.preview)
+    day: Final = Blocking(SchedulesAdmin.day)
     pause: Final = Blocking(SchedulesAdmin.pause)
     resume: Final = Blocking(SchedulesAdmin.resume)
     trigger: Final = Blocking(SchedulesAdmin.trigger)
@@ -133,6 +135,7 @@ class SyncHistoryAdmin(SyncVerbs[HistoryAdmin]):
 
     jobs: Final = Blocking(HistoryAdmin.jobs)
     report: Final = Blocking(HistoryAdmin.report)
+    activity: Final = Blocking(HistoryAdmin.activity)
     limit: Final = Blocking(HistoryAdmin.limit)
 
 
