@@ -75,16 +75,19 @@ export const schedules = {
                 countdown(schedule.next_run, schedule.state === "paused" ? t("paused") : t("none")),
                 ownTime(schedule.next_run, schedule.tz),
               ],
-              last_occurrence: { extra: "wide-cell", cell: (schedule) => [
-                when(schedule.last_occurrence, t("never")),
-                schedule.last_job && h("span", { class: "cell-below" }, jobLink(schedule.last_job)),
-                schedule.last_batch &&
-                  h(
-                    "span",
-                    { class: "cell-below" },
-                    link(address(["batches", schedule.last_batch]), t("batch {id}", { id: format.shortId(schedule.last_batch) })),
-                  ),
-              ] },
+              last_occurrence: {
+                extra: "wide-cell",
+                cell: (schedule) => [
+                  when(schedule.last_occurrence, t("never")),
+                  schedule.last_job && h("span", { class: "cell-below" }, jobLink(schedule.last_job)),
+                  schedule.last_batch &&
+                    h(
+                      "span",
+                      { class: "cell-below" },
+                      link(address(["batches", schedule.last_batch]), t("batch {id}", { id: format.shortId(schedule.last_batch) })),
+                    ),
+                ],
+              },
               runs: { extra: "wide-cell", cell: (schedule) => link(address(["jobs"], { schedule: schedule.name }), format.count(schedule.runs)) },
               open: { extra: "wide-cell" },
             }),
