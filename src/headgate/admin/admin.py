@@ -173,7 +173,9 @@ class Admin:
         )
         # The order of a fair queue makes no job wait, so it is not shown as a limit.
         limits = {name: rule for name, rule in rules.items() if not rule.orders_turns}
-        self.limits: LimitsAdmin = LimitsAdmin(storage, limits, other_stores, self.actor)
+        self.limits: LimitsAdmin = LimitsAdmin(
+            storage, limits, other_stores, self.actor, {name for name, each in registry.limits.items() if each.per_call}
+        )
         self.history: HistoryAdmin = HistoryAdmin(storage, limits)
         self.schedules = schedules
         self.schedules.actor = self.actor
@@ -935,7 +937,7 @@ class Admin:
         return LimitInfo(
             limit=bucket.ref.limit,
             key=bucket.ref.key,
-            rule=None if rule is None else rule.describe(),
+            rule=None if rule is None else self.limits.described(bucket.ref.limit, rule),
             used=None if snapshot is None else snapshot.used,
             available=None if snapshot is None else snapshot.available,
             opens_at=to_datetime(self._storage.now() + opens_at - limit_now) if known else None,

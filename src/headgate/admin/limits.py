@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -193,14 +193,24 @@ class LimitsAdmin:
     """The limits of one app, whichever process runs the jobs."""
 
     def __init__(
-        self, storage: Store, rules: Mapping[str, AnyRule], other_stores: Mapping[str, BucketStore], actor: str
+        self,
+        storage: Store,
+        rules: Mapping[str, AnyRule],
+        other_stores: Mapping[str, BucketStore],
+        actor: str,
+        per_call: Container[str] = (),
     ) -> None:
         self.actor = actor
+        self._per_call = per_call
         self._storage = storage
         self._other_stores = other_stores
         self._rules = rules
 
     # ----------------------------------------------------------------------------------------------- reading
+
+    def described(self, limit: str, rule: AnyRule) -> str:
+        """Return a rule of the limit in words, with what it counts if that is the calls of a chunked task."""
+        return f"{rule.describe()}, per call" if limit in self._per_call else rule.describe()
 
     async def list(
         self,
@@ -286,7 +296,7 @@ class LimitsAdmin:
         for limit in [*backlogs, *sorted(self._rules.keys() - backlogs.keys() - {MUTEX})]:
             backlog = backlogs.get(limit, LimitBacklog(limit, 0, 0))
             rule, every_key = self._rules.get(limit), BucketRef(limit, FOR_ALL_KEYS)
-            in_force = None if rule is None else live.rule(every_key, rule).describe()
+            in_force = None if rule is None else self.described(limit, live.rule(every_key, rule))
             is_paused = live.is_paused(every_key)
             found.append(LimitStatus(limit, in_force, backlog.jobs, backlog.keys, is_paused, worst.get(limit, ())))
         return found, [await self._status(each.bucket, rules, ()) for each in counted.worst[:MOST_THROTTLED]]
@@ -329,7 +339,7 @@ class LimitsAdmin:
     def all_declared(self) -> Sequence[DeclaredLimit]:
         """Return the limits that the code declares, by name."""
         return [
-            DeclaredLimit(name, rule.describe(), rule.kind, counts_starts=not rule.holds_permits)
+            DeclaredLimit(name, self.described(name, rule), rule.kind, counts_starts=not rule.holds_permits)
             for name, rule in sorted(self._rules.items())
         ]
 
@@ -569,7 +579,7 @@ class LimitsAdmin:
         return BucketStatus(
             limit=record.ref.limit,
             key=record.ref.key,
-            rule=None if rule is None else rule.describe(),
+            rule=None if rule is None else self.described(record.ref.limit, rule),
             used=None if snapshot is None else snapshot.used,
             available=None if snapshot is None else snapshot.available,
             waiting=record.waiting,

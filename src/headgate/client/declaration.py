@@ -130,7 +130,12 @@ def declare_task(
         queue=options.get("queue", DEFAULT_QUEUE),
         payload=payload,
         limit_set=bind_limits(
-            options.get("limits", ()), registry.shared, body.name, payload.parameters, payload.fields
+            options.get("limits", ()),
+            registry.shared,
+            body.name,
+            payload.parameters,
+            payload.fields,
+            1 if chunk is None else chunk.size,
         ),
         own_retry=retry,
         own_timeout=None if timeout is None else checked_timeout(timeout, where),

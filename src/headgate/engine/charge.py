@@ -41,7 +41,7 @@ MOVE_AGAIN = 0.1
 class AttemptCharge:
     """The charge of one attempt; it passes settled costs and refunds to `report`, so that the buckets are amended."""
 
-    __slots__ = ("_costs", "_is_refunded", "_job", "_remote_limits", "_report", "is_uncertain", "moved_to")
+    __slots__ = ("_costs", "_is_refunded", "_job", "_kept", "_remote_limits", "_report", "is_uncertain", "moved_to")
 
     def __init__(
         self, job: ClaimedJob, report: Callable[[Amendment], None], remote_limits: Container[str] = ()
@@ -50,6 +50,8 @@ class AttemptCharge:
         self._remote_limits = remote_limits
         self._report = report
         self._is_refunded = False
+        # The limits that have counted the call of the attempt: that charge stays, whatever becomes of this job.
+        self._kept: tuple[str, ...] = ()
         self._costs: list[int] | None = None
         # The limit time to which it was moved, because the attempt starts late; None: it is where the claim made it.
         self.moved_to: int | None = None
@@ -112,6 +114,14 @@ class AttemptCharge:
                     self._costs = [self._cost(each) for each in range(len(self._job.buckets))]
                 self._costs[index] = actual
 
+    def use_for_call(self, limits: tuple[str, ...], *, is_needed: bool) -> None:
+        """Use the charge in these limits for a call that begins now, or give it back if another charge is used."""
+        if is_needed:
+            self._kept = limits
+            return
+        for limit in limits:
+            self.settle(limit, 0)
+
     def refund(self, *, is_refused: bool = False) -> None:
         """Give back the whole charge: the attempt never started, or the callee refused it.
 
@@ -119,11 +129,23 @@ class AttemptCharge:
         """
         if self._is_refunded:
             return
+        if self._kept:
+            self._refund_others(is_refused=is_refused)
+            return
         for index, ref in enumerate(self._job.buckets):
             if self._was_charged(index) and self._can_give_back(index):
                 at = self._instant(index)
                 self._report(Amendment(ref, at, self._cost(index), at, 0, is_refused))
         self._is_refunded = True
+
+    def _refund_others(self, *, is_refused: bool) -> None:
+        """Give back the charge in all limits but those that have counted the call."""
+        for index, ref in enumerate(self._job.buckets):
+            if ref.limit not in self._kept:
+                self.settle(ref.limit, 0)
+            elif is_refused and self._was_charged(index):
+                at, cost = self._instant(index), self._cost(index)
+                self._report(Amendment(ref, at, cost, at, cost, is_refused))
 
     def _was_charged(self, index: int) -> bool:
         """Return False if the job runs because the limit's store was unavailable, so nothing was charged there."""

@@ -10,11 +10,11 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 from headgate.clock import SECOND, Clock, Timer
-from headgate.engine.charge import StartDecision
+from headgate.engine.charge import AttemptCharge, StartDecision
 from headgate.engine.error_text import describe_error
 from headgate.engine.guards import in_thread
 from headgate.errors import PayloadError
-from headgate.jobs.job import JobError
+from headgate.jobs.job import ClaimedJob, JobError
 from headgate.tasks.chunk import Chunk
 from headgate.tasks.context import JobContext, enter_chunk
 from headgate.tasks.definition import TaskDefinition
@@ -24,6 +24,8 @@ class Member(Protocol):
     """An attempt whose job is handled in a chunk."""
 
     task: TaskDefinition
+    job: ClaimedJob
+    charge: AttemptCharge | None
     thread: asyncio.Future[Any] | None
 
     @property
@@ -103,6 +105,7 @@ class ChunkCalls:
         self._move_late = move_late
         # Calls are made in the context of the node, not in that of the attempt that happens to be the last.
         self._context = contextvars.copy_context()
+        # By the task; if a limit counts its calls, also by the lane, so that all jobs of a call have the same key.
         self._collecting: dict[str, _Collecting] = {}
 
     async def join(self, member: Member, item: Any, queue: str) -> ChunkAnswer:
@@ -112,6 +115,9 @@ class ChunkCalls:
         """
         name, chunk = member.task.name, member.task.chunk
         assert chunk is not None, f"{name!r} is no chunked task"
+        share = member.job.call
+        if share is not None:
+            name = f"{name}:{share.lane or share.leader}"
         mine = self._collecting.setdefault(name, _Collecting())
         place = _Place(member, item, asyncio.get_running_loop().create_future())
         mine.places.append(place)
@@ -151,14 +157,25 @@ class ChunkCalls:
         ready: list[_Place] = []
         if any(place.member.start_decision is StartDecision.LATE for place in mine.places):
             await self._move_late([place.member for place in mine.places])
+        members = [place.member for place in mine.places]
+        on_time = {each.job.id: each for each in members if each.start_decision is StartDecision.ON_TIME}
+        leaders = [
+            each for each in on_time.values() if each.job.call is not None and each.job.call.leader == each.job.id
+        ]
         for place in list(mine.places):
-            if place.member.start_decision is StartDecision.ON_TIME:
+            share = place.member.job.call
+            # Without the job that was charged for the call, there is no call.
+            if place.member.job.id in on_time and (share is None or share.leader in on_time):
                 place.member.begin()
                 ready.append(place)
             else:
                 _answer(place, ChunkAnswer(is_late=True))
         if not ready:
             return
+        # One of the charges is for this call. The others are for none: jobs of theirs that come later have no leader.
+        for index, leader in enumerate(leaders):
+            if leader.charge is not None and leader.job.call is not None:
+                leader.charge.use_for_call(leader.job.call.limits, is_needed=index == 0)
         try:
             answers = _answers(await self._run(ready), len(ready), ready[0].member.task.name)
         except BaseException as error:

@@ -116,7 +116,8 @@ class ClaimRecovery:
             return
         job = record.as_claimed()
         self._history_writer.note_started([job])
-        if self._can_start(job):
+        # Which job was charged for its call is known only to the claim.
+        if self._can_start(job) and not record.is_in_call_of_another:
             self._attempts.start(job)
         else:
             self._outcomes.hand_back(job)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.terms import CLAIM_TIME
 from headgate.limits.limit import AnyRule
-from headgate.storage.admission import demand_of
+from headgate.storage.admission import call_of, demand_of
 from headgate.storage.endings import rejection_error
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
@@ -54,7 +54,7 @@ async def late_starts(
             continue
         lane = (job.queue, job.buckets, job.wait_mode)
         position = lanes.get(lane) or await storage.prediction_input(*lane)
-        position = replace(position, demands=demand_of(job.id, job.costs, job.terms))
+        position = replace(position, demands=demand_of(job.id, job.costs, job.terms), call=call_of(job.terms))
         starts_at, waits_for, _ = predict(position, rules, live, limit_now)
         if starts_at is None:
             is_late = job.give_up_at is None

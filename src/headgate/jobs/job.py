@@ -13,7 +13,7 @@ import msgspec
 
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.audit import AuditLevel
-from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, without
+from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen, without
 from headgate.jobs.identity import JobId, process_name
 from headgate.jobs.state import JobState as JobState
 from headgate.jobs.terms import LimitTerms
@@ -181,6 +181,17 @@ class RemoteCharge(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ahead: int
 
 
+class CallShare(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Which call a job may be part of: its `leader` was charged for it in `limits`, and no other job was.
+
+    Jobs of one `lane` have the same keys, so one call may handle those of several leaders.
+    """
+
+    leader: str
+    lane: str
+    limits: tuple[str, ...]
+
+
 class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A job as its node runs it.
 
@@ -190,7 +201,8 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     charged for: a retry may be exempt from some limits of its task. `remote_charges` has an entry for each of these
     buckets, None for a local one; it is None if all are local. From `run_at` on it waited `throttled_for` microseconds
     for a limit, then until `started_at` for a slot. `annotations` are those of earlier attempts. `unreadable` names a
-    part of its row that cannot be read, with the reason; the handler of such a job is not called.
+    part of its row that cannot be read, with the reason; the handler of such a job is not called. `call` is set if one
+    of its limits counts calls.
     """
 
     id: str
@@ -213,6 +225,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     throttled_for: int = 0
     annotations: dict[str, Annotation] | None = None
     unreadable: str | None = None
+    call: CallShare | None = None
 
     @property
     def gated(self) -> bool:
@@ -272,6 +285,13 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     deferrals: int | None = None
     unreadable: str | None = None
 
+    @property
+    def is_in_call_of_another(self) -> bool:
+        """Whether another job was charged for the call that its running attempt takes part in."""
+        return (
+            self.terms is not None and self.terms.calls is not None and bool(self.terms.calls.buckets & self.uncharged)
+        )
+
     def as_claimed(self) -> ClaimedJob:
         """Return a running job as its claim returned it, without its remote charges and the time it was throttled."""
         return ClaimedJob(
@@ -294,7 +314,15 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
             self.origin,
             annotations=self.annotations,
             unreadable=self.unreadable,
+            call=self._own_call,
         )
+
+    @property
+    def _own_call(self) -> CallShare | None:
+        calls = None if self.terms is None else self.terms.calls
+        if calls is None:
+            return None
+        return CallShare(self.id, "", tuple(ref.limit for ref in chosen(self.buckets, calls.buckets)))
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -39,6 +39,14 @@ class PermitTerms(msgspec.Struct, frozen=True, array_like=True):
         return job_id if self.owner is None else f"owner:{self.owner}"
 
 
+class CallTerms(msgspec.Struct, frozen=True, array_like=True):
+    """The calls of a chunked task that some limits count: each handles up to `size` jobs. `buckets` are theirs."""
+
+    task: str
+    size: int
+    buckets: BucketMask
+
+
 class LimitTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     """The terms of one job.
 
@@ -46,7 +54,8 @@ class LimitTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     charged for the buckets in `free_retries`. `patience` is how long the job may wait until it starts (µs; 0: not at
     all): its `max_wait`, within which its limits have to open, and `CLAIM_TIME` for the claim after that. With
     `cancels` a rejected job is cancelled instead of failed. With `skips` it is cancelled if it is rejected or expires
-    before an attempt was spent: an occurrence of a schedule that does not run is no failure.
+    before an attempt was spent: an occurrence of a schedule that does not run is no failure. `calls` is set if one of
+    its limits counts the calls of its task.
     """
 
     holds: tuple[PermitTerms | None, ...] = ()
@@ -54,6 +63,7 @@ class LimitTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     patience: int | None = None
     cancels: bool = False
     skips: bool = False
+    calls: CallTerms | None = None
 
     @property
     def max_wait(self) -> int:
@@ -102,12 +112,17 @@ class LimitTerms(msgspec.Struct, frozen=True, omit_defaults=True):
         return mask_where(holding is not None and holding.until == "batch" for holding in self.holds)
 
     def wait_mode(self, exempt: BucketMask = NO_BUCKETS) -> str:
-        """Return what else distinguishes its lane: whether it waits, and the owners of shared permits; "" for most."""
+        """Return what else distinguishes its lane; "" for most.
+
+        That is whether it waits, the owners of shared permits, and the task whose calls its limits count.
+        """
         owners = [
             holding.owner
             for holding in without(self.holds, exempt)
             if holding is not None and holding.owner is not None
         ]
+        if self.calls is not None:
+            return msgspec.json.encode((self.discards, owners, self.calls.task, self.calls.size)).decode()
         if not owners and not self.discards:
             return ""
         return msgspec.json.encode((self.discards, owners)).decode()
@@ -116,6 +131,14 @@ class LimitTerms(msgspec.Struct, frozen=True, omit_defaults=True):
 def mode_discards(wait_mode: str) -> bool:
     """Return whether jobs in a lane of this wait mode are rejected instead of waiting behind a closed bucket."""
     return wait_mode.startswith("[true")
+
+
+def mode_call_size(wait_mode: str) -> int:
+    """Return how many jobs of a lane one call handles, if one of its limits counts calls; 1 otherwise."""
+    if not wait_mode:
+        return 1
+    parts: list[Any] = msgspec.json.decode(wait_mode)
+    return parts[3] if len(parts) == 4 else 1
 
 
 def kept_permits(

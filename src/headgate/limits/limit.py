@@ -56,6 +56,7 @@ class RateOptions(LimitOptions, total=False):
     """The options of every limit that counts starts."""
 
     charge_retries: bool
+    per_call: bool
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class Limit:
     `store` keeps the buckets in another store (`"redis://…"`, `"postgresql://…"`, or a BucketStore), to share them with
     other programs. While that store cannot be reached, jobs run unlimited with a warning (`on_store_error="run"`,
     default), wait (`"wait"`), or use an equal share of the limit: `on_store_error="share", sharers=4` is a quarter.
-    `charge_retries=False` does not charge retries, for limits that count starts.
+    `charge_retries=False` does not charge retries, for limits that count starts. With `per_call=True` they are charged
+    once for each call of a chunked task, instead of once for each of its jobs.
     """
 
     may_repeat: ClassVar[bool] = False
@@ -96,6 +98,7 @@ class Limit:
     on_key_error: OnKeyError = "run"
     on_missing_key: OnMissingKey = "run"
     charge_retries: bool = True
+    per_call: bool = False
 
     @property
     def permit(self) -> PermitOptions | None:
@@ -111,6 +114,8 @@ class Limit:
                     f"{option}={getattr(self, option)!r} of a limit must be one of {', '.join(map(repr, choices))}"
                 )
         wait_terms(self.on_limit, self.max_wait, "a limit", "limit")
+        if self.per_call:
+            self._check_per_call()
         self.rule.require_bounded()
         share = self._share()
         if isinstance(self.cost, int):
@@ -124,6 +129,25 @@ class Limit:
                     share.check_cost(self.cost)
                 except CostExceedsLimit as error:
                     raise DeclarationError(f"while its store is away, with sharers={self.sharers}: {error}") from None
+
+    def _check_per_call(self) -> None:
+        """Raise DeclarationError if the limit cannot count calls."""
+        if self.per_call is not True:
+            raise DeclarationError(f"per_call={self.per_call!r:.80} of a limit must be True or False")
+        if self.rule.holds_permits:
+            raise DeclarationError(
+                f"per_call=True is for limits that count starts; {type(self).__name__} counts running jobs: "
+                "leave it out"
+            )
+        if not isinstance(self.cost, int):
+            raise DeclarationError(
+                f"per_call=True of a limit with cost={self.cost!r:.80}: a call has the arguments of many jobs; write a "
+                "number as cost="
+            )
+        if not self.charge_retries:
+            raise DeclarationError(
+                "per_call=True of a limit with charge_retries=False: a retry is a call, too; leave one of them out"
+            )
 
     def _share(self) -> AnyRule | None:
         """Return the rule while the store is away, if there is one. Raises DeclarationError."""

@@ -34,6 +34,9 @@ FOR_ALL_KEYS = ""
 RowId = str
 """The id of a lane or a bucket."""
 
+LaneCall = tuple[int, frozenset[int]]
+"""How many jobs one call handles, and the places of the buckets in its lane that count calls."""
+
 Demand = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]
 """What a job takes from the buckets of its lane: each cost (None: 1) and each permit holder (None: rates)."""
 
@@ -174,17 +177,22 @@ class LaneView:
     `behind` it, until `opens_at`. A lane that `discards` its jobs does not close the bucket for other lanes.
     `virtual_time` is that of its key in a fair queue, which each start raises by `step`; 0 in other queues. With keys
     of two levels it is that within its `group`. A lane is `complete` if all its ready jobs were read.
+
+    `calls` has an entry for each job if some buckets count the calls of its task, and is empty otherwise. `leaders` has
+    one for each admitted job then: the place of the job that was charged for the call.
     """
 
     __slots__ = (
         "behind",
         "buckets",
+        "calls",
         "complete",
         "demands",
         "discards",
         "failed",
         "group",
         "id",
+        "leaders",
         "opens_at",
         "queue",
         "step",
@@ -204,8 +212,11 @@ class LaneView:
         step: int = 0,
         group: TurnGroup | None = None,
         complete: bool = True,
+        calls: Sequence[LaneCall | None] = (),
     ) -> None:
         self.id = id
+        self.calls = calls
+        self.leaders: list[int] = []
         self.group = group
         self.virtual_time = virtual_time
         self.step = step
@@ -232,7 +243,12 @@ class LaneView:
 
     @property
     def quantum(self) -> int:
-        """How many jobs it starts in its turn: 1 for keys that share a ceiling, so that each gets its part."""
+        """How many jobs it starts in its turn.
+
+        1 for keys that share a ceiling, so that each gets its part; a whole call if a limit counts calls.
+        """
+        if self.calls and (call := self.calls[self.taken]) is not None:
+            return call[0]
         for bucket in self.buckets:
             if bucket.home is not bucket:
                 return 1
@@ -325,25 +341,56 @@ def _take(lane: LaneView, now: int) -> None:
     demand = lane.demands[lane.taken]
     costs, holders = (None, None) if demand is None else demand
     buckets = lane.buckets
+    if lane.calls:
+        _take_for_call(lane, costs, holders, now)
+        return
     if len(buckets) == 1:
         _take_one(lane, buckets[0], 1 if costs is None else costs[0], None if holders is None else holders[0], now)
         return
-    after: list[Any] = []
+    _take_from(lane, range(len(buckets)), costs, holders, now)
+
+
+def _take_for_call(
+    lane: LaneView, costs: tuple[int, ...] | None, holders: tuple[str | None, ...] | None, now: int
+) -> None:
+    """As `_take`; a job that joins the call of those before it is not charged in the buckets that count calls."""
+    place = lane.taken
+    call = lane.calls[place]
+    leader = lane.leaders[-1] if lane.leaders else place
+    joins = call is not None and leader < place < leader + call[0] and lane.calls[leader] == call
+    if not joins or call is None:
+        leader = place
+    counts_calls = call[1] if joins and call is not None else frozenset[int]()
+    _take_from(lane, [at for at in range(len(lane.buckets)) if at not in counts_calls], costs, holders, now)
+    if lane.behind is None and lane.failed is None:
+        lane.leaders.append(leader)
+
+
+def _take_from(
+    lane: LaneView,
+    places: Sequence[int],
+    costs: tuple[int, ...] | None,
+    holders: tuple[str | None, ...] | None,
+    now: int,
+) -> None:
+    buckets = lane.buckets
+    after: list[tuple[BucketView, Any]] = []
     closed: BucketView | None = None
     closed_until = now
-    for index, bucket in enumerate(buckets):
+    for index in places:
+        bucket = buckets[index]
         cost = 1 if costs is None else costs[index]
         holder = None if holders is None else holders[index]
         opens_at, state = _try_bucket(lane, bucket, cost, holder, now)
         if lane.failed is not None:
             return
-        after.append(state)
+        after.append((bucket, state))
         if opens_at > closed_until:
             closed, closed_until = bucket, opens_at
     if closed is not None:
         lane.go_behind(closed, closed_until)
         return
-    for bucket, state in zip(buckets, after, strict=True):
+    for bucket, state in after:
         bucket.set_state(state)
 
 
@@ -401,3 +448,14 @@ def demand_of(
         None if costs is None else without(costs, exempt),
         None if holders is None else without(holders, exempt),
     )
+
+
+def call_of(terms: LimitTerms | None, exempt: BucketMask = NO_BUCKETS) -> LaneCall | None:
+    """Return the call that a job may be part of, without the buckets in `exempt`; None if no limit counts calls."""
+    calls = None if terms is None else terms.calls
+    if calls is None:
+        return None
+    all_places = range(calls.buckets.bit_length())
+    counted = without([bool(calls.buckets >> place & 1) for place in all_places], exempt)
+    places = frozenset(place for place, is_counted in enumerate(counted) if is_counted)
+    return (calls.size, places) if places else None

@@ -13,9 +13,9 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
-from headgate.jobs.bucket_mask import NO_BUCKETS, difference, mask_where, spread, union, without
-from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobState, truncated_error
-from headgate.jobs.terms import mode_discards
+from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, difference, mask_where, spread, union, without
+from headgate.jobs.job import BucketRef, CallShare, ClaimedJob, JobError, JobState, truncated_error
+from headgate.jobs.terms import mode_call_size, mode_discards
 from headgate.limits.concurrency import batches_of
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import (
@@ -24,6 +24,7 @@ from headgate.storage.admission import (
     LaneView,
     RowId,
     admit,
+    call_of,
     demand_of,
     divided,
     fetch_needed_by,
@@ -87,6 +88,15 @@ class LaneVisit:
     def behind(self) -> BucketView | None:
         """The closed bucket that the lane waits behind from now on."""
         return None if self.view is None or self.view.discards else self.view.behind
+
+    def not_charged(self, index: int) -> BucketMask:
+        """Return the buckets that count calls, if a job takes part in the call of another."""
+        if self.view is None or not self.view.leaders or self.view.leaders[index] == index:
+            return NO_BUCKETS
+        terms = self.heads[index].terms
+        assert terms is not None
+        assert terms.calls is not None
+        return terms.calls.buckets
 
     @property
     def removed(self) -> int:
@@ -243,6 +253,7 @@ class ClaimPlan:
     ) -> int:
         """Return how many starts a lane is likely to make. Lanes that share the grants of a bucket may get one each."""
         quantum = self.fair.quantum(row, shares[row.queue])
+        quantum = max(quantum, min(row.waiting, mode_call_size(row.wait_mode)))
         if row.behind is None:
             return quantum
         return 1 if sharing[row.behind] > 1 else min(quantum, grants.get(row.behind, 1))
@@ -339,6 +350,7 @@ class ClaimPlan:
             views = [view(ref) for ref in visit.row.buckets]
             demands = [demand_of(head.id, head.costs, head.terms, head.exempt) for head in visit.heads]
             discards = mode_discards(visit.row.wait_mode)
+            calls = [call_of(head.terms, head.exempt) for head in visit.heads] if visit.row.wait_mode else []
             step = self.fair.step(visit.row)
             visit.view = LaneView(
                 visit.row.id,
@@ -350,6 +362,7 @@ class ClaimPlan:
                 step=step,
                 group=self.fair.group(visit.row),
                 complete=visit.complete,
+                calls=calls if any(calls) else (),
             )
         self._awaiting_fetch = {view.ref for view in self.opened if self._lacks_starts(view)}
         admit([visit.view for visit in gated if visit.view is not None], shares, self.limit_now)
@@ -389,11 +402,11 @@ class ClaimPlan:
             views = () if visit.view is None else visit.view.buckets
             are_permits = [view.rule.holds_permits for view in views]
             opened_at = self._opened_at(visit.row)
-            for head in visit.heads[: visit.taken]:
+            for index, head in enumerate(visit.heads[: visit.taken]):
                 held = uncharged = NO_BUCKETS
                 if head.terms is not None:
                     taken = mask_where(spread(are_permits, head.exempt, False))
-                    held, uncharged = union(head.held, taken), head.exempt
+                    held, uncharged = union(head.held, taken), union(head.exempt, visit.not_charged(index))
                 elif not all:
                     continue
                 is_deferred = throttled_for(head.run_at, self.now, opened_at) > 0
@@ -601,7 +614,7 @@ class ClaimPlan:
         now, limit_now, row = self.now, self.limit_now, visit.row
         opened_at = self._opened_at(row)
         charges = None if visit.view is None else remote_charges(visit.view.buckets)
-        return [
+        jobs = [
             ClaimedJob(
                 head.id,
                 head.task,
@@ -626,6 +639,28 @@ class ClaimPlan:
             )
             for head in visit.heads[: visit.taken]
         ]
+        if visit.view is not None and visit.view.leaders:
+            return [_with_call(job, visit.view, index, jobs) for index, job in enumerate(jobs)]
+        return jobs
+
+
+def _with_call(job: ClaimedJob, view: LaneView, index: int, jobs: Sequence[ClaimedJob]) -> ClaimedJob:
+    """Return a claimed job with its call, and without the charges that only the leader of the call has."""
+    call, leader = view.calls[index], view.leaders[index]
+    if call is None:
+        return job
+    limits = tuple(job.buckets[place].limit for place in sorted(call[1]))
+    share = CallShare(jobs[leader].id, view.id, limits)
+    if leader == index:
+        return replace(job, call=share)
+    free = mask_where(place in call[1] for place in range(len(job.buckets)))
+    return replace(
+        job,
+        call=share,
+        buckets=without(job.buckets, free),
+        costs=None if job.costs is None else without(job.costs, free),
+        remote_charges=None if job.remote_charges is None else without(job.remote_charges, free),
+    )
 
 
 def sort_heads(heads: list[LaneHead]) -> None:

@@ -38,7 +38,7 @@ def predict(position: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRul
         if declared is None or live.is_paused(record.ref):
             return Prediction(None, record.ref)
         rule = live.rule(record.ref, declared)
-        starts_at = _opens_for(position, index, record, rule, now, _ahead(position, record))
+        starts_at = _opens_for(position, index, record, rule, now, _ahead(position, index, record))
         if starts_at >= NEVER:
             return Prediction(None, record.ref)
         if latest.starts_at is not None and starts_at > latest.starts_at:
@@ -117,9 +117,13 @@ def _opens_in_rounds(bucket: BucketView, at: int, ahead: int, cost: int, count: 
     return opens_at
 
 
-def _ahead(position: QueuePosition, record: BucketRecord) -> int:
-    """Return how many starts come first: the jobs ahead in its lane, and as many of each lane in the same line."""
+def _ahead(position: QueuePosition, index: int, record: BucketRecord) -> int:
+    """Return how many starts come first: the jobs ahead in its lane, and as many of each lane in the same line.
+
+    A bucket that counts calls has a start for each call, which is taken to be full.
+    """
     before = (position.position or position.waiting) - 1
     beside = max(0, record.waiting - position.waiting) if position.behind == record.ref else record.waiting
     lanes = max(0, record.lanes - (position.behind == record.ref))
-    return before + min(beside, (before + 1) * lanes)
+    ahead = before + min(beside, (before + 1) * lanes)
+    return ahead // position.call[0] if position.call is not None and index in position.call[1] else ahead

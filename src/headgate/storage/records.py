@@ -335,7 +335,8 @@ class BucketPlace(msgspec.Struct, frozen=True, array_like=True):
 class QueuePosition(msgspec.Struct, frozen=True):
     """The position of a waiting job in its lane (1 is next), and the buckets that the lane uses.
 
-    `position` is None beyond the first 100,000. `is_due`: the next claim with free slots visits the lane.
+    `position` is None beyond the first 100,000. `is_due`: the next claim with free slots visits the lane. `call` is how
+    many jobs a call handles, and the places of the buckets that count calls; None for most.
     """
 
     position: int | None
@@ -344,6 +345,7 @@ class QueuePosition(msgspec.Struct, frozen=True):
     behind: BucketRef | None
     buckets: Sequence[BucketRecord]
     demands: tuple[tuple[int, ...] | None, tuple[str | None, ...] | None] | None = None
+    call: tuple[int, frozenset[int]] | None = None
 
 
 class KeyWaiting(msgspec.Struct, frozen=True):

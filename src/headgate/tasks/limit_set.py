@@ -8,11 +8,13 @@ from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from headgate.arguments import LARGEST_COUNT
 from headgate.errors import CostExceedsLimit, DeclarationError, PayloadError
-from headgate.jobs.bucket_mask import mask_where
+from headgate.jobs.bucket_mask import NO_BUCKETS, mask_where
 from headgate.jobs.job import BucketRef
-from headgate.jobs.terms import CLAIM_TIME, LimitTerms, PermitTerms
+from headgate.jobs.terms import CLAIM_TIME, CallTerms, LimitTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.described_callable import described_callable
 from headgate.limits.key import (
@@ -36,9 +38,16 @@ class BoundLimit:
     """A limit with its full name, bound to the arguments of a task."""
 
     def __init__(
-        self, limit: Limit, name: str, parameters: Sequence[str], where: str, fields: ArgumentFields = UNTYPED
+        self,
+        limit: Limit,
+        name: str,
+        parameters: Sequence[str],
+        where: str,
+        fields: ArgumentFields = UNTYPED,
+        calls: CallTerms | None = None,
     ) -> None:
         self.limit = limit
+        self.calls: CallTerms | None = calls if limit.per_call else None
         self.name = name
         self.where: str = f"limit {name!r} of {where}"
         self._key = compile_key(limit.key, parameters, self.where, fields)
@@ -180,6 +189,8 @@ class LimitSet:
                 limit.wait_terms.on_limit,
                 limit.limit.charge_retries,
                 limit.limit.on_missing_key,
+                # As before without it, so that waiting jobs keep their limit set.
+                *(() if limit.calls is None else (limit.calls.size,)),
             )
             for limit in self.limits
         ]
@@ -235,7 +246,8 @@ def _merged(
         holding = limit.permit_of(arguments, headers)
         if ref in merged:
             other_cost, other, first = merged[ref]
-            cost, holding, limit = max(cost, other_cost), _stricter(other, holding, ref), first
+            stricter = limit if first.calls is not None and limit.calls is None else first
+            cost, holding, limit = max(cost, other_cost), _stricter(other, holding, ref), stricter
         merged[ref] = cost, holding, limit
     terms = _terms([limit for _, _, limit in merged.values()], [holding for _, holding, _ in merged.values()], applied)
     known_costs = tuple(cost for cost, _, _ in merged.values())
@@ -284,12 +296,15 @@ def _terms(
         not limit.limit.charge_retries and holding is None for limit, holding in zip(applied, holdings, strict=True)
     )
     holds = tuple(holdings) if any(holding is not None for holding in holdings) else ()
-    if not holds and not free and patience is None:
+    calls = next((limit.calls for limit in applied if limit.calls is not None), None)
+    if not holds and not free and patience is None and calls is None:
         return None
+    if calls is not None:
+        calls = replace(calls, buckets=mask_where(limit.calls is not None for limit in applied))
     # If one limit cancels and another discards, the job fails: a failure is reported, a cancellation is not.
     no_wait = [limit.wait_terms.on_limit for limit in limits if limit.patience == 0]
     patience = patience and patience + CLAIM_TIME
-    return LimitTerms(holds, free, patience, cancels=bool(no_wait) and set(no_wait) == {"cancel"})
+    return LimitTerms(holds, free, patience, cancels=bool(no_wait) and set(no_wait) == {"cancel"}, calls=calls)
 
 
 def bind_limits(
@@ -298,11 +313,14 @@ def bind_limits(
     task: str,
     parameters: Sequence[str],
     fields: ArgumentFields = UNTYPED,
+    chunk: int = 1,
 ) -> LimitSet:
     """Return the limit set of a task. An unnamed limit is named after its task and rule; a string names a shared one.
 
     `fields` are those of the only argument, which templates may name directly: `{tenant_id}` for `{order.tenant_id}`.
+    One call of the task handles up to `chunk` jobs.
     """
+    calls = CallTerms(task, chunk, NO_BUCKETS) if chunk > 1 else None
     where = f"task {task!r}"
     require_list(limits, where)
     bound: list[BoundLimit] = []
@@ -314,14 +332,14 @@ def bind_limits(
                 raise DeclarationError(
                     f"{where} uses limit {limit!r}, which is not declared; declare it first: app.limit({limit!r}, …)"
                 )
-            bound.append(BoundLimit(shared[limit], limit, parameters, where, fields))
+            bound.append(BoundLimit(shared[limit], limit, parameters, where, fields, calls))
         elif not isinstance(limit, Limit):
             raise DeclarationError(
                 f"{limit!r} in limits= of {where} is not a limit; use RateLimit(…), StrictRate(…), Mutex(…) or a name"
             )
         else:
             name = limit.name or _own_name(task, limit, [b.name for b in bound])
-            bound.append(BoundLimit(limit, name, parameters, where, fields))
+            bound.append(BoundLimit(limit, name, parameters, where, fields, calls))
     # A job may need several resources, and all mutexes share one name.
     names = [b.name for b in bound if not b.limit.may_repeat]
     twice = {name for name in names if names.count(name) > 1}

@@ -55,6 +55,7 @@ LIMITS: tuple[Limit, ...] = (
     FixedWindow("6/10s", key="{key}"),
     SlidingWindow("8/20s", key="{key}", slices=10),
 )
+CALLS = StrictRate("3/10s", key="{keys}", per_call=True)
 SHARED = StrictRate("20/10s", margin=0)
 CEILING = DynamicWindow(per=10, capacity=8, min_count=2, key="{key}")
 POOL = Concurrency(2, key="{key}")
@@ -81,6 +82,8 @@ class ClusterSimulation:
         self.free_retries = RateLimit("30/10s", name="free-retries", charge_retries=False)
         self.holders: dict[str, set[tuple[str, str]]] = {}
         self.crowds: list[str] = []
+        # When the chunked task was called for each key (monotonic).
+        self.calls: dict[str, list[int]] = {}
         self.handled: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
         self.running_now: Counter[tuple[str, str]] = Counter()
@@ -132,6 +135,15 @@ class ClusterSimulation:
             with self.one_of(MAIL, name, "places in the queue"):
                 await self.work(name, length, fails)
 
+        async def call(keys: list[str]) -> list[Exception | None]:
+            (key,) = {*keys}
+            self.calls.setdefault(key, []).append(self.clock.monotonic())
+            await asyncio.sleep(self.random.choice((0.0, 0.5, 5.0)))
+            if self.random.random() < 0.05:
+                raise RateLimited(retry_after=self.random.uniform(0, 5))
+            outcomes = (ValueError("as planned"), RateLimited(retry_after=self.random.uniform(0, 5)))
+            return [self.random.choice(outcomes) if self.random.random() < 0.1 else None for _ in keys]
+
         mutex = Mutex("{key}", hold=self.hold)
         tasks = {
             "alone": app.task(name="alone", limits=[mutex])(alone),
@@ -142,6 +154,7 @@ class ClusterSimulation:
                 name="now", limits=[StrictRate("4/10s", key="{key}", on_limit="discard"), self.free_retries]
             )(work),
             "free": app.task(name="free")(work),
+            "called": app.chunked(3, wait=0.2, name="called", limits=[CALLS, "shared"])(call),
             "mailed": app.task(name="mailed", queue="mail", limits=[mutex])(mail),
             "posted": app.task(name="posted", queue="mail")(mail),
             "gated": app.task(name="gated", limits=self.limits)(work),
@@ -240,7 +253,7 @@ class ClusterSimulation:
     async def enqueue_some(self) -> None:
         task = self.tasks[self.random.choice(list(self.tasks))]
         many = self.random.choice((1, 1, 5, 30))
-        calls = [
+        calls: list[tuple[object, ...]] = [
             (
                 self.random.choice("abcdefgh" if self.random.random() < 0.4 else "a"),
                 self.random.choice((0.0, 0.01, 0.5, 5.0)),
@@ -248,6 +261,8 @@ class ClusterSimulation:
             )
             for _ in range(many)
         ]
+        if task.name == "called":
+            calls = [call[:1] for call in calls]
         if self.random.random() < 0.3:
             task = task.using(delay=self.random.uniform(0, 60))
         if self.random.random() < 0.3:
@@ -396,6 +411,7 @@ class ClusterSimulation:
             await subject.check()
         assert not self.crowds, self.crowds[0]
         self.check_limits()
+        self.check_calls()
         self.check_fences()
         # Crashed nodes run nothing; a live one never more than its slots.
         assert self.most_running <= SLOTS, f"{self.most_running} jobs ran at once in {SLOTS} slots"
@@ -415,6 +431,12 @@ class ClusterSimulation:
             if record.state is JobState.SUCCEEDED:
                 assert self.handled[job_id] >= 1, f"job {job_id} succeeded and never ran"
 
+    def check_calls(self) -> None:
+        """The outside API counts the calls of a chunked task, whatever became of its jobs."""
+        for key, times in self.calls.items():
+            for first, after in zip(times, times[3:], strict=False):
+                assert after - first >= 10 * SECOND, f"4 calls for {key!r} in {(after - first) / SECOND} s"
+
     def check_limits(self) -> None:
         kinds = [limit.rule.family for limit in self.limits]
         by_kind = {f"gated:{kind}": limit for kind, limit in zip(reversed(kinds), reversed(self.limits), strict=True)}
@@ -424,6 +446,7 @@ class ClusterSimulation:
         by_kind["shared"] = SHARED
         by_kind["ceiling"] = CEILING
         by_kind[f"mixed:{kinds[0]}"] = self.limits[0]
+        by_kind["called:rate"] = CALLS
         by_kind["now:rate"] = StrictRate("4/10s")
         by_kind["choosy:rate"] = self.dependencies.choosy
         by_kind["free-retries"] = self.free_retries

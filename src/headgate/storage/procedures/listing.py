@@ -20,7 +20,7 @@ from headgate.jobs.terms import LimitTerms
 from headgate.limits.fair import PREFIX
 from headgate.limits.key import levels_of
 from headgate.limits.rule import NEVER
-from headgate.storage.admission import demand_of
+from headgate.storage.admission import call_of, demand_of
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import BucketName
 from headgate.storage.procedures.lanes import Lane, lane_of
@@ -691,7 +691,7 @@ async def queue_position(tx: Transaction, job_id: str) -> QueuePosition | None:
     exempt = union(row.held, row.passed)
     buckets = await _buckets_of(tx, lane_of(row.queue, row.buckets, row.terms, exempt).buckets)
     demands = demand_of(job_id, row.costs, row.terms, exempt)
-    return QueuePosition(row.place, row.waiting, row.is_due, row.behind, buckets, demands)
+    return QueuePosition(row.place, row.waiting, row.is_due, row.behind, buckets, demands, call_of(row.terms, exempt))
 
 
 async def prediction_input(
