@@ -55,7 +55,7 @@ def test_other_limits_of_the_task_count_its_jobs() -> None:
                 ("jobs", 4),
                 ("index:rate", 1),
             ]
-            assert {each.rule for each in await app.admin.limits.list()} == {"4/m + 0.02s", "9/m + 0.02s, per call"}
+            assert {each.rule for each in await app.admin.limits.list()} == {"4/m + 0.02s", "9/m + 0.02s per call"}
 
     in_virtual_time(test)
 

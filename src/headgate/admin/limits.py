@@ -210,7 +210,7 @@ class LimitsAdmin:
 
     def described(self, limit: str, rule: AnyRule) -> str:
         """Return a rule of the limit in words, with what it counts if that is the calls of a chunked task."""
-        return f"{rule.describe()}, per call" if limit in self._per_call else rule.describe()
+        return f"{rule.describe()} per call" if limit in self._per_call else rule.describe()
 
     async def list(
         self,
