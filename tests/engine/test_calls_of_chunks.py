@@ -127,11 +127,11 @@ async def test_a_row_says_what_each_job_of_a_call_was_charged(make_app: MakeApp)
 @pytest.mark.parametrize(
     ("declare", "reason"),
     [
-        (lambda: Concurrency(2, per_call=True), "counts running jobs"),
-        (lambda: Mutex("{name}", per_call=True), "per_call"),
+        (lambda: Concurrency(2, per_call=True), "counts running jobs"),  # type: ignore[call-arg]  # what is refused
+        (lambda: Mutex("{name}", per_call=True), "per_call"),  # type: ignore[call-arg]  # what is refused
         (lambda: StrictRate("1/m", per_call=True, cost="{name}"), "has the arguments of many jobs"),
         (lambda: StrictRate("1/m", per_call=True, charge_retries=False), "a retry is a call"),
-        (lambda: StrictRate("1/m", per_call="yes"), "True or False"),
+        (lambda: StrictRate("1/m", per_call="yes"), "True or False"),  # type: ignore[arg-type]  # what is refused
     ],
 )
 def test_what_cannot_count_calls_says_so(declare: Any, reason: str) -> None:

@@ -154,7 +154,7 @@ class ClusterSimulation:
                 name="now", limits=[StrictRate("4/10s", key="{key}", on_limit="discard"), self.free_retries]
             )(work),
             "free": app.task(name="free")(work),
-            "called": app.chunked(3, wait=0.2, name="called", limits=[CALLS, "shared"])(call),
+            "called": cast(Task[..., None], app.chunked(3, wait=0.2, name="called", limits=[CALLS, "shared"])(call)),
             "mailed": app.task(name="mailed", queue="mail", limits=[mutex])(mail),
             "posted": app.task(name="posted", queue="mail")(mail),
             "gated": app.task(name="gated", limits=self.limits)(work),
