@@ -131,9 +131,22 @@ async def test_a_row_says_what_each_job_of_a_call_was_charged(make_app: MakeApp)
         (lambda: Mutex("{name}", per_call=True), "per_call"),  # type: ignore[call-arg]  # what is refused
         (lambda: StrictRate("1/m", per_call=True, cost="{name}"), "has the arguments of many jobs"),
         (lambda: StrictRate("1/m", per_call=True, charge_retries=False), "a retry is a call"),
+        (lambda: StrictRate("1/m", per_call=True, store="redis://localhost"), "in the store of the jobs only"),
         (lambda: StrictRate("1/m", per_call="yes"), "True or False"),  # type: ignore[arg-type]  # what is refused
     ],
 )
 def test_what_cannot_count_calls_says_so(declare: Any, reason: str) -> None:
     with pytest.raises((DeclarationError, TypeError), match=reason):
         declare()
+
+
+def test_a_limit_counts_either_the_calls_of_all_its_tasks_or_their_jobs(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.chunked(10, limits=[StrictRate("2/m", name="api", per_call=True)])
+    async def index(docs: list[Doc]) -> None: ...
+
+    with pytest.raises(DeclarationError, match="per_call=False, but elsewhere it has per_call=True"):
+
+        @app.task(limits=[StrictRate("2/m", name="api")])
+        async def remove(doc: Doc) -> None: ...

@@ -23,12 +23,12 @@ BUDGETS = {
     "contrib": 3_100,
     "engine": 10_500,
     "http": 20_800,
-    "jobs": 4_050,
+    "jobs": 4_100,
     "limits": 9_550,
     "observe": 2_000,
     "schedules": 1_850,
-    "storage": 23_800,
-    "tasks": 4_970,
+    "storage": 23_900,
+    "tasks": 5_000,
     "testing": 1_800,
 }
 

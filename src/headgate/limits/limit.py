@@ -144,6 +144,11 @@ class Limit:
                 f"per_call=True of a limit with cost={self.cost!r:.80}: a call has the arguments of many jobs; write a "
                 "number as cost="
             )
+        if self.store is not None:
+            raise DeclarationError(
+                "per_call=True of a limit with store=: calls are counted in the store of the jobs only; leave one of "
+                "them out"
+            )
         if not self.charge_retries:
             raise DeclarationError(
                 "per_call=True of a limit with charge_retries=False: a retry is a call, too; leave one of them out"

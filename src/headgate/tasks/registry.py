@@ -391,6 +391,11 @@ class Registry:
                 f"{where} declares limit {name!r} as {limit.rule.describe()}, but elsewhere it is "
                 f"{known.rule.describe()}; one name is one budget"
             )
+        if known is not None and known.per_call != limit.per_call:
+            raise DeclarationError(
+                f"{where} declares limit {name!r} with per_call={limit.per_call}, but elsewhere it has "
+                f"per_call={known.per_call}; one name is one budget"
+            )
 
 
 def _require_unreserved(name: str | None, where: str) -> None:

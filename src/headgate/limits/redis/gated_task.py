@@ -104,6 +104,7 @@ class GatedTask:
             "store": limit.store is not None,
             "sharers": limit.sharers is not None,
             "charge_retries": not limit.charge_retries,
+            "per_call": limit.per_call,
         }
         for option in (option for option, is_set in refused.items() if is_set):
             raise DeclarationError(f"{self._where}: {option}= is for jobs of Headgate; a gate lets calls wait")
