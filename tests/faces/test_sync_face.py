@@ -96,6 +96,15 @@ def test_admin_values_are_the_same_with_and_without_await(app: Headgate) -> None
         assert [record.actor for record in sync.audit_log()] == ["ada"]
 
 
+def test_ended_jobs_are_followed_without_await(app: Headgate) -> None:
+    jobs = [app.tasks["sync_tenant"].using(delay=60).sync.enqueue("acme") for _ in range(2)]
+    for job in jobs:
+        app.sync.admin.cancel(job.id)
+    assert [event.job for event in app.sync.admin.ended_jobs().items] == [job.id for job in jobs]
+    events = app.sync.admin.follow_ended_jobs(state="cancelled")
+    assert [next(events).job for _ in jobs] == [job.id for job in jobs]
+
+
 def test_schedules_chains_and_batches_are_followed_by_their_names_and_ids(app: Headgate) -> None:
     task = app.tasks["sync_tenant"]
     task.sync.schedule("nightly", Cron("0 3 * * *", tz="Europe/Rome")).enqueue("acme")

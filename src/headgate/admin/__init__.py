@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headgate.admin.alerts import AlertStatus
     from headgate.admin.audit import Audited
     from headgate.admin.bulk import BulkResult
+    from headgate.admin.ended import EndEvent, EndPage
     from headgate.admin.enqueueing import EnqueuedJob
     from headgate.admin.explain import Explanation, LimitInfo
     from headgate.admin.failures import FailedJob, FailureDetails, FailureGroup, FailureReport
@@ -66,6 +67,8 @@ __all__ = [
     "DeclaredTask",
     "Dependency",
     "Deploy",
+    "EndEvent",
+    "EndPage",
     "EnqueuedJob",
     "Explanation",
     "FailedJob",
@@ -118,6 +121,8 @@ _PLACES = {
     "AlertStatus": "headgate.admin.alerts",
     "Audited": "headgate.admin.audit",
     "BulkResult": "headgate.admin.bulk",
+    "EndEvent": "headgate.admin.ended",
+    "EndPage": "headgate.admin.ended",
     "EnqueuedJob": "headgate.admin.enqueueing",
     "Explanation": "headgate.admin.explain",
     "LimitInfo": "headgate.admin.explain",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,6 +18,7 @@ from headgate.admin.batches import cancel_batch
 from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many, reschedule
 from headgate.admin.checkup import Checkup, unknown_tasks
 from headgate.admin.columns import Column
+from headgate.admin.ended import AT_ONCE, EndCriteria, EndEvent, EndPage, EndQuery, Place, end_page, follow, read_ends
 from headgate.admin.enqueueing import (
     EnqueueCalls,
     EnqueuedJob,
@@ -64,6 +65,7 @@ from headgate.storage.records import (
     BucketRecord,
     Dependencies,
     EditNode,
+    EndsRead,
     JobCount,
     JobGraph,
     QueueCounts,
@@ -420,6 +422,31 @@ class Admin:
         DeclarationError.
         """
         return await failures_like(self._storage, await self._record(job_id), _span(span), most)
+
+    async def ended_jobs(
+        self, after: str | datetime | None = None, *, count: int = AT_ONCE, **criteria: Unpack[EndCriteria]
+    ) -> EndPage:
+        """Return the next jobs that became final after a cursor or an instant, the first ones first, for polling.
+
+        Up to `count` ends, from 1 to 500, are read for a page, so with filters it may have fewer. Pass the `next` of a
+        page as the `after` of the following one: you get each end at least once that is committed within ten seconds.
+        None begins ten seconds ago. Raises DeclarationError.
+        """
+        return await end_page(self._storage, after, EndQuery(**criteria), min(max(count, 1), AT_ONCE))
+
+    def follow_ended_jobs(
+        self, after: str | datetime | None = None, **criteria: Unpack[EndCriteria]
+    ) -> AsyncIterator[EndEvent]:
+        """Return an iterator of jobs as they become final, without end, which reads once a second.
+
+        To continue later, pass the `cursor` of the last event as `after`: some events then come again, with the same
+        ids. Raises DeclarationError.
+        """
+        return follow(self._storage, self._storage.driver.clock, after, EndQuery(**criteria))
+
+    async def read_ends(self, after: Place) -> EndsRead:
+        """Return the first ends after a place, for an `EndFollower`."""
+        return await read_ends(self._storage, after)
 
     async def batch(self, batch_id: str) -> BatchDetails:
         """Return the tasks of a batch, and how many of its jobs are in each state. Raises BatchNotFound."""

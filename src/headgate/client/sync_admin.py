@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from functools import update_wrapper
 from operator import attrgetter
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, Unpack
 
 from headgate.admin import Admin
 from headgate.admin.admin import DeclaredTask
+from headgate.admin.ended import EndCriteria, EndEvent
 from headgate.admin.enqueueing import TaskArgument
 from headgate.admin.history import HistoryAdmin
 from headgate.admin.limits import DeclaredLimit, LimitsAdmin
@@ -161,6 +162,8 @@ class SyncAdmin(SyncVerbs[Admin]):
     job: Final = Blocking(Admin.job)
     failures: Final = Blocking(Admin.failures)
     failures_like: Final = Blocking(Admin.failures_like)
+    read_ends: Final = Blocking(Admin.read_ends)
+    ended_jobs: Final = Blocking(Admin.ended_jobs)
     batch: Final = Blocking(Admin.batch)
     batches: Final = Blocking(Admin.batches)
     graph: Final = Blocking(Admin.graph)
@@ -195,6 +198,18 @@ class SyncAdmin(SyncVerbs[Admin]):
     def decoded(self, stored: str) -> str:
         """As `Admin.decoded`."""
         return str(self._run(Admin.decoded, stored))
+
+    def follow_ended_jobs(
+        self, after: str | datetime | None = None, **criteria: Unpack[EndCriteria]
+    ) -> Iterator[EndEvent]:
+        """As `Admin.follow_ended_jobs`; waits for the next event."""
+        events: AsyncIterator[EndEvent] = self._run(Admin.follow_ended_jobs, after, **criteria)
+
+        async def next_event() -> EndEvent:
+            return await anext(events)
+
+        while True:
+            yield self._portal.run(next_event())
 
     def now(self) -> datetime:
         """As `Admin.now`."""

@@ -19,14 +19,16 @@ from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from headgate.admin import Admin, Overview, SlowCounts
+from headgate.admin.ended import EndFollower, Place, place_of
 from headgate.app import Headgate
-from headgate.clock import Clock, SystemClock
+from headgate.clock import Clock, SystemClock, from_datetime
 from headgate.errors import HeadgateError, NotOpen
 from headgate.http.access_control import AccessControl, RequestIdentity
 from headgate.http.auth import Auth, Role, SignInFields, User
 from headgate.http.caller import Caller
 from headgate.http.compression import compressed
-from headgate.http.endpoint import API, Endpoint, EndpointRunner, read_body
+from headgate.http.endpoint import API, Endpoint, EndpointRunner, parse_query, read_body
+from headgate.http.events import EventsQuery, events, to_after
 from headgate.http.http_error import HttpError, http_error_of
 from headgate.http.openapi import openapi
 from headgate.http.overview_poller import OverviewPoller
@@ -36,8 +38,9 @@ from headgate.http.routes import ENDPOINTS
 from headgate.http.sessions import PATIENCE, delete_cookie, set_cookie
 from headgate.http.sign_in_page import FORM, LONGEST_FORM, SignInPage, executor_of, parse_form, to_address
 from headgate.http.static_files import PAGES, StaticFiles
-from headgate.http.stream import Stream
+from headgate.http.stream import EndReader, Stream, StreamListener
 from headgate.jobs.audit import AuditEntry, SignInAction
+from headgate.storage.records import EndsRead
 
 SECURITY = {
     "Content-Security-Policy": (
@@ -129,6 +132,7 @@ class Dashboard(Starlette):
             guard.sessions.share(self._sign_outs)
         self._watch = OverviewPoller(self._overview, clock, app._client.portal.reach)
         self.stream = Stream(self._watch, clock)
+        self._ends = EndReader(self._read_ends, clock, app._client.portal.reach)
         self._shell = StaticFiles()
         self._sign_in_page = SignInPage(title, guard.form, guard.sign_in_url)
         super().__init__(routes=self._routes(), lifespan=_lifespan, exception_handlers={HTTPException: self._not_found})
@@ -157,6 +161,7 @@ class Dashboard(Starlette):
                 recording.cancel()
             await asyncio.wait(recordings)
         await self._watch.close()
+        self._ends.close()
         await self._app._client.portal.reach(self._counts.close())
         await self._app._client.portal.reach(self._reports.close())
         opened, self._opened = self._opened, None
@@ -182,17 +187,7 @@ class Dashboard(Starlette):
 
         async def stream(request: Request, visitor: RequestIdentity) -> Response:
             show = (await self._caller(visitor)).shown
-            session, sessions = visitor.session, self._guard.sessions
-            if session is None or sessions is None:
-                return await self.stream.response(request, show, user=visitor.user.name)
-
-            def is_current() -> bool:
-                sessions.begin_refresh()
-                return sessions.is_current(session)
-
-            return await self.stream.response(
-                request, show, user=visitor.user.name, session=session.id, is_current=is_current
-            )
+            return await self.stream.response(request, show, **self._listener(visitor))
 
         description = openapi(ENDPOINTS)
 
@@ -219,6 +214,18 @@ class Dashboard(Starlette):
         routes.append(Route("/logout", self._answered(self._sign_out), methods=["POST"]))
         routes.append(Route("/logout/everywhere", self._answered(self._sign_out_everywhere), methods=["POST"]))
         return routes + [self._route(path, "GET", page) for path in PAGES]
+
+    def _listener(self, visitor: RequestIdentity) -> StreamListener:
+        """Return who listens to a stream, and whether their session is current."""
+        session, sessions = visitor.session, self._guard.sessions
+        if session is None or sessions is None:
+            return {"user": visitor.user.name}
+
+        def is_current() -> bool:
+            sessions.begin_refresh()
+            return sessions.is_current(session)
+
+        return {"user": visitor.user.name, "session": session.id, "is_current": is_current}
 
     def _route(self, path: str, method: str, serve: Serve, needs: Role = "viewer") -> Route:
         return Route(path, self._guarded(method, serve, needs), methods=[method])
@@ -351,6 +358,8 @@ class Dashboard(Starlette):
         async def serve(request: Request, visitor: RequestIdentity) -> Response:
             if endpoint.method == "DELETE":
                 _require_own_address(request)
+            if endpoint.handler is events and _accepts_stream(request):
+                return await self._stream_of_ends(request, visitor)
             try:
                 return await answer(request, await self._caller(visitor))
             finally:
@@ -379,6 +388,17 @@ class Dashboard(Starlette):
             read_only=self._read_only,
             target=self._target,
         )
+
+    async def _stream_of_ends(self, request: Request, visitor: RequestIdentity) -> Response:
+        query = parse_query(request.scope.get("query_string", b""), EventsQuery)
+        assert isinstance(query, EventsQuery)
+        # A browser that opens the stream again repeats its address, and so its first `after`.
+        after = request.headers.get("last-event-id") or to_after(query.after)
+        follower = EndFollower(self._ends, place_of(after, from_datetime((await self._admin()).now())))
+        return await self.stream.ends_response(follower, query, **self._listener(visitor))
+
+    async def _read_ends(self, after: Place) -> EndsRead:
+        return await (await self._admin()).read_ends(after)
 
     async def _overview(self) -> Overview:
         return await (await self._admin()).overview(self._counts)
@@ -447,6 +467,11 @@ def _is_visit(request: Request) -> bool:
     below = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
     is_file = below.startswith(("/api/", "/static/"))
     return request.method in ("GET", "HEAD") and _accepts_page(request) and not is_file
+
+
+def _accepts_stream(request: Request) -> bool:
+    # HEAD would be a stream without a reader.
+    return request.method == "GET" and "text/event-stream" in request.headers.get("accept", "")
 
 
 def _accepts_page(request: Request) -> bool:

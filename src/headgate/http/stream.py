@@ -1,21 +1,25 @@
-"""The live stream: server-sent events, one whenever the overview has changed, at most one a second."""
+"""Live streams of server-sent events: the overview whenever it has changed, at most once a second, and ended jobs."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from headgate.admin import Overview
+from headgate.admin.ended import EndFollower, EndQuery, Place, ReadEnds, event_of, place_of_end
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import HeadgateError
 from headgate.http.http_error import RETRY_AFTER, HttpError, http_error_of, try_later
-from headgate.http.overview_poller import OverviewPoller, OverviewReading
+from headgate.http.overview_poller import FRESH_FOR, AppCaller, OverviewPoller, OverviewReading, call_here
+from headgate.storage.records import EndsRead, StoredEnd
 
 
 def is_leaving() -> bool:
@@ -45,6 +49,9 @@ LIVES = 30 * SECOND
 """How long a stream lasts (microseconds). A browser opens the next one by itself, and is authenticated again; and a
 server whose shutdown cannot be detected waits no longer than that for its streams."""
 
+MOST_SHARED = 64
+"""How many reads of up to 500 ends are kept for a second, for the other streams."""
+
 LATE = 3.0
 """Seconds after which a reading that has no result yet is reported: the store does not answer."""
 
@@ -60,6 +67,14 @@ class _Listener:
 
     user: str
     session: str | None
+
+
+class StreamListener(TypedDict, total=False):
+    """The keywords of a stream: the user, the session in which it begins, and whether that still `is_current`."""
+
+    user: str
+    session: str
+    is_current: Callable[[], bool]
 
 
 class Stream:
@@ -130,24 +145,41 @@ class Stream:
         `session` is the id that `end_session` takes. Raises HttpError if there are too many, of all or of this user, or
         the server is stopping.
         """
+        self._require_room(user, "/api/v1/overview")
+        try:
+            first = await self._watch.look()
+        except HeadgateError as error:
+            raise http_error_of(error) from error
+        return _streamed(
+            self._events(first, show, request.headers.get("last-event-id"), _Listener(user, session), is_current)
+        )
+
+    async def ends_response(
+        self,
+        follower: EndFollower,
+        query: EndQuery,
+        *,
+        user: str = "",
+        session: str | None = None,
+        is_current: Callable[[], bool] = lambda: True,
+    ) -> StreamingResponse:
+        """Return the stream of the ends that match, for one client; the rest is as for `response`."""
+        self._require_room(user, "/api/v1/events without Accept: text/event-stream")
+        began = follower.cursor
+        try:
+            first = await follower.advance()
+        except HeadgateError as error:
+            raise http_error_of(error) from error
+        return _streamed(self._ends(follower, began, first, query, _Listener(user, session), is_current))
+
+    def _require_room(self, user: str, instead: str) -> None:
         if self._is_ended or self._is_leaving():
             raise HttpError(
                 503, "ending", "this server is stopping; try again in a moment", headers=try_later(RETRY_AFTER)
             )
         if self._is_full(user):
-            message = f"{self.clients} browsers already have a stream, or {self._most_of_user} of {user}; poll "
-            raise HttpError(
-                503, "too_many_streams", f"{message}/api/v1/overview instead", headers=try_later(RETRY_AFTER)
-            )
-        try:
-            first = await self._watch.look()
-        except HeadgateError as error:
-            raise http_error_of(error) from error
-        return StreamingResponse(
-            self._events(first, show, request.headers.get("last-event-id"), _Listener(user, session), is_current),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
+            message = f"{self.clients} clients already have a stream, or {self._most_of_user} of {user}; poll "
+            raise HttpError(503, "too_many_streams", f"{message}{instead}", headers=try_later(RETRY_AFTER))
 
     def _is_full(self, user: str) -> bool:
         of_user = sum(listener.user == user for listener in self._endings.values())
@@ -204,6 +236,95 @@ class Stream:
                 yield _COME_BACK
         finally:
             self._endings.pop(ending, None)
+
+    async def _ends(
+        self,
+        follower: EndFollower,
+        sent: Place,
+        first: tuple[Sequence[tuple[StoredEnd, Place]], bool],
+        query: EndQuery,
+        listener: _Listener,
+        is_current: Callable[[], bool],
+    ) -> AsyncIterator[bytes]:
+        if self._is_full(listener.user):
+            yield _COME_LATER
+            return
+        ending = asyncio.Event()
+        self._endings[ending] = listener
+        try:
+            began_at = said_at = self._clock.monotonic()
+            yield _place(sent) + _HELLO
+            found, has_more = first
+            while not ending.is_set() and is_current() and self._clock.monotonic() - began_at < LIVES:
+                events = [event_of(end, cursor) for end, cursor in found if query.matches(end)]
+                if events:
+                    # In one chunk: the client reads it before the next ends are read from the store.
+                    yield b"".join(_event("end", each.cursor, msgspec.json.encode(each)) for each in events)
+                    said_at = self._clock.monotonic()
+                # What was read after that is not sent yet: a client must not continue behind it.
+                sent = follower.cursor
+                if not events and self._clock.monotonic() - said_at >= HEARTBEAT:
+                    yield _place(sent) + _ALIVE
+                    said_at = self._clock.monotonic()
+                if not has_more:
+                    await wait_for_event(self._clock, ending, EACH)
+                if self._is_leaving():
+                    return
+                try:
+                    found, has_more = await follower.advance()
+                except HeadgateError:
+                    # The client comes back with the id of its last event.
+                    yield b"event: lost\ndata: {}\n\n"
+                    return
+            if not ending.is_set():
+                yield _place(sent) + _COME_BACK
+        finally:
+            self._endings.pop(ending, None)
+
+
+class EndReader:
+    """Reads ends for all streams of a process: those that have caught up share one pass a second.
+
+    A read is reused for a second by each stream that continues at a place inside it. So a stream that is behind the
+    others takes a pass of its own, and then shares theirs.
+    """
+
+    def __init__(self, read: ReadEnds, clock: Clock, reach: AppCaller = call_here) -> None:
+        self._read = read
+        self._clock = clock
+        self._reach = reach
+        self.close()
+
+    def close(self) -> None:
+        """Drop what was read; the next read may be on another loop."""
+        self._latest: deque[tuple[int, Place, EndsRead]] = deque(maxlen=MOST_SHARED)
+        self._reading = asyncio.Lock()
+
+    async def __call__(self, after: Place) -> EndsRead:
+        """Return the first ends after a place, as of the last second."""
+        return await self._reach(self._ends(after))
+
+    async def _ends(self, after: Place) -> EndsRead:
+        async with self._reading:
+            now = self._clock.monotonic()
+            while self._latest and self._latest[0][0] <= now:
+                self._latest.popleft()
+            for _, began, read in self._latest:
+                if began <= after and (not read.is_full or place_of_end(read.ends[-1]) > after):
+                    return read._replace(ends=[end for end in read.ends if place_of_end(end) > after])
+            read = await self._read(after)
+            self._latest.append((now + FRESH_FOR, after, read))
+            return read
+
+
+def _streamed(events: AsyncIterator[bytes]) -> StreamingResponse:
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+def _place(sent: Place) -> bytes:
+    """Return an id without an event: so a client whose filter matches little does not reread a week."""
+    return f"id: {sent}\n".encode()
 
 
 def _event(name: str, id: str, data: bytes) -> bytes:

@@ -6,13 +6,13 @@ Instants are wall microseconds, except where a name says limit time (`limit_now`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from headgate.clock import SECOND
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobRecord, JobState
+from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobOptions, JobRecord, JobState
 from headgate.jobs.limit_sets import KnownLimitSets, LimitSets
 from headgate.limits.limit import AnyRule
 from headgate.storage.fetched import FetchedBalance
@@ -603,6 +603,29 @@ class EndedAttempt(msgspec.Struct, frozen=True, array_like=True):
     number: int
     ended_at: int
     has_error: bool
+
+
+class StoredEnd(msgspec.Struct, frozen=True, array_like=True):
+    """How a job became final, and when (wall microseconds); `error` is the type of its last error."""
+
+    id: JobId
+    task: str
+    queue: str
+    state: JobState
+    attempt: int
+    finished_at: int
+    batch: JobId | None
+    buckets: tuple[BucketRef, ...]
+    options: JobOptions | None
+    error: str | None
+
+
+class EndsRead(NamedTuple):
+    """Ends in their order, as read at `now`; `is_full` says that more may follow the last one."""
+
+    ends: Sequence[StoredEnd]
+    now: int
+    is_full: bool
 
 
 class StoredError(msgspec.Struct, frozen=True, array_like=True):

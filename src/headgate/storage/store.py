@@ -321,6 +321,7 @@ class Store:
     newest_failed: Final = read(failures.newest_failed, "search")
     newest_attempts: Final = read(failures.newest_attempts, "search")
     job_errors: Final = read(failures.job_errors, "search")
+    ended: Final = read(failures.ended, "search")
     jobs_by_id: Final = read(listing.jobs_by_id, "list")
     page: Final = read(listing.page, _bounded_kind)
     bounded_count: Final = read(listing.bounded_count, _bounded_kind)

@@ -7,12 +7,14 @@ from unittest import mock
 from msgspec.structs import replace
 
 from headgate.admin import failures as reading
+from headgate.admin.ended import Place, event_of, place_of_end
 from headgate.clock import SECOND, to_datetime
 from headgate.jobs.audit import AuditLevel
-from headgate.jobs.job import ClaimedJob, JobError, JobState, Origin
+from headgate.jobs.identity import LOWEST
+from headgate.jobs.job import ClaimedJob, JobError, JobOptions, JobState, Origin
 from headgate.jobs.lifecycle import Finished, Returned
 from headgate.jobs.root_cause import CodePlace
-from headgate.storage.records import EndedAttempt
+from headgate.storage.records import EndedAttempt, StoredEnd
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser
 
 HOUR = 3600 * SECOND
@@ -69,6 +71,61 @@ class FailuresConformance(Conformance):
         assert set(await store_user.storage.newest_failed(begun + 1, 10)) == {other, late}
         assert await store_user.storage.newest_failed(0, 2) == newest[:2]
         assert await store_user.storage.newest_failed(store_user.clock.now() + 1, 10) == []
+
+    async def test_ends_are_returned_in_their_order_in_pages_of_any_length(self, store_user: StoreUser) -> None:
+        storage, clock = store_user.storage, store_user.clock
+        assert (await storage.ended(0, 0, 10)).ends == []
+        expected: dict[str, str] = {}
+        # Many in one microsecond, in several queues and states; then hours without an end.
+        for wait in (0, 1, 0, 7 * 3600, 0.5):
+            clock.advance(wait)
+            for queue in ("default", "mail"):
+                await store_user.add(4, queue=queue)
+                one, two, three, four = await store_user.take(queues=(queue,))
+                await store_user.succeed(one, two)
+                await store_user.fail(three)
+                await fail(store_user, four, not_found(1))
+                expected |= {job.id: state for job, state in zip((one, two, three, four), "ssff", strict=True)}
+            cancelled = await store_user.add_one(queue="mail")
+            await storage.cancel(cancelled)
+            expected[cancelled] = "c"
+        running = await store_user.add_one()
+        await store_user.take_one()
+        clock.advance(60)
+        whole = await storage.ended(0, LOWEST, 500)
+        places = [place_of_end(end) for end in whole.ends]
+        assert {end.id: end.state[0] for end in whole.ends} == expected
+        assert running not in expected
+        assert places == sorted(set(places))
+        assert (whole.is_full, whole.now) == (False, clock.now())
+        for count in (1, 2, 7, len(places)):
+            place, more = Place(0), True
+            paged: list[StoredEnd] = []
+            while more:
+                read = await storage.ended(place.at, place.number, count)
+                paged += read.ends
+                more, place = read.is_full, place_of_end(read.ends[-1]) if read.ends else place
+            assert paged == whole.ends
+        # What is deleted, or retried, is no longer an end.
+        await storage.retry(whole.ends[-1].id)
+        assert [end.id for end in (await storage.ended(0, LOWEST, 500)).ends] == [end.id for end in whole.ends[:-1]]
+
+    async def test_an_end_has_what_its_event_shows(self, store_user: StoreUser) -> None:
+        id = await add_failed(store_user, not_found(1), options=JobOptions(tags=("vip",)))
+        late = await store_user.add_one(expires_in=0.5)
+        store_user.clock.advance(1)
+        await store_user.storage.expire()
+        failed, expired = (await store_user.storage.ended(0, LOWEST, 10)).ends
+        event = event_of(failed, place_of_end(failed))
+        assert (event.job, event.kind, event.error, event.attempt, event.tags) == (
+            id,
+            "failed",
+            "KeyError",
+            1,
+            ("vip",),
+        )
+        event = event_of(expired, place_of_end(expired))
+        assert (event.job, event.kind, event.state) == (late, "expired", "failed")
 
     async def test_a_retried_job_is_no_longer_among_the_failed_ones(self, store_user: StoreUser) -> None:
         id = await add_failed(store_user, not_found(1))

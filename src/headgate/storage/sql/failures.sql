@@ -43,3 +43,41 @@ SELECT
     buckets
 FROM headgate.job
 WHERE id {any:ids job_id}
+
+-- part: stored_end
+job.id, job.task, job.queue, job.state, job.attempt, job.finished_at, job.batch, job.buckets, job.options,
+{field:job.error.type} AS error
+
+-- name: ended [postgres]
+-- Return the jobs that became final from :at on and before :until, in the order of their ends; of those that ended at
+-- :at, the ones with greater ids. The summaries of pages find them, as they find what to prune.
+SELECT @stored_end
+FROM headgate.job
+WHERE finished_at >= :at::bigint AND finished_at < :until::bigint AND (finished_at > :at::bigint OR id > :id::bigint)
+ORDER BY finished_at, id
+LIMIT :count
+
+-- name: ended [sqlite]
+-- The index of final jobs is by state and queue, so the first ones of each are read.
+WITH RECURSIVE named (state, queue) AS (
+    SELECT value, (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND state = value)
+    FROM json_each('["succeeded","failed","cancelled","skipped"]')
+    UNION ALL
+    SELECT
+        state,
+        (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND job.state = named.state AND job.queue > named.queue)
+    FROM named
+    WHERE queue IS NOT NULL
+)
+SELECT @stored_end
+FROM named
+CROSS JOIN job ON job.rowid IN (
+    SELECT first.rowid FROM job AS first
+    WHERE first.state = named.state AND first.queue = named.queue AND first.finished_at IS NOT NULL
+        AND first.finished_at >= :at AND first.finished_at < :until AND (first.finished_at > :at OR first.id > :id)
+    ORDER BY first.finished_at, first.id
+    LIMIT :count
+)
+WHERE named.queue IS NOT NULL
+ORDER BY job.finished_at, job.id
+LIMIT :count

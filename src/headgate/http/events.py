@@ -1,0 +1,53 @@
+"""Events: jobs that became final, in the order of their ends, one page after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from headgate.admin.ended import AT_ONCE, EndPage, EndQuery
+from headgate.http.caller import Caller
+from headgate.http.endpoint import Endpoint, bad_request, reads
+
+After = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=100,
+        description="The `cursor` of the last event, the `next` of the last page, or an instant, as "
+        "2026-03-01T12:00:00Z. Without it, the last ten seconds.",
+    ),
+]
+
+
+class EventsQuery(EndQuery, frozen=True, kw_only=True):
+    after: After | None = None
+    count: Annotated[int, msgspec.Meta(ge=1, le=AT_ONCE, description="How many ends to read at most.")] = AT_ONCE
+
+
+async def events(caller: Caller, query: EventsQuery) -> EndPage:
+    """Return the next jobs that became final, the first ones first; with `Accept: text/event-stream`, as they come.
+
+    You get each end at least once, and drop repeats by the `id` of the events. The stream continues after the header
+    `Last-Event-ID`, or after `after`. Each `event: end` has one event as JSON; `event: lost` says that the store does
+    not answer. A stream ends after half a minute, and an EventSource opens the next one by itself.
+    """
+    criteria = {name: getattr(query, name) for name in EndQuery.__struct_fields__}
+    return await caller.admin.ended_jobs(to_after(query.after), count=query.count, **criteria)
+
+
+def to_after(text: str | None) -> str | datetime | None:
+    """Return the instant in a text, or the text, which may be a cursor. Raises HttpError for a time without a zone."""
+    try:
+        instant = None if text is None else datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    if instant is not None and instant.tzinfo is None:
+        raise bad_request(f"{text} has no time zone; write {text}Z, for UTC (after)", parameter="after")
+    return instant
+
+
+ENDPOINTS: Sequence[Endpoint] = (reads("/events", events, refuses=(422,)),)
