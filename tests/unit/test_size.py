@@ -17,17 +17,17 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 2_690,  # the modules beside the packages
-    "admin": 6_400,
+    "admin": 6_700,
     "cli": 8_400,
     "client": 2_900,
     "contrib": 3_100,
     "engine": 10_500,
-    "http": 20_800,
+    "http": 21_000,
     "jobs": 4_100,
     "limits": 9_550,
     "observe": 2_000,
     "schedules": 1_850,
-    "storage": 23_900,
+    "storage": 23_950,
     "tasks": 5_000,
     "testing": 1_800,
 }
