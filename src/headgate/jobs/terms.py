@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -134,11 +134,19 @@ def mode_discards(wait_mode: str) -> bool:
 
 
 def mode_call_size(wait_mode: str) -> int:
-    """Return how many jobs of a lane one call handles, if one of its limits counts calls; 1 otherwise."""
+    """Return how many jobs of a lane one call handles, if one of its limits counts calls; 1 otherwise.
+
+    Of a lane whose mode cannot be read, it is 1 as well.
+    """
     if not wait_mode:
         return 1
-    parts: list[Any] = msgspec.json.decode(wait_mode)
-    return parts[3] if len(parts) == 4 else 1
+    try:
+        match msgspec.json.decode(wait_mode):
+            case [_, _, str(), int(size)] if size > 0:
+                return size
+    except msgspec.DecodeError:
+        pass
+    return 1
 
 
 def kept_permits(
