@@ -87,8 +87,8 @@ class JobStarted(Event, frozen=True):
     limits: tuple[str, ...] = ()
     unlimited: tuple[str, ...] = ()
 
-    level: ClassVar = logging.DEBUG
-    is_of_each_job: ClassVar = True
+    level: ClassVar[int | None] = logging.DEBUG
+    is_of_each_job: ClassVar[bool] = True
 
     def line(self) -> str:
         return f"job {self.job_id} ({self.task}) started, attempt {self.attempt}"
@@ -117,8 +117,8 @@ class JobFinished(Event, frozen=True):
     ran: float | None = None
     waited: float | None = None
 
-    level: ClassVar = logging.INFO
-    is_of_each_job: ClassVar = True
+    level: ClassVar[int | None] = logging.INFO
+    is_of_each_job: ClassVar[bool] = True
 
     def line(self) -> str:
         times = "" if self.ran is None else f" in {self.ran:.3f} s, waited {self.waited or 0:.3f} s"
@@ -129,8 +129,8 @@ class JobFinished(Event, frozen=True):
 class JobFailure(JobFinished, frozen=True):
     """A job has failed for good."""
 
-    level: ClassVar = logging.ERROR
-    is_of_each_job: ClassVar = False
+    level: ClassVar[int | None] = logging.ERROR
+    is_of_each_job: ClassVar[bool] = False
 
     def line(self) -> str:
         return f"job {self.job_id} ({self.task}) failed at attempt {self.attempt}{_reason(self.error)}"
@@ -150,7 +150,7 @@ class JobRetried(Event, frozen=True):
     error: JobError | None
     ran: float | None = None
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         failed = f"job {self.job_id} ({self.task}) failed at attempt {self.attempt}"
@@ -166,8 +166,8 @@ class JobReturned(Event, frozen=True):
     reason: str
     ran: float | None = None
 
-    level: ClassVar = logging.DEBUG
-    is_of_each_job: ClassVar = True
+    level: ClassVar[int | None] = logging.DEBUG
+    is_of_each_job: ClassVar[bool] = True
 
     def line(self) -> str:
         return f"job {self.job_id} ({self.task}) waits again: {self.reason}"
@@ -202,7 +202,7 @@ class LimitThrottled(Event, frozen=True):
     key: str
     opens_at: int | None
 
-    level: ClassVar = logging.INFO
+    level: ClassVar[int | None] = logging.INFO
 
     def line(self) -> str:
         opens_at = None if self.opens_at is None else to_datetime(self.opens_at).isoformat(timespec="milliseconds")
@@ -243,7 +243,7 @@ class LimiterRefused(Event, frozen=True):
     key: str
     count: int
 
-    level: ClassVar = logging.INFO
+    level: ClassVar[int | None] = logging.INFO
 
     def line(self) -> str:
         refused = f"refused plain code {counted(self.count, 'start')}"
@@ -261,7 +261,7 @@ class LimiterBypassed(Event, frozen=True):
     key: str
     count: int
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         passed = f"{counted(self.count, 'request')} passed without it, as its store does not answer"
@@ -275,7 +275,7 @@ class LimitSkipped(Event, frozen=True):
     limit: str
     reason: str
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         return f"jobs of {self.task} run without limit {self.limit}: {self.reason}"
@@ -286,7 +286,7 @@ class JobsMigrated(Event, frozen=True):
 
     jobs: int
 
-    level: ClassVar = logging.INFO
+    level: ClassVar[int | None] = logging.INFO
 
     def line(self) -> str:
         return f"{counted(self.jobs, 'waiting job')} moved to the current limits of their tasks"
@@ -302,7 +302,7 @@ class JobNotMigrated(Event, frozen=True):
     job_id: str
     error: str
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         return (
@@ -322,7 +322,7 @@ class LimitStoreFailed(Event, frozen=True):
     jobs_run: bool
     sharers: int | None = None
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         share = f"its jobs use one of {self.sharers} shares" if self.sharers else "its jobs wait"
@@ -335,7 +335,7 @@ class LimitStoreRecovered(Event, frozen=True):
 
     limit: str
 
-    level: ClassVar = logging.INFO
+    level: ClassVar[int | None] = logging.INFO
 
     def line(self) -> str:
         return f"limit {self.limit}: its store answers again"
@@ -347,7 +347,7 @@ class LimitStoreMisconfigured(Event, frozen=True):
     limit: str
     advice: str
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         return f"limit {self.limit}: {self.advice}"
@@ -366,7 +366,7 @@ class OccurrencesSkipped(Event, frozen=True):
     count: int
     next_at: int | None
 
-    level: ClassVar = logging.INFO
+    level: ClassVar[int | None] = logging.INFO
 
     def line(self) -> str:
         reason = _SKIPPED.get(self.reason, self.reason)
@@ -381,7 +381,7 @@ class ScheduleTooFast(Event, frozen=True):
     task: str
     limit: str
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         return (
@@ -396,7 +396,7 @@ class ScheduleFailed(Event, frozen=True):
     schedule: str
     error: str
 
-    level: ClassVar = logging.ERROR
+    level: ClassVar[int | None] = logging.ERROR
 
     def line(self) -> str:
         return f"schedule {self.schedule} is not run by this node: {self.error}"
@@ -412,7 +412,7 @@ class ScheduleOverdue(Event, frozen=True):
     lacks: Literal["task", "trigger"]
     due_at: int
 
-    level: ClassVar = logging.ERROR
+    level: ClassVar[int | None] = logging.ERROR
 
     def line(self) -> str:
         lacks = (
@@ -432,7 +432,7 @@ class ScheduleRenamed(Event, frozen=True):
     schedule: str
     was: str
 
-    level: ClassVar = logging.INFO
+    level: ClassVar[int | None] = logging.INFO
 
     def line(self) -> str:
         return f"schedule {self.schedule} continues schedule {self.was}, which was renamed"
@@ -443,7 +443,7 @@ class ScheduleSuperseded(Event, frozen=True):
 
     schedule: str
 
-    level: ClassVar = logging.INFO
+    level: ClassVar[int | None] = logging.INFO
 
     def line(self) -> str:
         return f"schedule {self.schedule} stays as a newer release declares it, until none has run for three minutes"
@@ -455,7 +455,7 @@ class EndingRefused(Event, frozen=True):
     job_id: str
     task: str
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         return f"job {self.job_id} ({self.task}) ended here, but is no longer this node's: its result was refused"
@@ -467,7 +467,7 @@ class RetryPolicyFailed(Event, frozen=True):
     task: str
     error: str
 
-    level: ClassVar = logging.ERROR
+    level: ClassVar[int | None] = logging.ERROR
 
     def line(self) -> str:
         return f"the retry policy of task {self.task} raised {self.error}; its job is retried with the default delays"
@@ -487,7 +487,7 @@ class AttemptLingers(Event, frozen=True):
     cause: str
     seconds: float
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         return (
@@ -504,7 +504,7 @@ class CallbackFailed(Event, frozen=True):
     callback: str
     error: str
 
-    level: ClassVar = logging.ERROR
+    level: ClassVar[int | None] = logging.ERROR
 
     def line(self) -> str:
         return f"{self.callback} of {self.task} failed on job {self.job_id}: {self.error}"
@@ -516,7 +516,7 @@ class ResourceFailed(Event, frozen=True):
     resource: str
     error: str
 
-    level: ClassVar = logging.ERROR
+    level: ClassVar[int | None] = logging.ERROR
 
     def line(self) -> str:
         return f"resource {self.resource} raised when it was closed: {self.error}"
@@ -528,7 +528,7 @@ class ShutdownFailed(Event, frozen=True):
     function: str
     error: str
 
-    level: ClassVar = logging.ERROR
+    level: ClassVar[int | None] = logging.ERROR
 
     def line(self) -> str:
         return f"shutdown function {self.function} failed: {self.error}"
@@ -543,7 +543,7 @@ class TaskUnknown(Event, frozen=True):
     task: str
     declared: Sequence[str] = ()
 
-    level: ClassVar = logging.ERROR
+    level: ClassVar[int | None] = logging.ERROR
 
     def line(self) -> str:
         return (
@@ -559,7 +559,7 @@ class QueueUnserved(Event, frozen=True):
     queue: str
     seconds: float | None
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         return f"a result is awaited, and {unserved_text(self.queue, self.seconds)}"
@@ -580,7 +580,7 @@ class NodeStarted(Event, frozen=True):
     limits: Mapping[str, str]
     grace: float
 
-    level: ClassVar = logging.INFO
+    level: ClassVar[int | None] = logging.INFO
 
     @property
     def own_level(self) -> int:
@@ -608,7 +608,7 @@ class NodeChanged(Event, frozen=True):
     slots: int
     is_quiet: bool
 
-    level: ClassVar = logging.INFO
+    level: ClassVar[int | None] = logging.INFO
 
     def line(self) -> str:
         if self.is_quiet:
@@ -627,7 +627,7 @@ class NodeStopping(Event, frozen=True):
     by_operator: bool = False
     grace: float = 0.0
 
-    level: ClassVar = logging.INFO
+    level: ClassVar[int | None] = logging.INFO
 
     @property
     def own_level(self) -> int:
@@ -651,7 +651,7 @@ class NodeStopped(Event, frozen=True):
     node: str
     returned: int
 
-    level: ClassVar = logging.INFO
+    level: ClassVar[int | None] = logging.INFO
 
     def line(self) -> str:
         return f"{self.node} stopped, {counted(self.returned, 'job')} returned"
@@ -663,7 +663,7 @@ class NodeCrashed(Event, frozen=True):
     node: str
     error: JobError
 
-    level: ClassVar = logging.CRITICAL
+    level: ClassVar[int | None] = logging.CRITICAL
 
     def line(self) -> str:
         return (
@@ -683,7 +683,7 @@ class NodeLost(Event, frozen=True):
     poisonous: int
     completed: int = 0
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         completed = f", {self.completed} were complete and succeeded" if self.completed else ""
@@ -701,7 +701,7 @@ class AlertSent(Event, frozen=True):
     state: AlertState
     text: str
 
-    level: ClassVar = logging.INFO
+    level: ClassVar[int | None] = logging.INFO
 
     def line(self) -> str:
         return f"alert {self.alert} sent: {self.text}"
@@ -718,7 +718,7 @@ class AlertFailed(Event, frozen=True):
     error: str
     retry_at: int
 
-    level: ClassVar = logging.ERROR
+    level: ClassVar[int | None] = logging.ERROR
 
     def line(self) -> str:
         return (
@@ -733,7 +733,7 @@ class NodeDeclaredDead(Event, frozen=True):
     node: str
     cancelled: int
 
-    level: ClassVar = logging.ERROR
+    level: ClassVar[int | None] = logging.ERROR
 
     def line(self) -> str:
         return f"{self.node} was declared dead while alive; it cancelled {counted(self.cancelled, 'running job')}"
@@ -750,7 +750,7 @@ class LeaseNotRenewed(Event, frozen=True):
     seconds: float
     cancelled: int
 
-    level: ClassVar = logging.ERROR
+    level: ClassVar[int | None] = logging.ERROR
 
     def line(self) -> str:
         return (
@@ -769,7 +769,7 @@ class ClockSkewed(Event, frozen=True):
     node: str
     seconds: float
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         apart = f"{abs(self.seconds):.1f} s {'ahead of' if self.seconds > 0 else 'behind'}"
@@ -784,7 +784,7 @@ class ReportDropped(Event, frozen=True):
     attempt: int
     error: str
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         return f"a report of job {self.job_id} ({self.task}) at attempt {self.attempt} was dropped: {self.error}"
@@ -820,7 +820,7 @@ class StorageFailed(Event, frozen=True):
     doing: str
     error: str
 
-    level: ClassVar = logging.ERROR
+    level: ClassVar[int | None] = logging.ERROR
 
     def line(self) -> str:
         return f"storage failure while {self.doing}: {self.error}"
@@ -831,7 +831,7 @@ class LoopBlocked(Event, frozen=True):
 
     seconds: float
 
-    level: ClassVar = logging.WARNING
+    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         return f"the event loop was blocked for {self.seconds:.1f} s: a handler blocks it; make it a plain def task"
