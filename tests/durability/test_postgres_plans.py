@@ -195,7 +195,12 @@ EVERY_JOB = frozenset({
 })  # fmt: skip
 """Statements by which jobs are added, started, ended, released and forgotten."""
 
-ALSO_GOOD = {("expired", "job_blocked_expires"), ("merge", "turn_group_line"), ("rivals", "bucket_limit")}
+ALSO_GOOD = {
+    ("expired", "job_blocked_expires"),
+    ("merge", "turn_group_line"),
+    ("rivals", "bucket_limit"),
+    ("write_virtual_times", "lane_due_in_group"),
+}
 """Other indexes than with a backlog by which a statement may read.
 
 That of all blocked jobs is no better for `expired`: it is chosen where no blocked job expires.

@@ -120,6 +120,10 @@ class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
     remove: Final = Blocking(LimitsAdmin.remove)
     snapshot: Final = Blocking(LimitsAdmin.snapshot)
 
+    def described(self, limit: str, rule: AnyRule) -> str:
+        """As `LimitsAdmin.described`."""
+        return str(self._run(LimitsAdmin.described, limit, rule))
+
     def all_declared(self) -> Sequence[DeclaredLimit]:
         """As `LimitsAdmin.all_declared`."""
         declared: Sequence[DeclaredLimit] = self._run(LimitsAdmin.all_declared)

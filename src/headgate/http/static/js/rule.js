@@ -8,7 +8,7 @@ import { t } from "./language.js";
 const UNITS = /** @type {Record<string, number>} */ ({ s: 1, m: 60, h: 3600, d: 86_400 });
 
 /** The end of a stored rule that counts the calls of a chunked task. */
-const PER_CALL = " per call";
+const PER_CALL = / per call$/;
 
 /** Periods with a name. @type {Record<number, string>} */
 const PERIODS = { 1: t("second"), 60: t("minute"), 3600: t("hour"), 86_400: t("day") };
@@ -28,7 +28,7 @@ export function parseRule(text, isAtOnce) {
 
 /** A stored rule in short form for lists: "15 per minute"; unchanged if it cannot be parsed. @param {string} text */
 export function shortRule(text) {
-  if (text.endsWith(PER_CALL)) return t("{rule}, per call", { rule: shortRule(text.slice(0, -PER_CALL.length)) });
+  if (PER_CALL.test(text)) return t("{rule}, per call", { rule: shortRule(text.replace(PER_CALL, "")) });
   const rule = parseRule(cliForm(text), /^\d+ at once$/.test(text));
   if ("error" in rule) return text;
   if (rule.seconds === null) return t("{count} at once", { count: count(rule.count) });
