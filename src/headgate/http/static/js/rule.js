@@ -56,8 +56,8 @@ export function marginOf(text) {
 
 /** A stored rule ("10/m + 0.02s", "100/m burst 20") in words; null if it cannot be parsed. @param {string} text */
 export function describeStored(text) {
-  if (text.endsWith(PER_CALL)) {
-    const rule = describeStored(text.slice(0, -PER_CALL.length));
+  if (PER_CALL.test(text)) {
+    const rule = describeStored(text.replace(PER_CALL, ""));
     return rule && t("{rule}, per call", { rule });
   }
   const isAtOnce = /^\d+ at once$/.test(text);
