@@ -391,8 +391,9 @@ class Enqueuer:
         if expires_in is not None:
             expires_at = run_at + expires_in
         instead_of = None if queue == group.queue else group.queue
-        limit_set = self._registry.limit_set(task, queue, instead_of)
+        # First the name: if another thread declares limits in between, nodes see that the job has to be moved.
         limit_set_name = self._registry.limit_set_name(task.name, queue, instead_of)
+        limit_set = self._registry.limit_set(task, queue, instead_of)
         aging = self._registry.aging(queue)
         encode, skip = task.payload.encode, partial(self._skip, task.name, is_here=is_here)
         new_id = self._ids.next

@@ -99,6 +99,8 @@ def _job(
 ) -> NewJob:
     task = registry.find(call.task)
     assert task is not None, f"schedule {record.name!r} is of a task that was not requested"
+    # First the name, as in `Enqueuer`.
+    limit_set_name = registry.limit_set_name(call.task, call.queue)
     limit_set = registry.limit_set(task, call.queue)
     buckets, costs, terms = UNGATED
     rejection = None
@@ -135,7 +137,7 @@ def _job(
         rejection=rejection,
         origin=origin,
         audit=call.audit,
-        limit_set=registry.limit_set_name(call.task, call.queue),
+        limit_set=limit_set_name,
     )
 
 

@@ -121,9 +121,7 @@ class Registry:
             if bound.name not in kept:
                 self.limits.pop(bound.name, None)
                 self.rules.pop(bound.name, None)
-        self._limit_sets.clear()
-        self._limit_set_names.clear()
-        self._all_limit_sets = None
+        self._forget_limit_sets()
 
     def _add_task(self, task: TaskDefinition) -> None:
         require_name(task.name, "task")
@@ -212,20 +210,27 @@ class Registry:
                 self._require_same(name, limit, where)
                 self.limits[name], self.rules[name] = limit, limit.rule
         self._queue_limits[queue.name] = limits
-        self._limit_sets.clear()
-        self._limit_set_names.clear()
-        self._all_limit_sets = None
+        self._forget_limit_sets()
         for task in self.tasks.values():
             if task.queue == queue.name:
                 self.limit_set(task, queue.name)
+
+    def _forget_limit_sets(self) -> None:
+        """Let limit sets be computed anew.
+
+        Threads that enqueue may be computing some: they keep the old dictionaries, so what they add is forgotten, too.
+        """
+        self._limit_sets = {}
+        self._limit_set_names = {}
+        self._all_limit_sets = None
 
     def limit_set(self, task: TaskDefinition, queue: str, instead_of: str | None = None) -> LimitSet:
         """Return the limits of a task's jobs in a queue: the task's own limits, then the queue's.
 
         A job that overflows into it, `instead_of` another queue, keeps that queue's limits except its concurrency.
         """
-        key = (task.name, queue, instead_of)
-        limit_set = self._limit_sets.get(key)
+        key, known = (task.name, queue, instead_of), self._limit_sets
+        limit_set = known.get(key)
         if limit_set is None:
             limit_set = task.limit_set
             for name in (queue,) if instead_of is None else (instead_of, queue):
@@ -241,7 +246,7 @@ class Registry:
                     )
             declared = self.queues.get(queue if instead_of is None else instead_of)
             limit_set = limit_set.with_default((None if declared is None else declared.waits) or self._waits)
-            self._limit_sets[key] = limit_set
+            known[key] = limit_set
         return limit_set
 
     def limit_set_name(self, name: str, queue: str, instead_of: str | None = None) -> str:
@@ -249,14 +254,14 @@ class Registry:
 
         It changes when their buckets, costs or terms may change, and differs between tasks and queues.
         """
-        key = (name, queue, instead_of)
-        limit_set_name = self._limit_set_names.get(key)
+        key, known = (name, queue, instead_of), self._limit_set_names
+        limit_set_name = known.get(key)
         if limit_set_name is None:
             parts = (name, queue, self.limit_set(self._by_name[name], queue, instead_of).signature)
             limit_set_name = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
             if instead_of is not None:
                 limit_set_name += _INSTEAD_OF + instead_of
-            self._limit_set_names[key] = limit_set_name
+            known[key] = limit_set_name
         return limit_set_name
 
     def limit_sets(self) -> LimitSets:

@@ -28,9 +28,10 @@ from headgate.engine.enqueuer import group_calls
 from headgate.errors import UnknownQueue
 from headgate.jobs.event import Event, LimitSkipped
 from headgate.jobs.job import BucketRef, NewJob
-from headgate.limits.limit import Limit
+from headgate.limits.limit import Limit, WaitTerms
 from headgate.settings import load_settings
-from tests.internals import client_of
+from headgate.tasks.limit_set import LimitSet
+from tests.internals import client_of, registry_of
 from tests.until import result_within
 
 
@@ -323,3 +324,26 @@ def test_headers_are_small_however_they_add_up(app: Headgate) -> None:
     assert half.using(headers={"a": "y" * 9000}).options["headers"] == {"a": "y" * 9000}
     with pytest.raises(DeclarationError, match="more than 16384; they are read with every list"):
         half.using(headers={"b": "x" * 9000})
+
+
+def test_limits_that_are_declared_while_a_thread_enqueues_are_known_afterwards(
+    app: Headgate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: what the thread was computing was kept, without the new limits, for all later jobs."""
+
+    @app.task
+    async def sync() -> None: ...
+
+    registry = registry_of(app)
+    task, with_default = registry.tasks[sync.name], LimitSet.with_default
+
+    def declare_meanwhile(limit_set: LimitSet, terms: WaitTerms) -> LimitSet:
+        monkeypatch.undo()
+        app.queue("mail", limits=[StrictRate("1/m", name="late")])
+        return with_default(limit_set, terms)
+
+    app.queue("mail")
+    monkeypatch.setattr(LimitSet, "with_default", declare_meanwhile)
+    name = registry.limit_set_name(sync.name, "mail")
+    assert registry.limit_set(task, "mail").names == ("late",)
+    assert registry.limit_set_name(sync.name, "mail") != name
