@@ -53,7 +53,7 @@ def app(tmp_path: Path) -> Iterator[Headgate]:
 
 def warm_up(app: Headgate) -> None:
     app.tasks["note"].sync.enqueue(0)
-    until_now(lambda: store_of(app).can_add_here)
+    until_now(lambda: store_of(app).can_add_in_thread)
 
 
 def commits_of(app: Headgate, call: Callable[[], object]) -> list[bool]:
@@ -169,7 +169,7 @@ def test_errors_are_those_of_the_loop(app: Headgate) -> None:
         with pytest.raises(kind) as on_the_loop:
             app.sync.run(task.enqueue(*arguments))
         assert str(here.value) == str(on_the_loop.value)
-        assert store_of(app).can_add_here
+        assert store_of(app).can_add_in_thread
     assert sorted(numbers(app)) == [0, 1]
 
 
@@ -222,7 +222,7 @@ def test_an_interrupt_at_any_point_leaves_the_store_usable(app: Headgate) -> Non
             acknowledged.append(point)
             if left > 0:
                 break
-        until_now(lambda: store_of(app).can_add_here)
+        until_now(lambda: store_of(app).can_add_in_thread)
         assert not writer_of(driver_of(app)).in_transaction
         assert commits_of(app, lambda point=point: note.sync.enqueue(-point)) == [True]  # type: ignore[misc]
         acknowledged.append(-point)
@@ -282,7 +282,7 @@ def test_a_thread_that_commits_wakes_the_node_of_its_process(tmp_path: Path) -> 
     app = make_app(tmp_path)
     with app:
         assert app.tasks["note"].sync.enqueue(0).result(patient(10)) == 0
-        until_now(lambda: store_of(app).can_add_here)
+        until_now(lambda: store_of(app).can_add_in_thread)
         woken = threading.Event()
         store_of(app).watch(woken.set)
         assert commits_of(app, lambda: app.tasks["note"].sync.enqueue(1))[:1] == [True]
@@ -304,15 +304,15 @@ def test_counts_of_a_thread_that_come_after_the_last_write_are_written_by_the_ne
     writer = client_of(app).history_writer
     with app.open():
         warm_up(app)
-        add_here = SqliteDriver.add_here
+        add_in_thread = SqliteDriver.add_in_thread
 
         def close_first(driver: SqliteDriver, jobs: Any) -> Any:
-            stored = add_here(driver, jobs)
+            stored = add_in_thread(driver, jobs)
             app.sync.run(writer.close(1))
             return stored
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SqliteDriver, "add_here", close_first)
+            patch.setattr(SqliteDriver, "add_in_thread", close_first)
             app.tasks["note"].sync.enqueue(1)
     with app.open():
         pass
@@ -359,11 +359,11 @@ def test_a_commit_of_the_loop_waits_for_that_of_a_thread_and_no_thread_begins_be
         until_now(driver._writer_lock.locked)
         on_the_loop = pool.submit(app.sync.run, note.enqueue(2))
         until_now(lambda: driver._is_writer_wanted)
-        assert not driver.can_add_here
+        assert not driver.can_add_in_thread
         holder.execute("ROLLBACK")
         here.result(patient(10))
         on_the_loop.result(patient(10))
-    until_now(lambda: driver.can_add_here)
+    until_now(lambda: driver.can_add_in_thread)
     assert sorted(numbers(app)) == [0, 1, 2]
 
 

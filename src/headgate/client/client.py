@@ -237,7 +237,7 @@ class Client:
         """As `enqueue`, for synchronous code; a connection of the caller is used in the caller's thread."""
         connection = task.options.get("connection")
         if connection is None:
-            stored = self._stored_here(task, calls)
+            stored = self._stored_in_thread(task, calls)
             return self.portal.run(self.enqueue(task, calls)) if stored is None else self._handles(stored)
         require_blocking(connection)
         caller = WaitingThread()
@@ -249,12 +249,12 @@ class Client:
 
         return self.portal.run(self._enqueue(task, calls, store), caller)
 
-    def _stored_here(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[tuple[str, bool]] | None:
+    def _stored_in_thread(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[tuple[str, bool]] | None:
         """Store the calls in this thread; None if they have to be stored on the loop, and nothing is stored then."""
         loop = self.lifecycle.loop
         if loop is None or is_running_here(loop):
             return None
-        return self.enqueuer.enqueue_here(task, group_calls(task, calls), loop)
+        return self.enqueuer.enqueue_in_thread(task, group_calls(task, calls), loop)
 
     def _handles(self, stored: Sequence[tuple[str, bool]]) -> list[Job[Any]]:
         return [Job(id, self, is_new=is_new) for id, is_new in stored]

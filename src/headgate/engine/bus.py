@@ -118,7 +118,7 @@ class EventBus:
         taps, subscriptions = self._routes.get(kind) or self._route(kind)
         return bool(taps or subscriptions)
 
-    def has_surely_no_listener(self, *kinds: type[Event]) -> bool:
+    def has_no_listener(self, *kinds: type[Event]) -> bool:
         """Whether nothing takes events of these kinds; False if `has_listener` was not asked. Any thread may ask."""
         return all(self._routes.get(kind) == ((), ()) for kind in kinds)
 

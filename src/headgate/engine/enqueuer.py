@@ -137,7 +137,7 @@ class Enqueuer:
         with await self._backlogs.admit(counts) as admitted:
             return await self._store(self._jobs_of(task, groups, admitted.queues), admitted)
 
-    def enqueue_here(
+    def enqueue_in_thread(
         self, task: TaskDefinition, groups: Sequence[CallGroup], loop: asyncio.AbstractEventLoop
     ) -> list[tuple[str, bool]] | None:
         """As `enqueue`, in a thread beside the loop of the app; None if the loop has to do it, and nothing is stored.
@@ -147,22 +147,22 @@ class Enqueuer:
         if self._needs_loop(task, groups):
             return None
         try:
-            jobs = self._jobs_of(task, groups, is_here=True)
-            duplicates = self._storage.add_here(jobs)
+            jobs = self._jobs_of(task, groups, is_beside_loop=True)
+            duplicates = self._storage.add_in_thread(jobs)
         except (_NeedsLoop, IdTaken):
             return None
         if duplicates is None:
             return None
-        self._history_writer.note_enqueued_here(jobs, duplicates, loop)
+        self._history_writer.note_enqueued_in_thread(jobs, duplicates, loop)
         return resolved_ids(jobs, duplicates)
 
     def _needs_loop(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> bool:
         """Whether enqueueing these calls awaits something, publishes an event or calls a hook."""
-        if not groups or not self._storage.can_add_here or not self._ids.has_producer:
+        if not groups or not self._storage.can_add_in_thread or not self._ids.has_producer:
             return True
         if self._registry.hooks.around_enqueue or self.tracing is not None or self._large_payloads is not None:
             return True
-        if not self._bus.has_surely_no_listener(JobEnqueued, JobReplaced, StorageUsed):
+        if not self._bus.has_no_listener(JobEnqueued, JobReplaced, StorageUsed):
             return True
         return self._backlogs.are_bounded(group.queue for group in groups) or any(
             group.options.get("predict") or any(each.patience for each in limits)
@@ -372,15 +372,20 @@ class Enqueuer:
         groups: Sequence[CallGroup],
         queues: Mapping[str, str] = NO_QUEUES,
         *,
-        is_here: bool = False,
+        is_beside_loop: bool = False,
     ) -> list[NewJob]:
-        """Return the jobs of all groups; `queues` maps queues to their fallbacks. `is_here`: beside the loop."""
+        """Return the jobs of all groups; `queues` maps queues to their fallbacks.
+
+        `is_beside_loop`: in a thread beside the loop.
+        """
         jobs: list[NewJob] = []
         for group in groups:
-            jobs += self._new_jobs(task, group, queues.get(group.queue, group.queue), is_here=is_here)
+            jobs += self._new_jobs(task, group, queues.get(group.queue, group.queue), is_beside_loop=is_beside_loop)
         return jobs
 
-    def _new_jobs(self, task: TaskDefinition, group: CallGroup, queue: str, *, is_here: bool = False) -> list[NewJob]:
+    def _new_jobs(
+        self, task: TaskDefinition, group: CallGroup, queue: str, *, is_beside_loop: bool = False
+    ) -> list[NewJob]:
         now = self._storage.now()
         fields, shared_headers, delay, at, expires_in, expires_at, unique, own_id = group.template
         if own_id is not None and len(group.calls) > 1:
@@ -395,7 +400,7 @@ class Enqueuer:
         limit_set_name = self._registry.limit_set_name(task.name, queue, instead_of)
         limit_set = self._registry.limit_set(task, queue, instead_of)
         aging = self._registry.aging(queue)
-        encode, skip = task.payload.encode, partial(self._skip, task.name, is_here=is_here)
+        encode, skip = task.payload.encode, partial(self._skip, task.name, is_beside_loop=is_beside_loop)
         new_id = self._ids.next
         jobs: list[NewJob] = []
         arguments: dict[str, Any]
@@ -429,10 +434,10 @@ class Enqueuer:
             jobs.append(job if unique is None else unique.with_key(job, arguments))
         return jobs
 
-    def _skip(self, task: str, limit: str, reason: str, *, is_here: bool = False) -> None:
+    def _skip(self, task: str, limit: str, reason: str, *, is_beside_loop: bool = False) -> None:
         # Published once per task and limit: a thousand jobs without a key are one mistake.
         if (task, limit) not in self._skipped:
-            if is_here:
+            if is_beside_loop:
                 raise _NeedsLoop
             self._skipped.add((task, limit))
             self._bus.publish(LimitSkipped(at=self._clock.now(), task=task, limit=limit, reason=reason))

@@ -101,7 +101,7 @@ class HistoryWriter:
                 tally = step.tally(queue, task)
             tally.enqueued += 1
 
-    def note_enqueued_here(
+    def note_enqueued_in_thread(
         self, jobs: Sequence[NewJob], duplicates: Mapping[str, str], loop: asyncio.AbstractEventLoop
     ) -> None:
         """As `note_enqueued`, from a thread beside the loop of the app."""

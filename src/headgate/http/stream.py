@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -185,6 +186,16 @@ class Stream:
         of_user = sum(listener.user == user for listener in self._endings.values())
         return self.clients >= self._most_clients or of_user >= self._most_of_user
 
+    @contextlib.contextmanager
+    def _counted(self, listener: _Listener) -> Iterator[asyncio.Event]:
+        """Count a stream while it lasts; the event is set when it has to end."""
+        ending = asyncio.Event()
+        self._endings[ending] = listener
+        try:
+            yield ending
+        finally:
+            self._endings.pop(ending, None)
+
     async def _events(
         self,
         seen: OverviewReading,
@@ -197,9 +208,7 @@ class Stream:
             # Streams that are requested during the first reading are all admitted before any of them is counted.
             yield _COME_LATER
             return
-        ending = asyncio.Event()
-        self._endings[ending] = listener
-        try:
+        with self._counted(listener) as ending:
             began_at = said_at = self._clock.monotonic()
             yield _HELLO
             tag: str | None = known
@@ -234,8 +243,6 @@ class Stream:
             if not ending.is_set():
                 # The stream has only reached its maximum age: the browser should open the next one at once.
                 yield _COME_BACK
-        finally:
-            self._endings.pop(ending, None)
 
     async def _ends(
         self,
@@ -249,9 +256,7 @@ class Stream:
         if self._is_full(listener.user):
             yield _COME_LATER
             return
-        ending = asyncio.Event()
-        self._endings[ending] = listener
-        try:
+        with self._counted(listener) as ending:
             began_at = said_at = self._clock.monotonic()
             yield _place(sent) + _HELLO
             found, has_more = first
@@ -278,8 +283,6 @@ class Stream:
                     return
             if not ending.is_set():
                 yield _place(sent) + _COME_BACK
-        finally:
-            self._endings.pop(ending, None)
 
 
 class EndReader:

@@ -256,12 +256,12 @@ class Driver(ABC):
         """As `Store.add`. Additions that wait at the same time are made together."""
 
     @property
-    def can_add_here(self) -> bool:
-        """Whether `add_here` would store jobs now; any thread may ask."""
+    def can_add_in_thread(self) -> bool:
+        """Whether `add_in_thread` would store jobs now; any thread may ask."""
         return False
 
-    def add_here(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | None:
-        """As `Store.add_here`."""
+    def add_in_thread(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | None:
+        """As `Store.add_in_thread`."""
         return None
 
     @abstractmethod

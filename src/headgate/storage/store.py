@@ -201,16 +201,16 @@ class Store:
         return await self.driver.add(jobs, batches)
 
     @property
-    def can_add_here(self) -> bool:
-        """Whether `add_here` would store jobs now; any thread may ask."""
-        return self.driver.can_add_here
+    def can_add_in_thread(self) -> bool:
+        """Whether `add_in_thread` would store jobs now; any thread may ask."""
+        return self.driver.can_add_in_thread
 
-    def add_here(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | None:
+    def add_in_thread(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | None:
         """As `add`, in the calling thread, which must not be that of the loop; None if only the loop can store them.
 
         Nothing is stored then. It blocks until the commit, and calls no watcher in this thread.
         """
-        return self.driver.add_here(jobs)
+        return self.driver.add_in_thread(jobs)
 
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         """As `add`, but the jobs exist if and only if the open transaction of the caller's connection commits.

@@ -591,7 +591,7 @@ class JobsConformance(Conformance):
         storage, job = store_user.storage, store_user.new()
         woken = asyncio.Event()
         unwatch = storage.watch(woken.set)
-        duplicates = await asyncio.to_thread(storage.add_here, [job])
+        duplicates = await asyncio.to_thread(storage.add_in_thread, [job])
         stored = await storage.job(job.id)
         if duplicates is None:
             assert stored is None
@@ -601,7 +601,7 @@ class JobsConformance(Conformance):
             assert stored.state is JobState.WAITING
             await woken.wait()
             # To repeat it changes nothing.
-            assert await asyncio.to_thread(storage.add_here, [job]) == {}
+            assert await asyncio.to_thread(storage.add_in_thread, [job]) == {}
         unwatch()
 
     async def test_an_ending_after_which_no_job_can_start_wakes_those_that_wait_for_endings(

@@ -97,7 +97,7 @@ class SqliteDriver(Driver):
     """Jobs in one SQLite file; see `SqliteStorage`.
 
     One thread writes. Writes that wait while a commit is in flight share the next one. While that thread has nothing to
-    do, a thread without an event loop commits its own jobs: see `add_here`.
+    do, a thread without an event loop commits its own jobs: see `add_in_thread`.
     """
 
     migrates_when_opened = True
@@ -298,7 +298,7 @@ class SqliteDriver(Driver):
         return await self._write(_addition(jobs, batches)) or {}
 
     @property
-    def can_add_here(self) -> bool:
+    def can_add_in_thread(self) -> bool:
         """Whether nothing else uses the writer or waits for it.
 
         Where several threads enqueue at once, all but one share a commit of the thread that writes.
@@ -308,20 +308,20 @@ class SqliteDriver(Driver):
         # What is wrong with the store is raised on the loop.
         return self._write_thread is not None and self._broken is None and self._pid == os.getpid()
 
-    def add_here(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | None:
-        if not self.can_add_here:
+    def add_in_thread(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | None:
+        if not self.can_add_in_thread:
             return None
         self._require_no_transaction()
         try:
             # In a context of its own, which ends with it, whatever interrupts it.
-            added = copy_context().run(self._add_here, jobs)
+            added = copy_context().run(self._add_in_thread, jobs)
         finally:
             self._wake_from_thread()
         if isinstance(added, Exception):
             raise added
         return added
 
-    def _add_here(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | Exception | None:
+    def _add_in_thread(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | Exception | None:
         # A signal handler that writes in the middle would wait for the thread that it interrupts: this refuses it.
         current = UserTransaction(self.path)
         _transactions.set((*_transactions.get(), current))
