@@ -19,7 +19,6 @@ import pytest
 import pytest_asyncio
 
 from headgate import Headgate, RetryPolicy, current_job
-from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.storage.postgres.client_silence import SilentInTransaction, is_idle_timeout
 from headgate.storage.postgres.database import Bounds, Database, Session
@@ -73,7 +72,7 @@ async def notes(postgres_url: str, absent_schema: str) -> AsyncIterator[Notes]:
 
 
 async def opened(url: str) -> Database:
-    data = Database(url, "headgate", SystemClock(), size=2)
+    data = Database(url, "headgate", size=2)
     await data.open()
     data.bounds = Bounds(of_transaction=MappingProxyType({"idle_in_transaction_session_timeout": LIMIT}))
     return data
@@ -271,7 +270,7 @@ async def test_a_handler_that_blocks_the_loop_in_its_own_transaction_gets_a_plai
     postgres_url: str, postgres_schema: str
 ) -> None:
     app = Headgate(postgres_url, schema=postgres_schema)
-    payments = Notes(postgres_url, postgres_schema, Database(postgres_url, "headgate", SystemClock(), size=1))
+    payments = Notes(postgres_url, postgres_schema, Database(postgres_url, "headgate", size=1))
     errors: list[Exception] = []
 
     async def pay(*, fails: bool) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import asyncpg
 import pytest
@@ -14,9 +15,10 @@ import pytest
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.storage.postgres import database, schema
-from headgate.storage.postgres.database import Database
+from headgate.storage.postgres.database import Database, Deadlocked, Session
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.postgres.wake_ups import WakeUps
+from headgate.testing.manual_clock import ManualClock
 from tests.durability.postgres import ask, session_at
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
@@ -25,6 +27,8 @@ from tests.postgres_server import PostgresServer, server_in
 from tests.until import patient, until
 
 pytestmark = pytest.mark.nightly
+
+R = TypeVar("R")
 
 SLEEP = "SELECT pg_sleep(60)"
 
@@ -40,7 +44,7 @@ def within(seconds: float) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def opened(url: str, *, size: int = 2) -> AsyncIterator[Database]:
-    database_ = Database(url, "headgate", SystemClock(), size=size)
+    database_ = Database(url, "headgate", size=size)
     await database_.open()
     try:
         yield database_
@@ -152,7 +156,7 @@ async def test_a_task_that_is_cancelled_in_the_middle_leaves_at_once_and_its_con
 @pytest.mark.usefixtures("patient_with_statements")
 async def test_closing_does_not_wait_for_silent_connections(postgres: PostgresServer) -> None:
     async with TcpProxy.to(postgres.port) as proxy:
-        data = Database(postgres.url_at(proxy.port), "headgate", SystemClock(), size=4)
+        data = Database(postgres.url_at(proxy.port), "headgate", size=4)
         await data.open()
         await asyncio.gather(*(data.run(lambda session: session.script("SELECT pg_sleep(0.1)")) for _ in range(3)))
         working = asyncio.ensure_future(data.run(lambda session: session.script(SLEEP)))
@@ -205,6 +209,26 @@ def narrow(tmp_path: Path) -> Iterator[PostgresServer]:
 async def flood(session: asyncpg.Connection) -> None:
     while True:
         await session.execute("SELECT pg_notify('nothing', repeat('x', 7000) || n) FROM generate_series(1, 50) n")
+
+
+async def test_a_repeat_is_made_even_if_the_clock_of_a_test_stands_still(
+    postgres_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = PostgresStorage(postgres_url, ManualClock(), schema=postgres_schema, own_time=True)
+    await storage.open()
+    data = storage.driver._database
+    once, failures = data._once, [Deadlocked("a deadlock"), StorageUnavailable("the server was restarted")]
+
+    async def fails_twice(work: Callable[[Session], Awaitable[R]]) -> R:
+        if failures:
+            raise failures.pop()
+        return await once(work)
+
+    monkeypatch.setattr(data, "_once", fails_twice)
+    with within(1):
+        assert await storage.check() == []
+    assert failures == []
+    await storage.close()
 
 
 async def test_a_full_notification_queue_stops_no_worker(narrow: PostgresServer) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from headgate.clock import SECOND, SystemClock
+from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.silent_clients import SILENT_FOR
@@ -77,7 +77,7 @@ async def test_a_client_that_freezes_in_a_transaction_holds_its_locks_for_five_s
     other = Work(server.url)
     async with TcpProxy.to(server.port) as proxy, other.app:
         await other.has_run(await other.gated.enqueue("acme"))
-        data = Database(server.url_at(proxy.port), "headgate", SystemClock(), size=1)
+        data = Database(server.url_at(proxy.port), "headgate", size=1)
         await data.open()
         holding = asyncio.Event()
 

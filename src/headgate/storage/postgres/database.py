@@ -314,23 +314,23 @@ class Database:
     `lent` pool, all connections are those of the user: nothing is kept in their sessions either.
     """
 
-    def __init__(self, url: str, schema: str, clock: Clock, *, size: int, pool: object | None = None) -> None:
+    def __init__(self, url: str, schema: str, *, size: int, pool: object | None = None) -> None:
         self.url = url
         self.schema = schema
         self.name = displayed_url(url)
         self.is_pooled = False
         self.lent: LentPool | None = None if pool is None else LentPool(pool, self.name)
         self.bounds = Bounds()
-        self._clock = clock
-        # The server measures the silence of its clients in real time, also where a test sets the clock.
-        self._servers_clock = SystemClock()
+        # Real time, also where a test sets the clock: in it a server answers, releases locks, and measures the silence
+        # of its clients. On a clock that only the test moves, what is tried again would wait for ever.
+        self.clock: Clock = SystemClock()
         self._size = size
         self._random = Random()
         self.statements = statements_of(schema)
         self.connects = 0
         """How many connections were made. While it stays the same, the server under them has not been restarted."""
         self._scans = self._lookups = asyncio.Semaphore()
-        self._searches = Searches(clock, at_once=1)
+        self._searches = Searches(self.clock, at_once=1)
         self._pool: asyncpg.Pool[Any] | None = None
 
     @property
@@ -352,7 +352,7 @@ class Database:
         # Connections are left for heartbeats and claims, however many users read at once.
         self._scans = asyncio.Semaphore(max(1, self._size // 4))
         self._lookups = asyncio.Semaphore(max(1, self._size // 4))
-        self._searches = Searches(self._clock, at_once=max(1, self._size // 8))
+        self._searches = Searches(self.clock, at_once=max(1, self._size // 8))
         if self.lent is not None:
             return
         settings = {} if self.is_pooled else {**SETTINGS, **self.bounds.of_session}
@@ -494,7 +494,7 @@ class Database:
             is_pooled=is_pooled,
             bounds=self.bounds,
             timeout=timeout,
-            clock=self._servers_clock,
+            clock=self.clock,
             store=self.name,
         )
 
@@ -522,7 +522,7 @@ class Database:
                     raise
                 if isinstance(error, SilentInTransaction):
                     logger.warning("%s; the transaction is repeated", error)
-                await sleep(self._clock, self._random.uniform(0.001, 0.02))
+                await sleep(self.clock, self._random.uniform(0.001, 0.02))
         raise AssertionError
 
     async def transact(
@@ -599,7 +599,7 @@ class Database:
 
     async def repeated(self, work: Callable[[], Awaitable[R]]) -> R:
         """Return the result of `work`, retrying it while the server is unavailable."""
-        until = self._clock.monotonic() + PATIENCE
+        until = self.clock.monotonic() + PATIENCE
         pause = 0.01
         while True:
             try:
@@ -607,9 +607,9 @@ class Database:
             except (StatementRejected, IdTaken):
                 raise
             except StorageUnavailable:
-                if self._clock.monotonic() + pause * SECOND > until:
+                if self.clock.monotonic() + pause * SECOND > until:
                     raise
-            await sleep(self._clock, self._random.uniform(0.5, 1.0) * pause)
+            await sleep(self.clock, self._random.uniform(0.5, 1.0) * pause)
             pause = min(pause * 2, 1.0)
 
 

@@ -109,7 +109,7 @@ class PostgresDriver(Driver):
                 f"the URL names schema={named!r}, and schema= or HEADGATE_SCHEMA names {schema!r}; name it once"
             )
         self.schema = checked_schema(schema if named is None else named)
-        self._database = Database(address, self.schema, clock, size=connections, pool=pool)
+        self._database = Database(address, self.schema, size=connections, pool=pool)
         self._pool = pool
         self._listen_url = None if listen_url is None else split_schema(checked_url(listen_url))[0]
         self._is_watched = is_watched
@@ -175,7 +175,7 @@ class PostgresDriver(Driver):
         await self._database.open()
         try:
             if migrate:
-                await make_current(self._database, self.clock)
+                await make_current(self._database)
             else:
                 await require_migrated(self._database)
             await self._database.repeat(self._read_clock)
@@ -197,7 +197,7 @@ class PostgresDriver(Driver):
 
     async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
         await self._database.repeated(self._database.probe)
-        return await make_current(self._database, self.clock, dry_run=dry_run)
+        return await make_current(self._database, dry_run=dry_run)
 
     async def _read_clock(self, session: Session) -> None:
         await session.execute("raise_limit_time")
@@ -311,7 +311,7 @@ class PostgresDriver(Driver):
             return await self._database.transact(lambda session: add_unique(self._tx(session), jobs, batches), IN_TURNS)
 
         async def add_once() -> Mapping[str, str]:
-            until = self.clock.monotonic() + PATIENCE
+            until = self._database.clock.monotonic() + PATIENCE
             while True:
                 # Not on all connections, however many keys there are; and on none while it waits for a locked key.
                 async with self._unique:
@@ -319,9 +319,9 @@ class PostgresDriver(Driver):
                         return await add()
                     except StorageUnavailable as error:
                         is_held = isinstance(error.__cause__, asyncpg.LockNotAvailableError)
-                        if not is_held or self.clock.monotonic() > until:
+                        if not is_held or self._database.clock.monotonic() > until:
                             raise
-                await sleep(self.clock, HELD_PAUSE)
+                await sleep(self._database.clock, HELD_PAUSE)
 
         # One attempt for each key and each own id, however many callers there are.
         keys: list[Hashable] = [key for job in jobs if (key := key_of(job)) is not None]
@@ -489,18 +489,18 @@ class PostgresDriver(Driver):
 
     async def _when_free(self, job_id: str, work: Work[R]) -> R:
         """Run `work`, a transaction that changes a job, once the job and its followers are free. Raises JobHeld."""
-        until = self.clock.monotonic() + SECOND
+        until = self._database.clock.monotonic() + SECOND
         while True:
             try:
                 return await self._database.transact(work, A_SECOND)
             except FollowersHeld as error:
-                if self.clock.monotonic() > until:
+                if self._database.clock.monotonic() > until:
                     raise _held(job_id, "a follower of it") from error
             except StorageUnavailable as error:
                 if isinstance(error.__cause__, asyncpg.LockNotAvailableError):
                     raise _held(job_id, "it") from error
                 raise
-            await sleep(self.clock, 0.1)
+            await sleep(self._database.clock, 0.1)
 
 
 def _held(job_id: str, what: str) -> JobHeld:

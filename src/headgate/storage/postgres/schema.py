@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import asyncpg
 
-from headgate.clock import Clock, sleep
+from headgate.clock import sleep
 from headgate.errors import StorageUnavailable, StorageUnusable, raise_instead
 from headgate.storage.migrations import Migration, load_migrations, pending, require_none
 from headgate.storage.postgres.database import COMMAND_TIMEOUT, Database, translate
@@ -25,7 +25,7 @@ _RACED = ("23505", "42P06", "42P07", "XX000")
 _FORBIDDEN = "42501"
 
 
-async def migrate(database: Database, clock: Clock, *, dry_run: bool = False) -> Sequence[Migration]:
+async def migrate(database: Database, *, dry_run: bool = False) -> Sequence[Migration]:
     """Apply pending migrations, once even if several processes begin together. Returns what (would be) applied.
 
     If nothing is pending, the user only needs the right to read and write the tables. Releases that are older than the
@@ -42,7 +42,7 @@ async def migrate(database: Database, clock: Clock, *, dry_run: bool = False) ->
                 ) from error
             if error.sqlstate not in _RACED or not tries_left:
                 raise
-        await sleep(clock, 0.05)
+        await sleep(database.clock, 0.05)
     raise AssertionError
 
 
