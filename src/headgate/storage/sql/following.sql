@@ -272,6 +272,18 @@ DELETE FROM headgate.ended_leader WHERE id {any:ids job_id}
 -- Whether followers of final leaders are left.
 SELECT EXISTS (SELECT 1 FROM headgate.ended_leader)
 
+-- part: followers_of_found [postgres]
+FROM found
+CROSS JOIN headgate.job
+WHERE job.follows IS NOT NULL AND job.follows = found.id AND job.finished_at IS NULL
+
+-- part: followers_of_found [sqlite]
+-- Looked up by IN: before a join on `follows`, SQLite would read all jobs after ANALYZE.
+FROM found
+CROSS JOIN job ON job.rowid IN (
+    SELECT rowid FROM job WHERE follows IS NOT NULL AND follows = found.id AND finished_at IS NULL
+)
+
 -- name: downstream_jobs
 -- Return the jobs of these batches, and those that follow these leaders or such a job, as far as they are not final.
 WITH RECURSIVE found (id) AS (
@@ -284,9 +296,7 @@ WITH RECURSIVE found (id) AS (
     WHERE job.follows IS NOT NULL AND job.follows {any:leaders job_id} AND job.finished_at IS NULL
     UNION
     SELECT job.id
-    FROM found
-    CROSS JOIN headgate.job
-    WHERE job.follows IS NOT NULL AND job.follows = found.id AND job.finished_at IS NULL
+    @followers_of_found
 )
 SELECT
     job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, cancel_requested,

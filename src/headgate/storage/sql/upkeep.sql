@@ -166,8 +166,8 @@ WHERE (task, unique_key) IN (
 gated AND since IS NULL AND wakes_at IS NULL AND waiting = 0
 
 -- part: is_empty_lane [sqlite]
--- No running job can return to it.
-gated AND waiting = 0 AND id NOT IN (SELECT lane FROM job WHERE state = 'running')
+-- No running job can return to it. After ANALYZE, SQLite would read all jobs to make an index of the running ones.
+gated AND waiting = 0 AND id NOT IN (SELECT lane FROM job INDEXED BY job_running WHERE state = 'running')
 
 -- name: evict_lanes
 -- Delete empty lanes. A job that comes to such a lane later brings all that is needed to create it again.
