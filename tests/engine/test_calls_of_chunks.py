@@ -39,6 +39,34 @@ def test_a_limit_per_call_is_charged_once_for_a_chunk() -> None:
     in_virtual_time(test)
 
 
+def test_the_prediction_of_a_backlog_counts_calls() -> None:
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        last: list[float] = []
+
+        @app.chunked(10, wait=0.1, limits=[StrictRate("1/m", name="calls", key="{tenant}", margin=0, per_call=True)])
+        async def index(docs: list[Doc]) -> None:
+            last.append(now(clock))
+
+        async with app:
+            await index.enqueue_many([(Doc(str(number), "a"),) for number in range(60)])
+            # The first call was made, and the others wait for the next minutes.
+            await asyncio.sleep(5)
+            waiting = 60 - 10
+            predicted = (await app.admin.limits.what_if("calls", "a", "2/m")).now
+            (limit,) = [each for each in (await app.admin.overview()).limits if each.limit == "calls"]
+            (worst,) = limit.worst
+            assert (worst.waiting, worst.clears_at) == (waiting, predicted.clears_at)
+            assert [each.waiting for each in predicted.points] == [40, 30, 20, 10, 0]
+            assert predicted.clears_at is not None
+            clears_in = (predicted.clears_at - app.admin.now()).total_seconds()
+            began = now(clock)
+            await asyncio.sleep(600)
+        assert len(last) == 6
+        assert last[-1] - began == pytest.approx(clears_in, abs=1.5)
+
+    in_virtual_time(test)
+
+
 def test_other_limits_of_the_task_count_its_jobs() -> None:
     async def test(app: Headgate, clock: VirtualClock) -> None:
         sizes: list[int] = []

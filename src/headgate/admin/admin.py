@@ -175,9 +175,7 @@ class Admin:
         )
         # The order of a fair queue makes no job wait, so it is not shown as a limit.
         limits = {name: rule for name, rule in rules.items() if not rule.orders_turns}
-        self.limits: LimitsAdmin = LimitsAdmin(
-            storage, limits, other_stores, self.actor, {name for name, each in registry.limits.items() if each.per_call}
-        )
+        self.limits: LimitsAdmin = LimitsAdmin(storage, limits, other_stores, self.actor, registry.call_sizes)
         self.history: HistoryAdmin = HistoryAdmin(storage, limits)
         self.schedules = schedules
         self.schedules.actor = self.actor

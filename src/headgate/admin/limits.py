@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -198,10 +199,10 @@ class LimitsAdmin:
         rules: Mapping[str, AnyRule],
         other_stores: Mapping[str, BucketStore],
         actor: str,
-        per_call: Container[str] = (),
+        call_sizes: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.actor = actor
-        self._per_call = per_call
+        self._call_sizes = call_sizes
         self._storage = storage
         self._other_stores = other_stores
         self._rules = rules
@@ -210,7 +211,7 @@ class LimitsAdmin:
 
     def described(self, limit: str, rule: AnyRule) -> str:
         """Return a rule of the limit in words, with what it counts if that is the calls of a chunked task."""
-        return f"{rule.describe()} per call" if limit in self._per_call else rule.describe()
+        return f"{rule.describe()} per call" if limit in self._call_sizes else rule.describe()
 
     async def list(
         self,
@@ -268,11 +269,12 @@ class LimitsAdmin:
             if position is not None and job.run_at <= self._storage.now():
                 # No lane waits behind an open bucket: before the first claim, and after its rule has changed.
                 bucket = replace(bucket, waiting=max(bucket.waiting, position.waiting))
+        call = self._call_sizes.get(limit, 1)
         is_predictable = not live.is_paused(ref) and limit not in self._other_stores
 
         def predicted(rule: AnyRule) -> PredictedBacklog:
             now = self._storage.limit_now()
-            steps = predict_backlog(bucket, rule, now, cost, BACKLOG_STEPS) if is_predictable else ()
+            steps = predict_backlog(bucket, rule, now, cost, BACKLOG_STEPS, call) if is_predictable else ()
             # Whole seconds, as in `KeyStatus`.
             points = [BacklogPoint(self._in_wall_time(at).replace(microsecond=0), waiting) for at, waiting in steps]
             return PredictedBacklog(rule.describe(), points[-1].at if points else None, points)
@@ -306,7 +308,8 @@ class LimitsAdmin:
         declared, is_paused = self._rules.get(ref.limit), live.is_paused(ref)
         clears_at = None
         if declared is not None and not is_paused and ref.limit not in self._other_stores:
-            clears_at = predict_clear(bucket, live.rule(ref, declared), now, backlog.cost)
+            call = self._call_sizes.get(ref.limit, 1)
+            clears_at = predict_clear(bucket, live.rule(ref, declared), now, backlog.cost, call)
         return KeyStatus(
             key=ref.key,
             waiting=bucket.waiting,

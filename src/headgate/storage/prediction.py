@@ -47,28 +47,32 @@ def predict(position: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRul
     return latest
 
 
-def predict_clear(bucket: BucketRecord, rule: AnyRule, now: int, cost: int = 1) -> int | None:
+def predict_clear(bucket: BucketRecord, rule: AnyRule, now: int, cost: int = 1, call: int = 1) -> int | None:
     """Return when (limit time) the last of the jobs that wait for a bucket may start, if no more come.
 
-    Each is taken to cost `cost`. None if time alone does not open the bucket, as for permits.
+    Each is taken to cost `cost`; of a limit that counts calls, so many jobs start with one `call`. None if time alone
+    does not open the bucket, as for permits.
     """
     position = QueuePosition(None, 0, False, bucket.ref, [bucket], ((cost,), None))
-    clears_at = _opens_for(position, 0, bucket, rule, now, max(0, bucket.waiting - 1))
+    clears_at = _opens_for(position, 0, bucket, rule, now, max(0, bucket.waiting - 1) // call)
     return None if rule.holds_permits or clears_at >= NEVER else clears_at
 
 
-def predict_backlog(bucket: BucketRecord, rule: AnyRule, now: int, cost: int, steps: int) -> Sequence[tuple[int, int]]:
+def predict_backlog(
+    bucket: BucketRecord, rule: AnyRule, now: int, cost: int, steps: int, call: int = 1
+) -> Sequence[tuple[int, int]]:
     """Return how many jobs still wait for a bucket after some of their starts, which `steps` divide evenly.
 
     Each is the instant (limit time) of a start and what waits after it, up to the instant of `predict_clear`. Empty if
     no job waits, and where `predict_clear` is None. The time it takes does not grow with the number of jobs.
     """
     jobs = bucket.waiting
-    if not jobs or predict_clear(bucket, rule, now, cost) is None:
+    if not jobs or predict_clear(bucket, rule, now, cost, call) is None:
         return ()
     position = QueuePosition(None, 0, False, bucket.ref, [bucket], ((cost,), None))
-    ahead = sorted({(jobs - 1) * step // steps for step in range(steps + 1)})
-    return [(_opens_for(position, 0, bucket, rule, now, each), jobs - 1 - each) for each in ahead]
+    last = (jobs - 1) // call
+    ahead = sorted({last * step // steps for step in range(steps + 1)})
+    return [(_opens_for(position, 0, bucket, rule, now, each), max(0, jobs - (each + 1) * call)) for each in ahead]
 
 
 def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: AnyRule, now: int, ahead: int) -> int:

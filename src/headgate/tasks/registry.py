@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from headgate.errors import DeclarationError, UnknownQueue
@@ -162,6 +162,16 @@ class Registry:
     def named(self) -> Iterable[tuple[str, TaskDefinition]]:
         """Return each name and alias, with its task."""
         return self._by_name.items()
+
+    @property
+    def call_sizes(self) -> Mapping[str, int]:
+        """The limits that count calls, with how many jobs a full call has: the fewest, if several tasks use one."""
+        sizes: dict[str, int] = {}
+        for task in self.tasks.values():
+            for bound in task.limit_set.limits:
+                if bound.calls is not None:
+                    sizes[bound.name] = min(bound.calls.size, sizes.get(bound.name, bound.calls.size))
+        return sizes
 
     def add_schedule(self, schedule: DeclaredSchedule) -> None:
         name = schedule.spec.name
