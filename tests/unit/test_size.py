@@ -27,7 +27,7 @@ BUDGETS = {
     "limits": 9_550,
     "observe": 2_000,
     "schedules": 1_850,
-    "storage": 23_970,
+    "storage": 24_000,
     "tasks": 5_000,
     "testing": 1_800,
 }

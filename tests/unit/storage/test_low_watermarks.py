@@ -6,7 +6,15 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.storage.claim_rows import LaneRow
-from headgate.storage.postgres.low_watermarks import SLACK, SLOW, SWEEP_EVERY, LowWatermarks
+from headgate.storage.postgres.low_watermarks import (
+    AFTER_FAILURE,
+    REACH,
+    SLACK,
+    SLOW,
+    SWEEP_EVERY,
+    WHOLE_EVERY,
+    LowWatermarks,
+)
 from headgate.testing.manual_clock import ManualClock
 
 
@@ -48,27 +56,89 @@ def test_each_fair_queue_has_its_own_low_watermark_which_stays_while_its_line_is
     low_watermarks.record_positions([lane(50 * SLACK), lane(5 * SLACK, "fair")], [], 60 * SLACK, ["fair", "empty"])
     low_watermarks.record_read_duration(SLOW + 1)
     low_watermarks.begin()
-    assert [low_watermarks.due(queue) for queue in ("plain", "fair", "empty")] == [49 * SLACK, 4 * SLACK, 0]
+    assert [low_watermarks.due(queue) for queue in ("plain", "fair", "empty")] == [49 * SLACK, 4 * SLACK, -SLACK]
     low_watermarks.record_positions([], [], 70 * SLACK, ["fair", "empty"])
-    assert [low_watermarks.due(queue) for queue in ("plain", "fair", "empty")] == [69 * SLACK, 4 * SLACK, 0]
+    assert [low_watermarks.due(queue) for queue in ("plain", "fair", "empty")] == [69 * SLACK, 4 * SLACK, -SLACK]
     # Turns may be above limit time, where a lane without one would join.
     low_watermarks.record_positions([lane(90 * SLACK, "fair")], [], 70 * SLACK, ["fair"])
-    assert low_watermarks.virtual_times == {"fair": 69 * SLACK, "empty": 0}
+    assert low_watermarks.virtual_times == {"fair": 69 * SLACK, "empty": -SLACK}
 
 
-def test_claims_sweep_every_second_until_a_sweep_is_fast(low_watermarks: LowWatermarks, clock: ManualClock) -> None:
+def test_claims_sweep_every_second_a_little_below_the_first_position(
+    low_watermarks: LowWatermarks, clock: ManualClock
+) -> None:
     low_watermarks.begin()
-    low_watermarks.record_positions([lane(10 * SLACK)], [], 60 * SLACK, [])
     low_watermarks.record_read_duration(SLOW + 1)
-    for _ in range(9):
+    low_watermarks.record_positions([lane(990 * SLACK), lane(40 * SLACK, "fair")], [], 1000 * SLACK, ["fair"])
+    for _ in range(2):
+        for _ in range(9):
+            clock.advance(0.1)
+            low_watermarks.begin()
+            low_watermarks.record_read_duration(10)
+            assert not low_watermarks.has_swept
+            assert (low_watermarks.due("plain"), low_watermarks.opened) == (989 * SLACK, 999 * SLACK)
         clock.advance(0.1)
         low_watermarks.begin()
         low_watermarks.record_read_duration(10)
-        assert low_watermarks.due("plain") > 0
-    clock.advance(0.1)
+        assert low_watermarks.has_swept
+        assert (low_watermarks.due("plain"), low_watermarks.opened) == (990 * SLACK - REACH, 1000 * SLACK - REACH)
+        assert low_watermarks.virtual_times == {"fair": 40 * SLACK - REACH}
+        # Where a claim may put a lane does not depend on whether it sweeps.
+        assert low_watermarks.passed == {"fair": 39 * SLACK}
+        # What the sweep has found is where the claim reads again.
+        low_watermarks.record_positions([lane(970 * SLACK)], [], 1000 * SLACK, [])
+        assert (low_watermarks.has_swept, low_watermarks.due("plain")) == (False, 969 * SLACK)
+        low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, [])
+
+
+def test_claims_sweep_from_the_start_every_minute_until_that_is_fast(
+    low_watermarks: LowWatermarks, clock: ManualClock
+) -> None:
+    low_watermarks.begin()
+    low_watermarks.record_read_duration(SLOW + 1)
+    low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, [])
+    clock.advance(WHOLE_EVERY / SECOND - 1)
+    low_watermarks.begin()
+    low_watermarks.record_read_duration(10)
+    assert low_watermarks.due("plain") > 0
+    for took, then in ((SLOW + 1, 989 * SLACK), (10, 0)):
+        clock.advance(WHOLE_EVERY / SECOND)
+        low_watermarks.begin()
+        assert (low_watermarks.due("plain"), low_watermarks.opened, low_watermarks.virtual_times) == (0, 0, {})
+        low_watermarks.record_read_duration(took)
+        low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, [])
+        clock.advance(0.1)
+        low_watermarks.begin()
+        assert low_watermarks.due("plain") == then
+
+
+def test_a_whole_sweep_that_fails_is_not_tried_again_by_the_next_claim(
+    low_watermarks: LowWatermarks, clock: ManualClock
+) -> None:
+    low_watermarks.begin()
+    low_watermarks.record_read_duration(SLOW + 1)
+    low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, [])
+    clock.advance(WHOLE_EVERY / SECOND)
     low_watermarks.begin()
     assert low_watermarks.due("plain") == 0
-    low_watermarks.record_read_duration(10)
+    # The server ended it.
+    low_watermarks.begin()
+    assert low_watermarks.due("plain") > 0
+    clock.advance(AFTER_FAILURE / SECOND)
+    low_watermarks.begin()
+    assert low_watermarks.due("plain") == 0
+
+
+@pytest.mark.parametrize(("took", "waits"), [(SLOW + 1, WHOLE_EVERY), (SECOND, 100 * SECOND)])
+def test_whole_sweeps_are_a_hundredth_of_the_time_at_most(
+    low_watermarks: LowWatermarks, clock: ManualClock, took: int, waits: int
+) -> None:
+    low_watermarks.begin()
+    low_watermarks.record_read_duration(took)
+    low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, [])
+    clock.advance(waits / SECOND - 0.1)
+    low_watermarks.begin()
+    assert low_watermarks.due("plain") > 0
     clock.advance(0.1)
     low_watermarks.begin()
     assert low_watermarks.due("plain") == 0

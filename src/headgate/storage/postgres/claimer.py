@@ -234,6 +234,8 @@ class Claimer:
             # Other processes added jobs, and their wake-up has not arrived yet.
             await self._merge(tx, claim)
         if row.has_notes or has_come:
+            if self.low_watermarks.has_swept:
+                self._snapshot_of(row, claim)
             row = await self._read_snapshot(tx, claim)
         snapshot = self._snapshot_of(row, claim)
         if snapshot.paused != self._paused:
@@ -366,7 +368,7 @@ class Claimer:
         ]
         due = [lane for lane in snapshot.due if lane.group_id is None]
         opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
-        snapshot.passed = dict(self.low_watermarks.virtual_times)
+        snapshot.passed = self.low_watermarks.passed
         self.low_watermarks.record_positions(
             due, opened, snapshot.limit_now, [queue for queue in claim.free_slots if PREFIX + queue in claim.rules]
         )

@@ -19,8 +19,10 @@ the first lane and bucket that it last read.
 
 What is left is a transaction that chooses a place and commits so much later that other claims have passed it by more
 than `SLACK`, and a lane that keeps a virtual time which another process has passed. Such a lane or bucket waits for a
-sweep, which reads from the start: after a second, and after ten times the duration of the last sweep, so sweeps take a
-tenth of its time at most. Jobs need no sweep: each lane has a front that is proven, see `merge` in lanes.sql.
+sweep: each second one begins `REACH` below the first position, which is longer than transactions of Headgate last.
+What is still lower waits for a whole sweep, which reads from the start. Sweeps take a tenth of the time at most, whole
+ones a hundredth: they pass all dead entries, and a whole one beside a transaction that was open for six minutes took
+0.2 s. Jobs need no sweep: each lane has a front that is proven, see `merge` in lanes.sql.
 
 The low watermark of arrivals is proven, so they are not swept. A transaction writes a job, and so gets a transaction
 id, before it draws the id of an arrival. When a merge M1 sees an arrival L, every transaction that has drawn a lower
@@ -45,6 +47,17 @@ SWEEP_EVERY = SECOND
 SWEEP_SHARE = 10
 """A sweep is followed by so many times its own duration without one."""
 
+WHOLE_EVERY = 60 * SECOND
+
+WHOLE_SHARE = 100
+"""The same for a whole sweep."""
+
+AFTER_FAILURE = 600 * SECOND
+"""After a whole sweep that the server ended, as it took too long, the next one is tried so much later."""
+
+REACH = 10 * SECOND
+"""How far below the first position a sweep begins."""
+
 SLACK = SECOND // 10
 """Claims commit in about the order in which they put lanes in line, not exactly in it. It is also ten turns of a key.
 """
@@ -59,24 +72,37 @@ class LowWatermarks:
         self._virtual_times: dict[str, int] = {}
         self._opened = 0
         self._sweeps_at = 0
+        self._sweeps_whole_at = 0
         self._is_slow = False
-        self._are_used = False
+        self._below: int | None = None
+        """How far below the last positions this claim begins to read; None: it reads from the start."""
         self.arrivals = 0
         """The id below which there is no arrival and never will be."""
         self._unproven: tuple[int, int] | None = None
 
     def begin(self) -> None:
-        """Begin a claim. It sweeps if a sweep is due, or if the last one was fast."""
-        self._are_used = self._is_slow and not self.is_sweep_due
-        if not self._are_used:
-            self._is_slow = False
+        """Begin a claim. It sweeps if a sweep is due, and reads from the start if the last whole sweep was fast."""
+        now = self._clock.monotonic()
+        if not self._is_slow:
+            self._below = None
+        elif now >= self._sweeps_whole_at:
+            self._below, self._sweeps_whole_at = None, now + AFTER_FAILURE
+        else:
+            self._below = REACH if now >= self._sweeps_at else SLACK
 
     def record_read_duration(self, in_server: int) -> None:
         """Note that a snapshot took so many microseconds in the server."""
-        if in_server > SLOW:
-            self._is_slow = True
-            if not self._are_used:
-                self._sweeps_at = self._clock.monotonic() + max(SWEEP_EVERY, SWEEP_SHARE * in_server)
+        now = self._clock.monotonic()
+        if self._below is None:
+            self._is_slow = in_server > SLOW
+            self._sweeps_whole_at = now + max(WHOLE_EVERY, WHOLE_SHARE * in_server)
+        if self._below != SLACK:
+            self._sweeps_at = now + max(SWEEP_EVERY, SWEEP_SHARE * in_server)
+
+    @property
+    def has_swept(self) -> bool:
+        """Whether the last read of this claim was a sweep: what it found is where the next read has to begin."""
+        return self._is_slow and self._below != SLACK
 
     @property
     def is_sweep_due(self) -> bool:
@@ -86,21 +112,29 @@ class LowWatermarks:
     @property
     def sweeps_in(self) -> int | None:
         """Microseconds until a claim sweeps; None if claims read from the start at the moment."""
-        return max(0, self._sweeps_at - self._clock.monotonic()) if self._is_slow else None
+        if not self._is_slow:
+            return None
+        return max(0, min(self._sweeps_at, self._sweeps_whole_at) - self._clock.monotonic())
 
     def due(self, queue: str) -> int:
         """Return where to begin among the due lanes of a queue."""
-        return self._virtual_times.get(queue, self._due) if self._are_used else 0
+        return 0 if self._below is None else self._virtual_times.get(queue, self._due) - self._below
 
     @property
     def virtual_times(self) -> Mapping[str, int]:
         """The virtual time at which to begin among the due lanes of each fair queue."""
-        return self._virtual_times if self._are_used else {}
+        below = self._below
+        return {} if below is None else {queue: first - below for queue, first in self._virtual_times.items()}
+
+    @property
+    def passed(self) -> Mapping[str, int]:
+        """The virtual time of each fair queue below which no lane may be put: the next claims do not read there."""
+        return {queue: first - SLACK for queue, first in self._virtual_times.items()} if self._is_slow else {}
 
     @property
     def opened(self) -> int:
         """The limit time at which to begin among opened buckets."""
-        return self._opened if self._are_used else 0
+        return 0 if self._below is None else self._opened - self._below
 
     def record_merge(self, last: int, first_left: int | None, *, merger: int, oldest_writer: int) -> None:
         """Note that the transaction `merger` has merged arrivals, `last` being the highest id among them.
@@ -124,7 +158,7 @@ class LowWatermarks:
     ) -> None:
         """Note the places of due lanes, and when buckets had opened, in the last snapshot.
 
-        `fair` has the names of the fair queues that were read.
+        `fair` has the names of the fair queues that were read. What this claim reads again begins there.
         """
         # Turns of fair queues may be above limit time, and lanes of an older release have none.
         lowest: dict[str, int] = {}
@@ -132,8 +166,10 @@ class LowWatermarks:
             lowest[lane.queue] = min(lane.place, lowest.get(lane.queue, limit_now))
         for queue in fair:
             if queue in lowest:
-                self._virtual_times[queue] = lowest.pop(queue) - SLACK
+                self._virtual_times[queue] = lowest.pop(queue)
             else:
                 self._virtual_times.setdefault(queue, 0)
-        self._due = min([limit_now, *lowest.values()]) - SLACK
-        self._opened = min(opened, default=limit_now) - SLACK
+        self._due = min([limit_now, *lowest.values()])
+        self._opened = min(opened, default=limit_now)
+        if self._is_slow:
+            self._below = SLACK
