@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from headgate.cli.demonstration.display import DemoProgress, TenantRow
+from headgate.cli.demonstration.load import DemoLoad
+from headgate.cli.demonstration.result import DemoResult, PromiseCheck
+
 # By name: a type checker takes the folder of the same name for it.
 drawing: Any = importlib.import_module("docs.pictures")
 timeline: Any = importlib.import_module("docs.timeline")
+demo: Any = importlib.import_module("docs.demo_picture")
 
 PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+INDEX = Path(__file__).parents[2] / "docs" / "index.md"
 CONCEPTS = Path(__file__).parents[2] / "docs" / "concepts.md"
 
 
@@ -46,3 +52,17 @@ def test_the_timeline_in_the_docs_is_what_the_engine_does_today() -> None:
     assert len(starts) == 22
     assert f"```text\n{timeline.table(starts)}```" in CONCEPTS.read_text(encoding="utf-8")
     assert timeline.picture(starts) == timeline.PICTURE.read_text(encoding="utf-8"), "run `python docs/timeline.py`"
+
+
+def test_the_moving_picture_shows_what_the_demo_prints_today() -> None:
+    svg = "{http://www.w3.org/2000/svg}"
+    shown = {"".join(line.itertext()).rstrip() for line in ElementTree.parse(demo.PICTURE).iter(f"{svg}text")}
+    screen = demo.Recorder(DemoLoad())
+    screen.draw(DemoProgress(0.0, "alive", [TenantRow("quiet-01", 0, 0, 3, None)], 0, 0))
+    result = DemoResult(True, [PromiseCheck("jobs lost", True, 0, "0", "measured " * 12)])
+    table, title = screen.drawn[0][1], demo.printed_result(result)[0]
+    for line in (next(line for line in table if "next slot" in line), title):
+        printed = "".join(ElementTree.fromstring(f"<p>{line}</p>").itertext()).rstrip()
+        assert printed in shown, "run `python docs/demo_picture.py`"
+    assert "All promises kept." in shown
+    assert "(demo.svg)" in INDEX.read_text(encoding="utf-8")
