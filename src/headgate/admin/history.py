@@ -60,12 +60,16 @@ class JobsPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class JobsReport:
-    """What jobs did in each step, and in all steps together: `total` begins with the first; None without steps."""
+class JobsHistory:
+    """What jobs did, in steps of `step` seconds, and in all of them together; steps without jobs are missing.
 
+    `deploys` are the last 100 deploys of all nodes in this time.
+    """
+
+    step: int
     points: Sequence[JobsPoint]
     total: JobsPoint | None
-    deploys: Sequence[Deploy] = ()
+    deploys: Sequence[Deploy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +178,10 @@ class HistoryAdmin:
         task: str | None = None,
         step: Duration = 60,
         span: Duration = 3600,
-    ) -> JobsReport:
+    ) -> JobsHistory:
         """As `jobs`, with the sum of all steps, whose percentiles are of all their jobs, and the last 100 deploys.
 
+        The sum begins with the first step; it is None without steps.
         `step` is 10, 60 or 3600 seconds; the steps are kept for an hour, a day and 60 days. At most 1,440 points.
         Raises DeclarationError.
         """
@@ -190,7 +195,8 @@ class HistoryAdmin:
         # A task that runs in several queues has a row in each.
         steps = [reduce(JobsStep.plus, of_one) for _, of_one in groupby(rows, key=attrgetter("at"))]
         total = _point(reduce(JobsStep.plus, steps)) if steps else None
-        return JobsReport([_point(each) for each in steps], total, await deploys_since(self._storage, since))
+        points = [_point(each) for each in steps]
+        return JobsHistory(seconds, points, total, await deploys_since(self._storage, since))
 
     async def activity(self) -> ActivityReport:
         """Return what each task and each queue has done in the last 15 minutes.

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from headgate.admin import Deploy, JobsPoint, LimitHistory
+from headgate.admin import JobsHistory, LimitHistory
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, Query, reads
 from headgate.http.page import Key, Name
@@ -30,22 +30,9 @@ class LimitHistoryQuery(Query, frozen=True, kw_only=True):
     span: Span = 3600
 
 
-class JobsHistory(msgspec.Struct, frozen=True):
-    """What jobs did, in steps of `step` seconds, and in all of them together; steps without jobs are missing.
-
-    `deploys` are the last 100 deploys of all nodes in this time.
-    """
-
-    step: int
-    points: Sequence[JobsPoint]
-    total: JobsPoint | None
-    deploys: Sequence[Deploy]
-
-
 async def history(caller: Caller, query: HistoryQuery) -> JobsHistory:
     """Return what jobs did over time, of a queue, of a task, or of all; oldest first, up to 1,440 points."""
-    found = await caller.admin.history.report(query.queue, query.task, step=query.step, span=query.span)
-    return JobsHistory(query.step, found.points, found.total, found.deploys)
+    return await caller.admin.history.report(query.queue, query.task, step=query.step, span=query.span)
 
 
 async def limit_history(caller: Caller, limit: str, query: LimitHistoryQuery) -> LimitHistory:
