@@ -84,8 +84,9 @@ class ClaimLoop:
         self._timer: Timer | None = None
         self.swept = 0
 
-    async def run(self) -> None:
-        """Claim until the node stops and all claims are answered."""
+    async def run(self, may_begin: asyncio.Event) -> None:
+        """Claim, once it may begin, until the node stops and all claims are answered."""
+        await may_begin.wait()
         self._wakeup.wake()
         try:
             async with asyncio.TaskGroup() as pending:

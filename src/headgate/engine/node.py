@@ -347,7 +347,7 @@ class Node:
         """Run the parts; after `stop`, end them in the order of their dependencies."""
         async with asyncio.TaskGroup() as group:
             background = [
-                group.create_task(self._claim(), name="headgate-claims"),
+                group.create_task(self._claims.run(self._backlog_migrator.has_noted), name="headgate-claims"),
                 group.create_task(self.lease.run(), name="headgate-heartbeats"),
                 group.create_task(self._watch.run(), name="headgate-watch"),
                 group.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
@@ -384,10 +384,6 @@ class Node:
             await self.recorder.flush(self._timeout(10.0))
             recorder.cancel()
             reporter.cancel()
-
-    async def _claim(self) -> None:
-        await self._backlog_migrator.has_noted.wait()
-        await self._claims.run()
 
     async def _leave(self) -> None:
         try:
