@@ -17,6 +17,7 @@ import os
 
 import sentry_sdk
 from sentry_sdk.envelope import Envelope
+from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 
 envelopes = []
@@ -28,7 +29,9 @@ class KeptHere(Transport):
 
 
 os.environ["SENTRY_DSN"] = "https://key@sentry.invalid/1"
-sentry_sdk.init = functools.partial(sentry_sdk.init, transport=KeptHere, default_integrations=False)
+sentry_sdk.init = functools.partial(
+    sentry_sdk.init, transport=KeptHere, default_integrations=False, integrations=[LoggingIntegration()]
+)
 """
 
 AFTER = """
@@ -43,8 +46,7 @@ async def fail() -> None:
     items = [item for envelope in envelopes for item in envelope.items]
     (error,) = [item.get_event() for item in items if item.type == "event"]
     assert error["exception"]["values"][-1]["type"] == "KeyError"
-    assert error["tags"] == {"task": "sell"}
-    assert error["contexts"]["job"] == {"id": job.id, "queue": "default", "attempt": 1}
+    assert error["tags"]["headgate.job_id"] == job.id
     assert error["contexts"]["trace"]["trace_id"] == request.trace_id
 
 

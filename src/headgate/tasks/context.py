@@ -150,6 +150,11 @@ class JobContext:
         return () if self._job.options is None else self._job.options.tags
 
     @property
+    def limit_keys(self) -> Mapping[str, str]:
+        """The limits that this start was charged to, each with the job's key."""
+        return {ref.limit: ref.key for ref in self._job.buckets}
+
+    @property
     def batch(self) -> str | None:
         """The id of the batch that the job belongs to."""
         return None if self._job.origin is None else self._job.origin.batch

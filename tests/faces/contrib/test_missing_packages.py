@@ -18,6 +18,7 @@ from headgate.errors import DeclarationError
         ("headgate.contrib.taskiq", "redis", r"need the redis package.*headgate\[redis\]"),
         ("headgate.contrib.httpx", "httpx", "needs the httpx package.*pip install httpx"),
         ("headgate.contrib.requests", "requests", "needs the requests package.*pip install requests"),
+        ("headgate.contrib.sentry", "sentry_sdk", r"needs the sentry-sdk package.*headgate\[sentry\]"),
         ("headgate.contrib.aiohttp", "aiohttp", "needs the aiohttp package.*pip install aiohttp"),
     ],
 )

@@ -1,0 +1,307 @@
+"""Sentry gets failed jobs, and a trace from the caller to the attempts, through a transport that keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sentry_sdk
+from sentry_sdk.envelope import Envelope
+from sentry_sdk.transport import Transport
+
+from headgate import (
+    Cancel,
+    Fail,
+    Headgate,
+    Job,
+    JobCancelled,
+    JobFailed,
+    RateLimit,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    batch,
+    current_job,
+)
+from headgate.contrib.sentry import Sentry
+from headgate.errors import DeclarationError
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.faces.contrib import sentry_bodies
+from tests.until import result_within
+
+AT_ONCE = RetryPolicy(retries=1, delay=0)
+
+
+class Sent(Transport):
+    """Keeps what Sentry's server would get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items: list[dict[str, Any]] = []
+
+    def capture_envelope(self, envelope: Envelope) -> None:
+        self.items += [dict(item.payload.json or {}) for item in envelope.items]
+
+    @property
+    def errors(self) -> list[dict[str, Any]]:
+        return [item for item in self.items if item.get("type") != "transaction"]
+
+    def transactions(self, name: str) -> list[dict[str, Any]]:
+        return [item for item in self.items if item.get("type") == "transaction" and item["transaction"] == name]
+
+
+def init(**options: Any) -> Sent:
+    sent = Sent()
+    sentry_sdk.init(
+        "https://key@sentry.invalid/1", transport=sent, traces_sample_rate=1.0, default_integrations=False, **options
+    )
+    return sent
+
+
+@pytest.fixture(autouse=True)
+def no_client_afterwards() -> Iterator[None]:
+    with sentry_sdk.isolation_scope():
+        yield
+    sentry_sdk.get_client().close()
+    sentry_sdk.get_global_scope().clear()
+    sentry_sdk.get_global_scope().set_client(None)
+
+
+def new_app(**options: Any) -> Headgate:
+    app = Headgate("memory://", retry=AT_ONCE)
+    app.instrument(Sentry(**options))
+    return app
+
+
+async def failure_of(job: Job[Any]) -> JobFailed:
+    with pytest.raises(JobFailed) as failed:
+        await result_within(job, 15)
+    return failed.value
+
+
+def kinds(errors: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(error["exception"]["values"][-1]["type"], error["exception"]["values"][-1]["value"]) for error in errors]
+
+
+async def test_a_job_is_reported_once_when_it_has_failed_for_good() -> None:
+    sent = init()
+    app = new_app()
+    app.queue("mail")
+
+    @app.task(queue="mail", tags=["night"], limits=[RateLimit("9/s", key="{to}", name="mail")])
+    def send(to: str) -> None:
+        sentry_sdk.set_tag("carrier", "snail")
+        raise LookupError(f"no address: {to}")
+
+    async with app:
+        job = await send.enqueue("ann")
+        await failure_of(job)
+    (error,) = sent.errors
+    assert kinds([error]) == [("LookupError", "no address: ann")]
+    assert error["exception"]["values"][-1]["stacktrace"]["frames"][-1]["function"] == "send"
+    assert error["exception"]["values"][-1]["mechanism"] == {"type": "headgate", "handled": False}
+    assert error["tags"] == {
+        "headgate.task": "send",
+        "headgate.queue": "mail",
+        "headgate.job_id": job.id,
+        "carrier": "snail",
+    }
+    assert error["contexts"]["job"] == {
+        "id": job.id, "task": "send", "queue": "mail", "attempt": 2, "tags": ["night"], "limits": ["mail"],
+    }  # fmt: skip
+    first, second = sent.transactions("send")
+    assert error["contexts"]["trace"]["span_id"] == second["contexts"]["trace"]["span_id"]
+    assert [each["contexts"]["trace"]["status"] for each in (first, second)] == ["internal_error"] * 2
+
+
+@pytest.mark.filterwarnings("ignore:The send_default_pii option is deprecated")
+@pytest.mark.parametrize("option", [{"send_default_pii": True}, {"data_collection": {"queues": True}}])
+async def test_keys_and_arguments_are_sent_on_request(option: dict[str, Any]) -> None:
+    sent = init(**option)
+    app = new_app()
+
+    @app.task(limits=[RateLimit("9/s", key="{to}", name="mail")])
+    async def send(to: str) -> None:
+        raise Fail("refused")
+
+    async with app:
+        await failure_of(await send.enqueue("ann"))
+    (error,) = sent.errors
+    assert error["contexts"]["job"]["limits"] == {"mail": "ann"}
+    assert error["contexts"]["job"]["arguments"] == {"to": "ann"}
+
+
+async def test_attempts_that_are_retried_are_reported_on_request() -> None:
+    sent = init()
+    app = new_app(report_retried=True)
+
+    @app.task
+    async def fetch() -> None:
+        raise ConnectionError("lost")
+
+    async with app:
+        await failure_of(await fetch.enqueue())
+    assert [error["contexts"]["job"]["attempt"] for error in sent.errors] == [1, 2]
+
+
+async def test_what_a_handler_decides_is_no_error_until_its_retries_are_spent() -> None:
+    sent = init()
+    app = new_app(report_retried=True)
+    snoozed: list[str] = []
+
+    @app.task
+    async def wait() -> None:
+        if not snoozed:
+            snoozed.append("once")
+            raise Snooze(0)
+
+    @app.task
+    async def give_up() -> None:
+        raise Cancel("not needed")
+
+    @app.task
+    async def ask() -> None:
+        raise Retry(0, "not ready")
+
+    async with app:
+        await result_within(await wait.enqueue(), 15)
+        with pytest.raises(JobCancelled):
+            await result_within(await give_up.enqueue(), 15)
+        await failure_of(await ask.enqueue())
+    assert kinds(sent.errors) == [("Retry", "not ready")]
+    statuses = [each["contexts"]["trace"]["status"] for each in sent.items if each.get("type") == "transaction"]
+    assert sorted(statuses) == ["aborted"] * 4 + ["ok"]
+
+
+def test_a_job_that_fails_without_an_attempt_is_reported_too() -> None:
+    async def main(clock: VirtualClock) -> str:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(Sentry())
+
+        @app.task
+        async def late() -> None: ...
+
+        async with app:
+            job = await late.using(delay=100, expires_at=app.admin.now() + timedelta(seconds=5)).enqueue()
+            await asyncio.sleep(60)
+            return job.id
+
+    sent = init()
+    job_id = run_virtual(main)
+    (error,) = sent.errors
+    assert error["tags"] == {"headgate.task": "late", "headgate.queue": "default", "headgate.job_id": job_id}
+    assert kinds([error]) == [("JobExpired", "the job was not started by its expires_at")]
+
+
+async def test_attempts_continue_the_trace_of_their_caller() -> None:
+    sent = init()
+    app = new_app()
+
+    @app.task
+    def ship(order: int) -> int:
+        with sentry_sdk.start_span(op="call", name="the carrier"):
+            return order
+
+    async with app:
+        with sentry_sdk.start_transaction(name="request") as request:
+            job = await ship.enqueue(1)
+        assert await result_within(job, 15) == 1
+        other = await ship.enqueue(2)
+        await result_within(other, 15)
+    (caller,) = sent.transactions("request")
+    first, second = sent.transactions("ship")
+    (publish,) = caller["spans"]
+    assert (publish["op"], publish["description"]) == ("queue.publish", "ship")
+    assert (
+        publish["data"]
+        | {
+            "messaging.system": "headgate",
+            "messaging.destination.name": "default",
+            "messaging.message.id": job.id,
+            "messaging.batch.message_count": 1,
+        }
+        == publish["data"]
+    )
+    trace = first["contexts"]["trace"]
+    assert (trace["op"], trace["trace_id"]) == ("queue.process", request.trace_id)
+    assert trace["parent_span_id"] == publish["span_id"]
+    assert trace["data"]["messaging.message.retry.count"] == 0
+    assert trace["data"]["messaging.message.receive.latency"] >= 0
+    assert [span["description"] for span in first["spans"]] == ["the carrier"]
+    assert second["contexts"]["trace"]["trace_id"] != request.trace_id
+
+
+async def test_the_jobs_of_one_commit_share_a_span() -> None:
+    sent = init()
+    app = new_app()
+
+    @app.task
+    async def ship(order: int) -> None: ...
+
+    async with app:
+        with sentry_sdk.start_transaction(name="request"):
+            jobs = await batch([ship.call(1), ship.call(2)]).enqueue()
+        await jobs.result()
+    (caller,) = sent.transactions("request")
+    (publish,) = caller["spans"]
+    assert publish["data"]["messaging.batch.message_count"] == 2
+    parents = {each["contexts"]["trace"]["parent_span_id"] for each in sent.transactions("ship")}
+    assert parents == {publish["span_id"]}
+
+
+async def test_attempts_that_run_at_once_do_not_mix() -> None:
+    sent = init()
+    app = new_app()
+    everyone = asyncio.Barrier(3)
+
+    @app.task(retry=RetryPolicy(retries=0))
+    async def work(name: str) -> None:
+        sentry_sdk.set_tag("name", name)
+        sentry_sdk.add_breadcrumb(message=name)
+        await everyone.wait()
+        raise ValueError(name)
+
+    sentry_sdk.add_breadcrumb(message="of the worker")
+    async with app:
+        for job in [await work.enqueue(name) for name in "abc"]:
+            await failure_of(job)
+    assert sorted(kinds(sent.errors)) == [("ValueError", name) for name in "abc"]
+    for error in sent.errors:
+        name = error["exception"]["values"][-1]["value"]
+        assert error["tags"]["name"] == name
+        assert [crumb["message"] for crumb in error["breadcrumbs"]["values"]] == [name]
+
+
+@pytest.mark.slow
+async def test_a_child_process_gets_the_trace_and_its_error_is_reported() -> None:
+    sent = init()
+    app = new_app()
+    render = app.task(process=True, retry=RetryPolicy(retries=0))(sentry_bodies.render)
+    async with app:
+        carried = await result_within(await render.enqueue("whole"), 60)
+        await failure_of(await render.enqueue("torn"))
+    first, _ = sent.transactions("render")
+    assert carried.split("-")[:2] == [first["contexts"]["trace"]["trace_id"], first["contexts"]["trace"]["span_id"]]
+    (error,) = sent.errors
+    assert kinds([error]) == [("ValueError", "the page is torn")]
+    assert "in render" in error["extra"]["traceback"]
+
+
+async def test_a_program_without_a_client_is_not_traced() -> None:
+    app = new_app()
+
+    @app.task
+    async def work() -> dict[str, str]:
+        return dict(current_job().headers)
+
+    async with app:
+        assert await result_within(await work.enqueue(), 15) == {}
+
+
+def test_an_app_reports_once() -> None:
+    app = new_app()
+    with pytest.raises(DeclarationError, match="reports to Sentry already"):
+        app.instrument(Sentry())
