@@ -151,7 +151,7 @@ class JobContext:
 
     @property
     def limit_keys(self) -> Mapping[str, str]:
-        """The limits that this start was charged to, each with the job's key."""
+        """The job's limits, each with the key that it uses."""
         return {ref.limit: ref.key for ref in self._job.buckets}
 
     @property
