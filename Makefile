@@ -6,6 +6,7 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-dev
+DEMO_STAMP := $(VENV)/.stamp-demo
 BENCH_STAMP := $(VENV)/.stamp-bench
 
 # uv is used where it runs (a shim on PATH may not). --seed below keeps pip in the environment either way. pip would compile
@@ -70,7 +71,7 @@ test-pythons: ## Run the tests that need no server on each other supported Pytho
 	@./tests/other_pythons.sh $(ARGS)
 
 .PHONY: demo
-demo: $(STAMP) ## Watch Headgate work
+demo: $(DEMO_STAMP) ## Watch Headgate work
 	$(BIN)/headgate demo
 
 .PHONY: bench
@@ -124,6 +125,12 @@ ci: check ## The gate: check, and all tests but the nightly ones; what fails run
 $(STAMP): pyproject.toml $(LOCK)
 	@$(if $(UV),$(make_venv_with_uv),$(make_venv_with_python))
 	$(INSTALL) --constraint $(LOCK) --editable . --group dev
+	@touch $@ $(DEMO_STAMP)
+
+# The demo needs what `pip install headgate` brings, and no tool.
+$(DEMO_STAMP): pyproject.toml $(LOCK)
+	@$(if $(UV),$(make_venv_with_uv),$(make_venv_with_python))
+	$(INSTALL) --constraint $(LOCK) --editable .
 	@touch $@
 
 .PHONY: compiled
