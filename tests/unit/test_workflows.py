@@ -31,7 +31,3 @@ def test_a_workflow_runs_only_what_exists_with_few_rights_and_a_time_limit(path:
                     assert {argument for argument in arguments if "=" not in argument} <= TARGETS, line
                 else:
                     assert os.access(ROOT / program, os.X_OK), line
-
-
-def test_there_is_a_workflow_for_the_gate() -> None:
-    assert "ci.yml" in {path.name for path in WORKFLOWS}
