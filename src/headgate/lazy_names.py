@@ -5,8 +5,11 @@ PYTEST_DONT_REWRITE: see `headgate`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from opcode import opmap
+from types import FrameType
 from typing import Any
 
 
@@ -24,8 +27,11 @@ def lazy_names(
     def get(name: str) -> object:
         place = places.get(name)
         if place is None and foreign and (instead := import_module(foreign).IMPORTS.get(name)):
-            # `from package import name` replaces the message of an AttributeError by its own.
-            raise ImportError(f"{package['__name__']} has no {name!r}; {instead}", name=name)
+            message = f"{package['__name__']} has no {name!r}; {instead}"
+            if _imports(sys._getframe(1)):
+                # It would replace the message of an AttributeError by its own.
+                raise ImportError(message, name=name)
+            raise AttributeError(message)
         if place is None:
             raise AttributeError(f"module {package['__name__']!r} has no attribute {name!r}")
         value = package[name] = getattr(import_module(place), name)
@@ -35,3 +41,8 @@ def lazy_names(
         return sorted({*package, *names})
 
     return get, listed
+
+
+def _imports(frame: FrameType) -> bool:
+    """Whether a frame is at `from package import name`, and not at `hasattr(package, name)`, for example."""
+    return frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]

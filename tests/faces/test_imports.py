@@ -85,6 +85,14 @@ def test_a_limiter_loads_no_engine_storage_or_command_line() -> None:
     assert parts == {"arguments", "clock", "errors", "escaping", "lazy_names", "limits", "plural", "urls"}
 
 
+def test_a_name_of_another_queue_is_no_attribute_for_tools_that_ask() -> None:
+    """An ImportError from `hasattr` stopped tools that look through modules; what `import` says is in test_mistakes."""
+    assert not hasattr(headgate, "task")
+    assert getattr(headgate, "task", None) is None
+    with pytest.raises(AttributeError, match="headgate has no 'task'; write app = Headgate"):
+        getattr(headgate, "task")  # noqa: B009  # unknown to the type checker
+
+
 @pytest.mark.parametrize("package", [headgate, headgate.admin], ids=lambda package: package.__name__)
 def test_type_checkers_and_programs_find_each_public_name_in_the_same_module(package: ModuleType) -> None:
     tree = ast.parse(Path(package.__file__ or "").read_text())

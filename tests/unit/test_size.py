@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 2_690,  # the modules beside the packages
+    "": 2_700,  # the modules beside the packages
     "admin": 6_700,
     "cli": 8_400,
     "client": 2_900,
