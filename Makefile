@@ -111,6 +111,30 @@ lock: $(STAMP) ## Renew the versions in constraints.txt that the tools and tests
 	uv pip compile --quiet --universal --upgrade --python-version 3.11 --all-extras --group dev --group bench \
 		--no-emit-index-url --no-annotate --no-header --output-file $(LOCK) pyproject.toml
 
+.PHONY: dist
+dist: $(STAMP) ## Build the wheel and the source distribution into dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+
+# What is pushed is published: .github/workflows/release.yml runs the gate, builds, and uploads.
+.PHONY: release
+release: $(STAMP) ## Set the version, date the changelog, commit and tag (VERSION=0.1.0); you push
+	@test -n "$(VERSION)" || { echo "Say which version: make release VERSION=0.1.0" >&2; exit 1; }
+	@test "$$(git branch --show-current)" = main && test -z "$$(git status --porcelain)" \
+		|| { echo "A release is made from main, with everything committed. See git status." >&2; exit 1; }
+	@! git rev-parse --quiet --verify "refs/tags/v$(VERSION)" >/dev/null \
+		|| { echo "The tag v$(VERSION) exists. Choose another version." >&2; exit 1; }
+	@sed -i.old 's/^__version__ = .*/__version__ = "$(VERSION)"/' src/headgate/version.py && rm src/headgate/version.py.old
+	@if grep -q '^## $(VERSION) (not released yet)' CHANGELOG.md; then \
+		sed -i.old "s/^## $(VERSION) (not released yet)/## $(VERSION) ($$(date +%F))/" CHANGELOG.md && rm CHANGELOG.md.old; \
+	else \
+		$(BIN)/towncrier build --yes --version $(VERSION); \
+	fi
+	git add --all
+	git commit --quiet --message "Release $(VERSION)"
+	git tag --annotate --message "Headgate $(VERSION)" "v$(VERSION)"
+	@echo "Look at it with git show, then publish it: git push origin main v$(VERSION)"
+
 .PHONY: clean
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) $(VENV)-3.* build dist site htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
