@@ -39,6 +39,31 @@ def test_a_limit_per_call_is_charged_once_for_a_chunk() -> None:
     in_virtual_time(test)
 
 
+def test_a_limit_of_the_queue_counts_calls_too() -> None:
+    """The fault: it counted jobs, so a call had two of them."""
+
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        sizes: list[int] = []
+        app.queue("search", limits=[StrictRate("2/m", name="calls", key="{tenant}", margin=0, per_call=True)])
+
+        @app.chunked(5, wait=0.1, queue="search")
+        async def index(docs: list[Doc]) -> None:
+            sizes.append(len(docs))
+
+        async with app:
+            await index.enqueue_many([(Doc(str(number), "a"),) for number in range(30)])
+            await asyncio.sleep(59)
+            assert sizes == [5, 5]
+            (limit,) = await app.admin.limits.list("calls")
+            assert (limit.rule, limit.used) == ("2/m per call", 2)
+            # Of the four calls that are left, two may be made in each minute.
+            assert len((await app.admin.limits.what_if("calls", "a")).now.points) == 4
+            await asyncio.sleep(120)
+            assert sizes == [5] * 6
+
+    in_virtual_time(test)
+
+
 def test_the_prediction_of_a_backlog_counts_calls() -> None:
     async def test(app: Headgate, clock: VirtualClock) -> None:
         last: list[float] = []

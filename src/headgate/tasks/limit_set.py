@@ -307,6 +307,11 @@ def _terms(
     return LimitTerms(holds, free, patience, cancels=bool(no_wait) and set(no_wait) == {"cancel"}, calls=calls)
 
 
+def call_terms(task: str, chunk: int) -> CallTerms | None:
+    """Return what its limits need to count the calls of a task, each of up to `chunk` jobs; None if a call is a job."""
+    return CallTerms(task, chunk, NO_BUCKETS) if chunk > 1 else None
+
+
 def bind_limits(
     limits: Sequence[Limit | str],
     shared: Mapping[str, Limit],
@@ -320,7 +325,7 @@ def bind_limits(
     `fields` are those of the only argument, which templates may name directly: `{tenant_id}` for `{order.tenant_id}`.
     One call of the task handles up to `chunk` jobs.
     """
-    calls = CallTerms(task, chunk, NO_BUCKETS) if chunk > 1 else None
+    calls = call_terms(task, chunk)
     where = f"task {task!r}"
     require_list(limits, where)
     bound: list[BoundLimit] = []

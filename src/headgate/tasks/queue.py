@@ -10,6 +10,7 @@ from headgate.arguments import MOST_SLOTS, parse_count, parse_duration
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.retry import RetryPolicy, require_policy
+from headgate.jobs.terms import CallTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.fair import MOST_WEIGHT, PREFIX, FairKey, FairOrder, checked_key, checked_weights
@@ -242,16 +243,17 @@ class QueueLimits:
         taken: Sequence[str],
         *,
         fields: ArgumentFields = UNTYPED,
+        calls: CallTerms | None = None,
         waits_here: bool = True,
     ) -> list[BoundLimit]:
-        """Return its limits, bound to the arguments of a task that uses the `taken` ones itself.
+        """Return its limits, bound to the arguments and calls of a task that uses the `taken` ones itself.
 
         Its concurrency and its order are those of jobs that wait in this queue.
         """
         named = [limit for limit in self.named if limit.name not in taken or limit.limit.may_repeat]
         if self._order is not None and waits_here:
             named.append(self._order)
-        bound = [BoundLimit(limit.limit, limit.name, parameters, self._where, fields) for limit in named]
+        bound = [BoundLimit(limit.limit, limit.name, parameters, self._where, fields, calls) for limit in named]
         return [*bound, self.concurrency] if self.concurrency is not None and waits_here else bound
 
     @property

@@ -19,7 +19,7 @@ from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import Hooks
-from headgate.tasks.limit_set import BoundLimit, LimitSet
+from headgate.tasks.limit_set import BoundLimit, LimitSet, call_terms
 from headgate.tasks.modules import is_interactive
 from headgate.tasks.name import require_name
 from headgate.tasks.options import EnqueueOptions
@@ -168,10 +168,11 @@ class Registry:
         """The limits that count calls, with how many jobs a full call has: the fewest, if several tasks use one."""
         sizes: dict[str, int] = {}
         for task in self.tasks.values():
-            for bound in task.limit_set.limits:
+            for bound in self.limit_set(task, task.queue).limits:
                 if bound.calls is not None:
                     sizes[bound.name] = min(bound.calls.size, sizes.get(bound.name, bound.calls.size))
-        return sizes
+        # One that no chunked task has by default is used by jobs that are sent to its queue, perhaps one by one.
+        return {name: sizes.get(name, 1) for name, limit in self.limits.items() if limit.per_call}
 
     def add_schedule(self, schedule: DeclaredSchedule) -> None:
         name = schedule.spec.name
@@ -251,6 +252,7 @@ class Registry:
                             task.payload.parameters,
                             limit_set.names,
                             fields=task.payload.fields,
+                            calls=call_terms(task.name, 1 if task.chunk is None else task.chunk.size),
                             waits_here=name == queue,
                         )
                     )
