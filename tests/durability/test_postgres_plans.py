@@ -25,7 +25,7 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.listing import AT_ONCE
 from headgate.storage.records import Amendment, BucketPlace, Claim, FreeSlots, JobFilter
 from tests.durability.plans import EXPLAINING, HOUR, PAYLOAD, Backlog, Plans, StatementRun, access_paths
-from tests.durability.postgres import ask
+from tests.durability.postgres import ask, session_at
 from tests.postgres_server import server_in
 
 pytestmark = pytest.mark.slow
@@ -227,6 +227,13 @@ async def test_what_is_known_of_the_tables_does_not_change_how_a_job_is_found(tm
             await ask(server.url, f"DELETE FROM headgate.{table}")
         await ask(server.url, "VACUUM")
         ways["idle again"] = await access_paths(server.url, EVERY_JOB)
+        async with session_at(server.url) as reader:
+            await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM headgate.node")
+            for _ in range(100):
+                await ask(server.url, ARRIVALS_OF_THREE_LANES)
+                await ask(server.url, "DELETE FROM headgate.arrival")
+            await ask(server.url, "ANALYZE headgate.arrival")
+            ways["beside an open snapshot"] = await access_paths(server.url, EVERY_JOB)
         await storage.close()
     assert with_backlog.keys() == EVERY_JOB
     for state, found in ways.items():

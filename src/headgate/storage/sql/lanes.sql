@@ -211,7 +211,7 @@ WHERE @is_newest AND coalesce(opens_at, 0) <> 0 AND (SELECT 1 FROM headgate.lane
 -- part: arrived_in(lane_id, floor) [postgres]
 -- The arrivals of a lane from an id on. Written as an equation and a bound, they could be read by the primary key, which
 -- passes the arrivals of all other lanes: it looks cheaper if the table was empty, or had few lanes, when it was analyzed.
-(arrival.lane, arrival.id) >= ($lane_id, $floor) AND arrival.lane <= $lane_id
+(arrival.lane, arrival.id + 0) >= ($lane_id, $floor) AND arrival.lane <= $lane_id
 
 -- part: unsynced
 -- Commit without waiting for the disk: rows lost in a crash of the server can be derived again from durable rows.
@@ -248,7 +248,7 @@ chosen AS MATERIALIZED (
     UNION ALL
     SELECT * FROM (
         SELECT ctid, lane FROM headgate.arrival
-        WHERE id >= greatest(:floor, (SELECT max(id) FROM headgate.arrival) - :among)
+        WHERE id >= greatest(:floor, (SELECT max(id) FROM headgate.arrival WHERE id >= :floor) - :among)
             AND (:queues::text[] IS NULL OR queue = ANY(:queues))
         ORDER BY id DESC
         LIMIT :newest
@@ -268,7 +268,7 @@ merged AS (
             CROSS JOIN LATERAL (
                 SELECT ctid AS row FROM headgate.arrival
                 WHERE @arrived_in(named.lane, :floor::bigint)
-                ORDER BY arrival.lane, id
+                ORDER BY arrival.lane, arrival.id + 0
                 LIMIT :of_lane
                 FOR UPDATE SKIP LOCKED
             ) AS same_lane

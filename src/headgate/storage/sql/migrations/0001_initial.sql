@@ -180,8 +180,9 @@ CREATE TABLE headgate.arrival (
     wakes_at  bigint,
     rank      bigint
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
--- What reads some lanes reads their arrivals alone, however many others are unmerged because no worker runs.
-CREATE INDEX arrival_lane ON headgate.arrival (lane, id);
+-- What reads some lanes reads their arrivals alone, however many others are unmerged because no worker runs. `id + 0` keeps
+-- statements that read arrivals from an id on away from this index: in it they pass all dead entries.
+CREATE INDEX arrival_lane ON headgate.arrival (lane, (id + 0));
 
 -- [postgres]
 -- What a replaced job asks for no more: permits that it held, and a cost for which a bucket may have been closed. Replacing
