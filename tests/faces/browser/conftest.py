@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 
 from headgate import Headgate
 from tests.faces.browser.shop import PASSWORDS, Seeds, make_app, seed
@@ -136,6 +136,10 @@ class Visit:
     expected: set[str] = field(default_factory=set)
     """Parts of messages that are no complaints, whenever they arrive."""
 
+    def note_error(self, said: ConsoleMessage) -> None:
+        if said.type == "error":
+            self.complaints.append(f"{said.text} {said.location['url']}")
+
     async def go(self, where: str) -> None:
         """Go there, and wait until it shows what it is about."""
         await self.page.goto(self.shop.base + where)
@@ -250,7 +254,7 @@ async def visiting(browser: Browser, shop: Shop, *, who: str = "ada") -> AsyncIt
     visit = Visit(await context.new_page(), shop)
     try:
         await context.add_init_script(GUARD)
-        visit.page.on("console", lambda said: visit.complaints.append(said.text) if said.type == "error" else None)
+        visit.page.on("console", lambda said: visit.note_error(said))
         visit.page.on("pageerror", lambda error: visit.complaints.append(str(error)))
         visit.page.on("dialog", lambda dialog: visit.complaints.append(f"a dialog: {dialog.message}"))
         await visit.sign_in(who)

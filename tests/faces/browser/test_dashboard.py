@@ -608,9 +608,20 @@ async def test_schedules_are_created_and_edited(browser: Browser, shop: Shop) ->
             "every 2 weeks on mon, wed at 9:00 from 2027-01-04"
         )
         await dialog.get_by_role("button", name="Cancel", exact=True).click()
+
+        async def answered_late(route: Route) -> None:
+            if route.request.method != "DELETE":
+                await route.fallback()
+                return
+            response = await route.fetch()
+            # Meanwhile the page would refresh, and find nothing.
+            await asyncio.sleep(7)
+            await route.fulfill(response=response)
+
+        await page.route(f"**/api/v1/schedules/{quote(name)}", answered_late)
         await visit.press("Remove")
         await visit.agree("Remove the schedule")
-        await expect(page).to_have_url(shop.base + "schedules")
+        await expect(page).to_have_url(shop.base + "schedules", timeout=15_000)
 
         await visit.go("schedules/nightly")
         await expect(page.get_by_role("button", name="Edit", exact=True)).to_have_attribute("aria-disabled", "true")

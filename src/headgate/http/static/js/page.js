@@ -115,6 +115,7 @@ export class Context {
    */
   async act({ question, method = "POST", path, body, done, then, undo }) {
     if (question && !(await ask(question))) return false;
+    this.page.pauseRefreshes();
     try {
       const response = await change(method, path, body);
       // What was so before must not be undone.
@@ -173,6 +174,14 @@ export class Page {
     this.isBusy = true;
     this.show();
     return this.refresh();
+  }
+
+  /** Stop refreshing during a change, which may remove what the page shows. It ends with a refresh or another page. */
+  pauseRefreshes() {
+    clearTimeout(this.refreshTimer);
+    this.refreshTimer = 0;
+    this.request.abort();
+    this.isLoading = true;
   }
 
   close() {

@@ -59,6 +59,7 @@ export async function createSchedule() {
         await change("POST", "schedules", { ...bodyOf(form), name: form.name.trim(), task: form.task, payload });
       }),
   });
+  form.preview.stop();
   if (!isDone) return;
   toast(t("Schedule {name} is stored", { name: form.name.trim() }));
   go(address(["schedules", form.name.trim()]));
@@ -92,6 +93,7 @@ export async function editSchedule(context) {
         await change("POST", path("schedules", schedule.name, "edit"), { ...bodyOf(form), payload });
       }),
   });
+  form.preview.stop();
   if (!isDone) return;
   toast(t("Schedule {name} is changed", { name: schedule.name }));
   void context.refresh();
@@ -178,6 +180,7 @@ function fields(form, kinds, update, written) {
 class Preview {
   #of = "";
   #timer = 0;
+  #closed = new AbortController();
   /** @type {string[] | null} */
   runs = null;
   error = "";
@@ -208,9 +211,20 @@ class Preview {
     if (isEmpty || error) this.#timer = setTimeout(() => show(null, error));
     else
       this.#timer = setTimeout(
-        () => get("schedule-preview", query).then(({ next_runs, error: why }) => show(next_runs, why ?? ""), (problem) => show(null, problem.message)),
+        () =>
+          get("schedule-preview", query, this.#closed.signal).then(
+            ({ next_runs, error: why }) => show(next_runs, why ?? ""),
+            (problem) => show(null, problem.message),
+          ),
         PAUSE,
       );
+  }
+
+  /** Read nothing more: the dialog is closed, and the schedule may be removed next. */
+  stop() {
+    clearTimeout(this.#timer);
+    this.#of = "";
+    this.#closed.abort();
   }
 }
 
