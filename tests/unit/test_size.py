@@ -22,7 +22,7 @@ BUDGETS = {
     "client": 2_900,
     "contrib": 3_240,
     "engine": 10_550,
-    "http": 21_050,
+    "http": 21_100,
     "jobs": 4_100,
     "limits": 9_550,
     "observe": 2_000,

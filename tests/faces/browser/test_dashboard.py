@@ -735,6 +735,7 @@ async def test_limits_are_changed(browser: Browser, shop: Shop) -> None:
 
         # Its starts are counted again and compared with the rule.
         await visit.go(limit_page(LIMIT, LONG))
+        await visit.press("Check past starts")
         await expect(visit.page.get_by_role("table", name=re.compile("held|window", re.IGNORECASE))).to_be_visible()
         assert [(each.key, each.is_within_limit) for each in await limits.audit(LIMIT, key=LONG)] == [(LONG, True)]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
@@ -11,7 +14,7 @@ from playwright.async_api import Browser, Route, expect
 
 from headgate.http.http_error import TYPES
 from tests.faces.browser.conftest import Shop, shop_on, visiting
-from tests.faces.browser.shop import QUEUE
+from tests.faces.browser.shop import LIMIT, QUEUE
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -102,8 +105,40 @@ async def test_an_audit_of_many_starts_says_which_were_checked(browser: Browser,
         await visit.page.route("**/audit?**", cut)
         await visit.page.route("**/audit", cut)
         await visit.go("limits/spare")
+        await visit.press("Check past starts")
         said = visit.page.get_by_text("Only the newest 10,000 starts were checked, those since 2026-05-01")
         await expect(said).to_be_visible()
+
+
+async def test_an_audit_is_read_when_asked_for_and_ends_when_the_page_is_left(browser: Browser, shop: Shop) -> None:
+    audits: list[str] = []
+    is_left = asyncio.Event()
+
+    async def held(route: Route) -> None:
+        audits.append(route.request.url)
+        if "key=" in route.request.url:
+            await is_left.wait()
+        await route.fallback()
+
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.route(re.compile("/limits/[^/]+/audit"), held)
+        page.on("requestfailed", lambda request: is_left.set() if "/audit?" in request.url else None)
+        await visit.go(f"limits/{quote(LIMIT, safe='')}")
+        await expect(page.get_by_text("A check compares the starts that the store keeps")).to_be_visible()
+        assert audits == []
+        await visit.press("Check past starts")
+        await expect(page.get_by_role("table", name="Highest number of starts in any window")).to_be_visible()
+        await expect(page.get_by_role("button", name="Check again")).to_be_visible()
+        assert len(audits) == 1
+
+        await page.get_by_role("table", name="Highest number of starts in any window").get_by_role("link").first.click()
+        await visit.settled()
+        await visit.press("Check past starts")
+        await expect(page.get_by_role("button", name="Checking…")).to_be_visible()
+        await page.get_by_role("link", name="Limits", exact=True).first.click()
+        await asyncio.wait_for(is_left.wait(), 10)
+        assert len(audits) == 2
 
 
 @pytest.mark.nightly

@@ -71,6 +71,11 @@ export class Context {
     return t("This needs the role {needed}; your role is {role}", { needed: word(needed), role: word(this.session.role) });
   }
 
+  /** Aborted when the page is left. */
+  get left() {
+    return this.page.left.signal;
+  }
+
   /** Whether the user moves in a list of the page. A pointer at rest does not count. */
   get isListInUse() {
     return performance.now() - lastInputAt < IDLE_AFTER && this.page.container.querySelector(LIST_IN_USE) !== null;
@@ -158,6 +163,7 @@ export class Page {
     this.loadedFrom = 0;
     this.scrollY = scrollY;
     this.request = new AbortController();
+    this.left = new AbortController();
     this.unsubscribe = live.subscribe((hasUpdate, readAt) => hasUpdate && this.#onUpdate(readAt));
     this.refreshTimer = 0;
     this.interval = definition.every ? setInterval(() => this.#scheduleRefresh(), definition.every) : 0;
@@ -188,6 +194,7 @@ export class Page {
     this.isClosed = true;
     this.unsubscribe();
     this.request.abort();
+    this.left.abort();
     clearTimeout(this.refreshTimer);
     clearInterval(this.interval);
     document.removeEventListener("visibilitychange", this.onVisible);

@@ -1,16 +1,62 @@
-/** The audit of a limit: the most starts in any window, compared with what its rule allows. */
+/** The audit of a limit: the most starts in any window, compared with what its rule allows. It is made when it is asked for. */
 
+import { get, path } from "../api.js";
 import { command, option } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
-import { badge, copyCommand, empty, link, panel } from "../parts.js";
+import { badge, button, copyCommand, empty, link, panel } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
 
-/** The audit of a limit, or of one key. @param {string} name @param {any} audit @param {string} [key] */
-export function auditPanel(name, audit, key) {
-  if (audit === null) return null;
+/** @typedef {import("../page.js").Context} Context */
+
+/** The audit of a limit, or of one key; nothing for a limit that has none. @param {Context} context */
+export function auditPanel(context) {
+  if (!context.data.countsStarts) return null;
+  const { limit: name, key } = context.route.params;
+  const state = auditState(context);
+  const actions = [
+    button(state.isRunning ? t("Checking…") : state.audit ? t("Check again") : t("Check past starts"), { why: state.isRunning ? t("A check is running") : null }, () =>
+      void runAudit(context),
+    ),
+    copyCommand(command("limits", "audit", name, ...option("--key", key)), t("Command")),
+  ];
+  if (state.audit) return verdictPanel(name, state.audit, key, actions);
+  return panel(
+    t("Audit"),
+    { aside: actions },
+    h(
+      "p",
+      { class: state.error ? "bad-text" : "hint", key: "state", "aria-live": "polite" },
+      state.error || t("A check compares the starts that the store keeps with the rule. It may take a few seconds."),
+    ),
+  );
+}
+
+/** The audit of what the page shows. @param {Context} context @returns {{of: string, isRunning: boolean, audit: any, error: string}} */
+export function auditState({ ui, route }) {
+  const of = JSON.stringify(route.params);
+  return ui.audit?.of === of ? ui.audit : { of, isRunning: false, audit: null, error: "" };
+}
+
+/** Read the audit; the request ends when the page is left. @param {Context} context */
+async function runAudit(context) {
+  const { limit: name, key } = context.route.params;
+  const before = auditState(context);
+  const show = (/** @type {object} */ changes) => {
+    if (context.ui.audit.of === before.of) context.update({ audit: { ...before, ...changes } });
+  };
+  context.update({ audit: { ...before, isRunning: true, error: "" } });
+  try {
+    show({ audit: await get(path("limits", name, "audit"), { key }, context.left), isRunning: false, error: "" });
+  } catch (error) {
+    if (!context.left.aborted) show({ audit: null, isRunning: false, error: error instanceof Error ? error.message : String(error) });
+  }
+}
+
+/** @param {string} name @param {any} audit @param {string | undefined} key @param {import("../dom.js").Children} aside */
+function verdictPanel(name, audit, key, aside) {
   const verdicts = /** @type {any[]} */ (audit.items);
   const range = audit.is_cut ? format.plural(audit.starts, "start") : "";
   const exceeded = verdicts.filter((verdict) => !verdict.is_within_limit).length;
@@ -25,7 +71,7 @@ export function auditPanel(name, audit, key) {
           ? t("within the limit in every window of the last {starts}", { starts: range })
           : t("within the limit in every window")
         : "",
-      aside: copyCommand(command("limits", "audit", name, ...option("--key", key)), t("Command")),
+      aside,
     },
     table({
       label: t("Highest number of starts in any window"),

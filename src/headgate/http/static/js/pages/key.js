@@ -31,7 +31,7 @@ import { limitActions } from "../limits/actions.js";
 import { fillSteps, rollingSum } from "../steps.js";
 import { table } from "../table.js";
 import { loadWhatIf, whatIfPanel } from "../limits/what_if.js";
-import { auditPanel } from "../limits/audit.js";
+import { auditPanel, auditState } from "../limits/audit.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
@@ -47,7 +47,7 @@ const SPANS = /** @type {Record<string, [string, number]>} */ ({
 export const key = {
   title: ({ params }) => `${params.limit} ${format.keyName(params.key)}`,
   every: 5_000,
-  ui: () => ({ whatIf: null }),
+  ui: () => ({ audit: null, whatIf: null }),
   load: loadKey,
   view: keyView,
 };
@@ -59,14 +59,13 @@ async function loadKey(context, signal) {
   // The usage at an instant includes the starts of the period before it, so load that period, too.
   const parsed = parseRule(cliForm(declaration.declared?.rule ?? ""), false);
   const period = "error" in parsed ? 0 : (parsed.seconds ?? 0);
-  const [bucket, next, history, audit, whatIf] = await Promise.all([
+  const [bucket, next, history, whatIf] = await Promise.all([
     optional(get(path("limits", name, "bucket"), { key }, signal)),
     get(path("limits", name, "next-jobs"), { key }, signal),
     optional(get(path("limits", name, "history"), { key, span: Math.min(spanOf(context) + period, HISTORY_KEPT) }, signal)),
-    declaration.countsStarts ? optional(get(path("limits", name, "audit"), { key }, signal)) : null,
     loadWhatIf(context, signal),
   ]);
-  return { ...declaration, bucket, next, history, audit, whatIf };
+  return { ...declaration, bucket, next, history, whatIf };
 }
 
 /** How many jobs of the key wait: as counted, or at least as many as the bucket has. @param {any} data */
@@ -112,7 +111,7 @@ function keyView(context) {
       "div",
       { class: "two", key: "jobs" },
       waitingPanel(name, key, data),
-      h("div", { class: "stack" }, holdersPanel(bucket), auditPanel(name, data.audit, key)),
+      h("div", { class: "stack" }, holdersPanel(bucket), auditPanel(context)),
     ),
   ];
 }
@@ -178,7 +177,7 @@ function usagePanel(name, key, bucket, data) {
 
 /** @param {Context} context */
 function historyPanel(context) {
-  const { history, audit } = context.data;
+  const { history } = context.data;
   const { limit, key } = context.route.params;
   const span = spanOf(context);
   const aside = tabs(
@@ -207,8 +206,9 @@ function historyPanel(context) {
   // If the window of the rule is longer than a step, each value is the sum over a window, as the rule counts.
   const steps = bound ? Math.max(1, Math.round(bound.per / step)) : 1;
   const window = steps * step;
-  // Some rules allow more starts in a window than their count, such as a saved burst; the audit has the exact bound.
-  const allowedStarts = bound && (window >= bound.per && audit?.[0] ? audit[0].bound : (bound.count * window) / bound.per);
+  // Some rules allow more starts in a window than their count, such as a saved burst; an audit has the exact bound.
+  const audited = auditState(context).audit?.items[0];
+  const allowedStarts = bound && (window >= bound.per && audited ? audited.bound : (bound.count * window) / bound.per);
   const starts = fillSteps(points, step, from - window * 1000, to, (point) => point.used, 0);
   const started = rollingSum(starts, steps).filter(([at]) => at >= from);
   // The history ends some steps ago. Where the bucket counts the same starts, its value is the newest one.

@@ -16,15 +16,15 @@ import { describeStored, marginOf } from "../rule.js";
 export const limit = {
   title: ({ params }) => t("Limit {limit}", { limit: params.limit }),
   every: 5_000,
+  ui: () => ({ audit: null }),
   load: async ({ route }, signal) => {
     const name = route.params.limit;
     const declaration = await loadDeclared(name, signal);
-    const [buckets, history, audit] = await Promise.all([
+    const [buckets, history] = await Promise.all([
       get("limits", { limit: name, count: 100 }, signal),
       optional(get(path("limits", name, "history"), { span: 3600 }, signal)),
-      declaration.countsStarts ? optional(get(path("limits", name, "audit"), {}, signal)) : null,
     ]);
-    return { ...declaration, items: buckets.items, is_ranked: buckets.is_ranked, history, audit };
+    return { ...declaration, items: buckets.items, is_ranked: buckets.is_ranked, history };
   },
   view: (context) => {
     const { data, route } = context;
@@ -70,7 +70,7 @@ export const limit = {
         ),
       ),
       settingsPanel(data.settings),
-      auditPanel(name, data.audit),
+      auditPanel(context),
     ];
   },
 };
