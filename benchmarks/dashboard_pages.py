@@ -305,23 +305,19 @@ def report(jobs: int, loads: Sequence[Load], found: dict[str, dict[str, tuple[fl
     """Return the page of the docs."""
     return f"""# How fast the dashboard is
 
-This page shows how long the dashboard's pages and lists take on a store of {jobs:,} waiting jobs on
-{jobs // JOBS_PER_KEY:,} keys and about as many finished jobs. To measure them on your machine, run
-`make dashboard-speed`: it calls `python -m benchmarks.dashboard_pages --page`, which writes this page.
+How long pages and lists take on a store of {jobs:,} waiting jobs on {jobs // JOBS_PER_KEY:,} keys and about as many
+finished jobs. Measure it on your machine with `make dashboard-speed`, which writes this page.
 
 ## Pages
 
-Each row has the requests, the bytes and the time until a page shows its data, on SQLite. *Cold*: nothing is cached,
-each request takes {LATENCY} ms, and {THROUGHPUT // 1000} KB arrive per second. *Warm*: the files are cached,
-and the connection is local. Before modules were joined, compressed and sent without delay, a page took 62 to 76
-requests, each at least 44 ms.
+Until you see a page's data, on SQLite. *Cold*: nothing is cached, each request takes {LATENCY} ms, and
+{THROUGHPUT // 1000} KB arrive per second. *Warm*: files are cached, and the connection is local.
 
 {pages_table(loads)}
 
 ## Lists and filters
 
-Each row is how many milliseconds the API takes to answer over HTTP: the median and the longest of {ASKS} requests in a
-row.
+Until the API has answered over HTTP, in milliseconds: the median and the longest of {ASKS} requests in a row.
 
 {lists_table(found)}
 """
