@@ -51,7 +51,7 @@ DEFERRED = Metric(
     "headgate_jobs_deferred_total",
     "counter",
     _QUEUE_TASK,
-    "Starts of jobs that had waited for a limit, however often claims met it closed meanwhile.",
+    "Starts of jobs that had waited for a limit.",
 )
 THROTTLED = Metric(
     "headgate_job_throttled_seconds",
@@ -64,9 +64,8 @@ DECISIONS = Metric(
     "headgate_limit_decisions_total",
     "counter",
     ("limit", "decision"),
-    "Decisions of limits: granted (a start was charged), throttled (a claim met a bucket closed), rejected (a job), "
-    "refused (plain code), unlimited (a start or a request was not charged, because the limit's own store was "
-    "unavailable).",
+    "Decisions: granted (a start was charged), throttled (a claim met a closed bucket), rejected (a job), refused "
+    "(plain code), unlimited (not charged, because the limit's own store was unavailable).",
 )
 LIMIT_STORE_ERRORS = Metric(
     "headgate_limit_store_errors_total", "counter", ("limit",), "How often a limit's own store did not answer."
@@ -77,21 +76,19 @@ FENCED = Metric(
     ("task",),
     "Results that were refused, because the job no longer belonged to this node.",
 )
-LEASES_EXPIRED = Metric(
-    "headgate_leases_expired_total", "counter", (), "Nodes whose lease ran out and whose jobs this node took back."
-)
+LEASES_EXPIRED = Metric("headgate_leases_expired_total", "counter", (), "Dead nodes whose jobs this node took back.")
 RECOVERED = Metric(
     "headgate_jobs_recovered_total",
     "counter",
     ("outcome",),
-    "Jobs of such nodes: returned to wait again, poisonous and failed, or completed and succeeded.",
+    "Jobs taken back from dead nodes: returned to wait again, poisonous and failed, or completed and succeeded.",
 )
 SKIPPED = Metric(
     "headgate_occurrences_skipped_total",
     "counter",
     ("reason",),
-    "Occurrences of schedules that did not run: misfire, overlap, max_runs, limit. Of a trigger other than Every, at "
-    "most 1,000 are counted at once; those due before a limit opens are counted as soon as that is known.",
+    "Occurrences of schedules that did not run: misfire, overlap, max_runs, limit; at most 1,000 at once, unless the "
+    "trigger is Every.",
 )
 CALLBACKS_FAILED = Metric(
     "headgate_callbacks_failed_total", "counter", ("task",), "Callbacks that raised, or could not be called."
@@ -104,22 +101,22 @@ STORE_OP = Metric(
     STORE_BUCKETS,
 )
 STORE_ERRORS = Metric(
-    "headgate_store_errors_total", "counter", ("op",), "Store operations of the engine that failed; it retries them."
+    "headgate_store_errors_total", "counter", ("op",), "The engine's store operations that failed; it retries them."
 )
 EVENTS_LOST = Metric("headgate_events_lost_total", "counter", (), "Events that slow subscribers have lost.")
-SLOTS = Metric("headgate_worker_slots", "gauge", ("queue", "state"), "Slots of this node: busy and free.")
+SLOTS = Metric("headgate_worker_slots", "gauge", ("queue", "state"), "This node's slots: busy and free.")
 LINGERING = Metric(
     "headgate_attempts_lingering",
     "gauge",
     (),
-    "Attempts that were asked to end 5 s ago or more and still take a slot.",
+    "Attempts that still take a slot 5 s after they were asked to end.",
 )
 UNRECORDED = Metric("headgate_results_unstored", "gauge", (), "Finished attempts that wait to be stored.")
 LOOP_LAG = Metric(
     "headgate_event_loop_lag_seconds",
     "gauge",
     (),
-    "How late the event loop woke up, the worst of the last minute: a handler blocks it.",
+    "How late the event loop woke up, at worst in the last minute: a handler blocks it.",
 )
 CLOCK_SKEW = Metric("headgate_clock_skew_seconds", "gauge", (), "How far the node's clock is ahead of the store's.")
 BUILD = Metric("headgate_build_info", "gauge", ("version",), "1, with the version of Headgate.")
@@ -137,19 +134,22 @@ WAITING = Metric(
     "headgate_jobs_waiting",
     "gauge",
     ("queue", "task", "view"),
-    "What waiting jobs wait for: scheduled, throttled, ready, blocked; of the first 100,000.",
+    "What waiting jobs wait for: scheduled, throttled, ready, blocked; among the first 100,000.",
 )
 JOBS_THROTTLED = Metric(
-    "headgate_jobs_throttled", "gauge", ("limit",), "Jobs behind closed buckets of a limit; of its 1,000 fullest keys."
+    "headgate_jobs_throttled",
+    "gauge",
+    ("limit",),
+    "Jobs behind a limit's closed buckets, among its 1,000 fullest keys.",
 )
-KEYS_THROTTLED = Metric("headgate_limit_keys_throttled", "gauge", ("limit",), "The number of these keys.")
-KEYS = Metric(
-    "headgate_limit_keys", "gauge", ("limit",), "Keys with a stored state: part of their budget is used, or jobs wait."
+KEYS_THROTTLED = Metric(
+    "headgate_limit_keys_throttled", "gauge", ("limit",), "Keys with closed buckets, among the 1,000 fullest."
 )
+KEYS = Metric("headgate_limit_keys", "gauge", ("limit",), "Keys that are partly used, or have waiting jobs.")
 TOP_KEYS = Metric(
     "headgate_top_key_waiting", "gauge", ("limit", "key"), "The keys with the most waiting jobs, if `top_keys` is set."
 )
-OLDEST = Metric("headgate_queue_oldest_age_seconds", "gauge", ("queue",), "Age of the oldest job that is due.")
+OLDEST = Metric("headgate_queue_oldest_age_seconds", "gauge", ("queue",), "How long the oldest due job has waited.")
 LAG = Metric(
     "headgate_queue_lag_seconds", "gauge", ("queue",), "How long the oldest ready job has waited for a free slot."
 )
