@@ -20,7 +20,7 @@ BUDGETS = {
     "admin": 6_700,
     "cli": 8_400,
     "client": 2_900,
-    "contrib": 3_240,
+    "contrib": 3_290,
     "engine": 10_550,
     "http": 21_100,
     "jobs": 4_100,

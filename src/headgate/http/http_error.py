@@ -88,9 +88,14 @@ def try_later(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(min(seconds, 86_400.0))))}
 
 
+def code_of(error: BaseException) -> str:
+    """Return the code of an error: the words of its name."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
+
+
 def http_error_of(error: HeadgateError) -> HttpError:
     """Return the HTTP error for an error of Headgate."""
-    code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
+    code = code_of(error)
     match error:
         case JobNotFound() | ScheduleNotFound() | NodeNotFound() | UnknownLimit() | UnknownQueue() | UnknownTask():
             return HttpError(404, code, str(error))

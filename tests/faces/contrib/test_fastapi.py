@@ -17,10 +17,11 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.applications import Starlette
 
-from headgate import Headgate, NotOpen, StorageUnavailable
+from headgate import Headgate, HeadgateError, NotOpen, StorageUnavailable, StrictRate
 from headgate.clock import SystemClock
-from headgate.contrib.fastapi import health, lifespan
+from headgate.contrib.fastapi import health, lifespan, problems
 from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.testing import manual
 from tests.internals import app_on
 from tests.until import patient, result_within, until
 
@@ -150,6 +151,100 @@ async def test_health_reports_a_store_that_does_not_answer() -> None:
     async with jobs.open(), client_of(api) as client:
         answer = await client.get("/healthz")
     assert (answer.status_code, answer.json()["reason"]) == (503, "the store does not answer")
+
+
+def answering(jobs: Headgate, work: Callable[[], Awaitable[object]]) -> httpx.AsyncClient:
+    """A client of an application whose only endpoint does this work."""
+    api = FastAPI()
+    api.add_exception_handler(HeadgateError, problems(jobs))
+
+    @api.get("/")
+    async def endpoint() -> object:
+        return await work()
+
+    return client_of(api)
+
+
+async def test_errors_that_a_client_can_act_on_are_problems() -> None:
+    jobs = Headgate("memory://")
+    jobs.queue("small", max_backlog=1, when_full="raise")
+
+    @jobs.task
+    async def fails(password: str) -> None:
+        raise ValueError(f"wrong {password}")
+
+    @jobs.task(queue="small")
+    async def work() -> None: ...
+
+    @jobs.task(unique_key="acme", on_conflict="raise")
+    async def once() -> None: ...
+
+    async def answer(doing: Callable[[], Awaitable[object]]) -> tuple[int, str, str, str | None]:
+        async with answering(jobs, doing) as client:
+            got = await client.get("/")
+        assert got.headers["content-type"] == "application/problem+json"
+        problem = got.json()
+        return got.status_code, problem["type"].partition("#")[2], problem["detail"], got.headers.get("retry-after")
+
+    with manual(jobs) as bench:
+        failed, cancelled = await fails.using(retry=None).enqueue("hunter2!"), await once.enqueue()
+        await bench.drain(until="idle", raising=False)
+        cancelled = await once.enqueue()
+        assert await answer(once.enqueue) == (
+            409, "duplicate_job", f"nothing was stored: job {cancelled.id} is there already", None,
+        )  # fmt: skip
+        await cancelled.cancel()
+        await work.enqueue()
+        said = "nothing was stored: as many jobs wait as this queue allows; try again later"
+        assert await answer(work.enqueue) == (503, "queue_full", said, "5")
+        assert await answer(failed.result) == (409, "job_failed", f"job {failed.id} failed", None)
+        assert await answer(cancelled.result) == (409, "job_cancelled", f"job {cancelled.id} was cancelled", None)
+        assert (await answer(jobs.job("none").status))[:2] == (404, "job_not_found")
+        assert (await answer(jobs.batch("none").status))[:2] == (404, "batch_not_found")
+        assert (await answer(lambda: jobs.admin.run_now(failed.id)))[:2] == (409, "illegal_transition")
+
+
+async def test_a_job_whose_limit_lets_it_not_wait_is_429_with_the_time_until_it_may_start() -> None:
+    jobs = Headgate("memory://")
+
+    @jobs.task(limits=[StrictRate("1/m", margin=0, max_wait=10)])
+    async def report() -> None: ...
+
+    async def order() -> None:
+        job = await report.enqueue()
+        if (await job.status()).state == "failed":
+            await job.result()
+
+    with manual(jobs) as bench:
+        async with answering(jobs, order) as client:
+            assert (await client.get("/")).status_code == 200
+            await bench.drain()
+            await bench.travel(seconds=20)
+            refused = await client.get("/")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "40")
+    assert refused.json()["detail"] == "too many jobs at once; try again in 40 s"
+
+
+async def test_a_store_that_does_not_answer_is_503_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def away() -> None:
+        raise StorageUnavailable("connection to db.internal refused")
+
+    async with answering(Headgate("memory://"), away) as client:
+        answer = await client.get("/")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert "db.internal" not in answer.text
+    assert caplog.messages == ["a request is answered with 503: connection to db.internal refused"]
+
+
+async def test_mistakes_of_the_program_stay_errors_of_the_server() -> None:
+    jobs = Headgate("memory://")
+
+    @jobs.task
+    async def work() -> None: ...
+
+    async with answering(jobs, work.enqueue) as client:
+        with pytest.raises(NotOpen):
+            await client.get("/")
 
 
 # --------------------------------------------------------------------------------------------------------- by uvicorn

@@ -44,7 +44,7 @@ MIGRATION_MODULES = {"admin": None, "auth": None, "contenttypes": None}
 USES = {
     "FastAPI": """
 import asyncio, httpx, sqlite3
-from api import api, jobs
+from exports import api, jobs
 from orders import engine
 
 async def main():
@@ -57,8 +57,15 @@ async def main():
         tables.close()
         joined = (await client.post("/tenants/globex")).json()["job"]
         await engine.dispose()
+        export = (await client.post("/tenants/acme/exports")).json()["job"]
+        assert (await client.post("/tenants/acme/exports")).json() == {"job": export, "is_new": False}
         async with jobs:
             assert await jobs.job(job).result() is await jobs.job(joined).result() is None
+            assert (await client.get(f"/exports/{export}/result")).json() == {"file": "acme.csv"}
+        status = (await client.get(f"/exports/{export}")).json()
+        assert (status["state"], status["progress"]["fraction"]) == ("succeeded", 0.5)
+        assert (await client.delete(f"/exports/{export}")).json() == {"cancelled": False}
+        assert (await client.get("/exports/none")).status_code == 404
 
 asyncio.run(main())
 """,
