@@ -310,6 +310,19 @@ def test_jobs_are_listed_by_every_filter(project: Project) -> None:
     assert (wrong.exit_code, "neither an instant" in wrong.output) == (2, True)
 
 
+def test_options_that_select_nothing_say_which_name_is_not_declared(project: Project) -> None:
+    project.enqueue("sync", "acme")
+    listed = call("jobs", "list", "--limit", "3")
+    assert (listed.exit_code, listed.stdout) == (0, "Jobs: none\n")
+    assert listed.stderr == (
+        "Note: this app declares no limit '3'. It declares: mutex, order, sync:rate; "
+        "for at most 3 jobs, write --count 3\n"
+    )
+    assert "no task 'god'; did you mean 'good'?" in call("jobs", "cancel", "--task", "god", "--yes").stderr
+    assert call("jobs", "list", "--task", "good", "--limit", "order").stderr == ""
+    assert call("jobs", "list", "--limit", "sync:rate").stderr == ""
+
+
 def test_a_long_list_spans_pages(project: Project) -> None:
     async def work(app: Headgate) -> list[str]:
         return [job.id for job in await app.tasks["good"].enqueue_many([() for _ in range(1203)])]

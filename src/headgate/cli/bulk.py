@@ -11,7 +11,7 @@ import click
 from headgate.admin import Admin, BulkResult
 from headgate.cli.locate import ask, takes_app_and_maybe_ids
 from headgate.cli.output import print_json, progress_bar
-from headgate.cli.query import query_at, takes_query
+from headgate.cli.query import note_unknown, query_at, takes_query
 from headgate.cli.question import confirm, require_answer
 from headgate.escaping import printable
 from headgate.plural import counted
@@ -88,7 +88,10 @@ def change_many(
 
     async def change(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
         verb = _VERBS[word](admin) if by is None else by(admin)
-        return await verb(query_at(criteria, admin.now()), most=most, dry_run=dry_run, on_progress=on_progress)
+        result = await verb(query_at(criteria, admin.now()), most=most, dry_run=dry_run, on_progress=on_progress)
+        if not result.changed:
+            note_unknown(admin, criteria)
+        return result
 
     count_and_change(target, word, change, as_json=as_json, dry_run=dry_run, yes=yes)
 

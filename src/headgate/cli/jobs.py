@@ -36,7 +36,7 @@ from headgate.cli.output import (
     print_table,
     until,
 )
-from headgate.cli.query import query_at, takes_query
+from headgate.cli.query import note_unknown, query_at, takes_query
 from headgate.cli.times import instant, seconds
 from headgate.clock import SystemClock, sleep, to_datetime
 from headgate.errors import BatchNotFound, HeadgateError, JobNotFound
@@ -342,6 +342,8 @@ async def _pages(
         found += [job.status for job in page.jobs]
         before = page.next
         if before is None or len(found) == count:
+            if not found:
+                note_unknown(admin, criteria)
             return found, None
     return found, before
 

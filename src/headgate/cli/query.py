@@ -11,8 +11,10 @@ import click
 import msgspec
 from msgspec.structs import FieldInfo
 
-from headgate.admin import JobQuery
+from headgate.admin import Admin, JobQuery
 from headgate.cli.times import when
+from headgate.errors import UnknownLimit, UnknownTask
+from headgate.escaping import printable
 from headgate.jobs.job import JobState
 from headgate.storage.records import JobView
 
@@ -75,3 +77,17 @@ def query_at(criteria: dict[str, Any], now: datetime) -> JobQuery:
     if "state" in said:
         said["state"] = JobState(said["state"])
     return JobQuery(**said)
+
+
+def note_unknown(admin: Admin, criteria: dict[str, Any]) -> None:
+    """Say which limit or task of options that select no job is not declared. It is no error: old jobs may have it."""
+    limit, task = criteria.get("limit"), criteria.get("task")
+    try:
+        if limit is not None:
+            admin.limits.declared(limit)
+        if task is not None:
+            admin.arguments(task)
+    except (UnknownLimit, UnknownTask) as error:
+        is_count = isinstance(error, UnknownLimit) and limit.isdecimal()
+        hint = f"; for at most {limit} jobs, write --count {limit}" if is_count else ""
+        click.echo(printable(f"Note: {error}{hint}"), err=True)
