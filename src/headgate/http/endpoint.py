@@ -8,7 +8,8 @@ import inspect
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_type_hints
+from enum import Enum
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -19,6 +20,7 @@ from headgate.errors import HeadgateError
 from headgate.http.auth import Role
 from headgate.http.caller import Caller
 from headgate.http.http_error import HttpError, WrongInput, http_error_of
+from headgate.suggestion import did_you_mean
 
 API = "/api/v1"
 """The path of the API below the dashboard; a change that breaks programs gets another version."""
@@ -238,7 +240,7 @@ def parse_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     try:
         query = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        message, path = _worded(error, "parameter")
+        message, path = _worded(error, "parameter", kind)
         raise bad_request(message, parameter=path[0] if path else None) from None
     for name, value in given.items():
         # msgspec takes the text "null" for None, but the schema has no null: a parameter that has no value is left out.
@@ -252,7 +254,7 @@ def parse_body(content: bytes, kind: type[JsonBody]) -> JsonBody:
     try:
         body = msgspec.json.decode(content or b"{}", type=kind)
     except msgspec.ValidationError as error:
-        message, path = _worded(error, "field")
+        message, path = _worded(error, "field", kind)
         raise bad_request(message, pointer=_pointer(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {error}") from None
@@ -312,17 +314,33 @@ def require_storable(value: Any, path: tuple[str, ...] = ()) -> None:
                 require_storable(each, (*path, str(number)))
 
 
-def _worded(error: msgspec.ValidationError, what: str) -> tuple[str, Sequence[str]]:
+def _worded(error: msgspec.ValidationError, what: str, kind: type[msgspec.Struct]) -> tuple[str, Sequence[str]]:
     """Return msgspec's message in the words of the API, and the path of the value that it is about.
 
-    The path ends above a value of a mapping, whose name msgspec leaves out.
+    It also names what there is instead of an unknown name or choice at the top of `kind`. The path ends above a value
+    of a mapping, whose name msgspec leaves out.
     """
     message, _, place = str(error).partition(" - at `$")
     place = place.strip("`.")
     path = [name or number for name, number in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place.partition("[...]")[0])]
     path += re.findall(r"(?:unknown|required) field `([^`]*)`", message) if "[...]" not in place else []
-    message = message.replace("Object contains unknown field", f"there is no {what}")
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)} if len(path) == 1 else {}
+    if "unknown field" in message:
+        message = message.replace("Object contains unknown field", f"there is no {what}")
+        if fields:
+            message += f"{did_you_mean(path[0], fields)} There are: {', '.join(fields)}"
+    elif message.startswith("Invalid enum value") and (choices := _choices(fields.get(path[0] if path else ""))):
+        message += f"; write one of: {', '.join(choices)}"
     return f"{message} ({place})" if place else message, path
+
+
+def _choices(kind: Any) -> Sequence[str]:
+    """Return the values that a type names: the members of an enum or of a Literal, also in a union."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [str(member.value) for member in kind]
+    if get_origin(kind) is Literal:
+        return [str(value) for value in get_args(kind)]
+    return [value for part in get_args(kind) for value in _choices(part)]
 
 
 def _pointer(path: Sequence[str]) -> str:

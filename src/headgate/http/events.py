@@ -8,7 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from headgate.admin.ended import AT_ONCE, EndPage, EndQuery
+from headgate.admin.ended import AT_ONCE, EndPage, EndQuery, place_of
+from headgate.errors import DeclarationError
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, bad_request, reads
 
@@ -40,10 +41,18 @@ async def events(caller: Caller, query: EventsQuery) -> EndPage:
 
 
 def to_after(text: str | None) -> str | datetime | None:
-    """Return the instant in a text, or the text, which may be a cursor. Raises HttpError for a time without a zone."""
+    """Return the instant or the cursor in a text. Raises HttpError for another text, or a time without a zone."""
     try:
         instant = None if text is None else datetime.fromisoformat(text)
     except ValueError:
+        try:
+            place_of(text, now=0)
+        except DeclarationError:
+            raise bad_request(
+                f"{text!r:.80} is no cursor and no instant; pass the `cursor` of your last event, the `next` of the "
+                "last page, or an instant such as 2026-03-01T12:00:00Z (after)",
+                parameter="after",
+            ) from None
         return text
     if instant is not None and instant.tzinfo is None:
         raise bad_request(f"{text} has no time zone; write {text}Z, for UTC (after)", parameter="after")

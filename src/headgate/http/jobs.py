@@ -13,6 +13,7 @@ from headgate.admin import BulkResult, EnqueuedJob, JobCount, JobDetails, JobQue
 from headgate.admin.query import Instant
 from headgate.admin.timeline import Stretch, restarts
 from headgate.clock import to_datetime
+from headgate.errors import UnknownLimit
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
 from headgate.http.http_error import HttpError
@@ -403,8 +404,15 @@ def _allowed(caller: Caller, query: JobQuery) -> JobQuery:
     """Return the query. Raises HttpError for a query that would reveal what is hidden.
 
     A user who may search for a text in a hidden value can read it, letter by letter; one who may filter by a hidden
-    value can guess it.
+    value can guess it. Other APIs call the size of a page `limit`: a number that is no declared limit is refused.
     """
+    if query.limit is not None and query.limit.isdecimal():
+        try:
+            caller.admin.limits.declared(query.limit)
+        except UnknownLimit as error:
+            raise bad_request(
+                f"{error}; for at most {query.limit} jobs, write count={query.limit}", parameter="limit"
+            ) from None
     if not caller.redaction or caller.user.may("admin"):
         return query
     for name in ("header", "annotation"):

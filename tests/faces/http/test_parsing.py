@@ -67,6 +67,8 @@ async def test_an_invalid_query_is_refused_with_a_message(client: httpx.AsyncCli
         ("GET", "/jobs?count=0", None, {"parameter": "count"}),
         ("GET", "/jobs?unknown=1", None, {"parameter": "unknown"}),
         ("GET", "/jobs?key=%00", None, {"parameter": "key"}),
+        ("GET", "/jobs?limit=10", None, {"parameter": "limit"}),
+        ("GET", "/events?after=yesterday", None, {"parameter": "after"}),
         ("GET", "/jobs?enqueued_after=null", None, {"parameter": "enqueued_after"}),
         ("POST", "/tasks/answer/enqueue", {"priority": 10}, {"pointer": "/priority"}),
         ("POST", "/tasks/answer/enqueue", {"a/b~c": 1}, {"pointer": "/a~1b~0c"}),
@@ -84,6 +86,25 @@ async def test_a_problem_names_the_wrong_input(
     assert problem(answer) == "bad_request"
     (named,) = answer.json()["errors"]
     assert named == {"detail": answer.json()["detail"], **wrong}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "says"),
+    [
+        ("GET", "/jobs?state=done", None, "write one of: waiting, running, succeeded, failed, cancelled, skipped"),
+        ("GET", "/jobs?order=random", None, "write one of: newest, oldest"),
+        ("GET", "/jobs?sate=failed", None, "there is no parameter `sate`; did you mean 'state'? There are: state, "),
+        ("GET", "/jobs?limit=10", None, "for at most 10 jobs, write count=10"),
+        ("POST", "/tasks/answer/enqueue", {"question": "why"}, "there is no field `question`. There are: payload, "),
+        ("POST", "/jobs/bulk", {"action": "stop"}, "write one of: retry, cancel, run_now, reschedule"),
+    ],
+)
+async def test_a_problem_says_what_there_is_instead(
+    client: httpx.AsyncClient, method: str, path: str, body: Any, says: str
+) -> None:
+    answer = await client.request(method, f"/api/v1{path}", json=body)
+    assert answer.status_code == 400
+    assert says in answer.json()["detail"]
 
 
 def test_each_type_of_problem_is_documented() -> None:
