@@ -62,13 +62,15 @@ class RateLimitFields:
 
     def refusal(self, decision: Decision) -> Refusal:
         """Return the answer to a request that the limit refuses: 429, as a problem of RFC 9457."""
+        fields = self.of(decision)
         problem = {
             "type": QUOTA_EXCEEDED,
             "title": "Too many requests",
             "status": 429,
+            "detail": f"limit {self._policy!r} lets no request pass now; try again in {dict(fields)['Retry-After']} s",
             "violated-policies": [self._policy],
         }
-        return _refusal(429, "Too Many Requests", self.of(decision), problem)
+        return _refusal(429, "Too Many Requests", fields, problem)
 
 
 def unavailable() -> Refusal:

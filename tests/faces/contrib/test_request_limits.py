@@ -129,6 +129,7 @@ def test_a_request_beyond_the_limit_is_answered_429_until_the_named_time(limited
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
         "title": "Too many requests",
         "status": 429,
+        "detail": "limit 'api' lets no request pass now; try again in 4 s",
         "violated-policies": ["api"],
     }
     clock.advance(3)
