@@ -156,7 +156,11 @@ def present_message(expected: EnqueuedQuery, found: Sequence[Enqueued]) -> str:
     """Return the message of a failed `refute_enqueued`."""
     said = [f"{len(found)} {'jobs were' if len(found) > 1 else 'job was'} enqueued as", f"    {expected}", "namely:"]
     said += [f"    {job}" for job in found[:SHOWN]]
-    return "\n".join(said if len(found) <= SHOWN else [*said, f"    … and {len(found) - SHOWN} more"])
+    if len(found) > SHOWN:
+        said.append(f"    … and {len(found) - SHOWN} more")
+    if any(job.connection is not None for job in found):
+        said.append("in this mode a job with connection=… is stored at once, also if its transaction is rolled back")
+    return "\n".join(said)
 
 
 def _distance(differences: Sequence[str]) -> tuple[bool, int]:

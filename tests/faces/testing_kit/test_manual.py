@@ -339,6 +339,10 @@ def test_a_connection_is_not_touched_and_the_job_is_there_at_once(jobs: Workbenc
     jobs.assert_enqueued(shop.greet, connection=connection, count=1)
     with pytest.raises(AssertionError, match="not in the transaction"):
         jobs.assert_enqueued(shop.greet, "bob", connection=connection)
+    with pytest.raises(AssertionError, match="stored at once, also if its transaction is rolled back"):
+        jobs.refute_enqueued(shop.greet, "ada")
+    with pytest.raises(AssertionError, match=r"namely:\n    greet\(name='bob', polite=False\)$"):
+        jobs.refute_enqueued(shop.greet, "bob")
     connection.close()
 
 
