@@ -46,6 +46,7 @@ _OPTIONS = _words(
         "eta run_at": "at={value}",
         "expires": "expires_in={value}",
         "queue_name": "queue={value}",
+        "session db_session conn transaction": "connection=…, with your connection or session",
         "job_id task_id": "id={value}",
         "cron crontab": "@app.schedule(Cron({value})) instead of @app.task",
         "every schedule": "@app.schedule(Every(…)) instead of @app.task",

@@ -76,6 +76,8 @@ async def test_handles_and_apps_keep_the_behaviour_of_objects_without_these_attr
 def test_an_option_is_translated_only_where_its_own_exists(sync_tenant: Any) -> None:
     with pytest.raises(TypeError, match=r"'countdown'; write delay=5\. It takes"):
         sync_tenant.using(countdown=5)
+    with pytest.raises(TypeError, match=r"'session'; write connection=…, with your connection or session\. It takes"):
+        sync_tenant.using(session=object())
     with pytest.raises(TypeError, match=r"'rate_limit'\. It takes"):
         sync_tenant.using(rate_limit="15/m")
 
