@@ -166,7 +166,8 @@ class RetryPolicy:
 def require_policy(retry: object, where: str) -> None:
     """Raise DeclarationError unless `retry` is a RetryPolicy."""
     if not isinstance(retry, RetryPolicy):
-        raise DeclarationError(f"{where}: retry={retry!r} is not a policy; write retry=RetryPolicy(retries=3)")
+        count = int(retry) if isinstance(retry, int) and retry >= 0 and retry is not True else 3
+        raise DeclarationError(f"{where}: retry={retry!r} is not a policy; write retry=RetryPolicy(retries={count})")
 
 
 def _require_duration(name: str, value: object) -> None:

@@ -100,12 +100,13 @@ def test_a_function_that_cannot_be_called_as_it_will_be_is_refused_where_it_is_w
 
 def test_a_number_in_the_place_of_a_policy_is_refused_with_what_to_write() -> None:
     app = Headgate("memory://")
-    with pytest.raises(DeclarationError, match=r"write retry=RetryPolicy\(retries=3\)"):
+    for given, count in ((0, 0), (False, 0), (5, 5), (True, 3), (-1, 3), ("lots", 3)):
+        with pytest.raises(DeclarationError, match=rf"write retry=RetryPolicy\(retries={count}\)"):
+            Headgate("memory://", retry=given)  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="is not a policy"):
         app.task(retry=5)(test_a_constant_delay_is_the_same_each_time)  # type: ignore[call-overload]
     with pytest.raises(DeclarationError, match="queue 'mail'"):
         app.queue("mail", retry=5)  # type: ignore[arg-type]
-    with pytest.raises(DeclarationError, match="is not a policy"):
-        Headgate("memory://", retry=5)  # type: ignore[arg-type]
 
 
 def test_giving_up_goes_before_retrying_where_both_filters_name_an_error() -> None:
