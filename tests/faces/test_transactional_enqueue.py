@@ -18,6 +18,7 @@ import asyncpg
 import psycopg
 import pytest
 import pytest_asyncio
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from headgate import (
     DeclarationError,
@@ -335,6 +336,12 @@ async def test_without_a_transaction_nothing_is_stored_and_the_error_says_how_to
         pytest.raises(UnfitConnection, match=r"connection\.transaction\(\)"),
     ):
         await on_postgres.mail.using(connection=other).enqueue("ada")
+    url = on_postgres.place.replace("postgresql://", "postgresql+asyncpg://")
+    engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
+    async with AsyncSession(engine) as session:
+        with pytest.raises(UnfitConnection, match="another isolation_level than AUTOCOMMIT"):
+            await on_postgres.mail.using(connection=session).enqueue("ada")
+    await engine.dispose()
     with (
         contextlib.closing(sqlite3.connect(on_sqlite.place, isolation_level=None)) as file,
         pytest.raises(UnfitConnection, match="BEGIN"),

@@ -154,5 +154,5 @@ def _require_psycopg_transaction(connection: Any) -> None:
 def _no_transaction(how: str) -> UnfitConnection:
     return UnfitConnection(
         f"this connection has no open transaction, so the job would not be part of your changes; nothing was stored: "
-        f"begin one first, with {how}"
+        f"begin one first, with {how}; a SQLAlchemy engine needs another isolation_level than AUTOCOMMIT"
     )
