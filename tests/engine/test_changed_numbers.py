@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from headgate import Headgate, RateLimit, StrictRate
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -126,5 +128,33 @@ def test_what_the_code_declares_is_no_setting_and_a_setting_precedes_it() -> Non
             assert len(releases.started) == 2
             job = await app.tasks["call"].enqueue("globex")
             await result_within(job, 3)
+
+    run_virtual(main)
+
+
+def test_limits_of_a_cell_that_is_run_again_hold_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: jobs waited up to 20 s, until the worker noted its limits again, and nothing said so."""
+    monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        started: list[float] = []
+
+        def run_cell(limit: str) -> None:
+            cell = f"@app.task(limits=[{limit}])\nasync def call(): started.append(time())\n"
+            names = {"app": app, "started": started, "time": asyncio.get_running_loop().time, "__name__": "__main__"}
+            exec(cell, names | {"StrictRate": StrictRate, "RateLimit": RateLimit})
+
+        async with app:
+            run_cell('StrictRate("3/h", name="api")')
+            await app.tasks["call"].enqueue_many([()] * 10)
+            await asyncio.sleep(1)
+            assert len(started) == 3
+            run_cell('StrictRate("5/h", name="api")')
+            await asyncio.sleep(2)
+            assert len(started) == 5
+            run_cell('RateLimit("4/h", name="other")')
+            await asyncio.sleep(2)
+            assert len(started) == 9
 
     run_virtual(main)

@@ -28,7 +28,7 @@ BUDGETS = {
     "observe": 2_000,
     "schedules": 1_850,
     "storage": 24_000,
-    "tasks": 5_000,
+    "tasks": 5_020,
     "testing": 1_800,
 }
 

@@ -113,15 +113,22 @@ class BacklogMigrator:
             self._is_met.set()
 
     async def run(self) -> None:
-        while True:
-            try:
-                await self._note_and_move()
-                await self._move_met_until(self._noted_at + round(NOTE_EVERY * SECOND))
-            except StorageUnavailable as error:
-                # Claims go on under the rules that are stored.
-                self.has_noted.set()
-                self._bus.publish(StorageFailed(at=self._clock.now(), doing="moving a backlog", error=str(error)))
-                await sleep(self._clock, NOTE_EVERY)
+        loop = asyncio.get_running_loop()
+        with self._registry.telling(partial(loop.call_soon_threadsafe, self._note_soon)):
+            while True:
+                try:
+                    await self._note_and_move()
+                    await self._move_met_until_next_note()
+                except StorageUnavailable as error:
+                    # Claims go on under the rules that are stored.
+                    self.has_noted.set()
+                    self._bus.publish(StorageFailed(at=self._clock.now(), doing="moving a backlog", error=str(error)))
+                    await sleep(self._clock, NOTE_EVERY)
+
+    def _note_soon(self) -> None:
+        """Note the limits anew: a task was declared while the node runs, as in a notebook."""
+        self._noted_at = self._clock.monotonic() - round(NOTE_EVERY * SECOND)
+        self._is_met.set()
 
     async def move_met(self) -> int:
         """Move the jobs that claims have met; return how many."""
@@ -135,8 +142,8 @@ class BacklogMigrator:
         self._is_met.clear()
         return moved
 
-    async def _move_met_until(self, instant: int) -> None:
-        while (left := instant - self._clock.monotonic()) > 0:
+    async def _move_met_until_next_note(self) -> None:
+        while (left := self._noted_at + round(NOTE_EVERY * SECOND) - self._clock.monotonic()) > 0:
             if self._has_met_unknown_lanes:
                 # No later claim may meet them again, so the sweep has a timer.
                 left = min(left, self._until(self._sweep_soon))

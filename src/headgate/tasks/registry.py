@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from headgate.errors import DeclarationError, UnknownQueue
@@ -92,6 +93,16 @@ class Registry:
         self._limit_set_names: dict[tuple[str, str, str | None], str] = {}
         self._all_limit_sets: LimitSets | None = None
         self._runnable: RunnableTasks | None = None
+        self._told: list[Callable[[], object]] = []
+
+    @contextmanager
+    def telling(self, call: Callable[[], object]) -> Iterator[None]:
+        """Within the block, call it after each declaration of a task, in the thread that declares it."""
+        self._told.append(call)
+        try:
+            yield
+        finally:
+            self._told.remove(call)
 
     def add_task(self, task: TaskDefinition) -> None:
         """Add a task. In an interactive session it replaces the one that an earlier run of its code declared.
@@ -101,13 +112,15 @@ class Registry:
         earlier = self.tasks.get(task.name)
         if earlier is None or not (is_interactive(earlier.function) and is_interactive(task.function)):
             self._add_task(task)
-            return
-        self._remove_task(earlier)
-        try:
-            self._add_task(task)
-        except DeclarationError:
-            self._add_task(earlier)
-            raise
+        else:
+            self._remove_task(earlier)
+            try:
+                self._add_task(task)
+            except DeclarationError:
+                self._add_task(earlier)
+                raise
+        for call in tuple(self._told):
+            call()
 
     def _remove_task(self, task: TaskDefinition) -> None:
         """Remove a task, and the limits that nothing else declares."""
