@@ -54,8 +54,8 @@ class NotOpen(HeadgateError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this app is not open: use `async with app.open():` to enqueue and look, "
-            "or `async with app:` to also run jobs in this process"
+            "this app is not open: use `async with app.open():` to enqueue and look, or `async with app:` to also run "
+            "jobs in this process; in a notebook, `await app.start()`"
         )
 
 

@@ -9,10 +9,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headgate import Headgate, JobState, NotOpen, StorageUnusable
+from headgate import Headgate, JobState, NotOpen, StorageUnusable, StrictRate
 from headgate.clock import SystemClock
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -224,3 +225,39 @@ def test_awaiting_a_result_without_a_worker_raises_with_the_reason(caplog: pytes
 
     with caplog.at_level(logging.WARNING, "headgate"):
         run_virtual(main)
+
+
+def test_a_result_that_does_not_come_in_time_says_what_its_job_does() -> None:
+    """The fault: "it continues to run" of jobs that waited, and advice to start what runs."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("1/h", name="api")])
+        async def work(seconds: float) -> None:
+            await asyncio.sleep(seconds)
+
+        @app.task
+        async def free() -> None: ...
+
+        async def why(task: Any, *arguments: float) -> str:
+            with pytest.raises(TimeoutError) as raised:
+                await (await task.enqueue(*arguments)).result(timeout=5)
+            return str(raised.value).partition("; ")[2]
+
+        async with app:
+            assert await why(work, 10) == "it continues to run"
+            waits = "`headgate jobs explain` and app.admin.explain() say until when"
+            assert await why(work, 10) == f"it waits for limit 'api'; {waits}"
+            assert await why(free.using(delay=60)) == f"it waits; {waits}"
+            app.queue("late")
+
+            @app.task(queue="late")
+            async def late() -> None: ...
+
+            assert await why(late) == (
+                "no worker serves queue 'late', and the one of this program was started without it; "
+                "stop the app and start it again"
+            )
+
+    run_virtual(main)

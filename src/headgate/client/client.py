@@ -430,19 +430,38 @@ class Client:
         try:
             return await self._results.wait(job_id, left)
         except TimeoutError:
-            found = await self._unserved(job_id)
-            why = "it continues to run" if found is None else unserved_text(*found)
+            why = await self._why_not_final(job_id)
             raise TimeoutError(f"job {job_id} was not final within {timeout:g} s; {why}") from None
 
     async def _unserved(self, job_id: str) -> Unserved | None:
         """Return how long no worker has served the queue of a job that waits; None if one does, or none can be seen."""
-        from headgate.admin.nodes import unserved
-
         with contextlib.suppress(StorageUnavailable):
             record = await self.storage.job(job_id)
             if record is not None and record.state is JobState.WAITING:
-                return unserved(record.queue, await self.storage.nodes(), to_datetime(self.storage.now()))
+                return await self._unserved_queue(record.queue)
         return None
+
+    async def _unserved_queue(self, queue: str) -> Unserved | None:
+        from headgate.admin.nodes import unserved
+
+        return unserved(queue, await self.storage.nodes(), to_datetime(self.storage.now()))
+
+    async def _why_not_final(self, job_id: str) -> str:
+        """Return what a job that is not final does, as far as its row and the nodes show it."""
+        with contextlib.suppress(StorageUnavailable):
+            record = await self.storage.job(job_id)
+            if record is not None and record.state is JobState.WAITING:
+                found = await self._unserved_queue(record.queue)
+                if found is not None and self._local_node() is not None:
+                    return (
+                        f"no worker serves queue {record.queue!r}, and the one of this program was started without it; "
+                        "stop the app and start it again"
+                    )
+                if found is not None:
+                    return unserved_text(*found)
+                limit = "" if record.waits_for is None else f" for limit {record.waits_for.limit!r}"
+                return f"it waits{limit}; `headgate jobs explain` and app.admin.explain() say until when"
+        return "it continues to run"
 
     def _publish_unserved(self, found: Unserved) -> None:
         now = self._clock.monotonic()
