@@ -58,7 +58,8 @@ def raised_cause(error: JobError) -> RootCause:
 
     If its traceback shows the exceptions that it was raised `from`, that is the innermost of them; of an exception
     group, it is the root cause of the first member. Exceptions that were only being handled when it was raised are not
-    its cause. A long traceback is cut at its beginning; then what is left of it decides.
+    its cause, and neither is the cancellation by which a timeout ended the code; that shows where the code was. A long
+    traceback is cut at its beginning; then what is left of it decides.
     """
     whole = error.traceback or ""
     if len(whole) >= LONGEST_TRACEBACK:
@@ -114,8 +115,15 @@ def _innermost(text: str) -> tuple[str, bool]:
     parts: Sequence[str | None] = _LINK.split(text)
     at = len(parts) - 1
     while at >= 2 and parts[at - 1] is not None and _is_exception(parts[at - 2] or ""):
+        if _is_named(parts[at], "TimeoutError") and _is_named(parts[at - 2], "CancelledError"):
+            break
         at -= 2
     return parts[at] or "", at < len(parts) - 1
+
+
+def _is_named(text: str | None, name: str) -> bool:
+    headline = _headline(text or "")
+    return headline is not None and headline[0].rpartition(".")[2] == name
 
 
 def _is_exception(text: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headgate import Headgate, JobFailed, RetryPolicy
 from headgate.arguments import parse_duration
 from headgate.engine.error_text import describe_error
 from headgate.jobs.job import JobError
@@ -113,6 +114,47 @@ def test_an_exception_that_was_being_handled_is_not_the_cause() -> None:
             raise PaymentFailed("no") from error
 
     assert cause_of(go_on).place == cause.place
+
+
+def test_the_root_cause_of_a_timeout_is_the_timeout_at_the_line_that_it_interrupted() -> None:
+    """The fault: `asyncio.exceptions.CancelledError`, for every timeout."""
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    def time_out() -> None:
+        try:
+            raise asyncio.CancelledError
+        except asyncio.CancelledError as error:
+            # As for a thread or a child process: the interrupted code has no frame.
+            raise TimeoutError("the attempt took longer than its timeout of 30 s").with_traceback(None) from error
+
+    assert cause_of(time_out).type == "TimeoutError"
+    assert cause_of(time_out).message == "the attempt took longer than its timeout of # s"
+
+    async def ask() -> None:
+        app = Headgate("memory://")
+        task = app.task(retry=RetryPolicy(retries=0), timeout=0.01)(hang)
+        async with app:
+            job = await task.enqueue()
+            with pytest.raises(JobFailed):
+                await job.result()
+            error = (await job.status()).error
+            assert error is not None
+            found = root_cause(error)
+            assert found.type == "TimeoutError"
+            assert found.place == CodePlace(HERE, line_of(hang, 1), "hang")
+
+    asyncio.run(ask())
+
+    def own_timeout() -> None:
+        async def wait() -> None:
+            async with asyncio.timeout(0):
+                await hang()
+
+        asyncio.run(wait())
+
+    assert cause_of(own_timeout).type == "TimeoutError"
 
 
 def test_a_cause_without_frames_and_one_with_a_message_of_several_lines_are_read() -> None:
