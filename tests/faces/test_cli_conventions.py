@@ -221,3 +221,23 @@ def test_an_unreadable_file_is_reported_in_one_line(make: Make) -> None:
     assert result.exit_code == 1
     assert "jobs.db cannot be opened" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("queues", "pause"), "QUEUE"),
+        (("limits", "audit"), "LIMIT"),
+        (("nodes", "quiet"), "NODE"),
+        (("schedules", "skip"), "SCHEDULE"),
+        (("backup",), "FILE"),
+    ],
+)
+def test_a_command_that_lacks_a_word_says_what_it_takes_and_what_it_got(
+    make: Make, words: tuple[str, ...], names: str
+) -> None:
+    """The fault: "name the app: module:app as the first argument", which it was."""
+    target = make(APP)
+    result = call(*words, target)
+    assert result.exit_code == 2
+    assert f"it takes MODULE:APP {names}, and got only {target}; the app is the first" in result.stderr

@@ -213,6 +213,12 @@ def takes_app_and(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
             if len(rest) != len(names):
                 where = "after the app, if that is an argument" if named is None else f"and the app is {named} already"
                 raise click.UsageError(f"it takes {' '.join(names)}, {where}")
+            if named is None and first is None:
+                # Which of them is missing: the app, or the last word?
+                raise click.UsageError(
+                    f"it takes MODULE:APP {' '.join(names)}, and got only {' '.join(words)}; the app is the first "
+                    "argument, -A module:app, or HEADGATE_APP"
+                )
             function(target=_chosen(first, named), words=rest, **options)
 
         return command
