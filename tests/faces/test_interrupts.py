@@ -7,6 +7,7 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,21 @@ async def test_a_node_that_waits_for_jobs_says_so_as_a_warning(caplog: pytest.Lo
     stopping = [(each.levelname, each.getMessage()) for each in caplog.records if "is stopping" in each.getMessage()]
     assert [level for level, _ in stopping] == ["WARNING", "INFO"]
     assert "waits up to 0 s for 1 running job; Ctrl+C or SIGTERM once more ends it at once" in stopping[0][1]
+
+
+async def test_a_node_that_waits_for_threads_says_that_nothing_ends_them(caplog: pytest.LogCaptureFixture) -> None:
+    """The fault: a second Ctrl+C "ends it at once", and the program went on until its threads ended."""
+    app = Headgate("memory://", grace=0)
+    running, end = threading.Event(), threading.Event()
+
+    @app.task
+    def work() -> None:
+        running.set()
+        end.wait()
+
+    async with app:
+        await work.enqueue()
+        await asyncio.to_thread(running.wait)
+        asyncio.get_running_loop().call_later(0.05, end.set)
+    (line,) = [each for each in caplog.messages if "is stopping" in each]
+    assert line.endswith("once more ends it at once, but for 1 in threads, which end by themselves")

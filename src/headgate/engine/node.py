@@ -50,6 +50,7 @@ from headgate.storage.fetched import FetchedStarts
 from headgate.storage.records import NodeControls
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.context import JobLogCapture
+from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import HookScope, LifecycleHook
 from headgate.tasks.registry import Registry
 from headgate.tasks.tracing import Tracing
@@ -371,6 +372,7 @@ class Node:
                     running=len(self.attempts),
                     by_operator=self._is_stopped_by_operator,
                     grace=self._config.grace,
+                    in_threads=sum(attempt.task.executor is Executor.THREAD for attempt in self.attempts),
                 )
             )
             # The node claims no more, so other releases need not wait for its jobs to end.

@@ -619,13 +619,15 @@ class NodeChanged(Event, frozen=True):
 class NodeStopping(Event, frozen=True):
     """This node is stopping: it claims no more jobs and lets its `running` ones finish within `grace` seconds.
 
-    `by_operator`: as an operator requested by `headgate nodes stop`, the dashboard or the API.
+    Those `in_threads` cannot be interrupted. `by_operator`: as an operator requested by `headgate nodes stop`, the
+    dashboard or the API.
     """
 
     node: str
     running: int
     by_operator: bool = False
     grace: float = 0.0
+    in_threads: int = 0
 
     level: ClassVar[int | None] = logging.INFO
 
@@ -639,9 +641,10 @@ class NodeStopping(Event, frozen=True):
         line = f"{self.node} is stopping{why}: it claims no more jobs"
         if not self.running:
             return line
+        threads = f", but for {self.in_threads} in threads, which end by themselves" if self.in_threads else ""
         return (
             f"{line} and waits up to {self.grace:g} s for {counted(self.running, 'running job')}; Ctrl+C or "
-            "SIGTERM once more ends it at once"
+            f"SIGTERM once more ends it at once{threads}"
         )
 
 
