@@ -107,7 +107,7 @@ class IdInUse(HeadgateError):
     def __init__(self, job_id: str, task: str, other: str) -> None:
         super().__init__(
             f"nothing was stored: id {job_id} is that of a job of task {other!r}, not of task {task!r}; "
-            f'make the id from the name of the task as well: uuid5(NAMESPACE, "{task}:…")'
+            f'make the id from the name of the task as well: uuid5(NAMESPACE_URL, "{task}:…")'
         )
         self.job_id = job_id
 

@@ -97,7 +97,11 @@ MISTAKES = [
     ),
     (TASK + 'sync.using(priority="high")', "must be a whole number from 0 to 9"),
     (TASK + 'sync.using(unique_key="a", on_conflict="ignore")', 'must be "keep", "replace", "raise" or'),
-    (TASK + 'sync.using(id="invoice-17")', "is not a UUID; make one from a name: id=uuid5(NAMESPACE,"),
+    (
+        TASK + 'sync.using(id="invoice-17")',
+        "is not a UUID; make one from it: from uuid import NAMESPACE_URL, uuid5; "
+        "id=uuid5(NAMESPACE_URL, 'sync:invoice-17')",
+    ),
     (TASK + "sync.using(debounce=5)", "debounce=5 has no effect without a unique_key"),
     ('@app.task(unique_key="tenant_id")\nasync def sync(tenant_id): ...', 'write "{tenant_id}"'),
     (TASK + "chain(sync, sync)", "takes calls, chains and batches, not Task('sync'); write task.call(…)"),

@@ -134,7 +134,7 @@ def _options_over(task: TaskDefinition, changes: EnqueueOptions) -> EnqueueOptio
     if "tags" in new:
         new["tags"] = (*parse_tags(new["tags"], where), *(before.get("tags") or ()))
     if "id" in new:
-        new["id"] = _own_id(new["id"], where)
+        new["id"] = _own_id(new["id"], task.name)
     options = merged(before, new)
     if options.get("predict") and options.get("connection") is not None:
         raise DeclarationError(f"{where}: nothing is promised of a job before your own transaction commits")
@@ -204,13 +204,14 @@ def _job_options(task: TaskDefinition, options: EnqueueOptions, where: str) -> J
     )
 
 
-def _own_id(id: object, where: str) -> str:
+def _own_id(id: object, task: str) -> str:
     """Return an id in the form in which ids are stored. Raises DeclarationError."""
     try:
         return str(id if isinstance(id, UUID) else UUID(cast(str, id)))
     except (ValueError, TypeError, AttributeError):
         raise DeclarationError(
-            f'{where}: id={id!r:.80} is not a UUID; make one from a name: id=uuid5(NAMESPACE, "invoice:17")'
+            f"task {task!r}: id={id!r:.80} is not a UUID; make one from it: "
+            f"from uuid import NAMESPACE_URL, uuid5; id=uuid5(NAMESPACE_URL, {f'{task}:{id}'!r:.80})"
         ) from None
 
 
