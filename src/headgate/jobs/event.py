@@ -689,10 +689,11 @@ class NodeLost(Event, frozen=True):
     level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
+        poisonous = f", {self.poisonous} failed as poisonous (three lost attempts)" if self.poisonous else ""
         completed = f", {self.completed} were complete and succeeded" if self.completed else ""
-        return (
-            f"{self.node} died: {self.returned} of its jobs wait again, {self.poisonous} failed as poisonous{completed}"
-        )
+        if not (self.returned or poisonous or completed):
+            return f"{self.node} died; it ran no job"
+        return f"{self.node} died: {self.returned} of its jobs wait again{poisonous}{completed}"
 
 
 class AlertSent(Event, frozen=True):

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
-from headgate.jobs.event import Event, JobFailure, NodeStarted, NodeStopping
+from headgate.jobs.event import Event, JobFailure, NodeLost, NodeStarted, NodeStopping
 from headgate.jobs.job import JobError, JobState
 from headgate.observe.log import LOGGED, log_event, logged_kinds
 
@@ -75,3 +75,12 @@ def test_a_node_without_tasks_and_one_that_stops_with_running_jobs_warn() -> Non
     assert msgspec.structs.replace(started, tasks=("sync",)).own_level == logging.INFO
     assert NodeStopping(at=1, node="n", running=1).own_level == logging.WARNING
     assert NodeStopping(at=1, node="n", running=0).own_level == logging.INFO
+
+
+def test_the_line_of_a_dead_node_has_no_zeros() -> None:
+    """The fault: "0 of its jobs wait again, 0 failed as poisonous", of a script that was killed between two jobs."""
+    assert NodeLost(at=1, node="n", returned=0, poisonous=0).line() == "n died; it ran no job"
+    assert NodeLost(at=1, node="n", returned=3, poisonous=0).line() == "n died: 3 of its jobs wait again"
+    assert NodeLost(at=1, node="n", returned=0, poisonous=1, completed=2).line() == (
+        "n died: 0 of its jobs wait again, 1 failed as poisonous (three lost attempts), 2 were complete and succeeded"
+    )
