@@ -624,6 +624,9 @@ class Headgate(RefusesForeignWords):
         """
         return [str(migration) for migration in await self._storage.migrate(dry_run=dry_run)]
 
+    def __repr__(self) -> str:
+        return f"<Headgate on {self._client.address.shown}>"
+
     async def __aenter__(self) -> Self:
         """Open, and run jobs in this process until the block ends: `async with app:`, or `with app:` in plain code.
 

@@ -274,3 +274,11 @@ async def test_an_app_whose_opening_is_cancelled_is_not_open(moment: str) -> Non
     assert entering.cancelled()
     assert (opening.is_open, opening.loop) == (False, None)
     assert store == ([] if moment == "while it opens" else ["opened", "closed"])
+
+
+def test_an_app_that_is_shown_names_its_store_without_its_password() -> None:
+    """A notebook shows it below `await app.start()`, where it was an address in memory."""
+    assert repr(Headgate("memory://")) == "<Headgate on memory://>"
+    shown = repr(Headgate("postgresql://shop:secret@db.internal/jobs"))
+    assert "db.internal/jobs" in shown
+    assert "secret" not in shown
