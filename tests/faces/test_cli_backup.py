@@ -50,6 +50,16 @@ def test_a_copy_is_a_store_with_the_same_jobs(project: OneModule) -> None:
     assert printed.stdout.endswith(f" MB, checked, up to migration {told['migration']}\n")
 
 
+def test_a_folder_is_not_the_name_of_a_copy(project: OneModule) -> None:
+    """The fault: a copy named `sub` for `sub/`, and "sub exists, and a backup overwrites nothing" for a folder."""
+    for name in ("sub/", "sub"):
+        refused = call("backup", project.target, name)
+        assert refused.exit_code == 2
+        assert f"{name} is a folder; name a file in it: sub/jobs.db" in refused.stderr
+        assert not Path("sub").is_file()
+        Path("sub").mkdir(exist_ok=True)
+
+
 def test_an_existing_file_is_not_overwritten(project: OneModule) -> None:
     Path("copy.db").write_text("kept")
     refused = call("backup", project.target, "copy.db")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def backup(target: str, words: tuple[str, ...], as_json: bool) -> None:
     path = app._client.address.file
     if path is None:
         raise click.ClickException(_instead(app, copy))
+    if copy.is_dir() or words[0].endswith(os.sep):
+        raise click.UsageError(f"{words[0]} is a folder; name a file in it: {copy / path.name}")
     with progress_bar("Copy, in percent", 100, shown=not as_json) as advance:
         migration = back_up(
             path, copy, SystemClock(), lambda left, pages: advance(100 * (pages - left) // max(pages, 1))
