@@ -67,6 +67,7 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         {
             "delay send kiq remote submit defer defer_async perform_async enqueue_job": "enqueue(…)",
             "apply_async send_with_options enqueue_in enqueue_at perform_in": "using(delay=…, queue=…).enqueue(…)",
+            "map starmap": "enqueue_many([(…,), (…,)])",
             "s si signature": "call(…)",
         }
     ),

@@ -71,6 +71,8 @@ MISTAKES = [
     # Enqueueing
     (TASK + 'sync("acme")', "enqueues nothing and runs nothing; write await sync.enqueue(…)"),
     (TASK + 'sync.delay("acme")', "has no .delay(); write await sync.enqueue(…)"),
+    (TASK + 'sync.map(["acme"])', "write await sync.enqueue_many([(…,), (…,)]), or sync.sync.enqueue_many("),
+    (TASK + 'await sync.enqueue_many(["acme"])', "not 'acme'; write ('acme',)"),
     (TASK + 'sync.apply_async(args=("acme",))', "write await sync.using(delay=…, queue=…).enqueue(…)"),
     (TASK + 'sync.remote("acme")', "has no .remote(); write await sync.enqueue(…)"),
     ('await app.enqueue("sync", "acme")', "write await task.enqueue(…), where `task` is your function with @app.task"),

@@ -150,7 +150,9 @@ class Task(TaskDefinition, Generic[P, R]):
             elif isinstance(call, tuple):
                 made.append(Call(call, {}))
             else:
-                raise TypeError(f"enqueue_many takes tuples of arguments or task.call(…), not {call!r:.80}")
+                raise TypeError(
+                    f"enqueue_many takes tuples of arguments or task.call(…), not {call!r:.80}; write ({call!r:.80},)"
+                )
         return made
 
     def _require_own(self, call: Call[Any]) -> None:
