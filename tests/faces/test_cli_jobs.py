@@ -316,9 +316,11 @@ def test_options_that_select_nothing_say_which_name_is_not_declared(project: Pro
     assert (listed.exit_code, listed.stdout) == (0, "Jobs: none\n")
     assert listed.stderr == (
         "Note: this app declares no limit '3'. It declares: mutex, order, sync:rate; "
-        "for at most 3 jobs, write --count 3\n"
+        "to list at most 3, write --count 3\n"
     )
     assert "no task 'god'; did you mean 'good'?" in call("jobs", "cancel", "--task", "god", "--yes").stderr
+    assert call("limits", "list", "--limit", "3").stderr == listed.stderr
+    assert call("limits", "list", "--limit", "order").stderr == ""
     assert call("jobs", "list", "--task", "good", "--limit", "order").stderr == ""
     assert call("jobs", "list", "--limit", "sync:rate").stderr == ""
 

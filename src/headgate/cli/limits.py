@@ -20,6 +20,7 @@ from headgate.admin.set_rules import SetRule
 from headgate.cli.gauge import bar, budget, spark
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_list, print_table, say_change, say_done, until
+from headgate.cli.query import note_unknown
 from headgate.cli.question import confirm, require_answer
 from headgate.cli.times import seconds
 from headgate.escaping import printable
@@ -332,6 +333,8 @@ async def _list(
     admin: Admin, *, limit: str | None, key: str | None, prefix: str | None, count: int
 ) -> tuple[list[BucketStatus], Sequence[LimitSummary]]:
     found = list(await admin.limits.list(limit, key=key, prefix=prefix, count=count))
+    if not found:
+        note_unknown(admin, {"limit": limit})
     return found, await admin.limits.summary(*([] if limit is None else [limit]))
 
 

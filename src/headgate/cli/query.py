@@ -80,14 +80,15 @@ def query_at(criteria: dict[str, Any], now: datetime) -> JobQuery:
 
 
 def note_unknown(admin: Admin, criteria: dict[str, Any]) -> None:
-    """Say which limit or task of options that select no job is not declared. It is no error: old jobs may have it."""
+    """Say which limit or task of options that select nothing is not declared. It is no error: old jobs may have it."""
     limit, task = criteria.get("limit"), criteria.get("task")
     try:
         if limit is not None:
             admin.limits.declared(limit)
         if task is not None:
             admin.arguments(task)
-    except (UnknownLimit, UnknownTask) as error:
-        is_count = isinstance(error, UnknownLimit) and limit.isdecimal()
-        hint = f"; for at most {limit} jobs, write --count {limit}" if is_count else ""
+    except UnknownLimit as error:
+        hint = f"; to list at most {limit}, write --count {limit}" if str(limit).isdecimal() else ""
         click.echo(printable(f"Note: {error}{hint}"), err=True)
+    except UnknownTask as error:
+        click.echo(printable(f"Note: {error}"), err=True)

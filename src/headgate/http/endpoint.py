@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, UnknownLimit
 from headgate.http.auth import Role
 from headgate.http.caller import Caller
 from headgate.http.http_error import HttpError, WrongInput, http_error_of
@@ -351,6 +351,15 @@ def bad_request(message: str, **place: str | None) -> HttpError:
     """Return an error that names the `parameter` or the `pointer` of what is wrong, if it is known."""
     is_known = any(value is not None for value in place.values())
     return HttpError(400, "bad_request", message, errors=[WrongInput(message, **place)] if is_known else ())
+
+
+def require_limit(caller: Caller, limit: str | None) -> None:
+    """Refuse a number that is no declared limit: other APIs call the size of a page `limit`. Raises HttpError."""
+    if limit is not None and limit.isdecimal():
+        try:
+            caller.admin.limits.declared(limit)
+        except UnknownLimit as error:
+            raise bad_request(f"{error}; to get at most {limit}, write count={limit}", parameter="limit") from None
 
 
 def _too_large(largest: int) -> HttpError:

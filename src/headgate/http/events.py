@@ -11,7 +11,7 @@ import msgspec
 from headgate.admin.ended import AT_ONCE, EndPage, EndQuery, place_of
 from headgate.errors import DeclarationError
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, bad_request, reads
+from headgate.http.endpoint import Endpoint, bad_request, reads, require_limit
 
 After = Annotated[
     str,
@@ -36,6 +36,7 @@ async def events(caller: Caller, query: EventsQuery) -> EndPage:
     `Last-Event-ID`, or after `after`. Each `event: end` has one event as JSON; `event: lost` says that the store does
     not answer. A stream ends after half a minute, and an EventSource opens the next one by itself.
     """
+    require_limit(caller, query.limit)
     criteria = {name: getattr(query, name) for name in EndQuery.__struct_fields__}
     return await caller.admin.ended_jobs(to_after(query.after), count=query.count, **criteria)
 

@@ -13,9 +13,18 @@ from headgate.admin import BulkResult, EnqueuedJob, JobCount, JobDetails, JobQue
 from headgate.admin.query import Instant
 from headgate.admin.timeline import Stretch, restarts
 from headgate.clock import to_datetime
-from headgate.errors import UnknownLimit
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
+from headgate.http.endpoint import (
+    Acknowledgement,
+    Endpoint,
+    JsonBody,
+    Query,
+    acts,
+    bad_request,
+    reads,
+    removes,
+    require_limit,
+)
 from headgate.http.http_error import HttpError
 from headgate.http.page import Count, Cursor, Number, Page, page_of
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
@@ -255,6 +264,7 @@ async def jobs(caller: Caller, query: JobsQuery) -> JobsPage:
 
     At most 5,000 jobs are read for it, so it may have fewer than `count`, or none, while `next` is not null.
     """
+    require_limit(caller, query.limit)
     found = await caller.admin.page(
         _allowed(caller, query), before=query.before, count=query.count, oldest_first=query.order == "oldest"
     )
@@ -404,15 +414,8 @@ def _allowed(caller: Caller, query: JobQuery) -> JobQuery:
     """Return the query. Raises HttpError for a query that would reveal what is hidden.
 
     A user who may search for a text in a hidden value can read it, letter by letter; one who may filter by a hidden
-    value can guess it. Other APIs call the size of a page `limit`: a number that is no declared limit is refused.
+    value can guess it.
     """
-    if query.limit is not None and query.limit.isdecimal():
-        try:
-            caller.admin.limits.declared(query.limit)
-        except UnknownLimit as error:
-            raise bad_request(
-                f"{error}; for at most {query.limit} jobs, write count={query.limit}", parameter="limit"
-            ) from None
     if not caller.redaction or caller.user.may("admin"):
         return query
     for name in ("header", "annotation"):

@@ -11,7 +11,17 @@ import msgspec
 from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitSummary, WhatIf
 from headgate.admin.audit import LimitAudit
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, bad_request, reads, removes
+from headgate.http.endpoint import (
+    Acknowledgement,
+    Endpoint,
+    JsonBody,
+    Query,
+    acts,
+    bad_request,
+    reads,
+    removes,
+    require_limit,
+)
 from headgate.http.jobs import ListedJobView, listed
 from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor
 from headgate.jobs.state import JobState
@@ -181,6 +191,7 @@ async def limits(caller: Caller, query: LimitsQuery) -> LimitsPage:
 
     If jobs wait for more than 5,000 keys, they are ordered by limit and key.
     """
+    require_limit(caller, query.limit)
     found = await caller.admin.limits.list(
         query.limit,
         key=query.key,
