@@ -130,3 +130,11 @@ def test_a_store_given_by_the_caller_stays_with_its_loop(redis_url: str) -> None
 
 async def _once(limiter: Limiter) -> bool:
     return bool(await limiter.try_acquire("acme"))
+
+
+async def test_sync_on_the_loop_that_runs_the_limiter_is_refused_with_what_to_write(redis_url: str) -> None:
+    limiter = limiter_at(redis_url)
+    assert await limiter.try_acquire("acme")
+    with pytest.raises(HeadgateError, match=r"write `await`, without \.sync, as in `await limiter\.acquire"):
+        limiter.sync.try_acquire("acme")
+    await limiter.close()

@@ -117,7 +117,8 @@ class Portal:
         if any(is_running_here(loop) for loop in (self._loop_of_app(), self._loop) if loop is not None):
             coroutine.close()
             raise HeadgateError(
-                "a sync verb was called on the event loop that would have to run it; await the verb itself instead"
+                ".sync was called on the event loop that would have to run it; in a coroutine write `await`, without "
+                ".sync, as in `await task.enqueue(…)`"
             )
 
     async def reach(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -326,7 +326,7 @@ async def test_threads_beside_the_event_loop_enqueue_into_the_test(jobs: Workben
     await asyncio.gather(*(asyncio.to_thread(enqueue) for _ in range(3)))
     assert len(jobs.all_enqueued(shop.greet)) == 60
     async with shop.app.open():
-        with pytest.raises(HeadgateError, match="event loop"):
+        with pytest.raises(HeadgateError, match=r"write `await`, without \.sync, as in `await task\.enqueue"):
             shop.greet.sync.enqueue("blocks")
 
 

@@ -97,7 +97,10 @@ class HomeLoop(Generic[S]):
         while True:
             home = self._home_for(None)
             if asyncio._get_running_loop() is home.loop:
-                raise HeadgateError("a sync verb was called on the event loop that would have to run it; await instead")
+                raise HeadgateError(
+                    ".sync was called on the event loop that would have to run it; in a coroutine write `await`, "
+                    "without .sync, as in `await limiter.acquire(…)`"
+                )
             call = self._submit(home, verb, args, undo)
             if call is None:
                 continue
