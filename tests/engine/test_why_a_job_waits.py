@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from headgate import Headgate, StrictRate
+from headgate import Headgate, RetryPolicy, StrictRate
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, node_of
@@ -223,5 +223,59 @@ def test_a_rule_that_was_set_at_run_time_is_named_with_who_set_it_and_what_the_c
             assert other.setting == said.replace("key 'acme'", "all keys")
             await app.admin.limits.unset("api")
             assert (await app.admin.limits.bucket("api", "globex")).setting is None
+
+    run_virtual(main)
+
+
+def test_a_penalty_is_named_with_the_command_that_ends_it() -> None:
+    """The fault: "it waits for limit 'crm' (60/m) …, runs in 1 h 29 min", beside a budget of which nothing was used."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("60/m", key="{tenant}", name="crm")])
+        async def sync(tenant: str) -> None:
+            """Its key is penalized by mistake."""
+
+        async with app:
+            await app.admin.limits.penalize("crm", "acme inc", 5400)
+            job = await sync.enqueue("acme inc")
+            await asyncio.sleep(1)
+            explanation = await app.admin.explain(job.id)
+            (limit,) = explanation.limits
+            assert limit.penalized_until == explanation.status.predicted_start
+            assert f"which is penalized until {limit.penalized_until:%Y-%m-%d %H:%M:%S} UTC" in explanation.reason
+            assert "(`headgate limits reset crm --key 'acme inc'` ends that" in explanation.reason
+
+            await app.admin.limits.reset("crm", "acme inc")
+            await job.result()
+            second = await sync.enqueue("acme inc")
+            assert [each.penalized_until for each in (await app.admin.explain(second.id)).limits] == [None]
+
+    run_virtual(main)
+
+
+def test_a_job_that_waits_after_an_error_names_it() -> None:
+    """The fault: with the API down, a job of a limited task seemed to wait for its limit and for nothing else."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("1/m", key="{tenant}", name="crm")], retry=RetryPolicy(retries=3, delay=1))
+        async def sync(tenant: str) -> None:
+            raise ConnectionError(f"503 for {tenant}\nand {'more ' * 100}")
+
+        async with app:
+            job = await sync.enqueue("acme")
+            await asyncio.sleep(10)
+            reason = (await app.admin.explain(job.id)).reason
+            assert reason.startswith("it waits for limit 'crm' (1/m) of key 'acme'")
+            assert reason.endswith("; its last error: ConnectionError: 503 for acme")
+            await app.admin.limits.pause("crm", key="acme")
+            paused = (await app.admin.explain(job.id)).reason
+            assert paused.startswith("limit 'crm' is paused")
+            assert paused.endswith("; its last error: ConnectionError: 503 for acme")
+            await app.admin.cancel(job.id)
+            assert "its last error" not in (await app.admin.explain(job.id)).reason
 
     run_virtual(main)

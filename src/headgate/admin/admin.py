@@ -30,7 +30,7 @@ from headgate.admin.enqueueing import (
     options_of,
     stored_call_of,
 )
-from headgate.admin.explain import Explanation, LimitInfo, Turn, reason_for
+from headgate.admin.explain import Explanation, LimitInfo, Turn, reason_for, with_last_error
 from headgate.admin.failures import FailureDetails, FailureReport, failures, failures_like
 from headgate.admin.find import Found, FoundKind, find
 from headgate.admin.history import HistoryAdmin
@@ -557,7 +557,7 @@ class Admin:
             turn=None if position is None else self._turn(position),
             now=now,
         )
-        return Explanation(status=status, reason=reason, limits=limits)
+        return Explanation(status=status, reason=with_last_error(reason, status), limits=limits)
 
     # ---------------------------------------------------------------------------------------------- changing
 
@@ -971,6 +971,11 @@ class Admin:
             holders=await holders_of(self._storage, bucket),
             present=None if snapshot is None else snapshot.present,
             setting=None if set_rule is None else str(set_rule),
+            penalized_until=(
+                to_datetime(self._storage.now() + bucket.closed_until - limit_now)
+                if bucket.closed_until > limit_now
+                else None
+            ),
         )
 
 

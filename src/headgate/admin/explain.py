@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,9 @@ from headgate.storage.following import skipped_because
 from headgate.storage.records import FINAL_STATES, Dependency, NodeRecord
 from headgate.tasks.status import JobStatus
 
+MOST_OF_ERROR = 200
+"""How many characters of an error's message explain why a job waits."""
+
 _ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 
 
@@ -29,6 +33,7 @@ class LimitInfo:
     """One limit that a job uses, as it is now for the job's key; `present`: the present rate of an adaptive one.
 
     `setting`: if the rule was set at run time, for which keys, by whom, when, and what the code says.
+    `penalized_until`: nothing starts for the key before, although it may have budget.
     """
 
     limit: str
@@ -42,6 +47,7 @@ class LimitInfo:
     holders: Sequence[PermitHolder] = ()
     present: str | None = None
     setting: str | None = None
+    penalized_until: datetime | None = None
 
 
 class Turn(NamedTuple):
@@ -110,6 +116,14 @@ def reason_for(
     if turn is not None:
         return _turn_reason(turn, status.queue)
     return f"its limits let it start now; it waits for a free slot of a node that serves queue {status.queue!r}"
+
+
+def with_last_error(reason: str, status: JobStatus) -> str:
+    """Add the first line of the last error of a waiting job, which may fail whenever its limit opens."""
+    if status.state is not JobState.WAITING or status.error is None:
+        return reason
+    message = status.error.message.partition("\n")[0]
+    return f"{reason}; its last error: {status.error.type}: {message[:MOST_OF_ERROR]}"
 
 
 def _node_reason(
@@ -186,6 +200,10 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
     else:
         when = f"starts when a permit is returned{f': held by {describe_holders(holders)}' if holders else ''}"
     before = f"; limits delayed {counted(status.deferrals, 'start')} of it before" if status.deferrals else ""
+    if info is not None and info.penalized_until is not None:
+        words = ["headgate", "limits", "reset", limit, *(["--key", key] if key else [])]
+        until = f"penalized until {info.penalized_until:%Y-%m-%d %H:%M:%S} UTC"
+        whose += f", which is {until} (`{shlex.join(words)}` ends that, and gives it its whole budget again)"
     return f"it waits for limit {limit!r}{rule}{whose}: {place}{when}{before}"
 
 

@@ -218,7 +218,10 @@ def reset(target: str, words: tuple[str], key: str, as_json: bool) -> None:
 @click.option("--key", default="", metavar="KEY", help="Which key (none: a limit without keys).")
 @json_option
 def penalize(target: str, words: tuple[str, str], key: str, as_json: bool) -> None:
-    """Start no jobs under a key for SECONDS, also written as 90s, 15m, 2h."""
+    """Start no jobs under a key for SECONDS, also written as 90s, 15m, 2h.
+
+    `headgate limits reset` ends it earlier.
+    """
     limit, length_of_it = words
     length = seconds(length_of_it)
     ask(target, lambda admin: admin.limits.penalize(limit, key, length))
@@ -428,7 +431,7 @@ def _note(bucket: BucketStatus, now: datetime) -> str | None:
     if bucket.is_set:
         notes.append(bucket.setting or "overridden")
     if bucket.penalized_until is not None:
-        notes.append(f"penalized, {until(bucket.penalized_until, now)}")
+        notes.append(f"penalized, ends {until(bucket.penalized_until, now)}")
     if bucket.holders:
         notes.append(f"held by {describe_holders(bucket.holders)}")
     return ", ".join(notes) or None
