@@ -224,6 +224,27 @@ def test_a_blocked_event_loop_is_in_the_scrapes_of_one_minute() -> None:
     run_virtual(main)
 
 
+def test_an_event_loop_that_is_blocked_now_shows_in_a_scrape() -> None:
+    """The fault: 0.03 s, and no alert, while a handler had blocked the loop for 80 s: the loop measures itself."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        metrics = measured(app)
+        # Without a node, whose loop turns, nothing measures after this.
+        async with app.open():
+            bus_of(app).publish(
+                NodeMeasured(
+                    at=0, node="node-1", slots={}, busy={}, lingering=0, unrecorded=0, loop_lag=0, clock_skew=0
+                )
+            )
+            await asyncio.sleep(12)
+            assert value(metrics, "headgate_event_loop_lag_seconds") == 0
+            await asyncio.sleep(68)
+            assert value(metrics, "headgate_event_loop_lag_seconds") == 80
+
+    run_virtual(main)
+
+
 def test_the_fullest_keys_are_exported_on_request() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

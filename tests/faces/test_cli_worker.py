@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headgate import Headgate
+from headgate.cli.loop_watchdog import watch_loop
 from headgate.cli.main import main
 from headgate.cli.reloader import Reloader
 from headgate.cli.supervisor import Supervisor
@@ -258,3 +260,15 @@ async def test_a_worker_without_tasks_says_so_as_a_warning(
     assert started.levelname == ("INFO" if has_tasks else "WARNING")
     assert ("no tasks, so it runs no jobs" in started.getMessage()) is not has_tasks
     assert ('imports=["myproject.tasks"]' in started.getMessage()) is not has_tasks
+
+
+async def test_a_handler_that_blocks_the_event_loop_is_logged_with_its_line_while_it_blocks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The fault: an endless loop in an `async def` stopped one worker after the other, and no log said a word."""
+    with caplog.at_level(logging.ERROR, logger="headgate.worker"):
+        watch_loop(asyncio.get_running_loop(), blocked_for=0.05)
+        until_now(lambda: len(caplog.records) >= 2)
+    first, second, *_ = [each.getMessage() for each in caplog.records]
+    assert re.match(r"the event loop has been blocked for 0\.05 s by \S+ at \S+\.py:\d+: this worker starts", first)
+    assert second.startswith("the event loop has been blocked for 0.1 s by ")

@@ -18,14 +18,14 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 BUDGETS = {
     "": 2_700,  # the modules beside the packages
     "admin": 6_700,
-    "cli": 8_400,
+    "cli": 8_460,
     "client": 2_900,
     "contrib": 3_290,
     "engine": 10_550,
     "http": 21_100,
     "jobs": 4_100,
     "limits": 9_550,
-    "observe": 2_000,
+    "observe": 2_020,
     "schedules": 1_850,
     "storage": 24_000,
     "tasks": 5_020,

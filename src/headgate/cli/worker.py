@@ -20,6 +20,7 @@ import click
 from headgate.app import Headgate
 from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes
 from headgate.cli.locate import locate, takes_app
+from headgate.cli.loop_watchdog import watch_loop
 from headgate.cli.reloader import Reloader
 from headgate.cli.stacks import print_stacks_on_signal
 from headgate.cli.supervisor import NUMBER, STOPPED_BY_OPERATOR, Supervisor
@@ -303,6 +304,7 @@ async def _serve(
 ) -> int:
     """Run the worker; return its exit code."""
     print_stacks_on_signal(signal.SIGUSR1, asyncio.get_running_loop())
+    watch_loop(asyncio.get_running_loop())
     is_stopped = False
 
     def note_stop(event: Event) -> None:

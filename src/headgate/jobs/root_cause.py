@@ -74,7 +74,7 @@ def raised_cause(error: JobError) -> RootCause:
             break
         inner = member
     kind, message = (_headline(inner) if is_inner else None) or (error.type, error.message)
-    return RootCause(kind, message, _own_place(inner, whole))
+    return RootCause(kind, message, own_place(inner, whole))
 
 
 def message_pattern(message: str) -> str:
@@ -180,7 +180,7 @@ _STANDARD_HERE = sysconfig.get_path("stdlib")
 _HEADGATE_HERE = str(Path(__file__).parents[1])
 
 
-def _own_place(inner: str, whole: str) -> CodePlace | None:
+def own_place(inner: str, whole: str) -> CodePlace | None:
     """Return the last place in the user's own code, in the innermost exception if it has one, else in all of them.
 
     Own code is code that is not installed. If there is none, as where a project is deployed as a wheel, it is the

@@ -116,7 +116,7 @@ LOOP_LAG = Metric(
     "headgate_event_loop_lag_seconds",
     "gauge",
     (),
-    "How late the event loop woke up, at worst in the last minute: a handler blocks it.",
+    "How late the event loop woke up, the worst of the last minute, or how long a handler has blocked it.",
 )
 CLOCK_SKEW = Metric("headgate_clock_skew_seconds", "gauge", (), "How far the node's clock is ahead of the store's.")
 BUILD = Metric("headgate_build_info", "gauge", ("version",), "1, with the version of Headgate.")

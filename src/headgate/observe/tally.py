@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
+from headgate.clock import SECOND
 from headgate.jobs.event import (
     CallbackFailed,
     EndingRefused,
@@ -35,6 +36,9 @@ from headgate.schedules.schedule import Skipped
 from headgate.storage.endings import REJECTED
 
 Values = tuple[str, ...]
+
+LONGEST_CHECK = 15.0
+"""Seconds within which a node that runs measures itself again, also if its store does not answer."""
 
 OPS: Mapping[str, str] = {
     "claiming": "claim",
@@ -117,6 +121,7 @@ class Tally:
         self._measured: dict[str, NodeMeasured] = {}
         # One per second. The last one alone would hide what happens between two scrapes.
         self._lags: deque[float] = deque(maxlen=60)
+        self._measured_at = 0
         observed.tap(
             {
                 JobEnqueued: self._enqueued,
@@ -250,6 +255,7 @@ class Tally:
         # One node per process: a node that was declared dead has started anew under another id.
         self._measured = {event.node: event}
         self._lags.append(event.loop_lag)
+        self._measured_at = self._observed.clock.monotonic()
 
     def _stopped(self, event: NodeStopped) -> None:
         self._measured.pop(event.node, None)
@@ -278,7 +284,12 @@ class Tally:
         yield metric.BUILD, (self._observed.version,), 1
         for measured in list(self._measured.values()):
             yield from _gauges(measured)
-            yield metric.LOOP_LAG, (), max(tuple(self._lags), default=0.0)
+            yield metric.LOOP_LAG, (), max((self._lag_now(), *tuple(self._lags)))
+
+    def _lag_now(self) -> float:
+        """Return for how long the loop has been blocked: it measures its lag only when it turns again."""
+        silent = (self._observed.clock.monotonic() - self._measured_at) / SECOND
+        return silent if silent > LONGEST_CHECK else 0.0
 
     def histograms(self) -> Iterator[tuple[metric.Metric, Values, Histogram]]:
         """Yield every histogram, with the values of its labels."""

@@ -1,0 +1,53 @@
+"""Log that a handler blocks the event loop of a worker, while it does: the loop itself can log that only afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import traceback
+
+from headgate.jobs.root_cause import own_place
+
+logger = logging.getLogger("headgate.worker")
+
+BLOCKED_FOR = 10.0
+"""After how many seconds the first line is logged; each further line after twice as long."""
+
+
+def watch_loop(loop: asyncio.AbstractEventLoop, *, blocked_for: float = BLOCKED_FOR) -> None:
+    """Start a thread that logs where the calling thread, which runs the loop, is while the loop does not turn."""
+    watched = threading.get_ident()
+
+    def watch() -> None:
+        has_turned, never = threading.Event(), threading.Event()
+        while not loop.is_closed():
+            has_turned.clear()
+            try:
+                loop.call_soon_threadsafe(has_turned.set)
+            except RuntimeError:  # It was closed meanwhile.
+                return
+            waited, limit = 0.0, blocked_for
+            while not has_turned.wait(limit - waited):
+                waited, limit = limit, 2 * limit
+                logger.error(
+                    "the event loop has been blocked for %g s%s: this worker starts and ends no jobs, and after its "
+                    "lease other workers take them over; if it does not continue, kill it, and make the task a plain "
+                    "def",
+                    waited,
+                    _place_of(watched),
+                )
+            never.wait(blocked_for / 2)
+
+    threading.Thread(target=watch, name="headgate-loop-watchdog", daemon=True).start()
+
+
+def _place_of(thread: int) -> str:
+    """Return the line of the user's own code that the thread runs, to follow a verb."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return ""
+    stack = "".join(traceback.format_stack(frame))
+    place = own_place(stack, stack)
+    return "" if place is None else f" by {place.function} at {place.file}:{place.line}"
