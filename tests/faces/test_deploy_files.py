@@ -21,6 +21,7 @@ import yaml  # type: ignore[import-untyped]
 
 from headgate.cli.main import main
 from headgate.observe.metric import READ
+from headgate.version import __version__
 from tests.faces.one_module import answer, call
 from tests.until import patient
 
@@ -114,13 +115,40 @@ def test_probes_use_the_paths_and_the_port_of_the_worker(project: Project) -> No
 
 @only_postgres
 def test_stop_timeouts_are_longer_than_the_grace(project: Project) -> None:
-    deployment = next(each for each in project.yaml("headgate.yaml") if each["metadata"]["name"] == "headgate-worker")
-    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 30
+    deployments = [each for each in project.yaml("headgate.yaml") if each["kind"] == "Deployment"]
+    assert [each["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 30 for each in deployments] == [
+        True
+    ] * 2
     (compose,) = project.yaml("compose.yaml")
     assert int(compose["services"]["worker"]["stop_grace_period"].rstrip("s")) > 30
     unit = project.text("headgate-worker@.service")
     (grace,), (stop,) = re.findall(r"--grace (\d+)s", unit), re.findall(r"TimeoutStopSec=(\d+)", unit)
     assert int(stop) > int(grace)
+
+
+def test_what_runs_on_starts_again_after_a_reboot(project: Project) -> None:
+    """The fault: workers came back, and their database and the dashboard did not."""
+    (compose,) = project.yaml("compose.yaml")
+    restarted = {name for name, service in compose["services"].items() if service.get("restart") == "unless-stopped"}
+    assert restarted == compose["services"].keys() - {"migrate"}
+
+
+def test_an_image_has_the_release_that_wrote_its_file(project: Project) -> None:
+    """The fault: a build after a change of the code could bring another release, before anybody ran a migration."""
+    text = project.text("Dockerfile")
+    assert f"]=={__version__}'" in text
+    assert "install -d -o jobs /data\n" in text
+
+
+@only_postgres
+def test_a_second_deploy_is_not_refused_for_the_job_of_the_first(project: Project) -> None:
+    job = project.yaml("headgate.yaml")[0]
+    assert (job["kind"], job["spec"]["ttlSecondsAfterFinished"]) == ("Job", 300)
+    following = answer("init", "k8s", project.target, "-q", "mail:4")["next"]
+    assert following[-2:] == [
+        "kubectl delete job headgate-migrate --ignore-not-found",
+        "kubectl apply -f headgate.yaml",
+    ]
 
 
 @only_postgres
@@ -236,6 +264,25 @@ def test_a_store_that_the_code_names_is_noted(tmp_path: Path, monkeypatch: pytes
     assert told.endswith("next: docker compose up --build\n")
     assert "- data:/data/var\n" in (tmp_path / "compose.yaml").read_text()
     assert "install -d -o jobs /data /data/var\n" in (tmp_path / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(("kind", "place"), [("systemd", "headgate-worker.env"), ("k8s", "the secret headgate")])
+def test_variables_of_the_code_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, place: str
+) -> None:
+    """The fault: with DATABASE_URL in the shell only, the service worked on the SQLite file of a default."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delenv("HEADGATE_URL", raising=False)
+    name = f"shop_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(APP.replace("Headgate()", f'Headgate("{URLS["postgres"]}")'))
+    note = answer("init", kind, f"{name}:app")["notes"][-1]
+    assert note.startswith("the app names its store itself, postgresql://ada@db.internal/shop.")
+    assert f"put the variable into {place}: only HEADGATE_* are copied" in note
+    monkeypatch.setenv("HEADGATE_URL", URLS["postgres"])
+    (tmp_path / f"{name}_b.py").write_text(APP)
+    (tmp_path / "headgate-worker.env").unlink(missing_ok=True)
+    assert not any("names its store" in each for each in answer("init", kind, f"{name}_b:app", "--force")["notes"])
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")

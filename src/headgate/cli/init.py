@@ -21,6 +21,7 @@ from headgate.cli.locate import locate, takes_app
 from headgate.cli.output import json_option, print_json
 from headgate.cli.worker import parse_queues
 from headgate.escaping import printable
+from headgate.version import __version__
 
 TEMPLATES = Path(__file__).with_name("deploy")
 """The files with `{{words}}`. A line `# [flag]` begins a part, up to the next empty line; or it ends a line."""
@@ -160,7 +161,8 @@ def systemd(app: Headgate, target: str, queues: list[str]) -> Plan:
         "sudo systemctl enable --now headgate-worker@1",
     ]
     env = "\n".join(lines)
-    return Plan({"headgate-worker@.service": unit}, following, [], ("headgate-worker.env", f"{env}\n"))
+    notes = [] if "HEADGATE_URL" in settings else [_named_in_code(app, "headgate-worker.env")]
+    return Plan({"headgate-worker@.service": unit}, following, notes, ("headgate-worker.env", f"{env}\n"))
 
 
 @init.command()
@@ -183,12 +185,22 @@ def k8s(app: Headgate, target: str, queues: list[str], image: str | None) -> Pla
     following = [
         f"docker build -t {image} . && docker push {image}",
         'kubectl create secret generic headgate --from-literal=HEADGATE_URL="$HEADGATE_URL"',
+        "kubectl delete job headgate-migrate --ignore-not-found",
         "kubectl apply -f headgate.yaml",
     ]
-    return Plan(files, following, [] if _installs() else [NOTHING_INSTALLED])
+    notes = [] if _installs() else [NOTHING_INSTALLED]
+    notes += [] if "HEADGATE_URL" in os.environ else [_named_in_code(app, "the secret headgate")]
+    return Plan(files, following, notes)
 
 
 NOTHING_INSTALLED = "there is no requirements.txt and no package here: add what your program imports to the Dockerfile"
+
+
+def _named_in_code(app: Headgate, env: str) -> str:
+    return (
+        f"the app names its store itself, {app._client.address.shown}. If it reads a variable for that, put the "
+        f"variable into {env}: only HEADGATE_* are copied from your shell"
+    )
 
 
 def _image(app: Headgate, target: str, folder: Path) -> dict[str, str]:
@@ -210,7 +222,8 @@ def _image(app: Headgate, target: str, folder: Path) -> dict[str, str]:
             target=target,
             python=f"{sys.version_info.major}.{sys.version_info.minor}",
             extras=",".join(sorted(extras)),
-            folder=str(folder),
+            folders=" ".join(dict.fromkeys(["/data", str(folder)])),
+            version=__version__,
             root=str(Path("/srv") / root.relative_to(here)),
         ),
     }
