@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from headgate.cli.main import COMMANDS, main
+from headgate.cli.main import COMMANDS, NOUNS, main
 from tests.faces.one_module import make_tables
 
 APP = """
@@ -111,6 +111,19 @@ def test_a_misspelt_command_is_suggested() -> None:
     assert result.exit_code == 2
     assert "No such command 'wroker'. Did you mean 'worker'?" in result.output
     assert "Did you mean" not in call("nothing-like-it").output
+
+
+def test_a_command_of_a_group_is_found_without_its_group() -> None:
+    """The fault: `headgate pause` was answered with "Did you mean 'purge'?", which deletes jobs."""
+    assert call("explain", "x").output.endswith("No such command 'explain'. Did you mean `headgate jobs explain`?\n")
+    assert call("pause").output.endswith(
+        "Did you mean `headgate queues pause` or `headgate limits pause` or `headgate schedules pause`?\n"
+    )
+
+
+def test_all_groups_about_things_are_searched_for_a_command() -> None:
+    groups = {noun for noun in COMMANDS if isinstance(main.get_command(click.Context(main), noun), click.Group)}
+    assert groups - {"init"} == set(NOUNS)
 
 
 def test_ctrl_c_ends_a_command_with_130_and_no_traceback(make: Make) -> None:

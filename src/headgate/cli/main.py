@@ -68,6 +68,10 @@ COMMANDS: Mapping[str, Lazy] = {
 }
 
 
+NOUNS = ("jobs", "queues", "limits", "schedules", "nodes", "batches", "alerts")
+"""The commands that are groups about one kind of thing."""
+
+
 class LazyGroup(click.Group):
     """A group that imports a command when it is called, and prints an error of Headgate as one line."""
 
@@ -91,9 +95,16 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            near = difflib.get_close_matches(name, COMMANDS)
-            ctx.fail(f"No such command {name!r}.{f' Did you mean {near[0]!r}?' if near else ''}")
+            # `pause` is near `purge`, which deletes jobs.
+            near = self._groups_with(ctx, name) or [*map(repr, difflib.get_close_matches(name, COMMANDS, 1))]
+            advice = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"No such command {name!r}.{advice}")
         return super().resolve_command(ctx, args)
+
+    def _groups_with(self, ctx: click.Context, name: str) -> list[str]:
+        """Return the commands of this name in the groups, such as `headgate jobs explain`."""
+        groups = [(noun, self.get_command(ctx, noun)) for noun in NOUNS]
+        return [f"`headgate {noun} {name}`" for noun, group in groups if name in getattr(group, "commands", ())]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
