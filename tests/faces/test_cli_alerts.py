@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ def answer(*words: str) -> Any:
 
 
 def test_alerts_are_listed_and_shown_where_troubles_are(project: OneModule) -> None:
-    assert call("alerts", "list", project.target).output == "Alerts: none is firing\n"
+    nothing = call("alerts", "list", project.target)
+    assert nothing.stdout == "Alerts: none is firing\n"
+    assert nothing.stderr == "no worker is alive, and only workers look at the conditions\n"
     assert ("ok", "none is firing") in of_doctor(project)
     assert "Alerts" not in call("status", project.target).output
     project.do(two_alerts)
@@ -130,3 +133,12 @@ def test_a_test_message_says_whether_the_target_took_it(project: OneModule) -> N
     assert unknown.exit_code == 1
     assert "declares no alert 'pge'; did you mean 'page'? It declares: page, refuse" in unknown.output
     project.do(no_alert)
+
+
+def test_an_app_without_alerts_says_so(project: OneModule) -> None:
+    """The fault: "none is firing", of an app that watches nothing."""
+    quiet = Path(f"quiet_{uuid.uuid4().hex}.py")
+    quiet.write_text(APP[: APP.index("app.alert(page")])
+    nothing = call("alerts", "list", f"{quiet.stem}:app")
+    assert nothing.stdout == "Alerts: none is firing\n"
+    assert nothing.stderr == "this app declares no alert: app.alert(…)\n"

@@ -100,6 +100,17 @@ def test_a_file_that_is_not_a_database_is_a_finding(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_server_that_does_not_answer_is_a_problem_with_what_to_repair(folder: Path) -> None:
+    """The fault: "do: the error says what to do", below "[Errno 111] Connect call failed", which does not."""
+    app = f"away_{uuid.uuid4().hex}"
+    Path(f"{app}.py").write_text(
+        'from headgate import Headgate\n\napp = Headgate("postgresql://ada@127.0.0.1:1/shop")\n'
+    )
+    result = CliRunner().invoke(main, ["doctor", f"{app}:app", "--quiet"])
+    assert result.exit_code == 1
+    assert "do: repair the server, the disk or the address, as the error says; workers then continue" in result.output
+
+
 def test_a_postgres_server_is_examined(folder: Path, postgres_url: Any) -> None:
     target = project(folder, str(postgres_url))
     assert examine(target)[1]["migrations"][0] == "problem"

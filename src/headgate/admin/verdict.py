@@ -135,6 +135,8 @@ def _troubles(seen: Overview) -> Iterator[Sentence]:
         else:
             worst = limit.worst[0] if limit.worst else None
             key, at = (None, None) if worst is None else (worst.key, worst.clears_at)
+            # Without a worker the time at which the limit has let all jobs start comes, and they still wait.
+            at = at if nodes.alive else None
             yield Sentence("limit", "warn", count=limit.keys, name=limit.limit, key=key, at=at)
     if seen.overdue_schedules:
         yield Sentence("overdue", "warn", count=len(seen.overdue_schedules))

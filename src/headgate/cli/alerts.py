@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from headgate.admin import AlertStatus
+from headgate.admin import Admin, AlertStatus
 from headgate.cli.locate import ask, locate, takes_app, takes_app_and
 from headgate.cli.output import json_option, print_json, print_table
 from headgate.clock import SystemClock
@@ -32,11 +32,20 @@ def list_(target: str, as_json: bool) -> None:
 
     Workers look at the conditions of app.alert every 10 s.
     """
-    found = ask(target, lambda admin: admin.alerts())
+    app = locate(target)
+
+    async def read(admin: Admin) -> tuple[Sequence[AlertStatus], bool]:
+        return await admin.alerts(), any(node.state == "alive" for node in await admin.nodes())
+
+    found, is_watched = ask(target, read)
     if as_json:
         print_json(found)
         return
     print_alerts(found)
+    if not app._registry.alerts:
+        click.echo("this app declares no alert: app.alert(…)", err=True)
+    elif not is_watched:
+        click.echo("no worker is alive, and only workers look at the conditions", err=True)
 
 
 @alerts.command()

@@ -16,7 +16,7 @@ from headgate.app import Headgate
 from headgate.cli.locate import locate, takes_app
 from headgate.cli.output import json_option, make_console, print_json
 from headgate.cli.process_facts import process_facts, process_findings
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.escaping import printable
 from headgate.limits.bucket_store import ReportsServer
 from headgate.limits.standalone.limiter import open_store
@@ -68,6 +68,9 @@ async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
         found.append(Finding("ok", "migrations", "up to date"))
         async with app.open(migrate=False):
             return [*found, *(_with_target(each, target) for each in findings_of(await app.admin.checkup(deep=deep)))]
+    except StorageUnavailable as error:
+        advice = "repair the server, the disk or the address, as the error says; workers then continue by themselves"
+        return [*found, Finding("problem", "store", str(error), advice)]
     except HeadgateError as error:
         return [*found, Finding("problem", "store", str(error), "the error says what to do")]
 

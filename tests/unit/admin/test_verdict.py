@@ -153,3 +153,11 @@ def test_a_store_that_does_not_answer_precedes_the_last_known_state() -> None:
 def test_numbers_names_and_times_are_parts_of_a_sentence() -> None:
     (found,) = verdict(seen(limits=[SHOP]))
     assert (found.kind, found.count, found.name, found.key, found.at) == ("limit", 3, "shop-api", "acme", CLEAR)
+
+
+def test_without_a_worker_no_key_is_clear_at_a_time() -> None:
+    """The fault: "No worker is running. 240 jobs are waiting. …; acme is clear at 18:52", of jobs that none starts."""
+    first, second = verdict(seen(totals=JobTotals(waiting=2471, throttled=2471), nodes=NodeCounts(), limits=[SHOP]))
+    assert str(first) == "No worker is running. 2,471 jobs are waiting."
+    assert (second.kind, second.at) == ("limit", None)
+    assert str(second) == "3 keys wait for shop-api; acme has most jobs."
