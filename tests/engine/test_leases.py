@@ -14,7 +14,7 @@ import pytest
 from headgate import Concurrency, Headgate, JobState, Mutex, RetryPolicy, current_job
 from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import Event, JobFailure, JobReturned, LeaseNotRenewed, NodeDeclaredDead
+from headgate.jobs.event import Event, JobFailure, JobReturned, LeaseNotRenewed, NodeDeclaredDead, StorageRecovered
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.manual_clock import ManualClock
@@ -162,6 +162,27 @@ def test_jobs_without_permits_continue_while_the_store_is_unavailable() -> None:
             assert await job.result() == "one"
         ((entered, left, _),) = cluster.callee.spans
         assert left - entered == pytest.approx(100)
+
+    run_virtual(main)
+
+
+def test_the_end_of_an_outage_is_logged_once() -> None:
+    """The fault: 44 lines about a store that was away, and none that said that it was back."""
+
+    async def main(clock: VirtualClock) -> None:
+        cluster = Cluster(clock)
+        app = cluster.app("one")
+        app.subscribe(cluster.events.append, StorageRecovered)
+        async with app:
+            await asyncio.sleep(7)
+            assert not cluster.seen(StorageRecovered)
+            cluster.faults.before = 1.0
+            await asyncio.sleep(20)
+            cluster.faults.before = 0.0
+            await asyncio.sleep(30)
+        (recovered,) = cluster.seen(StorageRecovered)
+        assert 10 <= recovered.seconds <= 25
+        assert recovered.line() == f"the store answers again, {recovered.seconds:.1f} s after a heartbeat failed"
 
     run_virtual(main)
 

@@ -35,6 +35,7 @@ from headgate.jobs.event import (
     JobStarted,
     JobThrottled,
     NodeDeclaredDead,
+    NodeLost,
     RetryPolicyFailed,
     StorageFailed,
     TaskUnknown,
@@ -528,6 +529,37 @@ def test_a_job_that_keeps_killing_its_node_is_failed_as_poisonous() -> None:
             assert status.state is JobState.FAILED
             assert status.error is not None
             assert status.error.type == "PoisonousJob"
+
+    run_virtual(main)
+
+
+def test_the_log_names_a_poisonous_job() -> None:
+    """The fault: "12 of its jobs wait again, 1 failed as poisonous", and a search for the job's id found nothing."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app, watching = app_on(store, clock=clock), app_on(store, clock=clock)
+        lost: list[Event] = []
+        watching.subscribe(lost.append, NodeLost)
+
+        @app.task
+        async def bomb() -> None:
+            await asyncio.sleep(1000)
+
+        async with app.open(), watching:
+            job = await bomb.enqueue()
+            for _ in range(3):
+                running = asyncio.ensure_future(new_node(app).run())
+                await asyncio.sleep(1)
+                running.cancel()
+                await asyncio.wait([running])
+                await asyncio.sleep(60)
+        lines = [event.line() for event in lost]
+        assert [line.partition(" died: ")[2] for line in lines] == [
+            "1 of its jobs wait again",
+            "1 of its jobs wait again",
+            f"0 of its jobs wait again, 1 failed as poisonous (three lost attempts): {job.id}",
+        ]
 
     run_virtual(main)
 

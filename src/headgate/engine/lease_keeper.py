@@ -17,7 +17,7 @@ from headgate.engine.reporter import Reporter
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.services import Services
 from headgate.errors import StorageLost, StorageUnavailable
-from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDeclaredDead
+from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDeclaredDead, StorageRecovered
 
 FULL_EVERY = 24
 """The number of regular heartbeats of which two in a row read all jobs of the node; the others read its latest starts.
@@ -77,6 +77,7 @@ class LeaseKeeper:
         self._beating = asyncio.Lock()
         self._is_guarding = False
         self._timer: Timer | None = None
+        self._failing_since: int | None = None
 
     @property
     def holds(self) -> bool:
@@ -92,7 +93,7 @@ class LeaseKeeper:
             try:
                 await self.beat(all=number % FULL_EVERY < 2)
             except StorageUnavailable as error:
-                publish_storage_failure(self._bus, self._clock, "sending a heartbeat", error)
+                self._note_failure(error)
                 if self._ends_when_lost and isinstance(error, StorageLost) and not self._stopping.is_set():
                     raise
 
@@ -119,7 +120,7 @@ class LeaseKeeper:
             try:
                 owned = await self.beat()
             except StorageUnavailable as error:
-                publish_storage_failure(self._bus, self._clock, "sending a heartbeat", error)
+                self._note_failure(error)
             else:
                 if self.holds:
                     return owned
@@ -137,6 +138,10 @@ class LeaseKeeper:
             is_stopping=self._stopping.is_set(),
         )
         self._peers.own_beat(self._clock.monotonic())
+        if self._failing_since is not None:
+            seconds = (self._clock.monotonic() - self._failing_since) / SECOND
+            self._failing_since = None
+            self._bus.publish(StorageRecovered(at=self._clock.now(), seconds=seconds))
         self.compare_clocks()
         if not beat.known:
             await self._rejoin()
@@ -144,6 +149,11 @@ class LeaseKeeper:
         self._renew(sent_at)
         await self._recovery.recover(node, beat.owned)
         return beat.owned
+
+    def _note_failure(self, error: StorageUnavailable) -> None:
+        if self._failing_since is None:
+            self._failing_since = self._clock.monotonic()
+        publish_storage_failure(self._bus, self._clock, "sending a heartbeat", error)
 
     async def _rejoin(self) -> None:
         """Drop all jobs and join under a new id: another node has declared this one dead and recovered its jobs."""

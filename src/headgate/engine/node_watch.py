@@ -147,6 +147,7 @@ class PeerRecovery:
                         returned=len(recovered.returned),
                         poisonous=len(recovered.poisonous),
                         completed=len(recovered.completed),
+                        poisonous_jobs=tuple(recovered.poisonous),
                     )
                 )
 

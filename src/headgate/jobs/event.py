@@ -679,21 +679,27 @@ class NodeCrashed(Event, frozen=True):
 
 
 class NodeLost(Event, frozen=True):
-    """A node is dead; its jobs wait again, except the poisonous ones, which fail, and complete ones, which succeed."""
+    """A node is dead; its jobs wait again, except the poisonous ones, which fail, and complete ones, which succeed.
+
+    `poisonous_jobs` has the ids of the poisonous ones.
+    """
 
     node: str
     returned: int
     poisonous: int
     completed: int = 0
+    poisonous_jobs: tuple[str, ...] = ()
 
     level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
-        poisonous = f", {self.poisonous} failed as poisonous (three lost attempts)" if self.poisonous else ""
         completed = f", {self.completed} were complete and succeeded" if self.completed else ""
+        poisonous = f", {self.poisonous} failed as poisonous (three lost attempts)" if self.poisonous else ""
+        if self.poisonous_jobs:
+            poisonous += f": {', '.join(self.poisonous_jobs)}"
         if not (self.returned or poisonous or completed):
             return f"{self.node} died; it ran no job"
-        return f"{self.node} died: {self.returned} of its jobs wait again{poisonous}{completed}"
+        return f"{self.node} died: {self.returned} of its jobs wait again{completed}{poisonous}"
 
 
 class AlertSent(Event, frozen=True):
@@ -828,6 +834,17 @@ class StorageFailed(Event, frozen=True):
 
     def line(self) -> str:
         return f"storage failure while {self.doing}: {self.error}"
+
+
+class StorageRecovered(Event, frozen=True):
+    """The store answers heartbeats of this node again; the first one had failed so many seconds before."""
+
+    seconds: float
+
+    level: ClassVar[int | None] = logging.WARNING
+
+    def line(self) -> str:
+        return f"the store answers again, {self.seconds:.1f} s after a heartbeat failed"
 
 
 class LoopBlocked(Event, frozen=True):
