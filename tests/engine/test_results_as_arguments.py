@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -70,6 +71,36 @@ def test_results_of_several_calls_and_of_batches_are_arguments() -> None:
             assert await result_within(stored) == [1, 2, 3, 4, 5, 7, 4]
             again = await chain(own.add.call(result_of(own.app.batch(stored.id)))).enqueue()
             assert await result_within(again) == 26
+
+    run_virtual(main)
+
+
+def test_a_step_after_a_batch_gets_its_results_as_an_argument() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Sums(Headgate("memory://", clock=clock))
+        seen: list[list[int]] = []
+
+        @own.app.task
+        async def note(numbers: list[int], more: int) -> None:
+            seen.append([*numbers, more])
+
+        async with own.app:
+            pages = batch([own.number.call(n) for n in (3, 4)])
+            once = pages.then(note.call(result_of(pages), 1))
+            await once.then(note.call(result_of(pages), 2)).then(note.call(result_of(once), 3)).enqueue()
+            await asyncio.sleep(60)
+            assert sorted(seen) == [[3, 4, 1], [3, 4, 2], [3, 4, 3]]
+
+    run_virtual(main)
+
+
+def test_a_batch_that_is_enqueued_with_two_plans_has_no_one_result() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Sums(Headgate("memory://", clock=clock))
+        pages = batch([own.number.call(3)])
+        async with own.app:
+            with pytest.raises(DeclarationError, match=r"a batch, which is 2 times in what is enqueued"):
+                await batch([pages, pages.then(own.add.call(result_of(pages)))]).enqueue()
 
     run_virtual(main)
 

@@ -66,21 +66,25 @@ class BatchPlan(RefusesAwait):
         limits: Sequence[BatchLimit],
         next: Sequence[tuple[Step, On]] = (),
         name: str | None = None,
+        before: BatchPlan | None = None,
     ) -> None:
         self.steps: tuple[Step, ...] = tuple(steps)
         self.limits: tuple[BatchLimit, ...] = tuple(limits)
         self.next: tuple[tuple[Step, On], ...] = tuple(next)
         self.name = name
+        self.before = before
+        """The plan without the last of its `next` steps, whose `result_of(…)` an argument of that step can be."""
 
     def then(self, step: Step, on: On = "success") -> BatchPlan:
         """Return the plan with one more step that runs once all jobs are final, if they ended so.
 
         On "success" of all jobs, on "failure" if not all have succeeded, or "final" in any case. Several `then` run in
-        parallel; for several steps in a row, use `chain()`.
+        parallel; for several steps in a row, use `chain()`. The step can have the results as an argument:
+        `pages.then(report.call(result_of(pages)))`.
         """
         require_on(on, "a batch's then()")
         _require_no_leaders(step, "then()")
-        return BatchPlan(self.steps, self.limits, [*self.next, (_step(step, "then()"), on)], self.name)
+        return BatchPlan(self.steps, self.limits, [*self.next, (_step(step, "then()"), on)], self.name, self)
 
     async def enqueue(self) -> Batch:
         """Store all jobs in one commit, with the steps after them. Raises as `Task.enqueue`, and DeclarationError."""

@@ -142,7 +142,10 @@ class FlowBuilder:
         jobs = self._jobs_since(first)
         itself = Following((id,)) if self._batches[id].total or not place.ids else place
         placed = PlacedBatch(id, jobs, itself)
-        self._placed.setdefault(builtins.id(plan), []).append(placed)
+        named: BatchPlan | None = plan
+        while named is not None:
+            self._placed.setdefault(builtins.id(named), []).append(placed)
+            named = named.before
         then = tuple(
             self.add(step, Following(itself.ids, on) if id in itself.ids else itself, outer_plan, outer)
             for step, on in plan.next
