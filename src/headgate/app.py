@@ -839,6 +839,8 @@ class Headgate(RefusesForeignWords):
 
     def job(self, job_id: str) -> Job[Any]:
         """Return the handle of a job by its id."""
+        if callable(job_id):
+            raise TypeError("app.job(id) returns the handle of a job; write @app.task above the function")
         return self._client.job(job_id)
 
     def batch(self, batch_id: str) -> Batch:

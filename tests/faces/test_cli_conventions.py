@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -14,6 +15,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from headgate import foreign_words
 from headgate.cli.main import COMMANDS, NOUNS, main
 from tests.faces.one_module import make_tables
 
@@ -124,6 +126,45 @@ def test_a_command_of_a_group_is_found_without_its_group() -> None:
 def test_all_groups_about_things_are_searched_for_a_command() -> None:
     groups = {noun for noun in COMMANDS if isinstance(main.get_command(click.Context(main), noun), click.Group)}
     assert groups - {"init"} == set(NOUNS)
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        ("beat", "No such command 'beat'; write `headgate worker`, which also runs the schedules"),
+        ("flower", "No such command 'flower'; write `headgate dashboard`, or `headgate top` in a terminal"),
+        ("-A app worker", "No such option '-A'; write it after the command: `headgate worker -A module:app`"),
+        ("worker app -c 4", "No such option '-c'; write --slots 8, or -q mail:8 for one queue"),
+        ("worker app --loglevel=info", "No such option '--loglevel'; write --log-level info"),
+        (
+            "worker app -q mail,reports:4",
+            "Invalid value for '-q' / '--queue': 'mail,reports:4' is several queues; write -q mail -q reports:4",
+        ),
+        # Only the options of workers have these meanings.
+        ("jobs list app -c 4", "No such option '-c'."),
+        ("worker app --processse 4", "No such option '--processse'. Did you mean '--processes'?"),
+    ],
+)
+def test_a_word_of_another_queue_is_refused_with_the_own_one(command: str, instead: str) -> None:
+    result = CliRunner().invoke(main, command.split())
+    assert result.exit_code == 2
+    assert result.output.endswith(f"Error: {instead}\n")
+
+
+def test_the_commands_and_options_that_are_named_instead_exist() -> None:
+    tables = (foreign_words.COMMANDS, foreign_words.WORKER_OPTIONS, foreign_words.IMPORTS)
+    named = {each for table in tables for line in table.values() for each in re.findall("`headgate ([^`]+)`", line)}
+    assert len(named) > 10
+    for each in named:
+        words = [word for word in each.split() if re.fullmatch("[a-z]+", word)]
+        assert CliRunner().invoke(main, [*words[:2], "--help"]).exit_code == 0, each
+    assert not foreign_words.COMMANDS.keys() & COMMANDS.keys()
+    worker = main.get_command(click.Context(main), "worker")
+    assert worker is not None
+    known = {option for each in worker.params for option in each.opts}
+    assert foreign_words.WORKER_OPTIONS.keys() & known == {"-A"}
+    lines = [line for word, line in foreign_words.WORKER_OPTIONS.items() if word != "-A"]
+    assert {each for line in lines for each in re.findall(r"(?:^| )(--?[a-z][a-z-]*)", line)} <= known
 
 
 def test_ctrl_c_ends_a_command_with_130_and_no_traceback(make: Make) -> None:

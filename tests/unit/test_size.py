@@ -16,19 +16,19 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 2_700,  # the modules beside the packages
+    "": 2_850,  # the modules beside the packages
     "admin": 6_700,
-    "cli": 8_480,
-    "client": 2_900,
+    "cli": 8_550,
+    "client": 2_950,
     "contrib": 3_290,
     "engine": 10_550,
-    "http": 21_100,
-    "jobs": 4_100,
+    "http": 21_150,
+    "jobs": 4_150,
     "limits": 9_550,
     "observe": 2_020,
     "schedules": 1_850,
     "storage": 24_000,
-    "tasks": 5_020,
+    "tasks": 5_050,
     "testing": 1_800,
 }
 

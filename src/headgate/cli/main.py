@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import click
 
+from headgate import foreign_words
 from headgate.cli.exit_codes import INTERRUPTED
 from headgate.errors import HeadgateError
 from headgate.escaping import printable
@@ -90,11 +91,19 @@ class LazyGroup(click.Group):
             gc.enable()
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise _with_own_option(error) from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
+            if (instead := foreign_words.COMMANDS.get(name)) is not None:
+                ctx.fail(f"No such command {name!r}; write {instead}")
             # `pause` is near `purge`, which deletes jobs.
             near = self._groups_with(ctx, name) or [*map(repr, difflib.get_close_matches(name, COMMANDS, 1))]
             advice = f" Did you mean {' or '.join(near)}?" if near else ""
@@ -119,7 +128,9 @@ class LazyGroup(click.Group):
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit):
+        except (click.ClickException, click.exceptions.Exit) as error:
+            if isinstance(error, click.NoSuchOption) and ctx.invoked_subcommand == "worker":
+                raise _with_own_option(error) from None
             raise
         except click.Abort as abort:
             if isinstance(abort.__context__, KeyboardInterrupt):
@@ -139,6 +150,15 @@ class LazyGroup(click.Group):
             if expected is None or rest is not None:
                 raise
             raise click.ClickException(printable("; ".join(map(str, _leaves(expected))))) from error
+
+
+def _with_own_option(error: click.NoSuchOption) -> click.NoSuchOption:
+    """Return the error with what to write instead, for an option of another queue's worker."""
+    name = error.option_name
+    instead = foreign_words.WORKER_OPTIONS.get(name)
+    if instead is None:
+        return error
+    return click.NoSuchOption(name, f"No such option {name!r}; write {instead}", ctx=error.ctx)
 
 
 def _end_interrupted() -> NoReturn:

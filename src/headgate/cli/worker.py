@@ -55,6 +55,9 @@ def parse_queues(
         is_number = slots.isascii() and slots.isdigit() and len(slots) <= len(str(MOST_SLOTS))
         if slots and not (is_number and 1 <= int(slots) <= MOST_SLOTS):
             raise click.BadParameter(f"{text!r:.80}: slots are a whole number from 1 to {MOST_SLOTS}, such as emails:4")
+        if "," in name:
+            one_by_one = " ".join(f"-q {each}" for each in text.split(","))
+            raise click.BadParameter(f"{text!r:.80} is several queues; write {one_by_one}")
         if name in queues:
             raise click.BadParameter(f"queue {name!r} is given twice")
         queues[name] = int(slots) if slots else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeVar, Unpack, overload
 
 from headgate.client.handles import Batch, Chain, Job, Schedule, SyncBatch, SyncChain, SyncJob, SyncSchedule
 from headgate.client.task import Task
@@ -195,7 +195,7 @@ def chain(*steps: Step) -> ChainPlan[Any]:
     return ChainPlan([_step(step, "chain()") for step in steps])
 
 
-def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = (), name: str | None = None) -> BatchPlan:
+def batch(steps: Iterable[Step], *more: Never, limits: Sequence[BatchLimit] = (), name: str | None = None) -> BatchPlan:
     """Return a plan of calls that run in parallel and are awaited together.
 
     `batch([send.call(id) for id in ids]).then(report.call())`. A chain in it counts with all its jobs, a batch as one.
@@ -205,6 +205,8 @@ def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = (), name: str
     holds from its first start until it is final. The `name`, of up to 200 characters, is shown with it; several batches
     may have the same. Nothing is stored until `enqueue()`.
     """
+    if more or isinstance(steps, Call | ChainPlan | BatchPlan):
+        raise DeclarationError("batch() takes one list of calls; write batch([a.call(…), b.call(…)])")
     if name is not None and not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and storable(name) == name):
         raise DeclarationError(
             f"name={name!r:.80} of a batch must be text of 1 to {LONGEST_NAME} characters without NUL; shorten it"

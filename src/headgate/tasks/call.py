@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
@@ -45,6 +45,11 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
         """
         require_leaders(leaders, on)
         return msgspec.structs.replace(self, leaders=(*self.leaders, *leaders), on=on)
+
+    if not TYPE_CHECKING:  # To a type checker calls have no `|`.
+
+        def __or__(self, other: object) -> NoReturn:
+            raise TypeError("calls have no |; write chain(a.call(…), b.call(…))")
 
 
 class FlowCall(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import HeadgateError
+from headgate.foreign_words import RefusesForeignWords
 from headgate.jobs.annotation import Annotation, annotated, applied
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.report import kept_level
@@ -76,7 +77,7 @@ class Completion(Protocol):
     def transaction(self, job: ClaimedJob) -> AbstractAsyncContextManager[Any]: ...
 
 
-class JobContext:
+class JobContext(RefusesForeignWords):
     """The running job, for its handler.
 
     `id` is the same in all attempts, so it can serve as an idempotency key for outside systems.

@@ -11,6 +11,7 @@ from typing import Any, NotRequired, Self, TypedDict
 import msgspec
 
 from headgate.errors import USER_CODE_ERRORS, DeclarationError, PayloadError
+from headgate.foreign_words import instead_of_option
 from headgate.jobs.encoded import is_encoded
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.tasks.annotations import annotations_of
@@ -359,8 +360,11 @@ class PayloadType:
                 if name not in self._names or name in self._positional_only:
                     if name in EnqueueOptions.__annotations__:
                         raise TypeError(self._option_passed_as_argument(args, kwargs))
+                    own = instead_of_option(name.lstrip("_"), value, EnqueueOptions.__annotations__) or ""
+                    is_option = own.partition("=")[0].isidentifier() and not self.hides_values
                     raise TypeError(
                         f"{self._where} has no argument {name!r}; it has: {', '.join(self.parameters) or 'none'}"
+                        + (f". As an option of enqueueing, write {own}: task.using(…).enqueue(…)" if is_option else "")
                     )
                 if name in given:
                     raise TypeError(f"{self._where} got argument {name!r} twice")

@@ -106,7 +106,7 @@ def uniqueness(declared: Mapping[str, Any], options: Mapping[str, Any], where: s
     if key is None:
         if given:
             name, value = next(iter(given.items()))
-            raise DeclarationError(f"{where}: {name}={value!r} has no effect without a unique_key")
+            raise DeclarationError(f"{where}: {name}={value!r} has no effect without a unique_key; add unique_key=…")
         return None
     terms = UniqueTerms(_taken_for(given, where), _is_held_while_running(given, where))
     if on_conflict == "cancel_running" and not terms.while_running:

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from headgate import DeclarationError, Handler, Headgate, Mutex, StrictRate
+from headgate import DeclarationError, Handler, Headgate, Job, Mutex, StrictRate, current_job
 from headgate.client.task import Task
+from headgate.foreign_words import ATTRIBUTES
+from headgate.tasks.context import JobContext
+from tests.until import result_within
 
 
 @pytest.fixture
@@ -34,6 +37,10 @@ def sync_tenant(app: Headgate) -> Any:
         ("remote", "await sync_tenant.enqueue(…)"),
         ("kiq", "await sync_tenant.enqueue(…)"),
         ("s", "sync_tenant.call(…)"),
+        ("perform_later", "await sync_tenant.enqueue(…)"),
+        ("perform_at", "await sync_tenant.using(delay=…, queue=…).enqueue(…), or sync_tenant.using("),
+        ("chunks", "await sync_tenant.enqueue_many([…]), or sync_tenant.sync.enqueue_many([…]) in code"),
+        ("apply", "sync_tenant.function(…), which runs it here"),
     ],
 )
 def test_a_method_of_another_library_is_refused_with_the_one_of_headgate(
@@ -80,6 +87,31 @@ def test_an_option_is_translated_only_where_its_own_exists(sync_tenant: Any) -> 
         sync_tenant.using(session=object())
     with pytest.raises(TypeError, match=r"'rate_limit'\. It takes"):
         sync_tenant.using(rate_limit="15/m")
+
+
+async def test_the_running_job_names_its_own_words(app: Headgate) -> None:
+    found: list[str] = []
+
+    @app.task
+    async def beat() -> None:
+        job: Any = current_job()
+        for word in ("heartbeat", "update_state", "retries", "nonsense"):
+            with pytest.raises(AttributeError) as error:
+                getattr(job, word)
+            found.append(str(error.value))
+
+    async with app:
+        await result_within(await beat.enqueue())
+    assert "'heartbeat'; write nothing for it: a worker renews its lease" in found[0]
+    assert "write current_job().progress(" in found[1]
+    assert "write current_job().attempt" in found[2]
+    assert "object has no attribute 'nonsense'" in found[3]
+
+
+def test_a_foreign_word_is_no_own_attribute(app: Headgate, sync_tenant: Any) -> None:
+    owners = {"Task": type(sync_tenant), "Headgate": Headgate, "Job": Job, "JobContext": JobContext}
+    own = {(name, word) for name, owner in owners.items() for word in ATTRIBUTES[name] if word in dir(owner)}
+    assert own == set()
 
 
 def test_calling_a_task_raises_with_how_to_enqueue_and_run_it(sync_tenant: Any) -> None:
