@@ -8,9 +8,10 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from random import Random
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes, parse_count, parse_seconds
 from headgate.client.client import Client
@@ -64,7 +65,7 @@ from headgate.tasks.codec import Codec, Codecs
 from headgate.tasks.executor_kind import IN_CHILD
 from headgate.tasks.hooks import AroundAttempt, AroundEnqueue, Moment
 from headgate.tasks.modules import import_modules, require_module_names, require_one_app
-from headgate.tasks.options import HandlerOptions, TaskOptions
+from headgate.tasks.options import HandlerOptions, TaskOptions, require_names
 from headgate.tasks.payload_folder import PayloadFolder
 from headgate.tasks.queue import QueueOptions, declared_queue
 from headgate.tasks.registry import Registry
@@ -153,7 +154,10 @@ class Headgate(RefusesForeignWords):
         pool: object | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
+        **foreign: Never,
     ) -> None:
+        if foreign:
+            require_names(foreign, list(signature(Headgate).parameters)[:-1], "Headgate()")
         self._imports = require_module_names(imports)
         self._clock = clock or SystemClock()
         self._random = random or Random()

@@ -29,6 +29,15 @@ MISTAKES = [
         "retry=False is not a policy; write retry=RetryPolicy(retries=0)",
     ),
     ("@app.task(retry=7)\nasync def sync(): ...", "retry=7 is not a policy; write retry=RetryPolicy(retries=7)"),
+    (
+        'Headgate("shop", broker="redis://")',
+        """'broker'; write Headgate("sqlite:///jobs.db") or Headgate("postgresql://""",
+    ),
+    ('Headgate("memory://", queues={"mail": 5})', """'queues'; write app.queue("mail", concurrency=5) for each"""),
+    (
+        'Headgate("memory://", max_retries=5)',
+        "'max_retries'; write retry=RetryPolicy(retries=5). It takes: url",
+    ),
     # Tasks
     ("@app.task\ndef sync(*args): ...", "takes *args; a job's arguments are stored by name, so declare each"),
     ("@app.task(limit=[])\nasync def sync(): ...", "unexpected keyword argument 'limit'; did you mean 'limits'?"),
