@@ -70,7 +70,7 @@ _OPTIONS = _words(
         "max_dispatches_per_second": "limits=[StrictRate({value}, per=1)]",
         "concurrency max_concurrency max_concurrent_dispatches": "limits=[Concurrency({value})]",
         "lock": "@app.task(limits=[Mutex({value})]), which runs one job at a time",
-        "message_group_id ordering_key fifo": '@app.task(limits=[Mutex("{…}")]), which runs the jobs of a key in order',
+        "message_group_id ordering_key fifo": '@app.task(limits=[Mutex("orders:{order_id}", hold="until_final")])',
         "countdown delay_seconds DelaySeconds defer_by wait": "delay={value}",
         "schedule_in": "delay=…",
         "eta run_at run_after schedule_at scheduled_at schedule_time defer_until wait_until": "at={value}",

@@ -63,7 +63,10 @@ MISTAKES = [
     (TASK + TASK, "task 'sync' is declared twice; give one of them another name="),
     ("@app.task(retry_backoff_max=600)\nasync def sync(): ...", "write retry=RetryPolicy(cap=…)."),
     ("@app.task(time_limit=1000)\nasync def sync(): ...", "write timeout=1000, in seconds."),
-    ("@app.task(fifo=True)\nasync def sync(): ...", 'write @app.task(limits=[Mutex("{…}")]), which runs the jobs of a'),
+    (
+        "@app.task(fifo=True)\nasync def sync(): ...",
+        'limits=[Mutex("orders:{order_id}", hold="until_final")]',
+    ),
     ("@app.task(max_dispatches_per_second=5)\nasync def sync(): ...", "write limits=[StrictRate(5, per=1)]."),
     ('@app.task(dead_letter_queue="dead")\nasync def sync(): ...', "failed jobs stay in the store; `headgate jobs"),
     ("@app.task(heartbeat_timeout=5)\nasync def sync(): ...", "write nothing for it: a worker renews its lease"),
@@ -121,7 +124,10 @@ MISTAKES = [
     ),
     (TASK + 'await sync.enqueue("acme", _job_id="a")', "write id='a': task.using(…).enqueue(…)"),
     (TASK + "sync.using(delay_seconds=5)", "write delay=5."),
-    (TASK + 'sync.using(message_group_id="acme")', 'write @app.task(limits=[Mutex("{…}")]), which runs the jobs of a'),
+    (
+        TASK + 'sync.using(message_group_id="acme")',
+        'limits=[Mutex("orders:{order_id}", hold="until_final")]',
+    ),
     (TASK + 'sync.using(depends_on="abc")', "write chain(first.call(…), second.call(…)).enqueue()."),
     (TASK + 'await sync.enqueue("x" * 300_000)', "store the data elsewhere and pass a reference"),
     (TASK + "sync.using(delays=5)", "unexpected keyword argument 'delays'; did you mean 'delay'?"),
