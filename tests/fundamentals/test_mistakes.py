@@ -116,6 +116,10 @@ MISTAKES = [
         "argument 'tenant_id' of task 'sync' does not fit its annotation",
     ),
     (TASK + "await sync.enqueue()", "task 'sync' lacks argument 'tenant_id'"),
+    (
+        "@app.task\nasync def sync(ctx, page: int): ...\nawait sync.enqueue(1)",
+        "lacks argument 'page'; no job gets a context, current_job() returns it",
+    ),
     (TASK + 'await sync.enqueue("acme", 1, 2)', "takes 2 positional arguments but 3 were given"),
     (TASK + 'await sync.enqueue("acme", delay=5)', "an option of enqueueing; write .using(delay=5).enqueue('acme')"),
     (

@@ -276,6 +276,9 @@ class SyncBatch(RefusesForeignWords):
         """Same as `Batch.leader_id`."""
         return self.id
 
+    def __repr__(self) -> str:
+        return f"Sync{self._batch!r}"
+
     def status(self) -> BatchStatus:
         """Same as `Batch.status`."""
         return self._portal.run(self._batch.status())
@@ -307,6 +310,9 @@ class SyncChain(RefusesForeignWords, Generic[R_co]):
         self.last: SyncJob[Any] | SyncBatch | SyncChain[Any] = _blocking(chain.last, portal)
         self._chain = chain
         self._portal = portal
+
+    def __repr__(self) -> str:
+        return f"Sync{self._chain!r}"
 
     @property
     def leader_id(self) -> str:

@@ -310,6 +310,9 @@ class PayloadType:
         try:
             encoded = to_json(result)
         except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
+            if isinstance(result, BaseException):
+                word = type(result).__name__
+                raise PayloadError(f"{self._where} returned {word}(…), an exception; write raise {word}(…)") from None
             path, cause = unwritable_part(result, "it") or ("it", error)
             raise PayloadError(
                 f"what {self._where} returned cannot be stored as JSON: {self._at(path, 'it')}{self._message(cause)}"
@@ -371,7 +374,10 @@ class PayloadType:
                 given[name] = value
         if len(given) < len(self.parameters) and not self._required <= given.keys():
             missing = ", ".join(repr(name) for name in self.parameters if name in self._required - given.keys())
-            raise TypeError(f"{self._where} lacks argument {missing}")
+            hint = (
+                "; no job gets a context, current_job() returns it" if self.parameters[0] in ("ctx", "context") else ""
+            )
+            raise TypeError(f"{self._where} lacks argument {missing}{hint}")
         return given
 
     def _option_passed_as_argument(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

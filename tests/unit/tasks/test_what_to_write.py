@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 
-from headgate import DeclarationError, Handler, Headgate, Job, Mutex, StrictRate, current_job
+from headgate import (
+    Cancel,
+    DeclarationError,
+    Handler,
+    Headgate,
+    Job,
+    JobFailed,
+    Mutex,
+    Snooze,
+    StrictRate,
+    batch,
+    chain,
+    current_job,
+)
 from headgate.client.task import Task
 from headgate.foreign_words import ATTRIBUTES
 from headgate.tasks.context import JobContext
@@ -106,6 +119,26 @@ async def test_the_running_job_names_its_own_words(app: Headgate) -> None:
     assert "write current_job().progress(" in found[1]
     assert "write current_job().attempt" in found[2]
     assert "object has no attribute 'nonsense'" in found[3]
+
+
+@pytest.mark.parametrize("outcome", [Snooze(5), Cancel("withdrawn"), ValueError("lost")])
+async def test_an_outcome_that_is_returned_is_to_be_raised(app: Headgate, outcome: Exception) -> None:
+    @app.task
+    async def ship() -> object:
+        return outcome
+
+    word = type(outcome).__name__
+    async with app:
+        with pytest.raises(JobFailed, match=rf"'ship' returned {word}\(…\), an exception; write raise {word}\("):
+            await result_within(await ship.enqueue())
+
+
+def test_handles_that_block_show_their_ids(app: Headgate, sync_tenant: Any) -> None:
+    with app.sync:
+        stored = chain(sync_tenant.call("acme")).sync.enqueue()
+        together = batch([sync_tenant.call("acme")]).sync.enqueue()
+    assert repr(stored) == f"SyncChain([{stored.jobs[0].id!r}])"
+    assert repr(together) == f"SyncBatch({together.id!r})"
 
 
 def test_a_foreign_word_is_no_own_attribute(app: Headgate, sync_tenant: Any) -> None:
