@@ -154,10 +154,10 @@ class Headgate(RefusesForeignWords):
         pool: object | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
-        **foreign: Never,
+        **unknown: Never,
     ) -> None:
-        if foreign:
-            require_names(foreign, list(signature(Headgate).parameters)[:-1], "Headgate()")
+        if unknown:
+            require_names(unknown, list(signature(Headgate).parameters)[:-1], "Headgate()")
         self._imports = require_module_names(imports)
         self._clock = clock or SystemClock()
         self._random = random or Random()
