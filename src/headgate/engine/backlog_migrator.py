@@ -114,7 +114,7 @@ class BacklogMigrator:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        with self._registry.telling(partial(loop.call_soon_threadsafe, self._note_soon)):
+        with self._registry.listening(partial(loop.call_soon_threadsafe, self._note_soon)):
             while True:
                 try:
                     await self._note_and_move()

@@ -93,16 +93,16 @@ class Registry:
         self._limit_set_names: dict[tuple[str, str, str | None], str] = {}
         self._all_limit_sets: LimitSets | None = None
         self._runnable: RunnableTasks | None = None
-        self._told: list[Callable[[], object]] = []
+        self._listeners: list[Callable[[], object]] = []
 
     @contextmanager
-    def telling(self, call: Callable[[], object]) -> Iterator[None]:
-        """Within the block, call it after each declaration of a task, in the thread that declares it."""
-        self._told.append(call)
+    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
+        """Within the block, call `listener` after each declaration of a task, in the thread that declares it."""
+        self._listeners.append(listener)
         try:
             yield
         finally:
-            self._told.remove(call)
+            self._listeners.remove(listener)
 
     def add_task(self, task: TaskDefinition) -> None:
         """Add a task. In an interactive session it replaces the one that an earlier run of its code declared.
@@ -119,8 +119,8 @@ class Registry:
             except DeclarationError:
                 self._add_task(earlier)
                 raise
-        for call in tuple(self._told):
-            call()
+        for listener in tuple(self._listeners):
+            listener()
 
     def _remove_task(self, task: TaskDefinition) -> None:
         """Remove a task, and the limits that nothing else declares."""
