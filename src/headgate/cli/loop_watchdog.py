@@ -29,7 +29,8 @@ def watch_loop(loop: asyncio.AbstractEventLoop, *, blocked_for: float = BLOCKED_
             except RuntimeError:  # It was closed meanwhile.
                 return
             waited, limit = 0.0, blocked_for
-            while not has_turned.wait(limit - waited):
+            # The loop of a process that was frozen turns as soon as it continues.
+            while not (has_turned.wait(limit - waited) or has_turned.wait(blocked_for / 10)):
                 waited, limit = limit, 2 * limit
                 logger.error(
                     "the event loop has been blocked for %g s%s: this worker starts and ends no jobs, and after its "
