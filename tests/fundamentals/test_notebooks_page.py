@@ -36,6 +36,7 @@ def run(words: list[str], program: str, folder: Path) -> str:
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert "Error" not in ran.stderr
+    assert "runs no jobs" not in ran.stderr
     return ran.stdout
 
 

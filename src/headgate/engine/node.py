@@ -52,6 +52,7 @@ from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.context import JobLogCapture
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import HookScope, LifecycleHook
+from headgate.tasks.modules import is_session
 from headgate.tasks.registry import Registry
 from headgate.tasks.tracing import Tracing
 
@@ -342,6 +343,7 @@ class Node:
             tasks=tuple(self._registry.tasks),
             limits={name: limit.rule.describe() for name, limit in self._registry.limits.items()},
             grace=self._config.grace,
+            in_session=is_session(),
         )
 
     async def _serve(self) -> None:

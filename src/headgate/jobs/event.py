@@ -569,7 +569,8 @@ class NodeStarted(Event, frozen=True):
     """This node starts to claim jobs.
 
     `queues` maps the queues that it serves to their slots, `limits` the limits of the app to their rules in words.
-    Running jobs may continue for `grace` seconds after a stop was requested. `version` is that of Headgate.
+    Running jobs may continue for `grace` seconds after a stop was requested. `version` is that of Headgate. A node
+    `in_session` runs in a notebook or at a prompt, where tasks are declared after it has started.
     """
 
     node: str
@@ -579,12 +580,13 @@ class NodeStarted(Event, frozen=True):
     tasks: tuple[str, ...]
     limits: Mapping[str, str]
     grace: float
+    in_session: bool = False
 
     level: ClassVar[int | None] = logging.INFO
 
     @property
     def own_level(self) -> int:
-        return logging.INFO if self.tasks else logging.WARNING
+        return logging.INFO if self.tasks or self.in_session else logging.WARNING
 
     def line(self) -> str:
         return "; ".join(self.lines())
@@ -593,7 +595,7 @@ class NodeStarted(Event, frozen=True):
         """Yield its store, then its queues, tasks and limits, a line each."""
         yield f"{self.node} works on {self.storage} with Headgate {self.version}"
         yield _queues(self.queues)
-        yield _listed("task", self.tasks) if self.tasks else NO_TASKS
+        yield _listed("task", self.tasks) if self.tasks else "no tasks yet" if self.in_session else NO_TASKS
         yield _listed("limit", [f"{name} ({rule})" for name, rule in self.limits.items()])
 
 

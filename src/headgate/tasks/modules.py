@@ -146,7 +146,11 @@ def is_interactive(function: Callable[..., Any]) -> bool:
     """Return whether a function was defined in an interactive session, and not in a file."""
     if getattr(function, "__module__", None) != "__main__":
         return False
-    main = sys.modules["__main__"]
+    return is_session() or not hasattr(sys.modules["__main__"], "__file__")
+
+
+def is_session() -> bool:
+    """Return whether this process is a notebook or a prompt."""
     # `python -m asyncio` is a session, too, although its module has a file.
-    is_session = getattr(getattr(main, "__spec__", None), "name", None) == "asyncio.__main__"
-    return is_session or hasattr(builtins, "__IPYTHON__") or not hasattr(main, "__file__")
+    name = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None)
+    return name == "asyncio.__main__" or hasattr(builtins, "__IPYTHON__") or hasattr(sys, "ps1")

@@ -71,8 +71,13 @@ def test_of_each_job_only_its_failure_is_logged_unless_more_is_requested(caplog:
 def test_a_node_without_tasks_and_one_that_stops_with_running_jobs_warn() -> None:
     started = event_of(NodeStarted)
     assert isinstance(started, NodeStarted)
+    started = msgspec.structs.replace(started, in_session=False)
     assert started.own_level == logging.WARNING
     assert msgspec.structs.replace(started, tasks=("sync",)).own_level == logging.INFO
+    # In a notebook, as its page shows it, the cells with the tasks come after the one that starts the app.
+    in_notebook = msgspec.structs.replace(started, in_session=True)
+    assert in_notebook.own_level == logging.INFO
+    assert "; no tasks yet; " in in_notebook.line()
     assert NodeStopping(at=1, node="n", running=1).own_level == logging.WARNING
     assert NodeStopping(at=1, node="n", running=0).own_level == logging.INFO
 
