@@ -227,7 +227,7 @@ def test_awaiting_a_result_without_a_worker_raises_with_the_reason(caplog: pytes
         run_virtual(main)
 
 
-def test_a_result_that_does_not_come_in_time_says_what_its_job_does() -> None:
+def test_a_result_that_does_not_come_in_time_says_what_its_job_does(caplog: pytest.LogCaptureFixture) -> None:
     """The fault: "it continues to run" of jobs that waited, and advice to start what runs."""
 
     async def main(clock: VirtualClock) -> None:
@@ -255,9 +255,14 @@ def test_a_result_that_does_not_come_in_time_says_what_its_job_does() -> None:
             @app.task(queue="late")
             async def late() -> None: ...
 
-            assert await why(late) == (
+            unserved = (
                 "no worker serves queue 'late', and the one of this program was started without it; "
                 "stop the app and start it again"
             )
+            assert await why(late) == unserved
+            job = await late.enqueue()
+            with pytest.raises(TimeoutError):
+                await job.result(timeout=15)
+            assert caplog.messages == [f"a result is awaited, and {unserved}"]
 
     run_virtual(main)

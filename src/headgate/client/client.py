@@ -452,13 +452,8 @@ class Client:
             record = await self.storage.job(job_id)
             if record is not None and record.state is JobState.WAITING:
                 found = await self._unserved_queue(record.queue)
-                if found is not None and self._local_node() is not None:
-                    return (
-                        f"no worker serves queue {record.queue!r}, and the one of this program was started without it; "
-                        "stop the app and start it again"
-                    )
                 if found is not None:
-                    return unserved_text(*found)
+                    return unserved_text(*found, runs_here=self._local_node() is not None)
                 limit = "" if record.waits_for is None else f" for limit {record.waits_for.limit!r}"
                 return f"it waits{limit}; `headgate jobs explain` and app.admin.explain() say until when"
         return "it continues to run"
@@ -467,7 +462,9 @@ class Client:
         now = self._clock.monotonic()
         if now >= self._unserved_again_at.get(found.queue, 0):
             self._unserved_again_at[found.queue] = now + UNSERVED_EVERY
-            self._bus.publish(QueueUnserved(at=self._clock.now(), queue=found.queue, seconds=found.seconds))
+            runs_here = self._local_node() is not None
+            event = QueueUnserved(at=self._clock.now(), queue=found.queue, seconds=found.seconds, runs_here=runs_here)
+            self._bus.publish(event)
 
     async def cancel_job(self, job_id: str) -> bool:
         """As `Job.cancel`; a node of this process cancels the job at once."""

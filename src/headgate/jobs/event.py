@@ -554,15 +554,19 @@ class TaskUnknown(Event, frozen=True):
 
 
 class QueueUnserved(Event, frozen=True):
-    """A result is awaited of a job in a queue that no worker serves, as has been so for `seconds`, if one ever did."""
+    """A result is awaited of a job in a queue that no worker serves, as has been so for `seconds`, if one ever did.
+
+    `runs_here`: this program runs a worker, of other queues.
+    """
 
     queue: str
     seconds: float | None
+    runs_here: bool = False
 
     level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
-        return f"a result is awaited, and {unserved_text(self.queue, self.seconds)}"
+        return f"a result is awaited, and {unserved_text(self.queue, self.seconds, runs_here=self.runs_here)}"
 
 
 class NodeStarted(Event, frozen=True):
@@ -873,13 +877,15 @@ _LINGERS = {
 }
 
 
-def unserved_text(queue: str, seconds: float | None, *, is_any_alive: bool = False) -> str:
-    """Return what to say of a queue that no worker serves; `is_any_alive`: workers of other queues run."""
+def unserved_text(queue: str, seconds: float | None, *, is_any_alive: bool = False, runs_here: bool = False) -> str:
+    """Return what to say of a queue that no worker serves; `is_any_alive`: workers of other queues run, or one here."""
     since = (
         f"no worker serves queue {queue!r}"
         if seconds is None
         else (f"no worker has served queue {queue!r} for {seconds:.0f} s")
     )
+    if runs_here:
+        return f"{since}, and the one of this program was started without it; stop the app and start it again"
     command = f"headgate worker --queue {shlex.quote(queue)}" if is_any_alive else "headgate worker"
     return f"{since}; start one: `{command}`, or `with app:`"
 
