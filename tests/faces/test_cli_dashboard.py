@@ -83,7 +83,9 @@ def test_the_link_signs_in_once_and_the_server_exits_with_0_during_a_stream(
             process.send_signal(number)
             assert process.wait(timeout=patient(10)) == 0
         assert process.stderr is not None
-        assert process.stderr.read() == "failed sign-in of '' from '127.0.0.1'\n"
+        # With a time and a level, as the lines of a worker.
+        line = rf"[-\d]+ [:,\d]+ WARNING {process.pid} headgate\.http: failed sign-in of '' from '127\.0\.0\.1'\n"
+        assert re.fullmatch(line, process.stderr.read())
 
 
 @pytest.mark.nightly

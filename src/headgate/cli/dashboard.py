@@ -98,9 +98,12 @@ def dashboard(
         raise click.UsageError(f"--root-path {root_path} is an address of the dashboard itself; choose another path")
     app = locate(target)
     require_tables(app)
+    from headgate.cli.worker import log_to_stderr
     from headgate.http import OneTimeToken
     from headgate.http import dashboard as make_dashboard
 
+    # After the app, which may set up logging itself.
+    log_to_stderr("warning")
     with _listen(host, port) as listening:
         shown_host = f"[{host}]" if ":" in host else host
         url = f"http://{shown_host}:{listening.getsockname()[1]}{root_path.rstrip('/')}/"

@@ -228,7 +228,7 @@ def worker(
     if reload and (drain or drain_all or processes > 1):
         raise click.UsageError("--reload does not go with --processes, --drain or --drain-all")
     until: Literal["ready", "all"] | None = "all" if drain_all else "ready" if drain else None
-    _log_to_stderr(log_level)
+    log_to_stderr(log_level)
     if processes > 1 or reload:
         command = _worker_command(target, queues, RELOAD_GRACE if reload and grace is None else grace, log_level)
         if metrics_port is not None:
@@ -392,7 +392,7 @@ class WorkerLogFormatter(logging.Formatter):
         return indented(super().format(record))
 
 
-def _log_to_stderr(level: str) -> None:
+def log_to_stderr(level: str) -> None:
     """Log to stderr, unless the program has set up logging already, as `manage.py` does by LOGGING."""
     if logging.getLogger().handlers:
         return
