@@ -126,7 +126,7 @@ async def test_threads_and_other_loops_use_the_loop_of_the_first_caller() -> Non
 async def test_a_sync_method_on_the_loop_itself_raises_instead_of_blocking() -> None:
     limiter = Limiter(RateLimit("100/h"), OnOneLoop())
     assert await limiter.acquire("a")
-    with pytest.raises(HeadgateError, match="await instead"):
+    with pytest.raises(HeadgateError, match="in a coroutine write `await`"):
         limiter.sync.acquire("a")
     await limiter.close()
 

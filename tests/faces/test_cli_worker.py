@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import signal
@@ -95,6 +96,31 @@ def test_a_draining_worker_ends_when_the_remaining_jobs_wait_for_a_limit(folder:
     assert done.returncode == 0, done.stderr
     assert call("jobs", "count", target, "--state", "succeeded").stdout == "2\n"
     assert call("jobs", "count", target, "--view", "throttled").stdout == "3\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")])
+def test_log_json_writes_every_line_as_an_object(folder: Path, processes: tuple[str, ...]) -> None:
+    target = f"json_{uuid.uuid4().hex}:app"
+    (folder / f"{target.removesuffix(':app')}.py").write_text(
+        APP.replace("import Headgate,", "import Headgate, RetryPolicy,").replace(
+            "@app.task\nasync def bad", "@app.task(retry=RetryPolicy(retries=0))\nasync def bad"
+        )
+    )
+    assert call("migrate", target).exit_code == 0
+    id = call("jobs", "enqueue", target, "bad").stdout.strip()
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "worker", target, "--drain", "--log-json", *processes],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patient(15),
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["level"] for line in lines if f"job {id} (bad) failed" in line["message"]] == ["ERROR"]
+    assert {"NodeStarted", "NodeStopped"} <= {line.get("event") for line in lines}
 
 
 @pytest.mark.nightly

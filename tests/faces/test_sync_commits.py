@@ -272,7 +272,7 @@ def test_the_loop_of_the_app_is_still_refused(tmp_path: Path) -> None:
     async def main() -> None:
         async with app.open():
             await app.tasks["note"].enqueue(0)
-            with pytest.raises(HeadgateError, match="await the verb itself"):
+            with pytest.raises(HeadgateError, match="in a coroutine write `await`"):
                 app.tasks["note"].sync.enqueue(1)
 
     asyncio.run(main())

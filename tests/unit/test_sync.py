@@ -63,7 +63,7 @@ async def test_a_plain_handler_enqueues_through_the_loop_that_runs_it(tmp_path: 
 async def test_a_sync_method_on_the_event_loop_is_refused_instead_of_blocking_for_ever(tmp_path: Path) -> None:
     app = make_app(tmp_path)
     async with app.open():
-        with pytest.raises(HeadgateError, match="await the verb itself"):
+        with pytest.raises(HeadgateError, match="in a coroutine write `await`"):
             app.tasks["add"].sync.enqueue(1, 1)
 
 

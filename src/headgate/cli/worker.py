@@ -32,6 +32,7 @@ from headgate.engine.stop_signals import on_stop_signals
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.escaping import indented, one_line
 from headgate.jobs.event import Event, NodeStarted, NodeStopping
+from headgate.observe.json_log import JsonFormatter
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -164,6 +165,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, given: str | Non
 @click.option("--drain-all", is_flag=True, help="End when no job waits for a limit, its time or another job either.")
 @click.option("--reload", is_flag=True, help="Restart when the code in the current directory changes.")
 @click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+@click.option("--log-json", is_flag=True, help="Log each line as a JSON object, unless the app sets up logging itself.")
 @click.option(
     "--log-jobs/--no-log-jobs",
     default=None,
@@ -191,6 +193,7 @@ def worker(
     drain_all: bool,
     reload: bool,
     log_level: str,
+    log_json: bool,
     log_jobs: bool | None,
     end_with_stdin: bool,
 ) -> None:
@@ -228,9 +231,10 @@ def worker(
     if reload and (drain or drain_all or processes > 1):
         raise click.UsageError("--reload does not go with --processes, --drain or --drain-all")
     until: Literal["ready", "all"] | None = "all" if drain_all else "ready" if drain else None
-    log_to_stderr(log_level)
+    log_to_stderr(log_level, as_json=log_json)
     if processes > 1 or reload:
         command = _worker_command(target, queues, RELOAD_GRACE if reload and grace is None else grace, log_level)
+        command += ["--log-json"] if log_json else []
         if metrics_port is not None:
             command += ["--metrics-port", str(metrics_port), "--metrics-host", metrics_host]
             command += ["--metrics-store"] if metrics_store else []
@@ -392,13 +396,14 @@ class WorkerLogFormatter(logging.Formatter):
         return indented(super().format(record))
 
 
-def log_to_stderr(level: str) -> None:
+def log_to_stderr(level: str, *, as_json: bool = False) -> None:
     """Log to stderr, unless the program has set up logging already, as `manage.py` does by LOGGING."""
     if logging.getLogger().handlers:
         return
     handler = logging.StreamHandler(sys.stderr)
     # The lines of several workers are mixed, so each of them is one line.
-    handler.setFormatter(WorkerLogFormatter(is_terminal=sys.stderr.isatty() and NUMBER not in os.environ))
+    is_terminal = sys.stderr.isatty() and NUMBER not in os.environ
+    handler.setFormatter(JsonFormatter() if as_json else WorkerLogFormatter(is_terminal=is_terminal))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     # asyncio's own debug lines say nothing about jobs.
     logging.getLogger("asyncio").setLevel(max(logging.INFO, logging.getLogger().level))
