@@ -87,7 +87,7 @@ MISTAKES = [
     ("Mutex()", "a mutex needs the resource that it guards: Mutex("),
     ('Concurrency("3")', "must be a whole number of at least 1"),
     ('Limiter("15/m")', "is not a limit; write Limiter(RateLimit('15/m'))"),
-    ('await app.admin.limits.set("stripe", "30/m")', "this app declares no limit 'stripe'. It declares:"),
+    ('await app.admin.limits.set("stripe", "30/m")', "this app declares no limit 'stripe'. It declares: none"),
     # Hooks
     ("@app.around_enqueue\ndef tag(jobs, enqueue): ...", "'tag' must be an async def (jobs, enqueue)"),
     ("@app.around_attempt\nasync def time(job, run) -> None: ...", "write `return await run()`, and -> Any"),

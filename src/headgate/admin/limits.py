@@ -324,7 +324,10 @@ class LimitsAdmin:
         return await self._storage.is_ranked()
 
     async def summary(self, *limits: str) -> Sequence[LimitSummary]:
-        """Return how many keys these limits track, and how often they failed open; default: all declared ones."""
+        """Return how many keys these limits track, and how often they failed open; default: all declared ones.
+
+        That of mutexes, which every app has, is left out beside others if it has no keys.
+        """
         step = LIMIT_STEPS[-1]
         since = step_at(self._storage.now() - KEPT_FOR[step] * SECOND, step) + step * SECOND
         names = sorted(set(limits or self._rules))
@@ -332,6 +335,7 @@ class LimitsAdmin:
         return [
             LimitSummary(each.limit, min(each.keys, MOST_KEYS), each.keys <= MOST_KEYS, each.unlimited)
             for each in found
+            if each.keys or each.limit != MUTEX or limits == (MUTEX,)
         ]
 
     async def paused(self, buckets: Iterable[tuple[str, str]]) -> frozenset[tuple[str, str]]:
@@ -526,7 +530,7 @@ class LimitsAdmin:
         if rule is None:
             raise UnknownLimit(
                 f"this app declares no limit {limit!r}{did_you_mean(limit, self._rules)} It declares: "
-                f"{', '.join(sorted(self._rules)) or 'none'}"
+                f"{', '.join(sorted(self._rules.keys() - {MUTEX})) or 'none'}"
             )
         return rule
 

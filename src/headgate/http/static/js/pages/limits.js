@@ -103,12 +103,14 @@ function failedOpen(data, limit) {
   );
 }
 
-/** @param {any} data */
+/** Cards of the declared limits; that of mutexes, which every app has, only while it has keys. @param {any} data */
 function declaredCards(data) {
+  const isShown = (/** @type {any} */ limit) =>
+    limit.limit !== "mutex" || data.limits.some((/** @type {any} */ each) => each.limit === "mutex");
   return h(
     "div",
     { class: "cards", key: "declared" },
-    data.declared.map((/** @type {any} */ each) => {
+    data.declared.filter(isShown).map((/** @type {any} */ each) => {
       const status = data.overview.limits.find((/** @type {any} */ limit) => limit.limit === each.limit);
       const isPaused = data.settings.some(
         (/** @type {any} */ setting) => setting.limit === each.limit && setting.scope === "all" && setting.is_paused,
