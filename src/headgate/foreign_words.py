@@ -274,6 +274,19 @@ class RefusesAwait(RefusesForeignWords):
             raise TypeError(f"a {kind} cannot be awaited; write {example}")
 
 
+class RefusesCall(RefusesAwait):
+    """A plan that, if it is called, as those of Celery are, raises TypeError with what to write instead."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # To a type checker they cannot be called.
+
+        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+            kind = type(self).__name__
+            then = ", or chain(batch(…), task.call(…)) with a step after it" if kind == "BatchPlan" else ""
+            raise TypeError(f"a {kind} cannot be called; write await {kind[:-4].lower()}(…).enqueue(){then}")
+
+
 class MissingVerb:
     """An attribute of handler classes that raises AttributeError on access, with what to write instead."""
 

@@ -154,6 +154,11 @@ MISTAKES = [
     ('app.queue("mail", fair_by="{a}", weights=4)', 'weights=4 is not a mapping; write weights={"enterprise": 4}'),
     ('app.queue("mail", fair_by="{a}", weights={"a": 0})', "the weight of 'a'=0 must be a whole number of at least 1"),
     ('app.queue("mail", fair_by="{a}", weights={7: 2})', "weights has the key 7, but keys are texts; write '7'"),
+    (TASK + 'chain(sync.call("a"))()', "a ChainPlan cannot be called; write await chain(…).enqueue()"),
+    (
+        TASK + 'batch([sync.call("a")])(sync.call("b"))',
+        "batch(…).enqueue(), or chain(batch(…), task.call(…))",
+    ),
     (TASK + 'sync.call("a") | sync.call("b")', "calls have no |; write chain(a.call(…), b.call(…))"),
     (TASK + 'batch(sync.call("a"), sync.call("b"))', "batch() takes one list of calls; write batch([a.call(…), b.call"),
     (TASK + 'batch(sync.call("a"))', "batch() takes one list of calls; write batch([a.call(…), b.call(…)])"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeVar, Unpack
 from headgate.client.handles import Batch, Chain, Job, Schedule, SyncBatch, SyncChain, SyncJob, SyncSchedule
 from headgate.client.task import Task
 from headgate.errors import DeclarationError
-from headgate.foreign_words import RefusesAwait
+from headgate.foreign_words import RefusesCall
 from headgate.jobs.job import On, storable
 from headgate.limits.limit import Limit, require_list
 from headgate.schedules.trigger import Trigger
@@ -26,7 +26,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class ChainPlan(RefusesAwait, Generic[R_co]):
+class ChainPlan(RefusesCall, Generic[R_co]):
     """Steps that run one after the other; `chain(…)` makes it."""
 
     leader_id: ClassVar[None] = None
@@ -55,7 +55,7 @@ class ChainPlan(RefusesAwait, Generic[R_co]):
         return SyncChainPlan(self)
 
 
-class BatchPlan(RefusesAwait):
+class BatchPlan(RefusesCall):
     """Calls that run in parallel, and the steps after all of them are final; `batch(…)` makes it."""
 
     leader_id: ClassVar[None] = None
