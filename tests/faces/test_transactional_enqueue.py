@@ -481,3 +481,27 @@ async def test_a_process_that_is_killed_before_its_commit_has_enqueued_nothing(
     assert not await is_there(program, output.decode().strip())
     async with program.app:
         assert await result_within(await program.plain.enqueue("eve"), 5) == "eve"
+
+
+@pytest.mark.parametrize("made_by", ["a worker", "headgate migrate"])
+def test_the_first_enqueue_of_a_process_may_be_in_a_transaction_that_has_written(tmp_path: Path, made_by: str) -> None:
+    # It opens the app in another thread, which must not wait for the transaction's lock.
+    path = tmp_path / "jobs.db"
+    if made_by == "a worker":
+        with Headgate(f"sqlite:///{path}").open():
+            pass
+    else:
+        asyncio.run(Headgate(f"sqlite:///{path}").migrate())
+    app = Headgate(f"sqlite:///{path}")
+
+    @app.task
+    def mail(to: str) -> None: ...
+
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE account (name TEXT)")
+        connection.execute("INSERT INTO account VALUES ('ada')")
+        job = mail.using(connection=connection).sync.enqueue("ada")
+    try:
+        assert job.status().state == "waiting"
+    finally:
+        app.sync.close()

@@ -100,6 +100,9 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
     try:
         if dry_run:
             return _missing(path)
+        if _is_current(path):
+            # Not even a lock is taken: the thread that waits for this may hold it.
+            return []
         _create_private(path)
         connection = connect(path, synchronous=synchronous, timeout=30)
         try:
@@ -355,6 +358,17 @@ def _missing(path: Path) -> Sequence[Migration]:
     try:
         known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migration'").fetchone()
         return migrations() if known is None else missing_in(connection, path)
+    finally:
+        connection.close()
+
+
+def _is_current(path: Path) -> bool:
+    if _missing(path):
+        return False
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
+    try:
+        # A copy of a file may have another mode.
+        return bool(connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal")
     finally:
         connection.close()
 

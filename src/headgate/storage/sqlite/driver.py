@@ -90,6 +90,7 @@ class UserTransaction:
 _transactions: ContextVar[tuple[UserTransaction, ...]] = ContextVar("headgate_sqlite_transactions", default=())
 
 _PORTS = STATEMENTS["ports"].sql
+_OFFSET = "SELECT boot_id, ahead, last_used FROM limit_time"
 _decode_ports = msgspec.json.Decoder(list[int]).decode
 
 
@@ -182,8 +183,19 @@ class SqliteDriver(Driver):
 
     async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
         self._require_no_fork()
-        prepare = partial(sqlite_file.prepare, synchronous=self._synchronous, dry_run=dry_run)
-        return await asyncio.to_thread(prepare, self.path, self.clock)
+        return await asyncio.to_thread(self._migrate, dry_run)
+
+    def _migrate(self, dry_run: bool) -> Sequence[Migration]:
+        applied = sqlite_file.prepare(self.path, self.clock, synchronous=self._synchronous, dry_run=dry_run)
+        if not dry_run:
+            try:
+                writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
+                with contextlib.closing(writer):
+                    # So that the first process to enqueue may do so in a transaction of its own.
+                    self._anchor(writer)
+            except sqlite3.Error as error:
+                raise_instead(sqlite_file.translate(error, self.path), error)
+        return applied
 
     async def _take_connections(self, thread: CallThread, migrate: bool) -> None:
         connecting = asyncio.get_running_loop().run_in_executor(thread, self._connect, migrate)
@@ -215,11 +227,21 @@ class SqliteDriver(Driver):
         return writer, checkpointer, lookups, lists, ahead
 
     def _anchor(self, writer: sqlite3.Connection) -> int:
-        """Return the offset of limit time from the boot clock, set by the first process to open the file in a boot."""
+        """Return the offset of limit time from the boot clock, set by the first process to open the file in a boot.
+
+        An offset that is set is read without the write lock: the thread that waits for this may hold it.
+        """
         boot_id = self.clock.boot_id()
+        try:
+            row = writer.execute(_OFFSET).fetchone()
+        except sqlite3.OperationalError as error:
+            logger.debug("the offset of %s is read in a transaction, which waits: %s", self.path, error)
+            row = None
+        if row is not None and row[0] == boot_id:
+            return int(row[1])
         sqlite_file.begin(writer, self._patience, self.clock, self._warn_slow)
         try:
-            row = writer.execute("SELECT boot_id, ahead, last_used FROM limit_time").fetchone()
+            row = writer.execute(_OFFSET).fetchone()
             if row is not None and row[0] == boot_id:
                 ahead: int = row[1]
             else:
