@@ -20,16 +20,16 @@ BUDGETS = {
     "admin": 6_700,
     "cli": 8_550,
     "client": 2_950,
-    "contrib": 3_290,
+    "contrib": 3_350,
     "engine": 10_550,
     "http": 21_150,
     "jobs": 4_150,
     "limits": 9_550,
     "observe": 2_020,
     "schedules": 1_850,
-    "storage": 24_000,
+    "storage": 24_050,
     "tasks": 5_050,
-    "testing": 1_800,
+    "testing": 1_850,
 }
 
 JOB_RECORDS = 40

@@ -497,6 +497,8 @@ class RunningAttempt:
 
     def _in_thread(self, arguments: list[Any], named: dict[str, Any]) -> asyncio.Future[Any]:
         call = partial(contextvars.copy_context().run, self._function(), *arguments, **named)
+        if (around := self._dependencies.registry.hooks.around_thread) is not None:
+            call = partial(around, call)
         return in_thread(self._dependencies.pool, call)
 
     async def _shielded(self, work: asyncio.Future[Any]) -> Any:

@@ -86,6 +86,8 @@ class Hooks:
         self.around_enqueue: list[AroundEnqueue] = []
         self.around_attempt: list[AroundAttempt] = []
         self.lifecycle: list[LifecycleHook] = []
+        # Called in the thread of a plain handler, with the call of it; for the connections of a framework.
+        self.around_thread: Callable[[Callable[[], Any]], Any] | None = None
 
     def add_around_enqueue(self, function: AroundEnqueue) -> None:
         """Add a function around each enqueue. Raises DeclarationError."""

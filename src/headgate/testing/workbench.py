@@ -80,6 +80,7 @@ class Workbench:
         self, task: Task[..., Any] | None = None, *, state: JobState | str | None = None
     ) -> list[Enqueued]:
         """Return all jobs of this test, oldest first, in every state; of one task, or in one state, if given."""
+        task = None if task is None else _own(task)
         expected = None if state is None else JobState(state)
         records: list[Any] = []
         cursor: str | None = None
@@ -164,14 +165,15 @@ class Workbench:
                 raise TypeError("pass task.call(…) alone, or a task and its arguments")
             _, arguments = task.payload.encode(what.args, what.kwargs)
             return EnqueuedQuery(task=task.name, arguments=arguments, **options)
-        names = what.payload.parameters
+        task = _own(what)
+        names = task.payload.parameters
         unknown = [name for name in kwargs if name not in names]
         if unknown or len(args) > len(names):
             raise TypeError(
-                f"task {what.name!r} has no argument {', '.join(map(repr, unknown)) or f'number {len(args)}'}; it has: "
+                f"task {task.name!r} has no argument {', '.join(map(repr, unknown)) or f'number {len(args)}'}; it has: "
                 f"{', '.join(names) or 'none'}"
             )
-        return EnqueuedQuery(task=what.name, arguments={**dict(zip(names, args, strict=False)), **kwargs}, **options)
+        return EnqueuedQuery(task=task.name, arguments={**dict(zip(names, args, strict=False)), **kwargs}, **options)
 
     # ------------------------------------------------------------------------------------------------ running
 
@@ -203,6 +205,7 @@ class Workbench:
         Retry, Fail and Cancel included; limits, delay and retries are ignored. Raises TypeError and PayloadError for
         arguments that cannot be enqueued.
         """
+        task = _own(task)
         now = self.clock.now()
         client = self._app._client
         new: list[NewJob] = []
@@ -263,6 +266,20 @@ class Workbench:
         if len(failed) > 1:
             error.add_note(f"{len(failed) - 1} more jobs failed in this drain; raising=False returns them all")
         raise error from failed[0].error
+
+
+def _own(task: Any) -> Any:
+    """Return the app's task that runs one of Django's; a task of the app itself is returned as it is."""
+    if isinstance(task, Task) or not hasattr(task, "get_backend"):
+        return task
+    backend = task.get_backend()
+    if not hasattr(backend, "app_task"):
+        kind = type(backend)
+        raise TypeError(
+            f"{task.module_path!r} is a task of {kind.__module__}.{kind.__qualname__}, and so no task of this app; in "
+            "these tests the BACKEND in TASKS has to be headgate.contrib.django.HeadgateBackend"
+        )
+    return backend.app_task(task)
 
 
 class SyncWorkbench:

@@ -335,6 +335,13 @@ def test_a_job_leaves_no_connection_to_the_thread_that_ran_it(worker: Any) -> No
     assert not any(ended(worker.is_connected.enqueue()).return_value for _ in range(5))
 
 
+def test_a_task_of_the_app_itself_leaves_no_connection_either(worker: Any) -> None:
+    from tests.faces.contrib.shop.jobs import connects
+
+    jobs = [connects.sync.enqueue() for _ in range(9)]
+    assert not any(job.result(timeout=patient(10)) for job in jobs)
+
+
 # ------------------------------------------------------------------------------------------------------------- limits
 
 

@@ -11,28 +11,51 @@ import pytest
 from tests.until import patient
 
 PROGRAM = """
+import os
 import sys
 import django
 from django.conf import settings
 
 settings.configure(
     INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth"],
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    # A file: the connection to a database in memory is never closed.
+    DATABASES={
+        "default": {
+            "ENGINE": "django.db.backends.sqlite3", "NAME": "site.sqlite3", "TEST": {"NAME": "test.sqlite3"},
+        }
+    },
+    TASKS={
+        "default": {
+            "BACKEND": "headgate.contrib.django.HeadgateBackend", "OPTIONS": {"app": "__main__:app"},
+        }
+    },
 )
 django.setup()
 
 from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
 from django.test import TestCase
 from django.test.runner import DiscoverRunner
 from headgate import Headgate
+from headgate.contrib.django import database_url
+from headgate.contrib.django.standard import tasks
 from headgate.testing import inline, manual
 
-app = Headgate("postgresql://nobody@127.0.0.1:1/production")
+app = Headgate(database_url())
 
 
 @app.task
 def rename(key: int) -> None:
     User.objects.filter(pk=key).update(username="grace")
+
+
+@tasks.task
+def rename_as_django_does(key: int) -> int:
+    return User.objects.filter(pk=key).update(username="grace")
+
+
+@tasks.task
+def never(key: int) -> None: ...
 
 
 class Renaming(TestCase):
@@ -52,14 +75,38 @@ class Renaming(TestCase):
         with inline(app):
             rename.sync.enqueue(self.user.pk)
 
+    def test_a_task_of_django(self):
+        with manual(app) as jobs:
+            rename_as_django_does.enqueue(self.user.pk)
+            jobs.assert_enqueued(rename_as_django_does, key=self.user.pk, count=1)
+            jobs.refute_enqueued(rename_as_django_does, key=0)
+            jobs.refute_enqueued(never)
+            assert len(jobs.all_enqueued(rename_as_django_does)) == 1
+            jobs.sync.drain()
+
+    def test_run_a_task_of_django(self):
+        with manual(app) as jobs:
+            assert jobs.sync.run_job(rename_as_django_does, self.user.pk) == 1
+
+    def test_inline_a_task_of_django(self):
+        with inline(app):
+            rename_as_django_does.enqueue(self.user.pk)
+
+
+class OutsideOfTheKit(TestCase):
+    def test_a_test_enqueues_nothing_beside_the_database_of_the_site(self):
+        with self.assertRaisesRegex(ImproperlyConfigured, "site-jobs.sqlite3.*test.sqlite3.*with manual"):
+            rename_as_django_does.enqueue(1)
+        assert not os.path.exists("site-jobs.sqlite3")
+
 
 if __name__ == "__main__":
     runner = DiscoverRunner(verbosity=0)
     runner.setup_test_environment()
     runner.setup_databases()
-    suite = runner.test_loader.loadTestsFromTestCase(Renaming)
+    suite = runner.test_loader.loadTestsFromModule(sys.modules["__main__"])
     result = runner.run_suite(suite)
-    sys.exit(not (result.testsRun == 2 and result.wasSuccessful()))
+    sys.exit(not (result.testsRun == 6 and result.wasSuccessful()))
 """
 
 

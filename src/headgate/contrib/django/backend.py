@@ -18,8 +18,9 @@ from msgspec import structs
 from headgate import DeclarationError, Headgate, JobNotFound, UnfitConnection
 from headgate.admin import JobDetails
 from headgate.contrib.django.arguments import Arguments
+from headgate.contrib.django.body import with_connections
 from headgate.contrib.django.declared import IMPORTED, Declared, declared_on
-from headgate.contrib.django.default_app import app_of_database
+from headgate.contrib.django.default_app import app_of_database, problem_with_database
 from headgate.contrib.django.results import PRIORITY, enqueued_result
 from headgate.contrib.django.standard import InvalidTaskBackend, backends, base, exceptions, signals, tasks
 from headgate.jobs.encoded import is_in_folder
@@ -66,6 +67,8 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
             for queue in sorted(self.queues):
                 if queue not in app._client.registry.queues:
                     app.queue(queue)
+            # For the app's own tasks and schedules, too.
+            app._registry.hooks.around_thread = with_connections
             self._app = app
         return self._app
 
@@ -84,9 +87,12 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         """Store a job, or add it to the open transaction of Django's connection; return its result, which is READY.
 
         Raises TypeError or PayloadError for arguments that do not fit or are not JSON, CostExceedsLimit, QueueFull,
-        StorageUnavailable; InvalidTask for a task that this backend cannot run.
+        StorageUnavailable; InvalidTask for a task that this backend cannot run; ImproperlyConfigured in tests whose
+        jobs would be those of the site.
         """
         self.validate_task(task)
+        if (problem := problem_with_database(self.app)) is not None:
+            raise ImproperlyConfigured(problem)
         declared = self._declared(task.module_path)
         result = enqueued_result(task, self.alias, "", Arguments(args, kwargs))
         call, headers = declared.parameters.to_job(Arguments(result.args, result.kwargs))
@@ -112,6 +118,10 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         object.__setattr__(result, "id", id)
         signals.task_enqueued.send(type(self), task_result=result)
         return result
+
+    def app_task(self, task: Any) -> Any:
+        """Return the app's task that runs a Django task, for `headgate.testing`."""
+        return self._declared(task.module_path).task
 
     def get_result(self, result_id: str) -> Any:
         """Same as in Django. Raises TaskResultDoesNotExist, also for a pruned job, or one that is not a Django task."""

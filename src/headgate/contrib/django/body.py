@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
 
 import msgspec
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
-from django.db import close_old_connections, connections
+from django.db import connections
 from msgspec import structs
 
 from headgate import Cancel, Headgate, JobContext, RateLimited, Snooze, Task, current_job
@@ -23,6 +24,22 @@ from headgate.jobs.identity import process_name
 
 WITHOUT_CALLBACK = (Snooze, RateLimited, Cancel, asyncio.CancelledError)
 """Exceptions that end an attempt after which no callback is called."""
+
+
+def with_connections(call: Callable[[], Any]) -> Any:
+    """Return `call()`, in a thread of a pool, where no request ends, which is when Django closes old connections."""
+    _close_old_connections()
+    try:
+        return call()
+    finally:
+        _close_old_connections()
+
+
+def _close_old_connections() -> None:
+    for connection in connections.all(initialized_only=True):
+        # A test runs jobs in its own thread, and its TestCase needs the connection and the transaction until it ends.
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
 
 
 class DjangoTaskBody:
@@ -73,8 +90,6 @@ class DjangoTaskBody:
 
     def _run(self, named: dict[str, Any]) -> Any:
         job = current_job()
-        # In a thread of a pool no request ends, which is when Django closes old connections.
-        close_old_connections()
         try:
             args, kwargs = self.parameters.of_job(named, job.headers)
             result = self._running(job, Arguments(args, kwargs))
@@ -83,8 +98,6 @@ class DjangoTaskBody:
         except WITHOUT_CALLBACK:
             self._attempts.pop(job.id, None)
             raise
-        finally:
-            close_old_connections()
 
     async def _run_async(self, named: dict[str, Any]) -> Any:
         job = current_job()
@@ -122,17 +135,16 @@ class DjangoTaskBody:
 
     def _send_finished(self, job: JobContext, end: Callable[[Any], None]) -> None:
         """Send task_finished, with what is known here: at the end of a worker the store may be closed already."""
-        close_old_connections()
-        try:
-            result = self._attempts.pop(job.id, None)
-            if result is None:
-                # It failed without an attempt in this process, for example because it expired.
-                result = self._stored(job)
-            else:
-                end(result)
-            signals.task_finished.send_robust(sender=self._sender, task_result=result)
-        finally:
-            close_old_connections()
+        with_connections(partial(self._send_finished_once, job, end))
+
+    def _send_finished_once(self, job: JobContext, end: Callable[[Any], None]) -> None:
+        result = self._attempts.pop(job.id, None)
+        if result is None:
+            # It failed without an attempt in this process, for example because it expired.
+            result = self._stored(job)
+        else:
+            end(result)
+        signals.task_finished.send_robust(sender=self._sender, task_result=result)
 
     def _on_retry(self, job: JobContext, _error: BaseException, _attempt: int, _delay: float) -> None:
         self._attempts.pop(job.id, None)

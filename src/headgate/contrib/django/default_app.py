@@ -14,10 +14,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from headgate import Headgate
+from headgate.urls import displayed_url
 
 _SSL = ("sslmode", "sslcert", "sslkey", "sslrootcert")
 
 _WRITE = 'write "OPTIONS": {"app": "myproject.jobs:app"}, or set HEADGATE_URL'
+
+# The alias and the name of the database of each URL that was made, by the address that an app with it shows.
+_made: dict[str, tuple[str, str]] = {}
 
 logger: logging.Logger = logging.getLogger("headgate.django")
 
@@ -40,9 +44,23 @@ def database_url(alias: str = "default") -> str:
         raise ImproperlyConfigured(f"DATABASES has no {alias!r}, where the jobs would be; {_WRITE}")
     connection = connections[alias]
     url = jobs_url(connection.vendor, connection.settings_dict)
+    _made[displayed_url(url).removeprefix("sqlite:///")] = alias, str(connection.settings_dict["NAME"])
     if connection.vendor == "sqlite":
         logger.info("jobs are in a file of their own beside DATABASES[%r]: %s", alias, url.removeprefix("sqlite:///"))
     return url
+
+
+def problem_with_database(app: Headgate) -> str | None:
+    """Return what is wrong if the app's URL was made of a database that Django has replaced since, as tests do it."""
+    address = app._client.address.shown
+    alias, name = _made.get(address, ("", ""))
+    if not alias or str(now := connections[alias].settings_dict["NAME"]) == name:
+        return None
+    return (
+        f"the jobs are in {address}, and Django uses the database {str(now)!r} now, as in tests: write "
+        "`with manual(app):` (headgate.testing) in the test, use Django's ImmediateBackend in its TASKS, or set "
+        "HEADGATE_URL=memory://"
+    )
 
 
 def jobs_url(vendor: str, settings: Mapping[str, Any]) -> str:

@@ -8,3 +8,13 @@ app = Headgate(synchronous="OFF", retry=RetryPolicy(retries=0), codec=Zlib(above
 
 @app.task
 async def not_of_django() -> None: ...
+
+
+@app.task
+def connects() -> bool:
+    """Return whether the thread had a connection, and leave one."""
+    from django.db import connection
+
+    had_one = connection.connection is not None
+    connection.ensure_connection()
+    return had_one
