@@ -159,7 +159,7 @@ def unstorable(what: str) -> DeclarationError:
 def parse_count(value: object, name: str, where: str = "", *, least: int = 1, most: int = LARGEST_COUNT) -> int:
     """Return a whole number from `least` to `most`. Raises DeclarationError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise DeclarationError(f"{_shown(name, value, where)} must be a whole number of at least {least}")
+        raise DeclarationError(f"{_shown(name, value, where)} must be a whole number, at least {least}")
     if value > most:
         raise DeclarationError(f"{_shown(name, value, where)} is more than {most:,}, the largest allowed")
     return value

@@ -54,7 +54,7 @@ class NotOpen(HeadgateError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this app is not open: use `async with app.open():` to enqueue and look, or `async with app:` to also run "
+            "this app is not open: use `async with app.open():` to enqueue and read, or `async with app:` to also run "
             "jobs in this process; in a notebook, `await app.start()`"
         )
 
@@ -106,8 +106,8 @@ class IdInUse(HeadgateError):
 
     def __init__(self, job_id: str, task: str, other: str) -> None:
         super().__init__(
-            f"nothing was stored: id {job_id} is that of a job of task {other!r}, not of task {task!r}; "
-            f'make the id from the name of the task as well: uuid5(NAMESPACE_URL, "{task}:…")'
+            f"nothing was stored: id {job_id} belongs to a job of task {other!r}, not {task!r}; "
+            f'make the id from the task name as well: uuid5(NAMESPACE_URL, "{task}:…")'
         )
         self.job_id = job_id
 

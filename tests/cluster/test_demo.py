@@ -41,7 +41,7 @@ def test_the_demo_keeps_all_promises_through_a_kill_9() -> None:
     assert {promise: detail for promise, detail in broken.items() if promise not in TIMED} == {}
     assert verdict["kept"] == (not broken)
     assert done.returncode == (1 if broken else 0)
-    assert "kill -9 of the worker" in done.stderr
+    assert "kill -9 ends the worker" in done.stderr
     assert "a new worker runs" in done.stderr
     lost, refused, waits, share, twice, _ = verdict["promises"]
     assert (waits["promise"], share["promise"]) == TIMED

@@ -77,7 +77,7 @@ async def test_of_two_tasks_that_enqueue_an_id_the_second_is_refused(
     if has_key:
         mine, other = replace(mine, unique_key="acme"), replace(other, unique_key="acme")
     adding = stores.after("stored_jobs", lambda: stores.right.storage.add([other]))
-    with pytest.raises(IdInUse, match="is that of a job of task 'other', not of task 'work'"):
+    with pytest.raises(IdInUse, match="belongs to a job of task 'other', not 'work'"):
         await stores.left.storage.add([before, mine])
     assert await adding == {}
     assert await stores.left.storage.job(before.id) is None

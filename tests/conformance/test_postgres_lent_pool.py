@@ -198,10 +198,10 @@ async def test_a_pool_that_cannot_be_used_is_refused_with_what_to_change(
         )
     assert "is closed; open the app inside of the pool's block" in await refused(postgres_url, postgres_schema, small)
     async with asyncpg.create_pool(postgres_url, min_size=0, max_size=4, init=decode) as decoding:
-        assert "codecs of their own" in await refused(postgres_url, postgres_schema, decoding)
+        assert "sets its own codecs" in await refused(postgres_url, postgres_schema, decoding)
     serializable = {"default_transaction_isolation": "serializable"}
     async with asyncpg.create_pool(postgres_url, min_size=0, max_size=4, server_settings=serializable) as strict:
-        assert "are serializable, and Headgate needs read committed" in await refused(
+        assert "its transactions serializable, and Headgate needs read committed" in await refused(
             postgres_url, postgres_schema, strict
         )
 

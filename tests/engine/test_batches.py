@@ -251,7 +251,7 @@ def test_an_invalid_batch_is_refused_when_it_is_created() -> None:
     with pytest.raises(DeclarationError, match="must be 'success', 'failure' or 'final'"):
         plan.then(work.call(), on="any")  # type: ignore[arg-type]  # what somebody writes by mistake
     for name in ("", "x" * 201, "a\0b"):
-        with pytest.raises(DeclarationError, match="must be text of 1 to 200 characters"):
+        with pytest.raises(DeclarationError, match="must be text, 1 to 200 characters"):
             batch([work.call()], name=name)
     with pytest.raises(DeclarationError, match="a batch with a batch in it"):
         batch([plan], limits=[Mutex("api")])

@@ -109,7 +109,7 @@ async def test_a_call_of_another_task_is_refused_and_nothing_is_stored() -> None
                 await enqueue([shop.charge.call(1), shop.refund.call(1)])
         with pytest.raises(TypeError, match="of another app"):
             await shop.charge.enqueue_many([other.charge.call(1)])
-        with pytest.raises(TypeError, match=r"connection= is said of a call.*using\(connection=…\)\.enqueue_many"):
+        with pytest.raises(TypeError, match=r"connection= is set for one call.*using\(connection=…\)\.enqueue_many"):
             await shop.charge.enqueue_many([shop.charge.using(connection=object()).call(1)])
         assert not await shop.app.admin.jobs()
 

@@ -123,11 +123,11 @@ def test_a_job_that_waits_for_the_turn_of_its_key_says_so_and_predicts_no_start(
             last, next_one = await app.admin.explain(jobs[-1].id), await app.admin.explain(predicted.id)
             assert last.reason == (
                 "it waits for a free slot of a node that serves queue 'default' and for its turn: its key 'a' takes "
-                "turns with the other keys, and 3 jobs of its key are before it"
+                "turns with the other keys, and 3 jobs with its key are before it"
             )
             assert (last.status.position, last.status.predicted_start) == (4, None)
-            assert "key 'b' takes turns with the other keys, and it is the next job of its key" in next_one.reason
-            assert "and 1 job of its key is before it" in (await app.admin.explain(jobs[3].id)).reason
+            assert "key 'b' takes turns with the other keys, and it is the next job with its key" in next_one.reason
+            assert "and 1 job with its key is before it" in (await app.admin.explain(jobs[3].id)).reason
             await app.admin.queues.pause("default")
             assert "is paused" in (await app.admin.explain(jobs[-1].id)).reason
 
@@ -174,7 +174,7 @@ def test_the_keys_of_a_fair_queue_are_listed_with_their_weights_and_its_declarat
 
 def test_nothing_else_may_have_a_name_of_an_order() -> None:
     app = Headgate("memory://")
-    with pytest.raises(DeclarationError, match="names that begin with 'fair:' are those of queues"):
+    with pytest.raises(DeclarationError, match="names that begin with 'fair:' belong to queues"):
         app.limit("fair:default", StrictRate("1/s"))
 
 

@@ -298,7 +298,7 @@ def test_a_graph_that_cannot_be_is_refused() -> None:
                 await parse.enqueue_many([parse.call().after(a)])
             first = parse.call().after(a)
             with pytest.raises(
-                DeclarationError, match=r"each for the next: parse.call\(…\), load.call\(…\), parse.call\(…\); take"
+                DeclarationError, match=r"each for the next: parse.call\(…\), load.call\(…\), parse.call\(…\); remove"
             ):
                 await chain(first, a).enqueue()
             with pytest.raises(DeclarationError, match="wait for each other"):

@@ -216,13 +216,13 @@ def test_the_limits_of_a_queue_name_fields_as_well() -> None:
 
 def test_a_template_that_names_neither_an_argument_nor_a_field_is_an_error() -> None:
     app = Headgate("memory://")
-    with pytest.raises(DeclarationError, match="names 'tenant', which is not one of its arguments: payload"):
+    with pytest.raises(DeclarationError, match="names 'tenant', which is not among its arguments: payload"):
 
         @app.handler(limits=[StrictRate("1/h", key="{tenant}")])
         class Work(Handler[Sync]):
             async def run(self, payload: Sync) -> None: ...
 
-    with pytest.raises(DeclarationError, match="names 'tenant_id', which is not one of its arguments: sync, page"):
+    with pytest.raises(DeclarationError, match="names 'tenant_id', which is not among its arguments: sync, page"):
 
         @app.task(limits=[StrictRate("1/h", key="{tenant_id}")])
         async def two(sync: Sync, page: int) -> None: ...

@@ -29,7 +29,7 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, client_of
 
 ONCE = RetryPolicy(retries=0)
-GAP = "writing history, of which some is lost: charts will have a gap"
+GAP = "writing history: some is lost, and charts will have a gap"
 
 
 class RecordingStorage(MemoryStorage):

@@ -1145,7 +1145,7 @@ def test_sync_code_has_the_same_methods() -> None:
         ({"first": "later"}, 'must be "now", "after" or an aware datetime'),
         ({"first": datetime(2026, 1, 1)}, "has no time zone"),  # noqa: DTZ001
         ({"until": datetime(2026, 1, 1)}, "has no time zone"),  # noqa: DTZ001
-        ({"max_runs": 0}, "must be a whole number of at least 1"),
+        ({"max_runs": 0}, "must be a whole number, at least 1"),
         ({"misfire": "twice"}, 'must be "run_once", "skip" or "run_all"'),
         ({"overlap": "maybe"}, 'must be "skip", "queue" or "allow"'),
         ({"misfire": "run_all", "overlap": "skip"}, "would skip all but one"),

@@ -149,7 +149,7 @@ def test_an_alias_leads_to_one_task_only(aliases: Any, reason: str) -> None:
         async def work() -> None: ...
 
     assert "work" not in app.tasks
-    with pytest.raises(DeclarationError, match="is an alias of task 'other'"):
+    with pytest.raises(DeclarationError, match="is also an alias of task 'other'"):
 
         @app.task(name="older")
         async def late() -> None: ...

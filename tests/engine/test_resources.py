@@ -505,7 +505,7 @@ async def test_a_resource_is_not_an_argument_of_its_task() -> None:
             await work.enqueue("acme", session=Session(Pool()))
         with pytest.raises(TypeError, match="takes 1 positional argument but"):
             await work.enqueue("acme", Session(Pool()))
-    with pytest.raises(DeclarationError, match="names 'session', which is not one of its arguments"):
+    with pytest.raises(DeclarationError, match="names 'session', which is not among its arguments"):
         resources.app.task(name="other", limits=[StrictRate("1/h", key="{session}")])(work.function)
 
 

@@ -180,7 +180,7 @@ async def no_day(day: date) -> bool:
         ({"exclude": no_day}, "a function that gets a date"),
         ({"exclude": "01-01..12-31"}, "never runs"),
         ({"between": ("8:00", "18:00"), "tz": "Europe/Rom"}, "there is no time zone 'Europe/Rom'"),
-        ({"tz": "Europe/Rome"}, "none of them is given"),
+        ({"tz": "Europe/Rome"}, "and you pass none"),
     ],
 )  # fmt: skip
 def test_invalid_windows_are_refused_with_what_to_write(options: dict[str, Any], message: str) -> None:

@@ -124,7 +124,7 @@ def test_slots_are_divided_by_weight_and_none_is_left_that_a_queue_wants(
 
 
 def test_bounds_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(DeclarationError, match="slots=0 must be a whole number of at least 1"):
+    with pytest.raises(DeclarationError, match="slots=0 must be a whole number, at least 1"):
         Headgate("memory://", slots=0)
-    with pytest.raises(DeclarationError, match="queue 'mail': weight=0 must be a whole number of at least 1"):
+    with pytest.raises(DeclarationError, match="queue 'mail': weight=0 must be a whole number, at least 1"):
         Headgate("memory://").queue("mail", weight=0)

@@ -238,7 +238,7 @@ def test_a_request_for_an_unknown_or_ambiguous_node_says_what_there_is() -> None
             await admin.set_node_slots("node-2", 3, queue="mails")
         with pytest.raises(DeclarationError, match=r"its queues have 6 together \(default 4, mail 2\)"):
             await admin.set_node_slots(own.id, 7)
-        with pytest.raises(DeclarationError, match="slots=-1 must be a whole number of at least 0"):
+        with pytest.raises(DeclarationError, match="slots=-1 must be a whole number, at least 0"):
             await admin.set_node_slots(own.id, -1)
         assert len(await admin.audit_log(kind="node")) == 1
 

@@ -384,7 +384,7 @@ def test_an_id_of_the_caller_makes_an_enqueue_idempotent() -> None:
             assert await again.result() == 17
             many = await charge.enqueue_many([charge.using(id=name).call(19), charge.using(id=uuid4()).call(20)])
             assert many[0] == first
-            with pytest.raises(IdInUse, match=r"of task 'charge', not of task 'refund'.*uuid5\(NAMESPACE_URL, \"refund:"):
+            with pytest.raises(IdInUse, match=r"of task 'charge', not 'refund'.*uuid5\(NAMESPACE_URL, \"refund:"):
                 await refund.using(id=name).enqueue(17)
             await asyncio.sleep(1)
         assert ran == [17, 20]
@@ -439,7 +439,7 @@ def test_an_id_is_that_of_one_job() -> None:
         ]
         async with app.open():
             for call in calls:
-                with pytest.raises(DeclarationError, match="is the id of one job"):
+                with pytest.raises(DeclarationError, match="is for one job"):
                     await call()
             assert await store_of(app).jobs(ALL) == []
             assert (await (await mine.enqueue(1)).status()).state is JobState.WAITING

@@ -122,7 +122,7 @@ def test_a_changed_default_is_another_limit_set_so_that_waiting_jobs_get_it() ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on_limit": "drop"}, "on_limit='drop' of the app must be one of 'wait', 'discard', 'cancel'"),
+        ({"on_limit": "drop"}, "the app: on_limit='drop' must be one of 'wait', 'discard', 'cancel'"),
         ({"on_limit": "discard", "max_wait": 5}, "does not wait"),
         ({"max_wait": 0}, "must be above 0; use on_limit='discard'"),
     ],

@@ -197,7 +197,7 @@ async def test_own_ids_and_reserved_keys_apply_in_a_transaction(driven: tuple[Ap
         using = program.mail.using(connection=connection)
         assert await using.using(id=first).enqueue("eve") == kept
         assert await using.using(unique_key="k").enqueue("eve") == kept
-        with pytest.raises(IdInUse, match="of task 'mail', not of task 'plain'"):
+        with pytest.raises(IdInUse, match="of task 'mail', not 'plain'"):
             await program.plain.using(connection=connection, id=first).enqueue("eve")
         await run("SAVEPOINT mine")
         gone = await using.using(id=second, unique_key="new", unique_for=3600).enqueue("eve")
@@ -357,21 +357,21 @@ async def test_a_connection_to_somewhere_else_is_refused_by_name(
     with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as other:
         with pytest.raises(UnfitConnection, match=r"other\.db"):
             await on_sqlite.mail.using(connection=other).enqueue("ada")
-        with pytest.raises(UnfitConnection, match="connection of sqlite3"):
+        with pytest.raises(UnfitConnection, match="connection is from sqlite3"):
             await on_postgres.mail.using(connection=other).enqueue("ada")
     with contextlib.closing(sqlite3.connect(":memory:")) as nowhere, pytest.raises(UnfitConnection, match="in memory"):
         await on_sqlite.mail.using(connection=nowhere).enqueue("ada")
     server = await asyncpg.connect(on_postgres.place)
     try:
         async with server.transaction():
-            with pytest.raises(UnfitConnection, match="connection of asyncpg"):
+            with pytest.raises(UnfitConnection, match="connection is from asyncpg"):
                 await on_sqlite.mail.using(connection=server).enqueue("ada")
             elsewhere = Headgate(on_postgres.place, schema=f"{on_postgres.schema}_b"[-31:])
             task = elsewhere.task(name="mail")(_nothing)
             async with elsewhere.open():
                 storage: Any = store_of(elsewhere)
                 storage.driver._identity = "another"
-                with pytest.raises(UnfitConnection, match="not in database"):
+                with pytest.raises(UnfitConnection, match="does not have the jobs of this app"):
                     await task.using(connection=server).enqueue()
                 await server.execute(f'SET LOCAL search_path TO "{elsewhere._settings.schema}"')
             # The caller's transaction is as good as before.
@@ -391,7 +391,7 @@ async def test_a_server_without_the_tables_is_refused_and_the_transaction_of_the
     try:
         await server.execute(f'ALTER SCHEMA "{on_postgres.schema}" RENAME TO "{on_postgres.schema[:28]}_x"')
         async with server.transaction():
-            with pytest.raises(UnfitConnection, match="not in database"):
+            with pytest.raises(UnfitConnection, match="does not have the jobs of this app"):
                 await on_postgres.mail.using(connection=server).enqueue("ada")
             assert await server.fetchval("SELECT 1") == 1
     finally:
@@ -425,7 +425,7 @@ async def test_an_app_in_memory_has_no_transactions() -> None:
     async with app.open():
         with pytest.raises(DeclarationError, match="in memory"):
             await task.using(connection=object()).enqueue()
-    with pytest.raises(DeclarationError, match="promised"):
+    with pytest.raises(DeclarationError, match="predict= needs a committed job"):
         task.using(connection=object(), predict=True)
 
 

@@ -75,7 +75,7 @@ def test_a_worker_is_ready_until_it_stops(tmp_path: Path) -> None:
     port = free_port()
     with worker(tmp_path, "sqlite:///jobs.db", "--health-port", str(port)) as process:
         assert answer_when(port, "/ready", 200) == "ready"
-        assert probe(port, "/live") == (200, "the event loop turns")
+        assert probe(port, "/live") == (200, "the event loop runs")
         assert probe(port, "/ready?verbose=1")[0] == 200
         assert probe(port, "/metrics") == (404, "there are /live and /ready")
         command = [sys.executable, "-m", "headgate", "jobs", "enqueue", "jobs_app:app", "work"]

@@ -21,7 +21,7 @@ MISTAKES = [
     ('Headgate("jobs")', "has an unknown scheme; use sqlite:///path, postgresql://host/database"),
     ('Headgate("sqlite://jobs.db")', "has no path; write sqlite:///jobs.db"),
     ('Headgate("redis://localhost")', "jobs cannot be kept in Redis"),
-    ('Headgate("memory://", concurrency=0)', "concurrency=0 must be a whole number of at least 1"),
+    ('Headgate("memory://", concurrency=0)', "concurrency=0 must be a whole number, at least 1"),
     ('Headgate("memory://", timeout="5 months")', 'write seconds (90 or 0.5), a timedelta, or text like "90s", "5m"'),
     ('Headgate("memory://", retry="lots")', "is not a policy; write retry=RetryPolicy(retries=3)"),
     (
@@ -49,7 +49,7 @@ MISTAKES = [
         "write @app.schedule(Cron('0 6 * * *')) instead of @app.task",
     ),
     ('@app.task(rate_limit="15/m")\nasync def sync(): ...', "write limits=[StrictRate('15/m')]"),
-    ("@app.task\ndef rows():\n    yield 1", "task 'rows' is a generator, of which a call runs nothing; write return"),
+    ("@app.task\ndef rows():\n    yield 1", "task 'rows' is a generator, and calling it runs nothing; write return"),
     ("@app.task\nasync def rows():\n    yield 1", "task 'rows' is a generator"),
     ("@app.handler\nclass Rows(Handler[int]):\n    def run(self, page): yield page", "handler 'Rows' is a generator"),
     (
@@ -85,7 +85,7 @@ MISTAKES = [
     ('@app.task(limits=[StrictRate("15/m", key="{tenant}")])\nasync def sync(tenant_id): ...', "write {tenant_id}"),
     ('@app.task(limits=[StrictRate("15/m", key="tenant_id")])\nasync def sync(tenant_id): ...', 'write "{tenant_id}"'),
     ("Mutex()", "a mutex needs the resource that it guards: Mutex("),
-    ('Concurrency("3")', "must be a whole number of at least 1"),
+    ('Concurrency("3")', "must be a whole number, at least 1"),
     ('Limiter("15/m")', "is not a limit; write Limiter(RateLimit('15/m'))"),
     ('await app.admin.limits.set("stripe", "30/m")', "this app declares no limit 'stripe'. It declares: none"),
     # Hooks
@@ -121,7 +121,7 @@ MISTAKES = [
         "lacks argument 'page'; no job gets a context, current_job() returns it",
     ),
     (TASK + 'await sync.enqueue("acme", 1, 2)', "takes 2 positional arguments but 3 were given"),
-    (TASK + 'await sync.enqueue("acme", delay=5)', "an option of enqueueing; write .using(delay=5).enqueue('acme')"),
+    (TASK + 'await sync.enqueue("acme", delay=5)', "an enqueue option; write .using(delay=5).enqueue('acme')"),
     (
         TASK + 'await sync.enqueue("acme", countdown=5)',
         "As an option of enqueueing, write delay=5: task.using(…).enqueue(…)",
@@ -150,9 +150,9 @@ MISTAKES = [
     (TASK + "sync.using(debounce=5)", "debounce=5 has no effect without a unique_key; add unique_key=…"),
     ('@app.task(unique_key="tenant_id")\nasync def sync(tenant_id): ...', 'write "{tenant_id}"'),
     (TASK + "chain(sync, sync)", "takes calls, chains and batches, not Task('sync'); write task.call(…)"),
-    ('app.queue("mail", weights={"a": 2})', 'weights= are of the keys of fair_by; write fair_by="{tenant_id}"'),
+    ('app.queue("mail", weights={"a": 2})', 'weights= needs fair_by=; write fair_by="{tenant_id}"'),
     ('app.queue("mail", fair_by="{a}", weights=4)', 'weights=4 is not a mapping; write weights={"enterprise": 4}'),
-    ('app.queue("mail", fair_by="{a}", weights={"a": 0})', "the weight of 'a'=0 must be a whole number of at least 1"),
+    ('app.queue("mail", fair_by="{a}", weights={"a": 0})', "the weight of 'a'=0 must be a whole number, at least 1"),
     ('app.queue("mail", fair_by="{a}", weights={7: 2})', "weights has the key 7, but keys are texts; write '7'"),
     (TASK + 'chain(sync.call("a"))()', "a ChainPlan cannot be called; write await chain(…).enqueue()"),
     (

@@ -654,9 +654,9 @@ class Admin:
     def _new_time(self, at: datetime | None, delay: Duration | None, priority: int | None) -> int | None:
         """Return the time that jobs are rescheduled to; None for no change. Raises DeclarationError."""
         if at is not None and delay is not None:
-            raise DeclarationError("a job is rescheduled with at or delay, not both")
+            raise DeclarationError("pass at or delay, not both")
         if at is None and delay is None and priority is None:
-            raise DeclarationError("a job is rescheduled to a time, with at or delay, to a priority, or to both")
+            raise DeclarationError("pass a time as at or delay, a priority, or both")
         now = self._storage.now()
         run_at = None if at is None else max(now, parse_instant(at, "at", "reschedule"))
         if delay is not None:

@@ -124,7 +124,7 @@ async def change_many(
     Oldest first, until `most` are changed. Raises DeclarationError for one id in place of several.
     """
     if isinstance(query, str):
-        raise DeclarationError(f"many jobs are changed by a JobQuery or a list of ids, not by one text: {query!r}")
+        raise DeclarationError(f"pass a JobQuery or a list of ids, not one text: {query!r}")
     bulk = _Bulk(change, most, dry_run)
     pages = _pages(storage, verb.queries(query)) if isinstance(query, JobQuery) else _pages_of(storage, query)
     async for page in pages:

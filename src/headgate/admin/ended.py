@@ -150,8 +150,8 @@ def _begin_of(after: str | datetime | None, now: int) -> tuple[Place, Place]:
     found = _CURSOR(after)
     if found is None or not LOWEST <= int(found[2]) < 1 << 63:
         raise DeclarationError(
-            f"after={after!r:.80} is not the cursor of an event; pass the `cursor` of the last event that you have, "
-            "the `next` of the last page, or an aware datetime"
+            f"after={after!r:.80} is no cursor; pass the `cursor` of your last event, the last page's `next`, or an "
+            "aware datetime"
         )
     return Place(int(found[1]), int(found[2])), Place(int(found[3] or _NEVER))
 

@@ -166,7 +166,7 @@ def _node_reason(
 
 
 def _turn_reason(turn: Turn, queue: str) -> str:
-    of_what = "of its key" if turn.is_only_bucket else "of its key and its limits"
+    of_what = "with its key" if turn.is_only_bucket else "with its key and limits"
     if turn.before is None:
         place = f"more than 100,000 jobs {of_what} are before it"
     elif turn.before == 0:

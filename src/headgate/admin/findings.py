@@ -196,7 +196,7 @@ def _pooler(facts: PostgresFacts) -> Finding:
     return Finding(
         "warning",
         "pooler",
-        "transactions are pooled, so workers cannot listen: they poll each 0.1 s, and start jobs up to that much later",
+        "transactions are pooled, so workers cannot listen: they poll every 0.1 s and start jobs up to 0.1 s late",
         "set HEADGATE_LISTEN_URL to the URL of the database itself",
     )
 
@@ -205,7 +205,7 @@ def _durability(facts: PostgresFacts) -> Iterator[Finding]:
     if not facts.fsync:
         yield Finding("problem", "fsync", "off: a crash of the machine can corrupt the database", "set fsync = on")
     if facts.synchronous_commit == "off":
-        seen = "off: a crash of the server can lose the last commits, even of accepted jobs"
+        seen = "off: if the server crashes, it can lose the last commits, and jobs that it has accepted"
         yield Finding("warning", "synchronous_commit", seen, "set it to on for the role of the workers")
     elif facts.fsync:
         yield Finding("ok", "durability", f"fsync on, synchronous_commit {facts.synchronous_commit}")
@@ -293,8 +293,8 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "lingering",
-                f"{len(node.lingering)} of {node.slots} slots of {node.name} are taken by attempts that were asked to "
-                f"end and have not, of {_some(node.lingering)}",
+                f"{node.name}: attempts that were asked to end still take {len(node.lingering)} of {node.slots} slots: "
+                f"{_some(node.lingering)}",
                 "let these handlers check current_job().cancelled, or declare them with process=True; a restart "
                 "frees the slots",
             )
@@ -355,7 +355,7 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
             f"headgate jobs cancel --task {task} --state waiting",
         )
     if not checkup.unknown_tasks:
-        yield Finding("ok", "tasks", "all waiting jobs are of declared tasks")
+        yield Finding("ok", "tasks", "all waiting jobs belong to declared tasks")
     for schedule in checkup.overdue:
         yield Finding(
             "warning",

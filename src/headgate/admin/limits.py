@@ -610,7 +610,7 @@ async def _text_of(rules: SetRules, ref: BucketRef, declared: AnyRule | None) ->
 def _about(limit: str, key: str | None, pattern: str | None, tier: str | None) -> LimitSetting:
     """Return the setting for these keys, with nothing set."""
     if sum(each is not None for each in (key, pattern, tier)) > 1:
-        raise DeclarationError("name one of key=, pattern= and tier=, or none of them for all keys")
+        raise DeclarationError("pass only one of key=, pattern= and tier=; for all keys, pass none")
     if tier is not None:
         return LimitSetting(limit, "tier", tier)
     if pattern is not None:

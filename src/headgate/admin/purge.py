@@ -52,7 +52,7 @@ async def purge(
     Raises DeclarationError for a query of jobs that are not final, and for one id in place of several.
     """
     if isinstance(query, str):
-        raise DeclarationError(f"many jobs are deleted by a JobQuery or a list of ids, not by one text: {query!r}")
+        raise DeclarationError(f"pass a JobQuery or a list of ids, not one text: {query!r}")
     queries = _final_queries(query, before) if isinstance(query, JobQuery) else None
     ids = [] if isinstance(query, JobQuery) else sorted(set(query))
     if dry_run:

@@ -52,7 +52,7 @@ def show(target: str, words: tuple[str], as_json: bool) -> None:
 @click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="The most jobs to cancel.")
 @json_option
 def cancel(target: str, words: tuple[str], yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
-    """Cancel the waiting jobs of a batch and of the batches in it, and ask the running ones to end.
+    """Cancel the waiting jobs in a batch and in its inner batches, and ask the running ones to end.
 
     The steps after it are cancelled whatever end they need, unless they also wait for other jobs; `headgate jobs cancel
     --batch ID` leaves them, and the batches in it. Exit code 1 if no job was left.

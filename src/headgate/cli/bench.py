@@ -42,9 +42,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def bench(where: str | None, named: str | None, seconds: float, slots: int, as_json: bool) -> None:
     """Measure how fast a store is on this machine: enqueueing, running, starting.
 
-    Of an app, of a URL, or of HEADGATE_URL. Your jobs are not touched: the measurement uses an empty store beside
-    yours, in a folder on the same disk or a schema of the same database, and deletes it at the end, also after Ctrl-C.
-    It loads the disk or the server meanwhile.
+    Pass an app or a URL, or set HEADGATE_URL. Your jobs are not touched: the command uses an empty store beside yours,
+    in a folder on the same disk or in another schema of the same database. It deletes that at the end, also after
+    Ctrl-C. It loads the disk or the server meanwhile.
 
     \b
     Exit codes:

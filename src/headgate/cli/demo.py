@@ -24,8 +24,8 @@ from headgate.cli.times import seconds_within
 def demo(seconds: float, plain: bool, as_json: bool) -> None:
     """Watch Headgate keep its promises, in under a minute.
 
-    An outside API in a process of its own allows each tenant a number of calls in any window of time, and answers 429
-    above that. One tenant enqueues hundreds of jobs, twenty others a few. In the middle the worker process is
+    An outside API in another process allows each tenant a number of calls in any time window, and answers 429 above
+    that. One tenant enqueues hundreds of jobs, twenty others a few. In the middle the worker process is
     killed with kill -9. At the end the calls that the API recorded are compared with the job store.
 
     Exit code 1 if any promise was broken.

@@ -63,7 +63,7 @@ async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
     try:
         missing = await app.migrate(dry_run=True)
         if missing:
-            advice = f"headgate migrate {target}; the rest was not looked at, as that would change the tables"
+            advice = f"headgate migrate {target}; the rest was not checked, because that would change the tables"
             return [*found, Finding("problem", "migrations", f"missing: {', '.join(missing)}", advice)]
         found.append(Finding("ok", "migrations", "up to date"))
         async with app.open(migrate=False):

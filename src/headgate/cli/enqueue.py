@@ -68,7 +68,7 @@ def _tags(_context: click.Context, _parameter: click.Parameter, given: Sequence[
     "--payloads",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     metavar="FILE",
-    help="Enqueue one job for each line of this file, or of stdin (-): a JSON object.",
+    help="Enqueue one job for each line in this file, or on stdin (-): a JSON object.",
 )
 @click.option("--queue", metavar="NAME", help="The queue, instead of the task's.")
 @click.option("--delay", type=seconds, metavar="TIME", help="Start not before this time from now: 90s, 15m, 2h.")
@@ -78,7 +78,9 @@ def _tags(_context: click.Context, _parameter: click.Parameter, given: Sequence[
 @click.option("--expires-in", type=seconds, metavar="TIME", help="The same, from when it may start: 90s, 15m, 2h.")
 @click.option("--timeout", type=seconds, metavar="TIME", help="The timeout of each attempt.")
 @click.option("--unique-key", metavar="KEY", help="At most one job of the task waits with this key.")
-@click.option("--on-conflict", type=click.Choice(get_args(OnConflict)), help="What a second job with the key does.")
+@click.option(
+    "--on-conflict", type=click.Choice(get_args(OnConflict)), help="Set how to handle a second job with the key."
+)
 @click.option("--unique-for", type=seconds, metavar="TIME", help="How long the key stays taken, however the job ends.")
 @click.option("--debounce", type=seconds, metavar="TIME", help="Start this time after the last enqueue with the key.")
 @click.option("--debounce-max", type=seconds, metavar="TIME", help="Debounce for at most this time.")

@@ -35,7 +35,7 @@ def failures(target: str, span: float, is_all: bool, as_json: bool) -> None:
     """
     found = ask(target, lambda admin: admin.failures(span=None if is_all else span))
     if found.is_cut:
-        click.echo(f"There are more failures; these are of the newest {found.read:,}.", err=True)
+        click.echo(f"There are more failures; this list covers the newest {found.read:,}.", err=True)
     if as_json:
         print_json(found)
         return

@@ -32,7 +32,7 @@ PROBED = ("worker", "--health-port=8090", "--health-host=0.0.0.0")
 
 
 class Plan(NamedTuple):
-    """What to write, and what to say afterwards. The `env` file holds secrets: it is private, and never replaced."""
+    """The files to write, and the text to print then. The `env` file holds secrets; it is private, never replaced."""
 
     files: Mapping[str, str]
     next: list[str]
@@ -44,8 +44,8 @@ class Plan(NamedTuple):
 def init() -> None:
     """Write the files that run an app under Docker, systemd or Kubernetes.
 
-    They are filled with the module, the database and the queues of the app, and written into the current directory,
-    which is the folder of your project.
+    The command fills them with the app's module, database and queues, and writes them into the current directory,
+    which is your project's folder.
     """
 
 

@@ -54,7 +54,7 @@ MOST_PAGES = 200
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """What a command did to one job."""
+    """The result of a command for one job."""
 
     id: str
     ok: bool
@@ -112,7 +112,7 @@ def count(target: str, as_json: bool, criteria: dict[str, Any], most: int) -> No
 def show(target: str, ids: Sequence[str], decode: bool, as_json: bool) -> None:
     """Show jobs in full: why they wait, payload, result, limits, attempts, last log lines.
 
-    Of an encoded payload or result, the names of its codecs are shown, unless --decode is given and the app has them.
+    For an encoded payload or result you see its codecs' names, unless you pass --decode and the app has the codecs.
 
     With --json: an array, one object for each id.
     """
@@ -282,7 +282,7 @@ def cancel(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Follow until the job is final.")
 @json_option
 def logs(target: str, words: tuple[str], count: int | None, follow: bool, as_json: bool) -> None:
-    """Show the log lines of a job, of all its attempts.
+    """Show the log lines of a job, from all its attempts.
 
     With --json: an array; with --follow as well, one object a line.
     """

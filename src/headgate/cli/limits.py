@@ -77,7 +77,7 @@ def list_(target: str, limit: str | None, key: str | None, prefix: str | None, c
 
 @limits.command()
 @takes_app_and("LIMIT")
-@click.option("--key", default="", metavar="KEY", help="Which key (none: a limit without keys).")
+@click.option("--key", default="", metavar="KEY", help="The key; leave it out if the limit has none.")
 @click.option("--span", type=seconds, default="1h", show_default=True, help="The span of the usage chart, up to 1d.")
 @json_option
 def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -> None:
@@ -197,7 +197,7 @@ def resume(
 
 @limits.command()
 @takes_app_and("LIMIT")
-@click.option("--key", default="", metavar="KEY", help="Which key (none: a limit without keys).")
+@click.option("--key", default="", metavar="KEY", help="The key; leave it out if the limit has none.")
 @json_option
 def reset(target: str, words: tuple[str], key: str, as_json: bool) -> None:
     """Give a key its whole budget again. Running jobs keep their permits."""
@@ -215,7 +215,7 @@ def reset(target: str, words: tuple[str], key: str, as_json: bool) -> None:
 
 @limits.command()
 @takes_app_and("LIMIT", "SECONDS")
-@click.option("--key", default="", metavar="KEY", help="Which key (none: a limit without keys).")
+@click.option("--key", default="", metavar="KEY", help="The key; leave it out if the limit has none.")
 @json_option
 def penalize(target: str, words: tuple[str, str], key: str, as_json: bool) -> None:
     """Start no jobs under a key for SECONDS, also written as 90s, 15m, 2h.

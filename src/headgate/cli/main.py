@@ -59,13 +59,13 @@ COMMANDS: Mapping[str, Lazy] = {
     "migrate": Lazy("headgate.cli.migrate", "Create the tables, or update them."),
     "backup": Lazy("headgate.cli.backup", "Copy the SQLite file of an app while workers run, and check the copy."),
     "dashboard": Lazy("headgate.cli.dashboard", "Serve the dashboard and its API until stopped."),
-    "password": Lazy("headgate.cli.password", "Print the hash of a password, for the users of a dashboard."),
+    "password": Lazy("headgate.cli.password", "Hash a password for a dashboard user, and print the hash."),
     "completion": Lazy("headgate.cli.completion", "Print the completion script for bash, zsh or fish."),
     "init": Lazy("headgate.cli.init", "Write the files that run an app under Docker, systemd or Kubernetes."),
     "bench": Lazy("headgate.cli.bench", "Measure how fast a store is on this machine: enqueueing, running, starting."),
     "simulate": Lazy("headgate.cli.simulate", "Simulate a load under a limit, before you set it."),
     "demo": Lazy("headgate.cli.demo", "Watch Headgate keep its promises, in under a minute."),
-    "version": Lazy("headgate.cli.version", "Show the versions of Headgate and of what it runs on."),
+    "version": Lazy("headgate.cli.version", "Show the versions: Headgate, Python, SQLite and optional packages."),
 }
 
 

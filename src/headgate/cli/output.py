@@ -38,7 +38,7 @@ LEAST_COLUMN = 8
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 NOTHING_NEW = "nothing was enqueued: this job with its unique key, or its id, was there"
-"""What is said beside the id of a job that `enqueue` has found."""
+"""The text beside the id if `enqueue` has found a stored job."""
 
 
 def print_json(answer: object, *, as_line: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""`headgate password`: print the hash of a password, for the users of a dashboard."""
+"""`headgate password`: hash a password for a dashboard user, and print the hash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHORTEST = 8
 
 @click.command()
 def password() -> None:
-    """Print the hash of a password, for the users of a dashboard.
+    """Hash a password for a dashboard user, and print the hash.
 
     The command asks for the password twice without showing it, or reads it from standard input if that is not a
     terminal. It is not an argument, because all users of a machine can see arguments.

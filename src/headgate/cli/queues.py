@@ -42,7 +42,7 @@ def list_(target: str, as_json: bool) -> None:
 @click.option("--keys", type=click.IntRange(1, 500), default=20, show_default=True, help="The most keys to list.")
 @json_option
 def show(target: str, words: tuple[str], keys: int, as_json: bool) -> None:
-    """Show a queue: its jobs, what the app declares of it, and the keys of a fair queue with most waiting jobs.
+    """Show a queue: its jobs, its declared options, and in a fair queue the keys with most waiting jobs.
 
     If more than 2,000 keys have waiting jobs, the first ones in line are ranked. Keys that only have jobs for later are
     left out.

@@ -44,7 +44,7 @@ def schedules() -> None:
 @takes_app
 @json_option
 def list_(target: str, as_json: bool) -> None:
-    """List schedules: the next run of each, and how many of its jobs have run, wait or run now.
+    """List schedules: each with its next run, and how many jobs have run, wait or run now.
 
     Skips are occurrences that did not run. A declared schedule is stored when the first worker that declares it starts.
     The note names problems, and the last skipped occurrence with the reason.
@@ -95,12 +95,12 @@ def _takes_definition(function: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--misfire",
                 type=click.Choice(get_args(Misfire)),
-                help="What runs of missed occurrences. Default: run_once.",
+                help="Set how missed occurrences are handled. Default: run_once.",
             ),
             click.option(
                 "--overlap",
                 type=click.Choice(get_args(Overlap)),
-                help="What happens while the job before is open. Default: skip.",
+                help="Set what to do while the previous job is not final. Default: skip.",
             ),
             click.option("--jitter", type=seconds, metavar="TIME", help="Jobs are ready up to this time later."),
             click.option("--between", nargs=2, metavar="TIME TIME", help="Run only between: 8:00 18:00."),
@@ -137,8 +137,8 @@ def _given(options: dict[str, Any], trigger: Trigger | None, tz: str | None) -> 
 @schedules.command()
 @takes_app_and("SCHEDULE", "TASK")
 @_takes_definition
-@click.option("--queue", metavar="NAME", help="The queue of its jobs, instead of the task's.")
-@click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="The priority of its jobs.")
+@click.option("--queue", metavar="NAME", help="The queue for its jobs. Default: the task's.")
+@click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="The priority for its jobs.")
 @json_option
 def create(
     target: str,
@@ -187,7 +187,7 @@ def edit(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Change a schedule that no code declares. What is left out stays, and so do its runs and its pause."""
+    """Change a schedule that no code declares. It keeps what you leave out, its runs and its pause."""
     (name,) = words
     trigger = _trigger(cron, every, calendar, tz)
     given, arguments = _given(options, trigger, tz), _payload(payload)
@@ -253,7 +253,7 @@ def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
 @takes_app
 @json_option
 def reencode(target: str, as_json: bool) -> None:
-    """Encode the payloads of all schedules with the present codecs of the app, before an old codec is removed.
+    """Encode the payloads of all schedules with the app's present codecs, before you remove an old codec.
 
     Schedules that the code declares are encoded anew by the next worker that starts.
     """

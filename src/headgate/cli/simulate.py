@@ -38,9 +38,9 @@ Variant = tuple[str, Sequence[Limit]]
 @click.option("--slices", type=click.IntRange(1), help="For a sliding window: the number of slices.")
 @click.option("--one-for-all", is_flag=True, help="One budget for all keys together instead of one for each.")
 @click.option("-A", "--app", "target", envvar="HEADGATE_APP", metavar="MODULE:APP", help="The app of --task.")
-@click.option("--task", metavar="NAME", help="Use the limits that this task of the app declares, instead of --limit.")
+@click.option("--task", metavar="NAME", help="Use the limits that this task declares, not --limit.")
 @click.option(
-    "--set", "changes", multiple=True, metavar="LIMIT=RATE", help="Replace the rate of one of these limits. Repeatable."
+    "--set", "changes", multiple=True, metavar="LIMIT=RATE", help="Replace the rate that one limit has. Repeatable."
 )
 @click.option("--jobs", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="So many jobs.")
 @click.option("--keys", type=click.IntRange(1, 100_000), default=10, show_default=True, help="The number of keys.")
@@ -76,7 +76,7 @@ def simulate(
 ) -> None:
     """Simulate a load under a limit, before you set it.
 
-    The engine of the workers runs on a store in memory, on virtual time: an hour takes seconds, and your store is not
+    It runs the workers' engine on a store in memory, in virtual time: an hour takes seconds, and your store is not
     touched. Jobs are generated, or read from a trace.
 
     \b

@@ -43,7 +43,7 @@ STUCK_AFTER = 2.0
 
 @dataclass(frozen=True, slots=True)
 class WaitingStatus:
-    """What the waiting jobs of a queue wait for: their time, a limit, a slot, another job; and recent failures.
+    """Counts of a queue's waiting jobs by what they wait for (time, limit, slot, another job), and recent failures.
 
     `undeclared` wait for a worker that declares their task. `failed_last_hour` is at most 10,000.
     """

@@ -18,7 +18,7 @@ from headgate.tasks.limit_set import LimitSet
 
 @dataclass(frozen=True, slots=True)
 class LimitWait:
-    """What jobs do when a limit is closed, how many seconds they wait at most, and what sets it."""
+    """How jobs wait when a limit is closed: the mode, the most seconds, and what sets them."""
 
     limit: str
     on_limit: str

@@ -26,7 +26,7 @@ LIBRARIES = (
 @click.command()
 @json_option
 def version(as_json: bool) -> None:
-    """Show the versions of Headgate and of what it runs on."""
+    """Show the versions: Headgate, Python, SQLite and optional packages."""
     found = {
         "headgate": _installed("headgate"),
         "python": platform.python_version(),

@@ -95,7 +95,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, given: str | Non
 @click.option(
     "--name",
     metavar="NAME",
-    help="What lists call this worker (default: HEADGATE_NAME or the app's setting, else host:pid); with --processes "
+    help="The worker's name in lists (default: HEADGATE_NAME or the app's setting, else host:pid); with --processes "
     "each process adds its number: NAME-1.",
 )
 @click.option(
@@ -109,7 +109,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, given: str | Non
     "--max-tasks-per-child",
     type=click.IntRange(1),
     metavar="COUNT",
-    help="Replace a child process of process tasks after this number of attempts (default: "
+    help="Replace a child process that runs process tasks after this many attempts (default: "
     "HEADGATE_MAX_TASKS_PER_CHILD or the app's setting).",
 )
 @click.option(
@@ -204,8 +204,8 @@ def worker(
     SIGTERM or SIGINT: claims no more jobs, lets running ones finish within the grace, returns the rest, and ends. A
     second signal ends at once; running jobs are cancelled and returned, and nothing is lost.
 
-    The commands of `headgate nodes` list workers, let one claim nothing for a while, change its slots, and stop it,
-    from any machine.
+    From any machine, you can list workers, let one claim nothing for a while, change its slots, and stop it: see
+    `headgate nodes`.
 
     With --processes a parent starts this number of workers, passes signals on (the third one kills), and restarts a
     worker that dies, after a growing pause; not one that `headgate nodes stop` has stopped.

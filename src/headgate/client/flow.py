@@ -209,7 +209,7 @@ def batch(steps: Iterable[Step], *more: Never, limits: Sequence[BatchLimit] = ()
         raise DeclarationError("batch() takes one list of calls; write batch([a.call(…), b.call(…)])")
     if name is not None and not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and storable(name) == name):
         raise DeclarationError(
-            f"name={name!r:.80} of a batch must be text of 1 to {LONGEST_NAME} characters without NUL; shorten it"
+            f"batch: name={name!r:.80} must be text, 1 to {LONGEST_NAME} characters without NUL; shorten it"
         )
     require_list(limits, "batch()")
     for limit in limits:

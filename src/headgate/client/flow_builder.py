@@ -308,9 +308,7 @@ class FlowBuilder:
         names = [shown(self._calls[id].call) for id in around if id in self._calls]
         if around[0] not in self._calls:
             names.append(names[0])
-        return (
-            f"these calls wait for each other, each for the next: {', '.join(names)}; take one of them out of after()"
-        )
+        return f"these calls wait for each other, each for the next: {', '.join(names)}; remove one from after()"
 
 
 def _results(call: Call[Any]) -> Mapping[str, Any]:

@@ -168,7 +168,7 @@ class Task(TaskDefinition, Generic[P, R]):
         own = called.options.get("connection")
         if own is not None and own is not self.options.get("connection"):
             raise TypeError(
-                f"task {self.name!r}: connection= is said of a call, but all calls are stored in one commit; write "
+                f"task {self.name!r}: connection= is set for one call, but all calls are stored in one commit; write "
                 "task.using(connection=…).enqueue_many([…])"
             )
 

@@ -133,5 +133,5 @@ async def _trouble(jobs: Headgate, *, worker: bool) -> str | None:
         return "the store does not answer"
     own = None if jobs._node is None else jobs._node.id
     if worker and not any(node.id == own and node.state == "alive" for node in nodes):
-        return "the worker of this process does not beat"
+        return "the worker of this process sends no heartbeat"
     return None

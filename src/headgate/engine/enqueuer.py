@@ -72,7 +72,7 @@ def _groups_by_options(task: TaskDefinition, calls: Sequence[Call[Any]]) -> list
     ]
     for id, count in Counter(group.template.id for group in groups).items():
         if id is not None and count > 1:
-            raise DeclarationError(f"task {task.name!r}: id={id!r} is the id of one job, and is passed {count} times")
+            raise DeclarationError(f"task {task.name!r}: id={id!r} is for one job, and you pass it {count} times")
     if options.get("connection") is not None and any(group.options.get("predict") for group in groups):
         raise DeclarationError(f"task {task.name!r}: predict= needs a committed job; leave it out with connection=")
     return groups
@@ -389,7 +389,7 @@ class Enqueuer:
         now = self._storage.now()
         fields, shared_headers, delay, at, expires_in, expires_at, unique, own_id = group.template
         if own_id is not None and len(group.calls) > 1:
-            raise DeclarationError(f"task {task.name!r}: id={own_id!r} is the id of one job, not of {len(group.calls)}")
+            raise DeclarationError(f"task {task.name!r}: id={own_id!r} is for one job, not for {len(group.calls)}")
         requested_at = at if delay is None else now + delay
         delayed = requested_at is not None and requested_at > now
         run_at = requested_at if delayed and requested_at is not None else now

@@ -333,5 +333,5 @@ class HistoryWriter:
         """Publish that counts are lost, once until a write succeeds again."""
         if not self._is_loss_published:
             self._is_loss_published = True
-            doing = "writing history, of which some is lost: charts will have a gap"
+            doing = "writing history: some is lost, and charts will have a gap"
             self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=summarize_error(error)))

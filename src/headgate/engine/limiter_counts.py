@@ -29,7 +29,7 @@ class _Window:
 class LimiterCounts:
     """Counts calls in any thread, and publishes them on the event loop of the app, as events of this `kind`.
 
-    For each limit there is an event at once, then one each 30 s at most. `loop` returns that loop, or None while the
+    For each limit there is an event at once, then one every 30 s at most. `loop` returns that loop, or None while the
     app is not open.
     """
 

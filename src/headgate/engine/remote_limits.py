@@ -195,7 +195,7 @@ class GuardedStore:
             if all(type(field) is int and 0 <= field <= NEVER for field in fields) and taken.granted <= count:
                 return taken
         raise StorageUnavailable(
-            f"{self._named(verb)} returned {_shown(taken)} instead of a Taken of at most {count} starts"
+            f"{self._named(verb)} returned {_shown(taken)} instead of a Taken with at most {count} starts"
         )
 
     def _named(self, verb: str) -> str:

@@ -184,8 +184,8 @@ class AccessControl:
             raise HttpError(
                 403,
                 "other_site",
-                "this request was made by a page of another site; if it was not, the proxy in front of the dashboard "
-                "has to pass the Host header on, or be one of the trusted_proxies and send X-Forwarded-Host",
+                "this request came from another site's page; if it did not, let the proxy in front of the dashboard "
+                "pass the Host header on, or add it to trusted_proxies and let it send X-Forwarded-Host",
             )
 
     def is_https(self, request: Request) -> bool:

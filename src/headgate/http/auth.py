@@ -41,7 +41,7 @@ class User:
 
     def __post_init__(self) -> None:
         if self.role not in _RANK:
-            raise DeclarationError(f"role={self.role!r} of {self.name!r} must be one of {', '.join(_RANK)}")
+            raise DeclarationError(f"user {self.name!r}: role={self.role!r} must be one of {', '.join(_RANK)}")
         if not self.name:
             raise DeclarationError("a user needs a name: the audit log records it")
 

@@ -18,8 +18,8 @@ After = Annotated[
     msgspec.Meta(
         min_length=1,
         max_length=100,
-        description="The `cursor` of the last event, the `next` of the last page, or an instant, as "
-        "2026-03-01T12:00:00Z. Without it, the last ten seconds.",
+        description="The last event's `cursor`, the last page's `next`, or an instant, as "
+        "2026-03-01T12:00:00Z. Without it, you get the last ten seconds.",
     ),
 ]
 

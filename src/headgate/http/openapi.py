@@ -47,7 +47,7 @@ def openapi(endpoints: Sequence[Endpoint]) -> bytes:
             "info": {
                 "title": "Headgate",
                 "version": "1",
-                "description": "The state of a store of jobs, and how to change it. Instants are ISO 8601 in UTC, "
+                "description": "Read the state of your jobs, and change it. Instants are ISO 8601 in UTC, "
                 "durations seconds. Lists come in pages: `next` is the cursor of the next page, null at the end.",
             },
             "servers": [{"url": "../..", "description": "where the dashboard is mounted"}],

@@ -174,7 +174,7 @@ class JobReturned(Event, frozen=True):
 
 
 class JobThrottled(Event, frozen=True):
-    """Jobs wait for a closed bucket. Published at once, then at most each 30 s with how often lanes met it closed.
+    """Jobs wait for a closed bucket. Published at once, then at most every 30 s with how often lanes met it closed.
 
     What was met since the last one is published when the node stops. `job_id` is the job that met it last: the first of
     the `waiting` ones in its lane. `opens_at` is None for a bucket that opens when a permit is given back.
@@ -189,7 +189,7 @@ class JobThrottled(Event, frozen=True):
 
 
 class LimitThrottled(Event, frozen=True):
-    """Jobs wait for closed buckets of a limit. Published at once, then at most each 30 s, and when the node stops.
+    """Jobs wait for closed buckets of a limit. Published at once, then at most every 30 s, and when the node stops.
 
     Since the last one, lanes met closed buckets `count` times. Behind the buckets of `keys` keys (at most 10,000)
     `waiting` jobs waited; `key` is the one with the most, and its bucket opens at `opens_at` (as of `JobThrottled`).
@@ -236,7 +236,7 @@ class LimiterGranted(Event, frozen=True):
 class LimiterRefused(Event, frozen=True):
     """A limiter of `app.limiter(…)` refused plain code `count` times since the last one, the latest time for `key`.
 
-    Published at once for each limit, then at most each 30 s, and when the app is closed.
+    Published at once for each limit, then at most every 30 s, and when the app is closed.
     """
 
     limit: str

@@ -89,8 +89,9 @@ class RetryPolicy:
             raise DeclarationError(f"RetryPolicy(backoff={self.backoff!r}) is not callable")
         if self.backoff is not None and not any(_is_plain_function(self.backoff, count) for count in (1, 2)):
             raise DeclarationError(
-                f"RetryPolicy(backoff={self.backoff!r}) must be a plain function of the number of failures, or of that "
-                "and the error; write backoff=lambda failures: … or backoff=lambda failures, error: …"
+                f"RetryPolicy(backoff={self.backoff!r}) must be a plain function that takes the number of failures, "
+                "and the error if you add a second parameter; write backoff=lambda failures: … or "
+                "backoff=lambda failures, error: …"
             )
         if ways and (self.base, self.cap, self.jitter) != (1.0, 3600.0, True):
             raise DeclarationError(f"RetryPolicy({ways[0]}=…) does not use base, cap or jitter; leave them out")

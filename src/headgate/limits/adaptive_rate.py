@@ -88,7 +88,7 @@ class Aimd(Rule[AimdState], frozen=True, tag="adaptive", tag_field="kind"):
     def check_cost(self, cost: int) -> None:
         if cost > self.burst:
             raise CostExceedsLimit(
-                f"a cost of {cost} can never be granted by a rate of {self.describe()}; "
+                f"cost={cost} is more than a rate of {self.describe()} can ever grant; "
                 "raise its burst or lower the cost"
             )
 
@@ -276,7 +276,7 @@ class AdaptiveRate(Limit):
         if isinstance(backoff, bool) or not isinstance(backoff, (int, float)) or not 0.1 <= backoff <= 0.99:
             raise DeclarationError(f"backoff={backoff!r} of {where} must be from 0.1 to 0.99: what a refusal leaves")
         if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
-            raise DeclarationError(f"burst={burst!r} of {where} must be a whole number of at least 1")
+            raise DeclarationError(f"burst={burst!r} of {where} must be a whole number, at least 1")
         climbing = parse_duration(climb, "climb", where, allow_zero=False)
         rule = Aimd(low, high, highest.period, first, climbing, round(backoff * 100), burst)
         super().__init__(rule, **options)
@@ -300,7 +300,7 @@ def _parts(text: object, highest: Rate, option: str) -> int:
     rate = parse_rate(text, None)
     parts = rate.count * PARTS * highest.period // rate.period
     if parts < 1:
-        raise DeclarationError(f"{option}={text!r} of an adaptive rate is less than a millionth of {highest}")
+        raise DeclarationError(f"adaptive rate: {option}={text!r} is less than a millionth of {highest}; raise it")
     return parts
 
 

@@ -90,7 +90,7 @@ class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="ki
     def check_cost(self, cost: int) -> None:
         if cost > self.count:
             raise CostExceedsLimit(
-                f"a cost of {cost} can never be granted by a concurrency of {self.count}; raise it or lower the cost"
+                f"cost={cost} is more than a concurrency of {self.count} can ever grant; raise it or lower the cost"
             )
 
     def counts_until(self, charged_at: int) -> int:
@@ -216,7 +216,7 @@ class Concurrency(Limit):
         self, count: int, *, hold: HoldUntil = "running", owner: Key = None, **options: Unpack[LimitOptions]
     ) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise DeclarationError(f"a concurrency of {count!r} must be a whole number of at least 1")
+            raise DeclarationError(f"a concurrency of {count!r} must be a whole number, at least 1")
         if hold not in ("running", "until_final", "until_success"):
             raise DeclarationError(f"hold={hold!r} must be 'running', 'until_final' or 'until_success'")
         if options.get("store") is not None:

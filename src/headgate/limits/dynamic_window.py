@@ -98,7 +98,7 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
     def check_cost(self, cost: int) -> None:
         if cost > self.max_count:
             raise CostExceedsLimit(
-                f"a cost of {cost} can never be granted by a dynamic window of {self.describe()}; "
+                f"cost={cost} is more than a dynamic window of {self.describe()} can ever grant; "
                 "raise its count or lower the cost"
             )
 
@@ -488,7 +488,7 @@ class DynamicWindow(Limit):
         }
         for name, value in given.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise DeclarationError(f"{name}={value!r} of {where} must be a whole number of at least 1")
+                raise DeclarationError(f"{name}={value!r} of {where} must be a whole number, at least 1")
         if count is None and capacity is None:
             raise DeclarationError(f"{where} needs a count for each key, a capacity for all of them, or both")
         if count is not None and (min_count is not None or max_count is not None):

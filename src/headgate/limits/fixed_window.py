@@ -54,7 +54,7 @@ class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
     def check_cost(self, cost: int) -> None:
         if cost > self.count:
             raise CostExceedsLimit(
-                f"a cost of {cost} can never be granted by a fixed window of {self.describe()}; "
+                f"cost={cost} is more than a fixed window of {self.describe()} can ever grant; "
                 "raise its count or lower the cost"
             )
 
@@ -152,5 +152,5 @@ class FixedWindow(Limit):
             raise DeclarationError(f"a fixed window of {parsed} is shorter than a second; use RateLimit or StrictRate")
         keepout = parse_margin(margin, "a fixed window")
         if keepout >= parsed.period:
-            raise DeclarationError(f"margin={margin!r} leaves nothing of a fixed window of {parsed}; lower it")
+            raise DeclarationError(f"margin={margin!r} takes up the whole fixed window of {parsed}; lower it")
         super().__init__(WindowCounter(parsed.count, parsed.period, keepout), **options)

@@ -78,7 +78,7 @@ def compile_key(key: object, parameters: Sequence[str], where: str, fields: Argu
         case (outer, inner) if isinstance(key, tuple):
             return _compile_levels(outer, inner, parameters, where, fields)
         case _ if hasattr(key, "enqueue"):
-            raise DeclarationError(f"key={key!r} of {where} is a task, not a function of the arguments")
+            raise DeclarationError(f"{where}: key={key!r} is a task; write a function of the arguments")
         case _ if callable(key):
             return _compile_callable(key, parameters, where)
         case _:
@@ -279,7 +279,7 @@ def _raise_unknown(
     known = ", ".join(parameters) or "it has none"
     of_only = f", with the fields {', '.join(own)}" if own else ""
     raise DeclarationError(
-        f"key template {template!r} of {where} names {first!r}, which is not one of its arguments: {known}{of_only}"
+        f"key template {template!r} of {where} names {first!r}, which is not among its arguments: {known}{of_only}"
         f"{instead}"
     )
 
@@ -299,8 +299,8 @@ def _require_no_argument(
     is_field = len(parameters) == 1 and first in fields and fields.problem([*parameters, first, *rest]) is None
     if is_argument or is_field:
         raise DeclarationError(
-            f"key {template!r} of {where} is one key for all jobs, and the name of an argument or of its field; write "
-            f'"{{{name}}}" to count by its value, or another name for the constant'
+            f"{where}: all jobs get the one key {template!r}, which also names an argument or its field; write "
+            f'"{{{name}}}" to count by its value, or choose another constant'
         )
 
 
@@ -317,7 +317,7 @@ def _compile_callable(key: Callable[..., object], parameters: Sequence[str], whe
     try:
         signature = dict(inspect.signature(key).parameters)
     except (TypeError, ValueError) as error:
-        raise DeclarationError(f"the arguments of the key callable of {where} cannot be read: {error}") from None
+        raise DeclarationError(f"{where}: the parameters of its key callable cannot be read: {error}") from None
     signature = {
         name: parameter
         for name, parameter in signature.items()

@@ -51,7 +51,7 @@ class Leases(Rule[LeaseLog], frozen=True, tag="lease", tag_field="kind"):
     def check_cost(self, cost: int) -> None:
         if cost > self.count:
             raise CostExceedsLimit(
-                f"a cost of {cost} can never be granted by a concurrency of {self.count}; raise it or lower the cost"
+                f"cost={cost} is more than a concurrency of {self.count} can ever grant; raise it or lower the cost"
             )
 
     def counts_until(self, charged_at: int) -> int:

@@ -111,7 +111,7 @@ class Limit:
         for option, choices in _CHOICES.items():
             if getattr(self, option) not in choices:
                 raise DeclarationError(
-                    f"{option}={getattr(self, option)!r} of a limit must be one of {', '.join(map(repr, choices))}"
+                    f"limit: {option}={getattr(self, option)!r} must be one of {', '.join(map(repr, choices))}"
                 )
         wait_terms(self.on_limit, self.max_wait, "a limit", "limit")
         if self.per_call:
@@ -162,8 +162,8 @@ class Limit:
             return None
         if self.sharers is None:
             raise DeclarationError(
-                'on_store_error="share" of a limit needs sharers=, the number of those that share it: all workers of '
-                "one database are one, and so is each process with a limiter of its own"
+                'limit: on_store_error="share" needs sharers=, how many share it: all workers on one database are one, '
+                "and each process with its own limiter is one"
             )
         share = self.rule.divided(parse_count(self.sharers, "sharers", "a limit"))
         share.require_bounded()
@@ -202,7 +202,7 @@ def wait_terms(
     """Return the terms that two options set; None if they set none. Raises DeclarationError if they do not fit."""
     if on_limit is not None and on_limit not in get_args(OnLimit):
         raise DeclarationError(
-            f"on_limit={on_limit!r} of {where} must be one of {', '.join(map(repr, get_args(OnLimit)))}"
+            f"{where}: on_limit={on_limit!r} must be one of {', '.join(map(repr, get_args(OnLimit)))}"
         )
     if max_wait is None:
         return None if on_limit is None else WaitTerms(on_limit, None, set_by)

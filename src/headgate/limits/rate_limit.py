@@ -65,7 +65,7 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
     def check_cost(self, cost: int) -> None:
         if cost > self.burst:
             raise CostExceedsLimit(
-                f"a cost of {cost} can never be granted by a rate of {self.describe()}; "
+                f"cost={cost} is more than a rate of {self.describe()} can ever grant; "
                 "raise its burst or lower the cost"
             )
 
@@ -189,7 +189,7 @@ class RateLimit(Limit):
         parsed = parse_rate(rate, per)
         burst = parsed.count if burst is None else burst
         if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
-            raise DeclarationError(f"burst={burst!r} of a rate limit must be a whole number of at least 1")
+            raise DeclarationError(f"burst={burst!r} of a rate limit must be a whole number, at least 1")
         widening = parse_margin(margin, "a rate limit")
         rule = Gcra(parsed.count, parsed.period + widening, burst, start_empty, widening)
         super().__init__(rule, **options)

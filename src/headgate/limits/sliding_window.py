@@ -66,7 +66,7 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
     def check_cost(self, cost: int) -> None:
         if cost > self.count:
             raise CostExceedsLimit(
-                f"a cost of {cost} can never be granted by a sliding window of {self.describe()}; "
+                f"cost={cost} is more than a sliding window of {self.describe()} can ever grant; "
                 "raise its count or lower the cost"
             )
 
@@ -253,7 +253,7 @@ class SlidingWindow(Limit):
 def slice_length(period: int, slices: int, where: str) -> int:
     """Return the length of each slice, rounded up. Raises DeclarationError if slices would be too short."""
     if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
-        raise DeclarationError(f"slices={slices!r} of {where} must be a whole number of at least 1")
+        raise DeclarationError(f"slices={slices!r} of {where} must be a whole number, at least 1")
     length = -(-period // slices)
     if length < SHORTEST_SLICE:
         raise DeclarationError(f"{slices} slices of {where} are shorter than a millisecond each; use fewer")

@@ -55,7 +55,7 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
     def check_cost(self, cost: int) -> None:
         if cost > self.count:
             raise CostExceedsLimit(
-                f"a cost of {cost} can never be granted by a strict rate of {self.describe()}; "
+                f"cost={cost} is more than a strict rate of {self.describe()} can ever grant; "
                 "raise its count or lower the cost"
             )
 
@@ -111,9 +111,7 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
 
     def lua_change(self, charged: int, actual: int) -> tuple[int, int]:
         if actual > 10 * MAX_COUNT:
-            raise DeclarationError(
-                f"a cost of {actual} is too much for a log of starts; use RateLimit or SlidingWindow"
-            )
+            raise DeclarationError(f"cost={actual} is more than StrictRate can log; use RateLimit or SlidingWindow")
         return actual, 0
 
     def lua_dump(self, state: Starts, now: int) -> bytes:

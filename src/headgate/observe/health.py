@@ -28,7 +28,7 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 class HealthServer:
     """An instrument that serves two addresses over HTTP, on the event loop of its app.
 
-    `/live` answers 200 as long as the event loop turns. `/ready` answers 200 while the node takes jobs and the store
+    `/live` answers 200 as long as the event loop runs. `/ready` answers 200 while the node takes jobs and the store
     answers within 2 seconds, and 503 with the reason otherwise. The body is one line of text.
     """
 
@@ -85,7 +85,7 @@ class HealthServer:
         if method not in ("GET", "HEAD"):
             return 405, "use GET"
         if path == "/live":
-            return 200, "the event loop turns"
+            return 200, "the event loop runs"
         if path == "/ready":
             reason = await self._why_not_ready()
             return (200, "ready") if reason is None else (503, reason)

@@ -116,7 +116,7 @@ class PrometheusMetrics:
             if error.name is None or error.name.partition(".")[0] not in ("uvicorn", "h11"):
                 raise
             raise HeadgateError(
-                f"to serve metrics takes the {error.name} package, which is missing; pip install 'headgate[prometheus]'"
+                f"serving metrics needs the {error.name} package, which is missing; pip install 'headgate[prometheus]'"
             ) from None
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

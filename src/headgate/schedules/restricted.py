@@ -133,8 +133,8 @@ def restricted(trigger: Trigger, where: str, *, between: Any, on: Any, exclude: 
     if between is None and on is None and exclude is None:
         if tz is not None:
             raise DeclarationError(
-                f"{where}: tz={tz!r} is the zone of between=, on= and exclude=, and none of them is given; the zone of "
-                'a trigger belongs to the trigger, as in Cron("0 6 * * *", tz="Europe/Rome")'
+                f"{where}: tz={tz!r} applies to between=, on= and exclude=, and you pass none; give the zone to the "
+                'trigger, as in Cron("0 6 * * *", tz="Europe/Rome")'
             )
         return trigger
     zone = tz if tz is not None else getattr(trigger, "tz", "UTC")
@@ -152,7 +152,7 @@ def restricted(trigger: Trigger, where: str, *, between: Any, on: Any, exclude: 
     found = RestrictedTrigger(trigger, terms)
     if found.starting(0).next_after(0) is None:
         raise DeclarationError(
-            f"{where}: {found.describe()!r} never runs: no occurrence of the trigger is inside of the windows"
+            f"{where}: {found.describe()!r} never runs: all occurrences of the trigger are outside its windows"
         )
     return found
 

@@ -79,8 +79,8 @@ class StoredBuckets:
     async def _visit(self, bucket: Bucket, change: Callable[[BucketVisit], R], id: str | None = None) -> R:
         if bucket.rule.holds_permits:
             raise DeclarationError(
-                f"limit {bucket.limit!r} grants permits, which belong to jobs: the permit of a crashed job is "
-                "returned, but that of plain code would not be; make the code a job, or use a rate"
+                f"limit {bucket.limit!r} grants permits, which belong to jobs: if a job crashes, its permit is "
+                "returned, but if plain code crashes, it would not be; make the code a job, or use a rate"
             )
         return await self._storage.visit(
             BucketRef(bucket.limit, bucket_key(bucket.key)), {bucket.limit: bucket.rule}, change, id=id

@@ -254,7 +254,7 @@ class JobContext(RefusesForeignWords):
         if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
             raise ValueError(f"progress of {fraction!r} must be a number from 0 to 1")
         if message is not None and not isinstance(message, str):
-            raise ValueError(f"the word about progress must be text, not {message!r:.80}")
+            raise ValueError(f"the progress message must be text, not {message!r:.80}")
         if self._reports is not None:
             self._reports.progress(self._job, float(fraction), message)
 

@@ -137,7 +137,7 @@ def _options_over(task: TaskDefinition, changes: EnqueueOptions) -> EnqueueOptio
         new["id"] = _own_id(new["id"], task.name)
     options = merged(before, new)
     if options.get("predict") and options.get("connection") is not None:
-        raise DeclarationError(f"{where}: nothing is promised of a job before your own transaction commits")
+        raise DeclarationError(f"{where}: predict= needs a committed job; leave it out with connection=")
     if "unique_key" in new:
         _require_unique_key(cast(str, new["unique_key"]), task, where)
     return options

@@ -38,7 +38,7 @@ def require_no_generator(function: Callable[..., Any], where: str) -> None:
     """Raise DeclarationError for a function that yields: calling it runs none of its code."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise DeclarationError(
-            f"{where} is a generator, of which a call runs nothing; write return in place of yield, such as "
+            f"{where} is a generator, and calling it runs nothing; write return in place of yield, such as "
             "`return list(rows)`, or enqueue a job for each item: await task.enqueue_many([(item,) for item in items])"
         )
 

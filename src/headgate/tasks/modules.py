@@ -117,9 +117,9 @@ def require_one_app(app: DeclaresTasks) -> None:
                 raise DeclarationError(
                     f"{getattr(script, '__file__', name)} has run twice, as the script (__main__) and as module "
                     f"{name!r}, which another module imports; so there are two apps. This one is {own}:{attribute}, "
-                    f"and these tasks are declared on {module}:{attribute}: {', '.join(lacking)}. Put the app in a "
-                    "module of its own, which the script and the tasks import; or name the modules of tasks in "
-                    "Headgate(imports=[…]) instead of importing them in the script"
+                    f"and these tasks are declared on {module}:{attribute}: {', '.join(lacking)}. Put the app in its "
+                    "own module, which the script and the tasks import; or name the task modules in "
+                    "Headgate(imports=[…]), and do not import them in the script"
                 )
 
 

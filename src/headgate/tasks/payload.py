@@ -173,7 +173,7 @@ class PayloadType:
             raise self._unwritable_argument(given, error) from None
         if len(payload) > self._max_payload:
             raise PayloadError(
-                f"the arguments of {self._where} take {len(payload)} bytes of JSON, more than {self._max_payload}; "
+                f"{self._where}: the arguments take {len(payload)} bytes as JSON, more than {self._max_payload}; "
                 "store the data elsewhere and pass a reference"
             )
         if self._may_be_deep and is_too_deep(payload):
@@ -319,7 +319,7 @@ class PayloadType:
             ) from None
         if len(encoded) > self._max_payload:
             raise PayloadError(
-                f"what {self._where} returned takes {len(encoded)} bytes of JSON, more than {self._max_payload}; "
+                f"what {self._where} returned takes {len(encoded)} bytes as JSON, more than {self._max_payload}; "
                 "store it elsewhere and return a reference"
             )
         if type(result) is not self._plain_result:
@@ -390,7 +390,7 @@ class PayloadType:
         if self.hides_values:
             given = ["…"]
         return (
-            f"{self._where} has no argument {next(iter(options))!r}, which is an option of enqueueing; write "
+            f"{self._where} has no argument {next(iter(options))!r}, which is an enqueue option; write "
             f".using({using}).enqueue({', '.join(given)})"
         )
 

@@ -153,7 +153,7 @@ def declared_queue(name: str, options: QueueOptions) -> Queue:
     if weights is not None:
         checked_weights(weights, where)
         if fair_by is None:
-            raise DeclarationError(f'{where}: weights= are of the keys of fair_by; write fair_by="{{tenant_id}}"')
+            raise DeclarationError(f'{where}: weights= needs fair_by=; write fair_by="{{tenant_id}}"')
     queue = Queue(
         name,
         concurrency,

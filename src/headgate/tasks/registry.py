@@ -155,8 +155,8 @@ class Registry:
             raise DeclarationError(f"task {task.name!r} is declared twice; give one of them another name=")
         if task.name in self._by_name:
             raise DeclarationError(
-                f"task {task.name!r} has the name that is an alias of task {self._by_name[task.name].name!r}; "
-                "jobs of that name can run with one of them only"
+                f"task {task.name!r} is also an alias of task {self._by_name[task.name].name!r}; a job runs one "
+                "task, so rename the task or remove the alias"
             )
         for alias in task.aliases:
             require_name(alias, f"task {task.name!r}: alias")
@@ -192,7 +192,7 @@ class Registry:
         earlier = self.schedules.get(name)
         if earlier is not None and not (self._is_interactive(earlier) and self._is_interactive(schedule)):
             raise DeclarationError(
-                f"schedule {name!r} is declared twice; give one of them a name of its own: @app.schedule(…, name=…)"
+                f"schedule {name!r} is declared twice; give one another name: @app.schedule(…, name=…)"
             )
         self.schedules[name] = schedule
 
@@ -432,6 +432,6 @@ def _require_unreserved(name: str | None, where: str) -> None:
     for prefix, example in ((RESERVED, "global_concurrency"), (PREFIX, "fair_by")):
         if name is not None and name.startswith(prefix):
             raise DeclarationError(
-                f"{where} names a limit {name!r}; names that begin with {prefix!r} are those of queues with limits of "
-                f"their own, as by {example}"
+                f"{where} names a limit {name!r}; names that begin with {prefix!r} belong to queues that have "
+                f"limits, as with {example}"
             )

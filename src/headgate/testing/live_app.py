@@ -104,8 +104,8 @@ class HeadgateInThread(LiveHeadgate):
         handle_signals: bool = True,
     ) -> None:
         raise HeadgateError(
-            "the engine of this test runs jobs already, in a thread of its own, and app.run() would be a worker beside "
-            "it; `async with app:` opens the app here and leaves the jobs to the engine"
+            "the engine of this test already runs jobs in another thread, and app.run() would add a second worker; "
+            "`async with app:` opens the app here and leaves the jobs to the engine"
         )
 
 

@@ -67,7 +67,7 @@ class OwnIdsConformance(Conformance):
     ) -> None:
         await store_user.storage.add([own(store_user)])
         before, after = store_user.new(), unique(store_user)
-        with pytest.raises(IdInUse, match=r"is that of a job of task 'work', not of task 'other'") as caught:
+        with pytest.raises(IdInUse, match=r"belongs to a job of task 'work', not 'other'") as caught:
             await store_user.storage.add([before, own(store_user, task="other", process="web:2"), after])
         assert caught.value.job_id == INVOICE
         assert (await store_user.counts()).waiting == 1

@@ -162,7 +162,7 @@ def test_a_call_without_the_key_it_needs_is_refused_where_it_is_sent(m: Any) -> 
         (StrictRate("1/s", key="{tag}", max_wait=5), "max_wait= is for jobs of Headgate"),
         (StrictRate("1/s", key="{tag}", per_call=True), "per_call= is for jobs of Headgate"),
         (StrictRate("9/s", on_store_error="share", sharers=3), "sharers= is for jobs of Headgate"),
-        (StrictRate("1/s", key="{team}"), "names 'team', which is not one of its arguments"),
+        (StrictRate("1/s", key="{team}"), "names 'team', which is not among its arguments"),
         ("1/s", "is not a limit"),
     ],
 )

@@ -128,7 +128,10 @@ async def test_health_is_that_of_the_store_and_of_the_worker() -> None:
         async with api.router.lifespan_context(api):
             assert (await client.get("/healthz")).json() == {"status": "ok"}
             without = await client.get("/workerz")
-            assert (without.status_code, without.json()["reason"]) == (503, "the worker of this process does not beat")
+            assert (without.status_code, without.json()["reason"]) == (
+                503,
+                "the worker of this process sends no heartbeat",
+            )
             async with jobs:
                 await until(is_healthy(client, "/workerz"))
 

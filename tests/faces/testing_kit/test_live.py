@@ -105,7 +105,7 @@ async def test_an_engine_in_a_thread_is_reached_from_the_loop_of_an_async_test()
         assert await endless.cancel()
         await running.wait_until_idle()
         assert "ended" in shop.seen
-        with pytest.raises(HeadgateError, match="would be a worker beside it"):
+        with pytest.raises(HeadgateError, match="would add a second worker"):
             await shop.app.run()
 
 

@@ -137,5 +137,5 @@ def test_a_stored_job_is_the_same_enqueue_only_by_its_instant_and_its_process() 
     assert not was_stored(JOB, "work", JOB.enqueued_at, "web:1")
     assert was_stored(JOB, "work", JOB.enqueued_at + 1, "web:1")
     assert was_stored(JOB, "work", JOB.enqueued_at, "web:2")
-    with pytest.raises(IdInUse, match="id new is that of a job of task 'other', not of task 'work'"):
+    with pytest.raises(IdInUse, match="id new belongs to a job of task 'other', not 'work'"):
         was_stored(JOB, "other", JOB.enqueued_at, "web:1")

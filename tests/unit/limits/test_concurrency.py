@@ -73,9 +73,9 @@ def test_a_cost_takes_as_many_permits() -> None:
 
 
 def test_a_cost_above_the_count_is_an_error() -> None:
-    with pytest.raises(CostExceedsLimit, match="a cost of 4 can never be granted by a concurrency of 3"):
+    with pytest.raises(CostExceedsLimit, match="cost=4 is more than a concurrency of 3"):
         Concurrency(3).rule.hold(None, NOON, "a", 4)
-    with pytest.raises(DeclarationError, match="a cost of 4 can never be granted"):
+    with pytest.raises(DeclarationError, match="cost=4 is more than"):
         Concurrency(3, cost=4)
 
 
@@ -152,7 +152,7 @@ def test_permits_with_unreadable_holders_are_all_taken(stored: str) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "3"])
 def test_a_count_that_is_none_is_refused(count: Any) -> None:
-    with pytest.raises(DeclarationError, match=r"a concurrency of .* must be a whole number of at least 1"):
+    with pytest.raises(DeclarationError, match=r"a concurrency of .* must be a whole number, at least 1"):
         Concurrency(count)
 
 

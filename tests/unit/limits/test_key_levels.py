@@ -54,7 +54,7 @@ def test_a_key_of_one_level_is_never_two() -> None:
 def test_levels_may_be_callables_and_headers_and_each_is_checked() -> None:
     key = compile_key((header("customer"), lambda user: user.upper()), ["user"], "a test")
     assert levels_of(str(key({"user": "ann"}, {"customer": "acme"}))) == ("acme", "ANN")
-    with pytest.raises(DeclarationError, match="names 'nobody', which is not one of its arguments"):
+    with pytest.raises(DeclarationError, match="names 'nobody', which is not among its arguments"):
         compile_key(("{tenant}", "{nobody}"), ["tenant"], "a test")
 
 

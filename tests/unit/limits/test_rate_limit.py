@@ -204,7 +204,7 @@ def test_a_cost_is_charged_like_so_many_starts() -> None:
 def test_a_cost_above_the_burst_is_an_error_and_charges_nothing() -> None:
     rule = RateLimit("15/m", burst=5).rule
     _, state = rule.take(None, NOON, 5)
-    with pytest.raises(CostExceedsLimit, match=r"a cost of 6 can never be granted by a rate of 15/m burst 5"):
+    with pytest.raises(CostExceedsLimit, match=r"cost=6 is more than a rate of 15/m burst 5"):
         rule.take(state, NOON, 6)
     assert rule.take(state, NOON)[0] == NOON + 4 * SECOND
 
@@ -216,7 +216,7 @@ def test_a_cost_of_the_whole_burst_goes_when_the_bucket_is_full() -> None:
 
 
 def test_a_declared_cost_above_the_burst_is_refused_at_declaration() -> None:
-    with pytest.raises(DeclarationError, match="a cost of 16 can never be granted"):
+    with pytest.raises(DeclarationError, match="cost=16 is more than"):
         RateLimit("15/m", cost=16)
 
 

@@ -47,9 +47,9 @@ def test_shares_together_are_bounded_by_the_limit(kind: Any, count: int, part: i
         (StrictRate, ["3/m"], {"sharers": 4}, "3/m.* divided among 4 leaves less than one start for each"),
         (FixedWindow, ["3/m"], {"sharers": 4}, "leaves less than one start"),
         (SlidingWindow, ["3/m"], {"sharers": 4}, "leaves less than one start"),
-        (StrictRate, ["30/m"], {}, 'on_store_error="share" of a limit needs sharers='),
-        (StrictRate, ["30/m"], {"sharers": 0}, "sharers=0 must be a whole number of at least 1"),
-        (StrictRate, ["30/m"], {"sharers": 4, "cost": 8}, "while its store is away, with sharers=4: a cost of 8"),
+        (StrictRate, ["30/m"], {}, 'on_store_error="share" needs sharers='),
+        (StrictRate, ["30/m"], {"sharers": 0}, "sharers=0 must be a whole number, at least 1"),
+        (StrictRate, ["30/m"], {"sharers": 4, "cost": 8}, "while its store is away, with sharers=4: cost=8"),
         (
             DynamicWindow,
             [],

@@ -54,7 +54,7 @@ def test_options_in_a_storage_url_are_pointed_to_the_settings() -> None:
 
 
 def test_a_key_template_that_names_no_argument_is_refused_at_the_declaration(app: Headgate) -> None:
-    with pytest.raises(DeclarationError, match=r"names 'tenant', which is not one of its arguments: tenant_id, page"):
+    with pytest.raises(DeclarationError, match=r"names 'tenant', which is not among its arguments: tenant_id, page"):
 
         @app.task(limits=[StrictRate("15/m", key="{tenant}")])
         async def call(tenant_id: str, page: int) -> None: ...
@@ -174,7 +174,7 @@ def nested(depth: int) -> Any:
         ((1, 2), "does not survive"),
         (datetime(2026, 1, 1, tzinfo=UTC), "does not survive"),
         (nested(100_000), "nested too deeply"),
-        ("x" * 300_000, "bytes of JSON, more than 262144"),
+        ("x" * 300_000, "bytes as JSON, more than 262144"),
     ],
     ids=["object", "nan", "surrogate", "set", "tuple", "datetime", "deep", "large"],
 )

@@ -259,7 +259,7 @@ def test_the_only_argument_may_be_left_out_of_a_path(app: Headgate, kind: Any) -
 
 @pytest.mark.parametrize("constant", ["o", "page", "o.tenant", "o.owner.id"])
 def test_a_constant_that_spells_an_argument_is_refused_with_the_braces(app: Headgate, constant: str) -> None:
-    message = re.escape(f'is one key for all jobs, and the name of an argument or of its field; write "{{{constant}}}"')
+    message = re.escape(f', which also names an argument or its field; write "{{{constant}}}"')
     for limit in (
         StrictRate("15/m", key=constant),
         Mutex(constant),

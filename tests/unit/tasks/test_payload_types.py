@@ -235,7 +235,7 @@ def test_a_class_that_is_not_compared_by_value_is_compared_by_its_fields() -> No
         (list[str], ["fine", "\udfff"], r"at x\[1\]: .*surrogates"),
         (Any, 10**100_000, "4300 digits"),
         (list[int], [1, 10**100_000], r"at x\[1\]: .*4300 digits"),
-        (Any, "x" * 10_000_000, "10000008 bytes of JSON, more than 262144"),
+        (Any, "x" * 10_000_000, "10000008 bytes as JSON, more than 262144"),
         (Address, Address.model_construct(street="s", since="not a day"), "not a day"),
         (Address, {"street": "s", "since": "2026-13-01"}, "since: Input should be a valid date"),
     ],
@@ -244,7 +244,7 @@ def test_a_class_that_is_not_compared_by_value_is_compared_by_its_fields() -> No
 def test_a_value_that_would_come_back_as_another_is_refused_with_its_path(kind: Any, value: Any, reason: str) -> None:
     with pytest.raises(PayloadError, match=reason) as raised:
         payload_of(kind).encode((value,), {})
-    assert "'x'" in str(raised.value) or "bytes of JSON" in str(raised.value)
+    assert "'x'" in str(raised.value) or "bytes as JSON" in str(raised.value)
     assert len(str(raised.value)) < 1_000
 
 

@@ -159,7 +159,7 @@ def test_a_task_is_no_function_where_one_is_asked_for(app: Headgate, sync_tenant
         app.task(sync_tenant)
     with pytest.raises(DeclarationError, match="needs a function, not Task"):
         sync_tenant.on_completed(sync_tenant)
-    with pytest.raises(DeclarationError, match="is a task, not a function of the arguments"):
+    with pytest.raises(DeclarationError, match="is a task; write a function of the arguments"):
         app.task(name="other", limits=[StrictRate("1/m", key=sync_tenant)])(sync_tenant.function)
 
 
@@ -194,7 +194,7 @@ async def test_an_option_among_the_arguments_is_refused_with_its_place(app: Head
     async with app.open():
         with pytest.raises(TypeError, match=re.escape("write .using(delay=60).enqueue('acme', page=2)")):
             await sync_tenant.enqueue("acme", delay=60, page=2)
-        with pytest.raises(TypeError, match=re.escape("no argument 'unique_key', which is an option of enqueueing")):
+        with pytest.raises(TypeError, match=re.escape("no argument 'unique_key', which is an enqueue option")):
             await sync_tenant.enqueue_many([sync_tenant.call("acme", unique_key="a", queue="default")])
         with pytest.raises(TypeError, match="has no argument 'pge'; it has: tenant, page"):
             await sync_tenant.enqueue("acme", pge=2)

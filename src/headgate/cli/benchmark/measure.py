@@ -51,7 +51,7 @@ class _Tasks:
 
 
 class _WorkerReport:
-    """What the handlers of one worker report."""
+    """The report from one worker's handlers."""
 
     def __init__(self, clock: Clock, expected: int = 0) -> None:
         self._clock = clock

@@ -30,7 +30,7 @@ class RecordedCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallTotals(msgspec.Struct, frozen=True):
-    """The number of calls, of refused calls, and by tenant of calls that are being answered now."""
+    """Counts all calls, refused calls, and by tenant the calls that the API answers now."""
 
     calls: int
     refused: int

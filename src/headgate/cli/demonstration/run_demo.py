@@ -172,8 +172,8 @@ class _Demonstration:
         self._worker_state = "dead"
         await self._worker.wait()
         self._screen.say(
-            f"{self._elapsed():5.1f} s  kill -9 of the worker (pid {self._worker.pid}) while {in_flight} of its calls "
-            "were being answered; enqueueing continues"
+            f"{self._elapsed():5.1f} s  kill -9 ends the worker (pid {self._worker.pid}) during {in_flight} calls "
+            "to the API; enqueueing continues"
         )
 
     async def _between_bursts(self) -> int:

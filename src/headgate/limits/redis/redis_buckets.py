@@ -195,7 +195,7 @@ class RedisBuckets:
                 bucket, self.key_of(bucket), self._pipeline, self._clock, self._limit_time
             )
         if cost < 1:
-            raise ValueError(f"a cost of {cost} is not a whole number of at least 1")
+            raise ValueError(f"cost={cost} must be a whole number, at least 1")
         bucket.rule.check_cost(cost)
         return client
 

@@ -446,9 +446,9 @@ _ALL_KEYS = ""
 
 
 def check_cost(cost: int) -> None:
-    """Raise ValueError unless `cost` is a whole number of at least 1."""
+    """Raise ValueError unless `cost` is a whole number, at least 1."""
     if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
-        raise ValueError(f"a cost of {cost!r} must be a whole number of at least 1")
+        raise ValueError(f"cost={cost!r} must be a whole number, at least 1")
 
 
 class _Refusal(msgspec.Struct, frozen=True, gc=False):

@@ -168,7 +168,7 @@ class _Holding:
         if self._budget.hands_out_permits:
             raise HeadgateError("a permit is given back whole when its block ends; only a start has a cost to settle")
         if isinstance(actual, bool) or not isinstance(actual, int) or actual < 0:
-            raise ValueError(f"an actual cost of {actual!r} must be a whole number of at least 0")
+            raise ValueError(f"actual={actual!r} must be a whole number, at least 0")
         return actual
 
 

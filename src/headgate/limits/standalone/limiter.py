@@ -63,7 +63,7 @@ class Limiter:
     not apply. `store` is where the buckets live: `"memory://"` (default) for this process alone, `"redis://…"` or
     `"postgresql://…"` to share them with programs that declare the same limit under the same name, or a BucketStore.
     Waiters for a key are served in the order of arrival, also across event loops and threads; `.sync` has the same
-    verbs for threads. Refusals are logged by `headgate.limiter`, one line each 30 s at most.
+    verbs for threads. Refusals are logged by `headgate.limiter`, one line every 30 s at most.
 
     A `Concurrency` grants permits: `hold()` returns them by itself; return those of `acquire()` with `release()`. On a
     shared store a permit is a lease of `lease` seconds (default 30), which `hold()`, its only verb, renews until the

@@ -30,7 +30,7 @@ class RateGate:
     arrival. A pass counts from the instant at which the waiter is awake, so no window ever holds more, however late it
     wakes. `with RateGate(…) as gate:` closes it at the end of the block; `@gate` makes each call of a function wait
     first. The last N passes are kept in memory of this process. Waits that end without a pass are logged by
-    `headgate.limiter`, one line each 30 s at most. Raises DeclarationError for an invalid rate.
+    `headgate.limiter`, one line every 30 s at most. Raises DeclarationError for an invalid rate.
     """
 
     def __init__(self, rate: str | int, per: Duration | None = None, *, clock: Clock | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Refusal log: the refusals of a limiter without an app, as one log line each 30 s at most."""
+"""Refusal log: the refusals of a limiter without an app, as one log line every 30 s at most."""
 
 from __future__ import annotations
 

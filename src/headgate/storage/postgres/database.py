@@ -697,7 +697,7 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
                 return StorageUnavailable(f"{name} refused the request: {text}")
             case Treatment.VALUES | Treatment.DEFECT:
                 has_bad_values = treatment is Treatment.VALUES
-                why = "the tables, functions or roles of the database have been changed, or this is a bug of Headgate"
+                why = "somebody changed the database's tables, functions or roles, or Headgate has a bug"
                 return StatementRejected(
                     f"{name} rejected {'a value' if has_bad_values else 'a statement'} ({code}): {text}"
                     + ("" if has_bad_values else f"; {why}"),

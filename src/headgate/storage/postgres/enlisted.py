@@ -44,7 +44,7 @@ async def session_of(caller: Enlisted, statements: Mapping[str, AnyStatement], n
             return AsyncPsycopgSession(connection, statements)
         case _:
             raise UnfitConnection(
-                f"this is a connection of {caller.driver}, but the jobs of this app are in {name}; nothing was stored"
+                f"this connection is from {caller.driver}, but the jobs of this app are in {name}; nothing was stored"
             )
 
 
@@ -83,8 +83,8 @@ async def require_same_place(session: Session, identity: str, *, has_unique: boo
                 )
             return
     raise UnfitConnection(
-        f"the jobs of this app are not in database {database!r} of this connection; nothing was stored: connect to the "
-        "database and schema of the app"
+        f"this connection is to database {database!r}, which does not have the jobs of this app; nothing was stored: "
+        "connect to the app's database and schema"
     )
 
 

@@ -92,12 +92,12 @@ class LentPool:
         echoed = await connection.fetchval("SELECT $1::json::text", "[1]") if isinstance(json, str) else None
         if (json, numbers, echoed) != ("[1]", [1], "[1]"):
             raise StorageUnusable(
-                f"the connections of the pool of {self._name} convert values by codecs of their own "
-                "(set_type_codec), so they cannot be shared; give Headgate a pool without them"
+                f"the pool of {self._name} sets its own codecs (set_type_codec), so Headgate cannot share its "
+                "connections; give Headgate a pool without them"
             )
         if isolation != "read committed":
             raise StorageUnusable(
-                f"the transactions of the pool of {self._name} are {isolation}, and Headgate needs read committed; "
+                f"the pool of {self._name} makes its transactions {isolation}, and Headgate needs read committed; "
                 "give it a pool without default_transaction_isolation"
             )
 
@@ -113,7 +113,7 @@ class LentPool:
             ) from error
         except TimeoutError as error:
             raise StorageUnavailable(
-                f"no connection of the pool of {self._name} was free for {ACQUIRE_TIMEOUT:g} s; raise its max_size"
+                f"the pool of {self._name} had no free connection for {ACQUIRE_TIMEOUT:g} s; raise its max_size"
             ) from error
 
     async def release(self, connection: Any) -> None:

@@ -294,7 +294,7 @@ def permit_contradictions(
         if bucket.opens_at == NEVER and not permits.holders and not rules.is_paused(ref):
             yield f"bucket {ref.limit}:{ref.key} opens when a permit is returned, but has no holder"
     for ref, by_jobs in expected.items():
-        yield f"jobs hold {dict(by_jobs)} of bucket {ref.limit}:{ref.key}, which has no record of it"
+        yield f"jobs hold {dict(by_jobs)} of bucket {ref.limit}:{ref.key}, which does not record that"
 
 
 async def return_permits(tx: Transaction, jobs: Iterable[PermitRelease]) -> Set[BucketRef]:

@@ -317,7 +317,7 @@ def _misplaced(lanes: Iterable[_Lane], placed: Iterable[_Placed]) -> Iterator[Co
             f"{counted(group.jobs, 'job')} (as {group.id}) of lane {own.id} with "
             f"{_identity(own)} {'waits' if group.jobs == 1 else 'wait'} in lane "
             f"{group.lane}{has}",
-            "stop all workers, and give the row of each job the queue, the buckets and the terms of jobs in that lane",
+            "stop all workers, and copy the queue, the buckets and the terms of that lane's other jobs into these rows",
         )
 
 

@@ -267,7 +267,7 @@ async def run_in(caller: Enlisted, path: Path, work: Callable[[sqlite3.Connectio
             return result
         case _:
             raise UnfitConnection(
-                f"this is a connection of {caller.driver}, but the jobs of this app are in {path}; nothing was stored"
+                f"this connection is from {caller.driver}, but the jobs of this app are in {path}; nothing was stored"
             )
 
 

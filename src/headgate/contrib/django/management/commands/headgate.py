@@ -20,7 +20,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--backend", default="default", help="The alias in TASKS (default: default).")
-        parser.add_argument("words", nargs=REMAINDER, help="What to do, as in `headgate --help`; worker, status, …")
+        parser.add_argument("words", nargs=REMAINDER, help="The command, as in `headgate --help`: worker, status, …")
 
     def handle(self, *_: Any, backend: str, words: Sequence[str], **__: Any) -> None:
         try:
