@@ -1,4 +1,4 @@
-"""What conditions of alerts are about, read from the store: each kind once for all alerts, if any watches it."""
+"""Reads the values that alerts watch from the store, each kind once for all alerts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The alerter: looks whether the conditions of alerts hold, and sends the messages about them.
+"""The alerter: checks the conditions of alerts, and sends the messages about them.
 
 Every node that declares an alert runs one. They take turns through the store, so that one of them looks, and each
 message is sent by one of them. A message that a dying node was sending is sent again by another, under the same id.

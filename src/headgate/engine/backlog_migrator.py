@@ -267,7 +267,7 @@ class BacklogMigrator:
         return min(done, sum(not job.stays for job in changes))
 
     def _move_of(self, job: GatedJob, subjects: frozenset[str] | None) -> _Move | None:
-        """Return the move of a job; None if it carries the limit set of this release, or is none of these subjects."""
+        """Return the move of a job; None if it has this release's limit set, or belongs to none of these subjects."""
         task = self._registry.find(job.task)
         assert task is not None, f"jobs of {job.task!r} were not requested"
         if job.queue not in self._registry.queues:

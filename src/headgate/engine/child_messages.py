@@ -18,7 +18,7 @@ class ChildHook(msgspec.Struct, frozen=True):
 
 
 class ChildSetup(msgspec.Struct, frozen=True):
-    """What a child needs to imitate its parent: arguments and main module; the module of the first task; its hooks."""
+    """The setup that lets a child imitate its parent: arguments, main module, the first task's module, and hooks."""
 
     arguments: list[str]
     main_name: str | None
@@ -129,10 +129,10 @@ class ArgumentsRejected(msgspec.Struct, frozen=True, tag=True):
 
 
 Answer = ReturnedValue | Raised | ResultNotStorable | ArgumentsRejected
-"""What ends a request."""
+"""The messages that end a request."""
 
 Update = CostSettled | Progressed | Annotated | Logged
-"""What a function sends while it runs."""
+"""The messages that a function sends while it runs."""
 
 MessageBody = Ready | ImportFailed | StartupFailed | Update | Answer
 

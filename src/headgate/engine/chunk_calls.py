@@ -64,7 +64,7 @@ class CallError:
 
 
 class ChunkAnswer(NamedTuple):
-    """What a call answers for one job: a result or an error. With `is_late` its handler was not called."""
+    """The answer of a call for one job: a result or an error. With `is_late` its handler was not called."""
 
     result: Any = None
     error: CallError | None = None

@@ -118,7 +118,7 @@ class ThrottleLog:
 
 @dataclass(slots=True)
 class _BucketWindow:
-    """What was met of one bucket since its last event."""
+    """How often claims found this bucket closed since the last event."""
 
     began_at: int
     latest: Throttled
@@ -127,7 +127,7 @@ class _BucketWindow:
 
 @dataclass(slots=True)
 class _LimitWindow:
-    """What was met of one limit since its last event: how often, and each key as it was met last."""
+    """How often claims found this limit closed since the last event, and the last state of each key."""
 
     ends_at: int | None = None
     count: int = 0

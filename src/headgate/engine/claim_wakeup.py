@@ -29,7 +29,7 @@ class ClaimWakeup:
         self._event.set()
 
     def claim_ended(self) -> None:
-        """Let the loop look again at what was woken while it could not be claimed."""
+        """Wake the loop again for what was woken while it could not be claimed."""
         self._event.set()
 
     async def wait(self) -> None:

@@ -60,7 +60,7 @@ _NAME = re.compile(r"[0-9a-f-]{32,36}/[0-9]{4}-[0-9]{2}-[0-9]{2}/(?:[0-9a-v]{13}
 
 
 class _Reference(NamedTuple):
-    """What is stored instead of the data: its name in the folder, its digest and its size."""
+    """The reference that is stored instead of the data: its name in the folder, its digest and its size."""
 
     name: str
     digest: str

@@ -1,4 +1,4 @@
-"""Leases: that of this node, and those of the others, on the monotonic clock of this node."""
+"""Leases: this node's and those of the others, on this node's monotonic clock."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ WINDOW = 30 * SECOND
 
 @dataclass(slots=True)
 class _Window:
-    """What was counted for one limit since its last event."""
+    """The counts for one limit since its last event."""
 
     loop: asyncio.AbstractEventLoop
     key: str

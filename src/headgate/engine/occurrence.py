@@ -20,7 +20,7 @@ from headgate.tasks.registry import Registry
 
 
 class Occurrence(NamedTuple):
-    """What a schedule enqueues for one instant. `id` is what the next one follows, `last` is the last job."""
+    """The jobs that a schedule enqueues for one instant. The next one follows `id`; `last` is the last job."""
 
     id: str
     last: str

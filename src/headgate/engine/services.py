@@ -1,4 +1,4 @@
-"""What the parts of a node share with each other and with the app."""
+"""The services that the parts of a node share with each other and with the app."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ LaneCall = tuple[int, frozenset[int]]
 """How many jobs one call handles, and the places of the buckets in its lane that count calls."""
 
 Demand = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]
-"""What a job takes from the buckets of its lane: each cost (None: 1) and each permit holder (None: rates)."""
+"""The demand of a job on its lane's buckets: each cost (None: 1) and each permit holder (None: rates)."""
 
 
 class BucketView:

@@ -92,7 +92,7 @@ class LaneHead(msgspec.Struct):
     """All buckets of the job, if it holds permits of some."""
     limit_set: str
     unreadable: str | None = None
-    """Which field of its row could not be read, and why."""
+    """The field that could not be read in its row, and why."""
 
     @property
     def exempt(self) -> BucketMask:

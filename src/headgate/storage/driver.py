@@ -101,7 +101,7 @@ Wakes = bool | Callable[[Any], bool]
 """Whether a write calls the watchers, or a function that decides it by the result."""
 
 ReadKind = Literal["engine", "lookup", "list", "scan", "count", "search"]
-"""What a read costs, and so what may wait for it.
+"""The cost class of a read, which decides what may wait for it.
 
 "engine": a few rows by index, for an engine that cannot continue without them. "lookup": the same for a caller that
 reads one job. "list": many rows by index. "scan": may read whole tables. "count": counts all lanes or jobs; no other

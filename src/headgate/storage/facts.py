@@ -77,7 +77,7 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True, tag="postgresql",
 
 
 class Contradiction(NamedTuple):
-    """What is damaged in a store, and what to do about it."""
+    """The damage in a store, and what to do about it."""
 
     seen: str
     advice: str = "report it, with the release and what happened before"

@@ -49,7 +49,7 @@ NOTHING = FetchedBalance(0, 0, 0, 0)
 
 
 class FetchedStarts(Rule[FetchedBalance], frozen=True):
-    """The rule of a local bucket of fetched starts: grants them for half a window of the real rule after the fetch."""
+    """The rule of a local bucket with fetched starts: it grants them for half a window after the fetch."""
 
     real: AnyRule
 
@@ -109,7 +109,7 @@ class FetchedStarts(Rule[FetchedBalance], frozen=True):
 
 
 def set_in_place_of(declared: AnyRule, new: AnyRule) -> AnyRule:
-    """Return the rule of a bucket after `new` was set at run time; of fetched starts if `declared` is one of those."""
+    """Return a bucket's rule after `new` was set at run time; for fetched starts if `declared` is for those."""
     return FetchedStarts(new) if isinstance(declared, FetchedStarts) else new
 
 

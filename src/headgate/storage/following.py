@@ -34,7 +34,7 @@ class FollowerPlacement(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """A job that has just become final, or a batch; what follows a batch is always looked for."""
+    """A job or a batch that has just become final; what follows a batch is always read."""
 
     id: JobId
     state: JobState
@@ -101,7 +101,7 @@ class RootLeader(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What the user has to retry."""
+        """Name the jobs that the user has to retry."""
         if self.is_batch:
             return f"the jobs of {self.named} (`headgate jobs retry --batch {self.id} --state {self.ended.value}`)"
         return self.id
@@ -192,7 +192,7 @@ def unrun_state(ended: JobState) -> JobState:
 
 
 def depths(order: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Return the depth of jobs and batches of which pairs say which ends first: greater than that of all before it.
+    """Return the depth of each job and batch, greater than those before it; pairs say which one ends first.
 
     The depth is 0 without anything before it.
     """
@@ -214,7 +214,7 @@ def depths(order: Iterable[tuple[str, str]]) -> dict[str, int]:
 
 
 def leaders_of(jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> set[str]:
-    """Return the ids of the leaders of new jobs, and of those that new joins count."""
+    """Return the ids of the leaders that new jobs follow and new joins count."""
     leaders = {job.origin.follows for job in jobs if job.origin is not None and job.origin.follows is not None}
     return leaders.union(*(batch.leaders for batch in batches))
 
@@ -258,7 +258,7 @@ def placements(
 
 
 class _Ends:
-    """What is final while new jobs are placed: stored leaders, new jobs, and batches of final members only."""
+    """The ends that are final while new jobs are placed: stored leaders, new jobs, batches with only final members."""
 
     def __init__(
         self,

@@ -171,7 +171,7 @@ class StartMove(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NodeControls(msgspec.Struct, frozen=True):
-    """What a node is set to do: at its start, and later by operators.
+    """The settings of a node: from its start, and later from operators.
 
     `queues` has its slots by queue; at most `slots` of them are in use at once (None: all). While it is quiet it
     claims nothing. Once it is stopping it ends when its jobs have ended, or at the end of its grace.
@@ -224,7 +224,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class NodeUpdate(msgspec.Struct, frozen=True):
-    """What a node reads every second.
+    """The record that a node reads every second.
 
     `has_expired`: there are jobs for `expire`. `has_followers`: there is work for `release_followers`. `has_arrived`:
     jobs have arrived that the next claim has to merge into their lanes. `controls` is what the node is set to do,
@@ -349,7 +349,7 @@ class QueuePosition(msgspec.Struct, frozen=True):
 
 
 class KeyWaiting(msgspec.Struct, frozen=True):
-    """A key of a fair queue and its number of waiting jobs; of a key of two levels, the first one."""
+    """A key of a fair queue and its number of waiting jobs; with two levels, the first key."""
 
     key: str
     jobs: int
@@ -372,7 +372,7 @@ class RecordedStart(msgspec.Struct, frozen=True, array_like=True):
 
 
 JobView = Literal["scheduled", "throttled", "ready", "blocked"]
-"""What a waiting job waits for: its time, a limit, a slot, or another job."""
+"""The kind of thing that a waiting job waits for: its time, a limit, a slot, or another job."""
 
 CountedView = Literal["scheduled", "throttled", "ready", "blocked", "running"]
 """The same for counts, which may include running jobs."""
@@ -388,7 +388,7 @@ class JobName(msgspec.Struct, frozen=True):
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs to list, by id and so by when they were enqueued; newest first unless `oldest_first`.
+    """Selects the jobs to list, in the order of their ids and so of their enqueueing; newest first by default.
 
     `cursor` is the last id of the page before. Instants are wall microseconds; each range is from `…_from` up to, but
     not including, `…_until`. `limit` and `key` match one bucket of the job. `node` is the node that runs it or ran it
@@ -516,7 +516,7 @@ class Dependency(msgspec.Struct, frozen=True):
 
 
 class Dependencies(msgspec.Struct, frozen=True):
-    """What a job follows, and what follows it: the first 100 of each, by id."""
+    """The jobs that a job follows, and those that follow it: the first 100 of each, by id."""
 
     leaders: Sequence[Dependency]
     followers: Sequence[Dependency]
@@ -543,7 +543,7 @@ class DownstreamJob(msgspec.Struct, frozen=True):
 
 
 class DeployRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The start of the first node of another release of the user's program, as wall time in microseconds."""
+    """The start of another release of the user's program: its first node's wall time in microseconds."""
 
     at: int
     release: str

@@ -91,7 +91,7 @@ class Fired(msgspec.Struct, frozen=True):
 
     @property
     def last_job(self) -> str | None:
-        """The id of the last of the jobs; of a graph, that of its batch."""
+        """The id of the last job; for a graph, the id of its batch."""
         return self.runs[-1] if self.batches else self.jobs[-1].id if self.jobs else None
 
     @property

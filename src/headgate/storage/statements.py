@@ -231,7 +231,7 @@ class Statements(Mapping[str, S]):
 
 
 def columns_of(part: str) -> tuple[str, ...]:
-    """Return the names of the columns of the table of rows in a part, in their order."""
+    """Return the column names of the table of rows in a part, in order."""
     (text,) = [block.text for block in _load() if block.is_part and block.name == part]
     found = _ROWS.search(text)
     assert found is not None

@@ -88,7 +88,7 @@ class StoredBuckets:
 
 
 class _StoredReservation(msgspec.Struct, array_like=True):
-    """What is stored under the id of a request: its answer, and for a reservation the states before and after it."""
+    """The answer that is stored under a request's id, and for a reservation the states before and after it."""
 
     taken: Taken
     before: str | None = None

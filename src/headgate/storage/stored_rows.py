@@ -119,7 +119,7 @@ class RowDecoder(Generic[R]):
         self._nothing = (None,) * len(places) if len(places) > 1 else None
 
     def own_ids(self, rows: Iterable[R]) -> set[int]:
-        """Return the numbers of ids that callers chose whose texts this process does not know."""
+        """Return the numbers of the ids that callers chose, if this process does not have their texts."""
         return {
             number
             for get in self._id_getters

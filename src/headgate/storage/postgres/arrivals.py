@@ -28,7 +28,7 @@ RECENT = 1_000
 
 
 class Merge(NamedTuple):
-    """What a merge has done: the last place in line that is taken now, and the queues of the lanes.
+    """The result of a merge: the last place in line that is taken now, and the queues of the lanes.
 
     `has_more`: there may be more arrivals.
     """
@@ -39,7 +39,7 @@ class Merge(NamedTuple):
 
 
 class _Merged(msgspec.Struct):
-    """What a merge has done: the lanes that seem empty now, the last place in line that it assigned, and arrivals."""
+    """The result of a merge: the lanes that seem empty now, the last place in line that it assigned, and arrivals."""
 
     seems_empty: list[RowId]
     queues: list[str]

@@ -87,7 +87,7 @@ HIGHEST_PORT = 65535
 
 
 class Treatment(Enum):
-    """What an error of the server means, while the store is open."""
+    """The meaning of a server error while the store is open."""
 
     AGAIN = "the same transaction is expected to succeed if it is repeated"
     REFUSED = "nothing was written, and the connection is usable"
@@ -125,7 +125,7 @@ ERRORS: Mapping[str, Treatment] = MappingProxyType(
         "XX": Treatment.GONE,
     }
 )
-"""What the codes mean that begin so; the longest one decides. Others are defects.
+"""Maps prefixes of error codes to what they mean; the longest prefix decides. Other codes are defects.
 
 Nothing that a server reports ends a worker: each treatment but VALUES is a StorageUnavailable, after which it tries
 again. VALUES is one where no values are written: a row that somebody has damaged is no reason to stop either.
@@ -335,7 +335,7 @@ class Database:
 
     @property
     def keeps_sessions(self) -> bool:
-        """Whether what is set in a session stays there, and disturbs nobody."""
+        """Whether a session keeps what is set in it, and shares it with no other client."""
         return not self.is_pooled and self.lent is None
 
     async def open(self) -> None:
@@ -782,7 +782,7 @@ _FIRST_OF_USERS = 16_384
 """The lowest number of a type that is not PostgreSQL's own (FirstNormalObjectId)."""
 
 _own_types: dict[frozenset[int], Any] = {}
-"""What PostgreSQL has said about its own types, which are the same on each server."""
+"""PostgreSQL's descriptions of its own types, which are the same on each server."""
 
 
 class _NotAsked(NamedTuple):

@@ -64,7 +64,7 @@ SLACK = SECOND // 10
 
 
 class LowWatermarks:
-    """The low watermarks of one process: places of due lanes, `opens_at` of opened buckets, and the id of arrivals."""
+    """The low watermarks of one process: the lowest due lane's place, opened bucket's `opens_at`, and arrival's id."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -8,7 +8,7 @@ from headgate.storage.store import Store
 
 
 class PostgresStorage(Store):
-    """Jobs in one schema of a PostgreSQL database, shared by any number of processes on any number of machines.
+    """Jobs in one schema of a PostgreSQL database, which any number of processes and machines share.
 
     When a verb returns, its changes are on the server's disk, as far as the server's own `synchronous_commit`
     guarantees it. `schema` has the tables; `?schema=` of the URL names it, too. `listen_url` is for a `url` that goes

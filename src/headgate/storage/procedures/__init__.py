@@ -1,1 +1,1 @@
-"""What happens in a transaction, written once for every database: a module for each subject."""
+"""The steps of each transaction, written once for every database: a module for each subject."""

@@ -16,7 +16,7 @@ _ALERTS = RowDecoder(AlertRecord, "alert")
 
 
 async def take_alert_turns(tx: Transaction, alerts: Collection[str], every: int) -> Set[str]:
-    """Take and return those of these alerts that no node has taken for `every` microseconds: it looks at them."""
+    """Take and return the alerts that no node has taken for `every` microseconds; the caller checks them."""
     turns = [(alert, tx.now) for alert in sorted(alerts)]
     return set(await tx.values("take_alert_turns", turns=turns, before=tx.now - every))
 

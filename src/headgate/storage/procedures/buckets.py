@@ -272,7 +272,7 @@ class PermitBucket(NamedTuple):
 def permit_contradictions(
     holders: Iterable[Holder], buckets: Mapping[BucketRef, PermitBucket], pending: Container[str], rules: LiveRules
 ) -> Iterator[str]:
-    """Yield a sentence for each contradiction between buckets, jobs and `pending` batches about who holds permits."""
+    """Yield a sentence for each contradiction between buckets, jobs and `pending` batches about held permits."""
     expected: dict[BucketRef, Counter[str]] = {}
     for job in holders:
         holds = () if job.terms is None else job.terms.holds
@@ -309,7 +309,7 @@ async def return_permits(tx: Transaction, jobs: Iterable[PermitRelease]) -> Set[
 
 
 async def remove_holders(tx: Transaction, leaving: Mapping[BucketRef, Sequence[str]]) -> None:
-    """Take one use of a permit from each of these holders of these buckets."""
+    """Remove one use of a permit from each of these holders."""
     rows = await lock_buckets(tx, leaving)
     await _write(tx, [(row, permits_left(row.state, leaving[row.ref])) for row in rows])
 

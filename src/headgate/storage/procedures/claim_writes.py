@@ -1,4 +1,4 @@
-"""What a claim writes: the jobs that start or end, the charges, and the new places of the lanes.
+"""Writes a claim: the jobs that start or end, the charges, and the new places of the lanes.
 
 It follows the decision of a `ClaimPlan`, in the transaction that has locked its rows. A claim starts again if another
 transaction has locked or changed a row that it writes.
@@ -50,7 +50,7 @@ class SkippedJobs:
 
 
 class Written(NamedTuple):
-    """What a claim has written."""
+    """The rows that a claim has written."""
 
     has_progressed: bool
     """Whether jobs or lanes have moved."""

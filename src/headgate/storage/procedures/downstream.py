@@ -1,4 +1,4 @@
-"""What is cancelled with a batch: its jobs, those of the batches in it, and what then waits for nothing else."""
+"""Cancels what belongs to a batch: its jobs, those in its inner batches, and what then waits for nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users read of ends: the jobs that became final, those that failed last, and their errors."""
+"""Reads ended jobs for users: the jobs that became final, those that failed last, and their errors."""
 
 from __future__ import annotations
 

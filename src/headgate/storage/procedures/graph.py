@@ -149,7 +149,7 @@ def _group(id: str, task: str | None, states: Mapping[str, int], depth: int, is_
 
 
 class _Graph:
-    """What has been read of a graph; a join is no node of it, but connects each of its leaders with its followers."""
+    """The part of a graph that was read; a join is no node, but connects each of its leaders with its followers."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()

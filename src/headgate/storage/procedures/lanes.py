@@ -22,7 +22,7 @@ from headgate.storage.stored_rows import lane_id
 
 
 class Lane(msgspec.Struct, frozen=True, gc=False):
-    """What identifies a lane: its queue, buckets and wait mode."""
+    """The identity of a lane: its queue, buckets and wait mode."""
 
     queue: str
     buckets: tuple[BucketRef, ...]

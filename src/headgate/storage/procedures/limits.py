@@ -1,4 +1,4 @@
-"""What plain code and operators change about limits and their buckets."""
+"""Changes that plain code and operators make to limits and their buckets."""
 
 from __future__ import annotations
 

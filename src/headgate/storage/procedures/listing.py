@@ -1,4 +1,4 @@
-"""What users read: jobs and batches, waiting jobs and what they wait for, buckets, and starts."""
+"""Reads lists for users: jobs and batches, waiting jobs and what they wait for, buckets, and starts."""
 
 from __future__ import annotations
 
@@ -393,7 +393,7 @@ async def batch(tx: Transaction, batch_id: str) -> BatchRecord | None:
 
 
 async def jobs_of_batch(tx: Transaction, batch_id: str, *, after: str = "", count: int = 1000) -> Sequence[str]:
-    """Return a page of the ids of the jobs of a batch, and of the batches in it, in order.
+    """Return a page of job ids in a batch and in its inner batches, in order.
 
     Those of a join are the leaders that it counts. `after` is the last id of the page before.
     """
@@ -417,7 +417,7 @@ async def batches(
 
 
 async def tasks_of_batches(tx: Transaction, batch_ids: Collection[str], most: int = 100) -> Mapping[str, Sequence[str]]:
-    """Return the tasks of each batch by name, of up to `most` of its jobs, whichever they are."""
+    """Return the tasks of each batch by name, from any `most` of its jobs."""
     found = await tx.fetch(_BATCH_TASKS, "tasks_of_batches", ids=[*batch_ids], most=most)
     return {each.id: each.tasks for each in found}
 
@@ -546,7 +546,7 @@ async def waiting_by_key(tx: Transaction, queue: str, count: int) -> WaitingByKe
 
 
 async def is_work_left(tx: Transaction, queues: Set[str], tasks: Set[str], *, ready_only: bool) -> bool:
-    """Whether a job of these queues is running on any node, or a job of these tasks is left to run in one of them.
+    """Whether a job in these queues runs on any node, or a job of these tasks is left to run in them.
 
     Jobs in a paused queue do not count. With `ready_only`, nor do jobs that wait for a limit, for their time or for
     another job. It is one read, so it never misses a job that was added by another before that one ended.
@@ -607,7 +607,7 @@ async def buckets_by_trouble(tx: Transaction, count: int) -> Sequence[BucketReco
 
 
 async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) -> Sequence[BucketRef]:
-    """Return up to `count` keys of these limits that begin so, by limit and key; each limit is looked up once.
+    """Return up to `count` keys of these limits that begin so, by limit and key; each limit is read once.
 
     Keys for which no job has started yet are found if their jobs wait in one of 50,000 lanes.
     """

@@ -53,7 +53,7 @@ class LockedJob(msgspec.Struct):
 
     @property
     def place(self) -> tuple[str, Lane, BucketMask, bool]:
-        """What changes if it leaves its lane."""
+        """Return what changes if it leaves its lane."""
         return self.id, self.lane, self.held, self.is_blocked
 
     @property

@@ -1,4 +1,4 @@
-"""What nodes do about once a minute, what operators do to queues, and checks that rows agree."""
+"""Upkeep that nodes do about once a minute, operators' actions on queues, and checks that rows agree."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Prunable(msgspec.Struct, array_like=True):
 
 
 class _Lane(msgspec.Struct):
-    """What is stored of what identifies a lane."""
+    """The identity of a lane as it is stored."""
 
     id: str
     queue: str
