@@ -48,14 +48,14 @@ _COUNT = re.compile(r"[0-9]{1,12}")
 
 
 class Reading(NamedTuple):
-    """What was found for one subject: its value in the unit of the threshold; None for a kind without one."""
+    """The reading for one subject: its value in the unit of the threshold; None for a kind without one."""
 
     subject: str
     value: float | None = None
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """What an alert is about: a kind, perhaps one subject, and the threshold that a value has to exceed.
+    """The condition of an alert: a kind, perhaps one subject, and the threshold that a value has to exceed.
 
     The threshold of a lag is in seconds, that of failures a count in `period` microseconds.
     """
@@ -199,7 +199,7 @@ class AlertRecord(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def next_state(self) -> AlertState:
-        """What the next message says. That an alert has ended is only told after its beginning."""
+        """The state in the next message. An alert's end is sent only after its beginning."""
         return "resolved" if self.ended_at is not None and self.sent else "firing"
 
     @property
@@ -215,13 +215,13 @@ class AlertRecord(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertMessage:
-    """What the target of an alert gets; a webhook gets the same fields as a JSON object.
+    """A message to the target of an alert; a webhook gets the same fields as a JSON object.
 
     The `state` is "firing", "resolved", or "test" for `headgate alerts test`. A message may arrive twice, then with the
     same `id`. All messages of one alert, from its beginning to its end, have the same `alert_id`; `number` counts
-    from 1 those that are known to be delivered. `alert` is the name of the declaration, `subject` the queue, task,
-    node, schedule or limit that `condition` is about ("": all tasks), `value` what was measured last, in the unit of
-    the threshold (None: the condition has none). `text` says the same in a sentence. The alert began at `started_at`
+    the messages that are known to be delivered, from 1. `alert` is the name of the declaration, `subject` the queue,
+    task, node, schedule or limit that `condition` is about ("": all tasks), `value` what was measured last, in the unit
+    of the threshold (None: the condition has none). `text` says the same in a sentence. The alert began at `started_at`
     and ended at `ended_at` (None: it lasts). `store` is where the jobs are, without a password.
     """
 

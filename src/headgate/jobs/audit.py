@@ -15,7 +15,7 @@ LONGEST_DETAIL = 1000
 
 
 class AuditLevel(IntEnum):
-    """What the audit trail of a job holds; each level includes the one before.
+    """How much a job's audit trail holds; each level includes the one before.
 
     NONE: only the job's own row. ERRORS: attempts that ended with an error, or with the death of their node. MINIMAL:
     every attempt that did not succeed. FULL: also what operators did to the job.
@@ -85,7 +85,7 @@ class AuditEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which entries to list, newest first; `before` is the last number of the previous page."""
+    """Selects the entries to list, newest first; `before` is the last number of the previous page."""
 
     kind: SubjectKind | None = None
     subject: str | None = None

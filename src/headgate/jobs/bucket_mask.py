@@ -34,7 +34,7 @@ def size(mask: BucketMask) -> int:
 
 
 def chosen(values: Iterable[T], mask: BucketMask) -> list[T]:
-    """Return the values of the buckets in the set, of one value for each bucket of the job.
+    """Return the values of the buckets in the set; `values` has one for each bucket.
 
     Buckets beyond the last value, as in an inconsistent row, are ignored.
     """
@@ -50,7 +50,7 @@ def chosen(values: Iterable[T], mask: BucketMask) -> list[T]:
 
 
 def without(values: Sequence[T], mask: BucketMask) -> tuple[T, ...]:
-    """Return the values of the buckets that are not in the set, of one value for each bucket of the job."""
+    """Return the values of the buckets that are not in the set; `values` has one for each bucket."""
     if not mask:
         return tuple(values)
     return tuple([value for index, value in enumerate(values) if not mask >> index & 1])

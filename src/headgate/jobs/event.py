@@ -74,8 +74,8 @@ class JobReplaced(Event, frozen=True):
 class JobStarted(Event, frozen=True):
     """An attempt starts on this node, `waited` seconds after it was due; it was charged to these `limits`.
 
-    For the first `throttled` of these seconds it waited for a limit, after that for a free slot. Of its limits, the
-    `unlimited` ones were not charged, because their store was unavailable.
+    It waited for a limit during the first `throttled` seconds, then for a free slot. Its `unlimited` limits were not
+    charged, because their store was unavailable.
     """
 
     job_id: str
@@ -176,8 +176,8 @@ class JobReturned(Event, frozen=True):
 class JobThrottled(Event, frozen=True):
     """Jobs wait for a closed bucket. Published at once, then at most every 30 s with how often lanes met it closed.
 
-    What was met since the last one is published when the node stops. `job_id` is the job that met it last: the first of
-    the `waiting` ones in its lane. `opens_at` is None for a bucket that opens when a permit is given back.
+    The node publishes the rest when it stops. `job_id` is the job that met it last: the first of the `waiting` ones in
+    its lane. `opens_at` is None for a bucket that opens when a permit is given back.
     """
 
     limit: str
@@ -217,7 +217,7 @@ class LimitThrottled(Event, frozen=True):
 
 
 class LimitsClosed(Event, frozen=True):
-    """A claim of this node met closed buckets of these limits, one entry per bucket; their jobs stay throttled."""
+    """A claim on this node met closed buckets, one entry per bucket; their jobs stay throttled."""
 
     limits: tuple[str, ...]
 
@@ -354,10 +354,10 @@ class LimitStoreMisconfigured(Event, frozen=True):
 
 
 class OccurrencesSkipped(Event, frozen=True):
-    """`count` occurrences of a schedule do not run: no node ran when they were due ("misfire"), the previous one is not
-    final ("overlap"), the open ones may be its last ("max_runs"), or its limit is closed until then ("limit").
+    """`count` occurrences of a schedule do not run, for a `reason`; the next one is due at `next_at`.
 
-    The next one is due at `next_at`. Of another trigger than `Every`, at most 1,000 are counted at once.
+    "misfire": no node ran when they were due. "overlap": the previous one is not final. "max_runs": the open ones may
+    be its last. "limit": its limit is closed until then. A trigger other than `Every` counts at most 1,000 at once.
     """
 
     schedule: str
@@ -777,9 +777,9 @@ class LeaseNotRenewed(Event, frozen=True):
 
 
 class ClockSkewed(Event, frozen=True):
-    """The clock of this node is `seconds` ahead of the store's (below 0: behind it); published once.
+    """This node's clock is `seconds` ahead of the store's (below 0: behind it); published once.
 
-    Jobs use the store's clock; `at` of the events, and the log, use the clock of the node.
+    Jobs use the store's clock; the log, and `at` in events, use the node's clock.
     """
 
     node: str
@@ -807,9 +807,9 @@ class ReportDropped(Event, frozen=True):
 
 
 class NodeMeasured(Event, frozen=True):
-    """The load of this node, published each second: its `slots` and the `busy` ones, by queue.
+    """The load of this node, published every second: its `slots` and the `busy` ones, by queue.
 
-    `lingering` is the number of slots taken by cancelled attempts, `unrecorded` of endings that wait for the store. The
+    `lingering` is how many slots cancelled attempts take, `unrecorded` how many endings wait for the store. The
     event loop was `loop_lag` seconds late, and the clock is `clock_skew` seconds ahead of the store's.
     """
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 Leaders = Mapping[str, Sequence[str]]
-"""What each job or batch follows, by id. Ids that are no keys are left out."""
+"""Maps each job or batch id to the ids that it follows, without ids that are no keys."""
 
 
 def depths(leaders: Leaders) -> dict[str, int]:

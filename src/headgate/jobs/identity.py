@@ -54,7 +54,7 @@ _own_texts: dict[int, str] = {}
 
 
 def job_number(text: str) -> int:
-    """Return the number of an id; of text that is not an id, a negative one of its own."""
+    """Return the number of an id; for text that is not an id, its own negative number."""
     # An id has one text: Python would also read others as its number, such as that in upper case. A pattern is slower.
     if len(text) == 13 and text.isascii() and text.isalnum() and text == text.lower():
         try:
@@ -74,7 +74,7 @@ def job_number(text: str) -> int:
 
 
 def job_text(number: int) -> str:
-    """Return the text of the number of an id; of an id that a caller chose, the own text if this process knows it."""
+    """Return the text of an id's number; if a caller chose the id, the caller's text if this process has it."""
     if number < 0:
         own = _own_texts.get(number)
         if own is not None:
@@ -101,7 +101,7 @@ def remember_own(number: int, text: str) -> None:
 
 
 def is_own_unknown(number: int | None) -> bool:
-    """Whether it is the number of an id that a caller chose, with a text that this process does not know."""
+    """Whether a caller chose the id with this number, and this process does not have its text."""
     return number is not None and LOWEST < number < 0 and number not in _own_texts
 
 

@@ -28,7 +28,7 @@ On = Literal["success", "failure", "final"]
 """The end of its leader after which a job runs: success, failure or cancellation, or any final state."""
 
 OnConflict = Literal["keep", "replace", "raise", "cancel_running"]
-"""What happens to the next job under a unique key."""
+"""Sets what happens to the next job under a unique key."""
 
 
 class BucketRef(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -89,7 +89,7 @@ DEFAULT_UNIQUE_TERMS = UniqueTerms()
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a job belongs to: a chain, a batch or a schedule.
+    """The chain, batch or schedule that a job belongs to.
 
     A job that `follows` a job or a batch (an id) is blocked until that is final; then it runs if that ended as `on`
     says, and is cancelled or skipped otherwise. `batch` is the batch that it is part of. `schedule` is the schedule
@@ -170,19 +170,19 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
 
     @property
     def known_by(self) -> str:
-        """What a node must declare to start it: the limit set that computed its buckets, or its task without one."""
+        """The name that a node must declare to start it: the limit set that computed its buckets, or its task."""
         return self.limit_set or self.task
 
 
 class RemoteCharge(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The instant of a charge in the time of a remote store, and how far that is ahead of local limit time."""
+    """The instant of a charge in remote time, and how far that is ahead of local limit time."""
 
     at: int
     ahead: int
 
 
 class CallShare(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Which call a job may be part of: its `leader` was charged for it in `limits`, and no other job was.
+    """The call that a job may be part of: only its `leader` was charged for it in `limits`.
 
     Jobs of one `lane` have the same keys, so one call may handle those of several leaders.
     """

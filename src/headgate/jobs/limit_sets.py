@@ -28,7 +28,7 @@ class KnownLimitSets(frozenset[str]):
 NO_LIMIT_SETS = KnownLimitSets()
 
 LIMIT_SUBJECT = "limit "
-"""What the subject of a limit begins with, among those of limit sets; no task has a space in its name."""
+"""The prefix that marks a limit among the subjects of limit sets; no task has a space in its name."""
 
 
 class OverflowTarget(NamedTuple):

@@ -22,13 +22,13 @@ Backoff = Callable[[int], Duration | None] | Callable[[int, Any], Duration | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How failed attempts are tried again; the slot is free while a retry waits, and the count is durable.
+    """Sets how failed attempts are tried again; the slot is free while a retry waits, and the count is durable.
 
-    `retries` (default 3) come after the first attempt. The n-th waits a random time (full jitter) of up to
-    `base` (1 s) times 2**(n-1), at most `cap` (1 h); `jitter=False` waits exactly that. Alternatively `delay` is the
-    same wait each time, `delays` lists each wait (and so the number of retries), or `backoff` computes it from the
-    number of failures so far, and from the error if it takes two arguments: as seconds, or None to give up. These three
-    are never jittered.
+    `retries` (default 3) come after the first attempt. The n-th waits a random time (full jitter) up to
+    `base` (1 s) times 2**(n-1), at most `cap` (1 h); `jitter=False` waits exactly that. Instead, `delay` sets the same
+    wait each time, or `delays` lists each wait (and so the number of retries). `backoff` is a function that gets the
+    number of failures so far, and the error if it takes two arguments; it returns seconds, or None to give up. These
+    three are never jittered.
 
     Errors in `give_up_on` are never retried; with `retry_on`, only those errors are; an error in both is not retried.
     Each is an exception class, `RetryPolicy.NETWORK`, `RetryPolicy.DATABASE`, a function that gets the error and
@@ -44,7 +44,7 @@ class RetryPolicy:
     """
 
     NETWORK: ClassVar[Transient] = transient.NETWORK
-    """Refused, lost or timed-out connections, of the standard library and of the usual clients."""
+    """Refused, lost or timed-out connections, in the standard library and in the usual clients."""
 
     DATABASE: ClassVar[Transient] = transient.DATABASE
     """Failed connections to a database, deadlocks, serialization failures, unavailable locks."""
@@ -151,7 +151,7 @@ class RetryPolicy:
         )
 
     def with_terms(self, terms: RetryTerms) -> RetryPolicy:
-        """Return the stored policy of one job, with the filters of this policy of its task."""
+        """Return a job's stored policy, with the filters of this policy, its task's."""
         filters: dict[str, Any] = {"retry_on": self.retry_on, "give_up_on": self.give_up_on}
         # An older release may have stored values beyond the current bounds.
         if terms.delays is not None:

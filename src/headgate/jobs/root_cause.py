@@ -15,7 +15,7 @@ LONGEST_PATTERN = 200
 """Characters of a message pattern."""
 
 UNKNOWN = JobError("unknown error", "")
-"""What stands for an error that is not stored, or cannot be read."""
+"""The text for an error that is not stored, or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ _LINK = re.compile(
     r"\n\n(?:The above exception was the direct (cause) of the following exception|"
     r"During handling of the above exception, another exception occurred):\n\n"
 )
-"""What Python prints between two exceptions of a chain."""
+"""The text that Python prints between two chained exceptions."""
 
 
 def _innermost(text: str) -> tuple[str, bool]:

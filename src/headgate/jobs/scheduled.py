@@ -13,7 +13,7 @@ from headgate.jobs.job import JobOptions, Origin
 
 
 class ScheduledCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a schedule enqueues: a task, its payload and its options; `expires_in` is in microseconds.
+    """A job that a schedule enqueues: a task, its payload and its options; `expires_in` is in microseconds.
 
     With a `graph`, each occurrence enqueues its steps instead; `task` and `queue` are those of the first, and the rest
     is blank.

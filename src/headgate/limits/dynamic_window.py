@@ -22,11 +22,11 @@ UNKNOWN = 1 << 40
 """The starts and keys of a slice whose content is unknown: no start fits beside them."""
 
 Held = tuple[int, ...]
-"""What one key used in the window, oldest first: slice, used, slice, used, …"""
+"""The use of one key in the window, oldest first: slice, used, slice, used, …"""
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was used in one slice, and how many keys have their last start in it."""
+    """The use in one slice, and how many keys have their last start in it."""
 
     number: int
     used: int
@@ -34,7 +34,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WindowUse(msgspec.Struct, frozen=True, array_like=True):
-    """What all keys used in the window and in the slice that leaves it: in total, by slice, and by key.
+    """The use of all keys in the window and in the slice that leaves it: in total, by slice, and by key.
 
     The keys are in the order in which they became active. The newest slice may be empty after a refund.
     """
@@ -283,7 +283,7 @@ _unpack = msgspec.msgpack.Decoder(_Packed).decode
 
 
 class _View:
-    """What counts for one key at an instant; `move_on` goes to a later one, without starts between."""
+    """The counts for one key at an instant; `move_on` goes to a later one, without starts between."""
 
     __slots__ = (
         "_expired",
@@ -449,13 +449,13 @@ class DynamicWindow(Limit):
     """A window for each key, under one ceiling that the active keys share fairly.
 
     `DynamicWindow(per=3600, capacity=20, min_count=2, key="{tenant_id}")`: 20 an hour for all keys together. One active
-    key gets 20, two get 10 each, three get 7, 7 and 6, ten get 2 each, and an eleventh waits until one of the ten has
-    had no start for an hour. `max_count` (default: the capacity) is the most that one key gets. `min_count` (default 1)
+    key gets 20, two get 10 each, three get 7, 7 and 6, ten get 2 each. An eleventh waits until one of the ten has had
+    no start for an hour. `max_count` (default: the capacity) is the most that one key gets. `min_count` (default 1)
     is the smallest share: keys that could not have it wait. `capacity=20, count=4` is 4 for each key and at most 5
     keys; `count=4` alone is a window for each key without a ceiling. At most `max_keys` (default 1,000) are active.
 
-    A key is active while it has starts in the window. A new key reduces the shares of the others at once, waits until
-    what they have already used leaves the window, and then goes before them (they go a microsecond later). Other keys
+    A key is active while it has starts in the window. A new key reduces the other shares at once. It waits until what
+    they have already used leaves the window, and then goes before them (they go a microsecond later). Other keys
     do not get what an active key leaves unused. A cost above a key's present share waits until other keys leave.
 
     `slices` (default 1): 1 is a fixed window, aligned to the Unix epoch; more make a sliding one, as `SlidingWindow`.

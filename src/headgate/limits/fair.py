@@ -153,7 +153,7 @@ class TurnGroup:
 
 
 class TakesTurns(Protocol):
-    """What stands in a line of turns: a lane. Its start raises its `virtual_time` by `step`."""
+    """An entry in a line of turns: a lane. Its start raises its `virtual_time` by `step`."""
 
     virtual_time: int
     step: int

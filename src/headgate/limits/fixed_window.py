@@ -132,7 +132,7 @@ class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
 
 @dataclass(frozen=True, init=False)
 class FixedWindow(Limit):
-    """A quota of N starts in each minute, hour or day of the calendar (UTC), renewed all at once.
+    """A quota of N starts in each calendar minute, hour or day (UTC), renewed all at once.
 
     `FixedWindow("15/m")` or `FixedWindow(15, per=60)`; windows are half open, aligned to the Unix epoch, and at least a
     second long. It stores two numbers per key, whatever the count.

@@ -69,17 +69,17 @@ class Limit:
     belongs to its task. `cost` (default 1) is what one start costs: a number, a template or a callable.
 
     `on_limit`: a job without budget waits (`"wait"`), fails at once (`"discard"`) or is cancelled at once (`"cancel"`).
-    `max_wait` (seconds): a job that would wait longer fails. A limit that sets neither has both from the queue of the
-    job, else from the app; default: jobs wait without a maximum, which `on_limit="wait"` alone says, too.
+    `max_wait` (seconds): a job that would wait longer fails. A limit that sets neither has both from the job's queue,
+    else from the app; default: jobs wait without a maximum, which `on_limit="wait"` alone says, too.
     `on_missing_key`: a job with an empty key runs without this limit, with one warning (`"run"`, default), shares the
     bucket `"global"` (`"shared"`), or is refused at enqueue (`"fail"`). `on_key_error`: the same for a key function
     that raises (`"run"` or `"fail"`).
 
     `store` keeps the buckets in another store (`"redis://…"`, `"postgresql://…"`, or a BucketStore), to share them with
     other programs. While that store cannot be reached, jobs run unlimited with a warning (`on_store_error="run"`,
-    default), wait (`"wait"`), or use an equal share of the limit: `on_store_error="share", sharers=4` is a quarter.
+    default), wait (`"wait"`), or use an equal share: `on_store_error="share", sharers=4` is a quarter.
     `charge_retries=False` does not charge retries, for limits that count starts. With `per_call=True` they are charged
-    once for each call of a chunked task, instead of once for each of its jobs.
+    once for each call of a chunked task, not once for each job.
     """
 
     may_repeat: ClassVar[bool] = False
@@ -171,7 +171,7 @@ class Limit:
 
 
 def share_of(limit: Limit) -> Limit:
-    """Return the limit of one of its sharers while its store is away."""
+    """Return the limit that one sharer uses while its store is away."""
     assert limit.sharers is not None
     return changed(limit, rule=limit.rule.divided(limit.sharers), store=None)
 

@@ -228,9 +228,9 @@ class SlidingWindow(Limit):
     slice from 12:40 to 13:00 leaves the hour. `slices` (default 60) is the precision; a slice is at least a
     millisecond. A key stores two numbers for each slice that is not empty.
 
-    Any window shorter than `slices - 1` slices holds at most the count, and one of the whole period at most twice the
-    count, when all starts lie at its two ends: see `rule.bound(window)`. To hold the count in *every* window of the
-    period, add one slice: `margin = per / (slices - 1)`. `margin` seconds (default 0) widen the period.
+    Any window shorter than `slices - 1` slices holds at most the count. A window as long as the period holds at most
+    twice the count, when all starts lie at its two ends: see `rule.bound(window)`. To hold the count in *every* window
+    of the period, add one slice: `margin = per / (slices - 1)`. `margin` seconds (default 0) widen the period.
     """
 
     rule: SliceCounter

@@ -22,7 +22,7 @@ OTHER = "(other)"
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What an app passes to an instrument.
+    """Access to an app for an instrument.
 
     `tap` registers functions that are called at once with each event of their kind, on the app's event loop. `trace_by`
     sets the app's tracing. `events_lost` returns how many events slow subscribers have lost. `loop` returns the event

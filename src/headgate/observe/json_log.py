@@ -15,7 +15,7 @@ from headgate.jobs.job import truncated_error
 from headgate.tasks.context import current_job
 
 _ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every record has; other attributes were passed as `extra`."""
+"""The attributes that every record has; others were passed as `extra`."""
 
 _encoder = msgspec.json.Encoder(enc_hook=repr, decimal_format="string")
 

@@ -9,7 +9,7 @@ from headgate.clock import SECOND, Clock, Timer
 
 
 class LogBudget:
-    """Admits `lines` lines in `per` seconds. The number of lines left out is reported once, at the end of that time."""
+    """Admits `lines` lines in `per` seconds. At the end of that time it reports once how many it left out."""
 
     def __init__(self, clock: Clock, *, lines: int = 20, per: int = 60) -> None:
         self._clock = clock

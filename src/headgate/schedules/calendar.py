@@ -41,8 +41,8 @@ class Calendar(
 ):
     """Times on given days, on the wall clock of `tz` (default: UTC).
 
-    Every `days`, `weeks` or `months`; give one of the three (default: 1, of the unit that `on` needs). `on` lists days
-    of a week ("mon", "weekday") or of a month: numbers, where 29 to 31 mean the last day of a shorter month; "first
+    Every `days`, `weeks` or `months`; give one of the three (default: 1, in the unit that `on` needs). `on` lists
+    weekdays ("mon", "weekday") or days of a month: numbers, where 29 to 31 mean the last day of a shorter month; "first
     monday" to "fifth friday" and "last sunday"; "first weekday", "last weekday", "last day". Default: the day of
     `start`. `in_months` leaves out all other months. `at` are the times (default: midnight).
 

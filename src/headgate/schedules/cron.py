@@ -42,7 +42,7 @@ MonthDays = Callable[[int, int], set[int]]
 
 
 class Cron(msgspec.Struct, frozen=True, tag_field="kind", tag="cron", omit_defaults=True, dict=True):
-    """The instants of a cron expression, on the wall clock of `tz` (default: UTC).
+    """The instants of a cron expression, on the wall clock in `tz` (default: UTC).
 
     Five fields, or six with the second first. If day and weekday are both restricted, one of them has to match, as in
     every cron. A time that the clock skips in spring runs at the end of the gap; a time that it shows twice in autumn
@@ -167,7 +167,7 @@ _WEEKDAY = _Field("weekday", 0, 7, _WEEKDAYS)
 
 
 def _days_of_month(text: str, where: str) -> MonthDays:
-    """What the field of the day of the month allows."""
+    """Return the days that the day-of-month field allows."""
     items = text.split(",")
     plain = set[int]().union(*(_DAY.item(item, where) for item in items if item != "l"))
 

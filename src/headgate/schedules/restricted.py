@@ -31,7 +31,7 @@ ExcludesDay = Callable[[date], bool]
 """Returns whether a schedule does not run on this day."""
 
 Excluded = date | str | ExcludesDay
-"""What excludes days: a date, a date or a range as text, or a function."""
+"""Excludes days: a date, a date or a range as text, or a function."""
 
 
 class WindowTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):

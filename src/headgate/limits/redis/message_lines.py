@@ -62,7 +62,7 @@ class PublishMessage:
 
 
 Steps = Generator[RunScript | PublishMessage, Any, T]
-"""What to do, one step after the other; the generator returns the result."""
+"""The steps to do, in order; the generator returns the result."""
 
 
 class BucketLine(msgspec.Struct, frozen=True):

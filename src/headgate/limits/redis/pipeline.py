@@ -62,7 +62,7 @@ class ScriptCall(ABC):
 
 
 class _Request(NamedTuple):
-    """What was sent at once: the number of scripts to load, and the calls. It times out when its timer fires."""
+    """One request: the number of scripts to load, and the calls. It times out when its timer fires."""
 
     loads: int
     calls: list[ScriptCall]

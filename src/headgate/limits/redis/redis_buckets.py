@@ -51,7 +51,7 @@ class RedisBuckets:
             raise DeclarationError(f"prefix={prefix!r} of buckets in Redis must not be empty nor hold braces")
         seconds = parse_seconds(timeout, "timeout", "buckets in Redis", allow_zero=False)
         self.advice: str | None = None
-        """What the server's settings may do to budgets, for the log; set by `open`."""
+        """Says what the server's settings may do to budgets, for the log; `open` sets it."""
         self._connect = connect
         self._prefix = prefix
         self._timeout = seconds

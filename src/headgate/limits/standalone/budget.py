@@ -51,7 +51,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
     def next_after(self) -> float:
         """Seconds until one more start may go, if nothing else is taken; infinite if time does not help.
 
-        That is a start of cost 1; on a shared store it is one of the same cost.
+        It is for a start of cost 1; on a shared store, for the same cost.
         """
         opens_at = self._rule.snapshot(self._state, self.decided_at).opens_at
         return _seconds(max(0, opens_at - self.decided_at), opens_at)
@@ -141,7 +141,7 @@ class _Holding:
         self._budget = budget
         self._key = key
         self.cost: int = cost
-        """What was charged for it so far."""
+        """The cost that was charged for it so far."""
         self.decision = decision
         self._budget.add_holder(key)
 

@@ -14,7 +14,7 @@ from headgate.errors import GateClosed, HeadgateError, StorageUnavailable
 
 
 class LoopSession(Protocol):
-    """What belongs to one event loop."""
+    """The state that belongs to one event loop."""
 
     async def close(self) -> None:
         """Release everything; a second call does nothing."""

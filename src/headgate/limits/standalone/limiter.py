@@ -299,7 +299,7 @@ def _leases(budget: Budget) -> LeaseBudget | None:
 
 
 class _StoreClass(NamedTuple):
-    """What to import for a URL: a class with `from_url`, and the package that it needs."""
+    """The class to import for a URL, which has `from_url`, and the package that it needs."""
 
     module: str
     name: str

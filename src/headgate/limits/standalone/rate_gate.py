@@ -26,9 +26,9 @@ _LINE = ""
 class RateGate:
     """Lets at most N through in any window of that length: `RateGate("15/m")` or `RateGate(15, per=60)`.
 
-    Any number of threads, and of tasks on any number of event loops, may wait at once; they pass in the order of their
-    arrival. A pass counts from the instant at which the waiter is awake, so no window ever holds more, however late it
-    wakes. `with RateGate(…) as gate:` closes it at the end of the block; `@gate` makes each call of a function wait
+    Any number of threads, and tasks on any number of event loops, may wait at once; they pass in the order in which
+    they arrive. A pass counts from the instant at which the waiter is awake, so no window ever holds more, however late
+    it wakes. `with RateGate(…) as gate:` closes it at the end of the block; `@gate` makes each call of a function wait
     first. The last N passes are kept in memory of this process. Waits that end without a pass are logged by
     `headgate.limiter`, one line every 30 s at most. Raises DeclarationError for an invalid rate.
     """

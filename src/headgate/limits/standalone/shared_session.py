@@ -93,7 +93,7 @@ class SharedSession:
             logger.warning("a start of %r that was not used stays charged: %s", key, error)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` without its caller, who is leaving. `close` waits for it."""
+        """Run `work` after its caller has left. `close` waits for it."""
         task = asyncio.ensure_future(work)
         self._refunds.add(task)
         task.add_done_callback(self._refunds.discard)

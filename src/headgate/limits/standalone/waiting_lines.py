@@ -20,7 +20,7 @@ ONLY_WHEN_CALLED = math.inf
 
 
 class Acquisition(Protocol):
-    """What one waiter waits for."""
+    """The request of one waiter."""
 
     def is_closed(self) -> bool:
         """Return whether the wait must end with GateClosed."""
