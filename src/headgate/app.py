@@ -357,8 +357,8 @@ class Headgate(RefusesForeignWords):
         """Call this `async def function(jobs, enqueue)` around each enqueue; `await enqueue()` stores the jobs.
 
         `jobs` is a sequence of `JobDraft`: one, or all of an `enqueue_many`, a chain or a batch. Headers and arguments
-        may be changed before `enqueue()`, which checks them. The function declared first is the outermost. What it
-        raises is raised to the caller. It is not called for the jobs that a schedule enqueues. Raises DeclarationError.
+        may be changed before `enqueue()`, which checks them. The function declared first is the outermost. The
+        caller gets what it raises. It is not called for the jobs that a schedule enqueues. Raises DeclarationError.
         """
         self._registry.hooks.add_around_enqueue(function)
         return function
@@ -366,8 +366,8 @@ class Headgate(RefusesForeignWords):
     def around_attempt(self, function: AttemptHook, /) -> AttemptHook:
         """Call this `async def function(job, run)` around each attempt; `await run()` calls the handler.
 
-        `job` is an `AttemptContext`. The function returns the result of `run()`, or another one; what it raises is the
-        error of the attempt. It runs on the event loop of the node, whatever the kind of the task. The function
+        `job` is an `AttemptContext`. The function returns the result of `run()`, or another one; if it raises, that is
+        the attempt's error. It runs on the node's event loop, whatever kind the task is. The function
         declared first is the outermost. Raises DeclarationError.
         """
         self._registry.hooks.add_around_attempt(function)
@@ -495,9 +495,9 @@ class Headgate(RefusesForeignWords):
     def limiter(self, name: str) -> Limiter:
         """Return a limiter for plain code that uses the same buckets as the jobs of this limit.
 
-        `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open. What it grants and refuses is
-        published as `LimiterGranted` and `LimiterRefused`, and the requests that a middleware passes without it while
-        its store is away as `LimiterBypassed`. Raises UnknownLimit.
+        `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open. The app publishes
+        `LimiterGranted` and `LimiterRefused` for its decisions, and `LimiterBypassed` when a middleware passes requests
+        without it because its store is away. Raises UnknownLimit.
         """
         limit = self._registry.limits.get(name)
         if limit is None:
@@ -544,12 +544,12 @@ class Headgate(RefusesForeignWords):
         repeat: Duration | None = 3600,
         secret: str | None = None,
     ) -> None:
-        """Tell `target` when a condition begins to hold, and when it has ended: `app.alert(url, on="queue_lag > 60")`.
+        """Notify `target` when a condition begins and when it has ended: `app.alert(url, on="queue_lag > 60")`.
 
         `target` is the URL of a webhook, which gets each `AlertMessage` as JSON by POST, or a function (async, or plain
         in a thread) that gets it. Each message is sent by one node, at least once; one that is not accepted is tried
-        again. While the condition holds, that is told again after each `repeat` seconds (default: an hour; None:
-        never). `name` (default: the host of the URL, or the name of the function) identifies the alert across restarts.
+        again. While the condition holds, the message is repeated every `repeat` seconds (default: an hour; None:
+        never). `name` (default: the URL's host, or the function's name) identifies the alert across restarts.
         `secret` signs the requests as Standard Webhooks describes.
 
         The conditions: `queue_lag > 60` (seconds that ready jobs wait for a slot), `waiting > 10000` (due jobs),
@@ -672,9 +672,9 @@ class Headgate(RefusesForeignWords):
     async def start(self, *, worker: bool = True) -> Self:
         """Open, and run jobs in this process until `stop`: `async with app:` for notebooks, where no block lasts.
 
-        With `worker=False` it only enqueues and reads, as `app.open()`. What is started already stays as it is, and a
-        worker can be added. If the node crashes, that is logged at once, and raised by `stop`. Raises DeclarationError
-        in a block of `async with app:`, and on another event loop.
+        With `worker=False` it only enqueues and reads, as `app.open()`. If the app is started already, it stays so, and
+        a worker can be added. If the node crashes, that is logged at once, and raised by `stop`. Raises
+        DeclarationError in a block of `async with app:`, and on another event loop.
         """
         async with self._starting:
             if self._client.lifecycle.loop is None:
@@ -716,15 +716,15 @@ class Headgate(RefusesForeignWords):
         """Run as a worker process until SIGTERM or SIGINT; a second signal ends it at once.
 
         `queues` maps the queues to serve to their slots (None: as declared); default: all declared queues. `slots` is
-        how many jobs of all queues together run at once, `name` what operators call the worker (default: the app's
+        how many jobs of all queues together run at once, `name` the worker's name in lists (default: the app's
         own). It runs tasks that require none but its `labels` (default: the app's own), and by default serves no queue
         whose tasks all require others. `max_tasks_per_child` and `max_memory_per_child` replace the app's own bounds of
         child processes. `grace` is how long running jobs may continue after the first signal (default:
-        the app's own). With `drain` it also ends when no job of its queues runs on any node, and none could start now
-        ("ready"), or none waits for a limit, for its time or for another job either ("all"); paused queues do not
-        count. `log_jobs` is whether each job that ends gets a line in the log (default: the app's setting, and without
-        one True). In a thread other than the main one no signal ends it; cancel it, or `drain`. Operators can stop it
-        as well (`headgate nodes stop`).
+        the app's own). With `drain="ready"` it also ends when no job of its queues runs on any node and none could
+        start now. With "all", none may wait for a limit, its time or another job either. Paused queues do not count.
+        `log_jobs` is whether each job that ends gets a line in the log (default: the app's setting, and without one
+        True). In a thread other than the main one no signal ends it; cancel it, or `drain`. Operators can stop it as
+        well (`headgate nodes stop`).
         """
         if self._storage.is_in_process:
             raise DeclarationError(

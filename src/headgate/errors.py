@@ -10,8 +10,9 @@ from typing import NoReturn, TypeVar
 E = TypeVar("E", bound=Exception)
 
 USER_CODE_ERRORS = (Exception, SystemExit, asyncio.CancelledError, GeneratorExit)
-"""What a plain function of the user (a trigger, a backoff, a key) may raise. Uncaught, the last three would end the
-node or the program. Such a function awaits nothing, so a CancelledError is its own and does not cancel the caller."""
+"""The errors that a plain function of the user (a trigger, a backoff, a key) may raise. Uncaught, the last three would
+end the node or the program. Such a function awaits nothing, so a CancelledError is its own and does not
+cancel the caller."""
 
 
 class HeadgateError(Exception):
@@ -60,7 +61,7 @@ class NotOpen(HeadgateError, RuntimeError):
 
 
 class StorageUnavailable(HeadgateError):
-    """The storage did not confirm the write or read; whoever called knows that it may not have happened."""
+    """The storage did not confirm the write or read; it may not have happened."""
 
 
 class StorageLost(StorageUnavailable):
@@ -265,7 +266,7 @@ class JobFailed(HeadgateError):
 class AttemptFailed(HeadgateError):
     """The error of a job's last attempt as it was stored, with its traceback; the cause of a `JobFailed`.
 
-    What the handler raised may be of a class that only its own process has, so it comes back as text.
+    It comes back as text, because only the handler's own process may have the class that it raised.
     """
 
 
@@ -350,7 +351,7 @@ class GateClosed(HeadgateError, RuntimeError):
 def raise_instead(other: BaseException | None, error: BaseException) -> NoReturn:
     """Raise `other` with `error` as its cause, or `error` itself if there is no other one.
 
-    The invariant: no error is its own cause. Whoever follows the causes of such an error never ends.
+    The invariant: no error is its own cause. Code that follows such causes would never end.
     """
     if other is None or other is error:
         raise error
@@ -367,10 +368,10 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def own_error(error: E) -> E:
-    """Return an error like this one, with its traceback and its cause, for one of several callers that it concerns.
+    """Return a copy of this error, with its traceback and its cause, for one caller if it concerns several.
 
-    The invariant: what one caller raises, no other one does. An object that several raise collects the frames and the
-    notes of all of them.
+    The invariant: two callers never raise the same object. Such an object would collect the frames and the notes of
+    both.
     """
     kind = type(error)
     # Errors of other packages are made from other arguments than their own. Those of Python have only these.

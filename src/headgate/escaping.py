@@ -27,7 +27,7 @@ def printable(text: str) -> str:
 
 
 def indented(text: str) -> str:
-    """Return `printable(text)` with every line but the first indented, so that none looks like a new entry."""
+    """Return `printable(text)` with every line but the first indented, so that none appears as a new entry."""
     return printable(text).replace("\n", f"\n{INDENT}")
 
 

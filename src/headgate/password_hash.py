@@ -15,7 +15,7 @@ PREFIX = "scrypt$"
 """The beginning of a stored hash; any other text in its place is a password."""
 
 _COST, _BLOCK, _LANES = 2**15, 8, 1
-"""What a guess costs: 32 MB and about a tenth of a second."""
+"""The cost of a guess: 32 MB and about a tenth of a second."""
 
 _MOST_MEMORY = 256 * 2**20
 

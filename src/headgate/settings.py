@@ -51,14 +51,14 @@ class Settings:
 
     `concurrency`: slots per queue and node, unless the queue sets it (default: 100, or max(4, 2 × cores) for a queue
     whose tasks are all plain functions). `slots`: how many jobs of all queues together run at once on a node (default:
-    as many as the queues have slots). `name`: what operators call a node of this process (default: host:pid).
+    as many as the queues have slots). `name`: the name of this process's node (default: host:pid).
     `labels`: a node runs the tasks that require none but these (default: none); in the environment `gpu,eu`.
     `release`: which release of your program this is, such as a commit; charts mark when its first node started.
     `max_tasks_per_child`: a child process is replaced after so many process tasks (default: never).
     `max_memory_per_child`: it is replaced if it occupies more bytes than that after one (default: never); also "200MB".
     `retry`: the policy of tasks without one (default: 3 retries, 1 s × 2ⁿ with full jitter, up to 1 h); in the
-    environment `5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or `delays=1s+1m+1h`. `timeout`: of
-    each attempt of a task without one (default: none).
+    environment `5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or `delays=1s+1m+1h`. `timeout`:
+    how long an attempt may take if its task sets no timeout (default: none).
     `heartbeat` (5): the interval at which a node renews its lease; other nodes treat it as lost after `lease` (30).
     `grace` (30): how long running jobs may continue after a stop was requested. `retention` (7 days): how long final
     jobs are kept; also by state, `{"succeeded": 3600, "failed": 30 * 86400}`, in the environment
@@ -72,13 +72,13 @@ class Settings:
     `history` (True): whether this process counts jobs for the charts, and adds the counts to the store every 10 s.
     `throttle_events` (True): whether this node publishes, and logs, that jobs wait for limits; metrics count it anyway.
     `max_payload` (262,144): the most bytes of JSON for the arguments or the result of one job.
-    `synchronous` ("FULL"): of SQLite; "NORMAL" may lose the last commits in a power cut. `limits_url` ("redis://…",
+    `synchronous` ("FULL"): for SQLite; "NORMAL" may lose the last commits in a power cut. `limits_url` ("redis://…",
     "postgresql://…"): the store of the limits that count starts, unless they set `store=` (default: with the jobs).
     `migrate` (True for SQLite and memory, False for PostgreSQL): whether opening the app makes the tables, or brings
     them up to date; `headgate migrate` and `await app.migrate()` do it in any case.
-    On PostgreSQL: `schema` ("headgate") is the schema of the tables, which `?schema=` of a URL names, too;
+    On PostgreSQL: `schema` ("headgate") is the schema of the tables; a URL names it as `?schema=`, too;
     `connections` (8) is the most connections that a process opens; `listen_url`, for a URL through PgBouncer, is a
-    direct URL of the database, which wakes nodes at once instead of polling.
+    direct URL to the database, which wakes nodes at once instead of polling.
     """
 
     concurrency: int | None = None

@@ -198,7 +198,7 @@ class Admin:
         return self._codecs.decode(stored, "it")
 
     async def loaded(self, stored: str) -> str:
-        """As `decoded`, also of one that is in the folder of large payloads. Raises FolderUnavailable, too."""
+        """Like `decoded`, but also read from the folder of large payloads. Raises FolderUnavailable, too."""
         if self._large_payloads is not None:
             stored = await self._large_payloads.load(stored, "it")
         return self._codecs.decode(stored, "it")
@@ -236,7 +236,7 @@ class Admin:
     async def unfinished(self) -> BacklogCounts:
         """Count all jobs that run and wait, at one instant: by queue, and those that wait for limits by limit and key.
 
-        Of each limit, the 20 keys with most waiting jobs are named.
+        For each limit it names the 20 keys with most waiting jobs.
         """
         return await self._storage.count_unfinished()
 
@@ -405,16 +405,16 @@ class Admin:
     ) -> FailureReport:
         """Return the jobs that failed in the last `span` (seconds), grouped by task and root cause, and their trends.
 
-        Of one task, of one queue, or of all. With None, all failed jobs that are kept. Jobs that wait for a retry after
-        a failure belong to the groups too, except those whose audit level keeps no attempts. The newest 10,000 failures
-        are read. Raises DeclarationError.
+        Pass a task or a queue to read only its failures. With a `span` of None you get all failed jobs that are kept.
+        Jobs that wait for a retry after a failure count too, unless their audit level keeps no attempts. It reads the
+        newest 10,000 failures. Raises DeclarationError.
         """
         return await failures(self._storage, _span(span), task, queue)
 
     async def failures_like(
         self, job_id: str, *, span: Duration | None = 3600, most: int = 100
     ) -> FailureDetails | None:
-        """Return the failures with the task and the root cause of this job, and up to `most` of them one by one.
+        """Return the failures that share this job's task and root cause, and list up to `most` one by one.
 
         `retry_many` takes their ids. None if the job has not failed, or has been retried. Raises JobNotFound,
         DeclarationError.
@@ -426,9 +426,9 @@ class Admin:
     ) -> EndPage:
         """Return the next jobs that became final after a cursor or an instant, the first ones first, for polling.
 
-        Up to `count` ends, from 1 to 500, are read for a page, so with filters it may have fewer. Pass the `next` of a
-        page as the `after` of the following one: you get each end at least once that is committed within ten seconds.
-        None begins ten seconds ago. Raises DeclarationError.
+        It reads up to `count` ends for a page, from 1 to 500, so with filters a page may have fewer. Pass the `next` of
+        a page as the following `after`: you get each end at least once if it is committed within ten seconds. None
+        begins ten seconds ago. Raises DeclarationError.
         """
         return await end_page(self._storage, after, EndQuery(**criteria), min(max(count, 1), AT_ONCE))
 
@@ -447,7 +447,7 @@ class Admin:
         return await read_ends(self._storage, after)
 
     async def batch(self, batch_id: str) -> BatchDetails:
-        """Return the tasks of a batch, and how many of its jobs are in each state. Raises BatchNotFound."""
+        """Return the tasks of a batch, and how many jobs are in each state. Raises BatchNotFound."""
         record = await self._storage.batch(batch_id)
         if record is None:
             raise BatchNotFound(batch_id)
@@ -481,10 +481,10 @@ class Admin:
     async def find(
         self, text: str, *, kind: FoundKind | None = None, queues: Iterable[str] = (), count: int = 6
     ) -> Sequence[Found]:
-        """Return what has this text in its name, best matches first, up to `count` of each kind, or of one kind.
+        """Return what has this text in its name, best matches first, up to `count` of each kind or of `kind`.
 
-        Jobs, batches and keys of limits are found by how their id or key begins, everything else by any part of its
-        name. Searched are the tasks and limits that this app declares (keys in the first 100 limits), the first 1,000
+        It finds jobs, batches and limit keys by how their id or key begins, everything else by any part of its name.
+        It searches the tasks and limits that this app declares (keys in the first 100 limits), the first 1,000
         schedules by name, the nodes, and these `queues`. Case is ignored, except in keys.
         """
         return await find(self, self._storage, text, kind, queues, count)
@@ -511,10 +511,10 @@ class Admin:
         before: int | None = None,
         count: int = 50,
     ) -> Sequence[ListedAction]:
-        """Return a page of the actions on jobs, limits, queues, schedules and nodes, and of the sign-ins, newest first.
+        """Return a page of sign-ins and actions on jobs, limits, queues, schedules and nodes, newest first.
 
-        `before` is the last number of the page before it. Entries of a job are deleted with it, others after the
-        `audit` of the retention (90 days).
+        `before` is the last number of the previous page. A job's entries are deleted with it, others after the time
+        that the retention sets as `audit` (90 days).
         """
         count = min(max(count, 1), PAGE_AND_ONE)
         found = await self._storage.audit_log(
@@ -711,7 +711,7 @@ class Admin:
 
         It changes up to `most` jobs, 200 at a time, calls `on_progress` after each 200, and may be stopped and
         repeated. Final jobs are skipped, and not counted. With `dry_run` it only counts. Instead of a query it takes
-        the ids of jobs; then those that cannot be changed are counted as refused, and unknown ids are skipped.
+        job ids; then it counts those that it cannot change as refused, and skips unknown ids.
         """
         return await self._many(query, CANCEL, self.cancel, most, dry_run, on_progress)
 
@@ -723,11 +723,11 @@ class Admin:
         dry_run: bool = False,
         on_progress: Callable[[BulkResult], None] | None = None,
     ) -> BulkResult:
-        """Cancel the unfinished jobs of a batch, of the batches in it, and what then waits for nothing else.
+        """Cancel the unfinished jobs in a batch and in its inner batches, and what then waits for nothing else.
 
-        So the steps after it are cancelled whatever end they need; a step that also waits for other jobs stays, and
-        ends or runs as it needs. Up to `most` jobs; with `dry_run` it only counts. It may be stopped and repeated. Jobs
-        that another open transaction has locked are counted as refused. Raises BatchNotFound.
+        So it cancels the steps after the batch, whatever end they need; a step that also waits for other jobs stays,
+        and ends or runs as it needs. Up to `most` jobs; with `dry_run` it only counts. It may be stopped and repeated.
+        Jobs that another open transaction has locked are counted as refused. Raises BatchNotFound.
         """
         await self.batch(batch_id)
 
@@ -800,11 +800,11 @@ class Admin:
     ) -> Purged:
         """Delete the final jobs that a query matches and that finished longer than `older_than` seconds ago.
 
-        Instead of a query it takes the ids of jobs. Their results, attempts, log lines and audit entries are deleted
-        with them, for good; the action is recorded on their queue. Kept are jobs that an unfinished job follows, or
-        whose batch it follows, because it may read their results. Up to `most` jobs, 200 in a commit, oldest first; it
-        may be stopped and repeated. With `dry_run` it only counts. Raises DeclarationError for a query of jobs that are
-        not final.
+        Instead of a query it takes job ids. Their results, attempts, log lines and audit entries are deleted with them,
+        for good; the action is recorded on their queue. It keeps jobs that an unfinished job follows, itself or by
+        their batch, because it may read their results. Up to `most` jobs, 200 in a commit, oldest first; it
+        may be stopped and repeated. With `dry_run` it only counts. Raises DeclarationError if the query selects jobs
+        that are not final.
         """
         return await purge(
             self._storage,
@@ -836,14 +836,14 @@ class Admin:
         return await self._set_node(node, "stop", lambda controls: replaced(controls, is_stopping=True))
 
     async def set_node_slots(self, node: str, slots: int, *, queue: str | None = None) -> bool:
-        """Set how many jobs a node runs at once: of one queue, or of all its queues together. Returns if it changed.
+        """Set how many jobs a node runs at once, from one queue or from all together. Return whether it changed.
 
         More slots are used at once. With fewer, running jobs continue, and the node claims again when fewer run. It
         stays so until the node ends; a quiet node is resumed. 0 lets the node be quiet, or serve that queue no more.
 
-        Without a `queue`, a node of one queue gets that many slots for it; a node of several gets a bound of all, up to
-        the slots that they have. Raises UnknownQueue for a queue that the node does not serve, DeclarationError for
-        more slots than its queues have.
+        Without a `queue`, a node with one queue gets that many slots for it; a node with several gets a common bound,
+        up to the slots that they have. Raises UnknownQueue for a queue that the node does not serve, DeclarationError
+        for more slots than its queues have.
         """
         parse_count(slots, "slots", f"node {node}", least=0, most=MOST_SLOTS)
         detail = f"{slots}" if queue is None else f"{queue}: {slots}"
@@ -932,7 +932,7 @@ class Admin:
         )
 
     async def _pause(self, record: JobRecord, limits: Sequence[LimitInfo], live: LiveRules) -> Pause | None:
-        """Return the pause of its queue, or of the first of its limits that is paused."""
+        """Return the pause that holds the job: its queue's, or that of its first paused limit."""
         since = (await self.queues.paused()).get(record.queue)
         if since is not None:
             return await pause_of_queue(self._storage, record.queue, since)

@@ -183,7 +183,7 @@ class EndFollower:
 
     @property
     def cursor(self) -> Place:
-        """Where to continue after all that was returned."""
+        """The cursor to continue from, after all that was returned."""
         return self._begin if self._settled is None else min(self._reached, self._settled)
 
     async def advance(self) -> tuple[Sequence[tuple[StoredEnd, Place]], bool]:

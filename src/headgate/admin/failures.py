@@ -123,7 +123,7 @@ class FailureDetails:
 
 
 class _Key(NamedTuple):
-    """What the failures of a group have in common."""
+    """The values that all failures in a group share."""
 
     task: str
     cause: RootCause
@@ -159,7 +159,7 @@ class _Period(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """What was read of a period, the last failures first; `earlier` is when others failed before it, the last first."""
+    """The failures in a period, the last first; `earlier` is when others failed before it, the last first."""
 
     failures: Sequence[_Failure]
     period: _Period
@@ -170,7 +170,7 @@ class _Reading(NamedTuple):
 async def failures(
     storage: Store, span: int | None, task: str | None = None, queue: str | None = None
 ) -> FailureReport:
-    """Return the failures of the last `span` microseconds, of a task and a queue; None: of all."""
+    """Return the failures in the last `span` microseconds, for a task and a queue; None: for all."""
     found = await _read(storage, span)
     groups: dict[_Key, list[_Failure]] = {}
     for failure in found.failures:

@@ -32,7 +32,7 @@ MOST_STEPS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class JobsPoint:
-    """What jobs did in the step that begins `at`; durations in seconds, None if there was none.
+    """The counts of jobs in the step that begins `at`; durations in seconds, None if there was none.
 
     `wait_…` is how long the started jobs had been due: since their `run_at`, or since they were enqueued. `run_…` is
     how long attempts took, from claim to end, with any outcome. Half of them took no longer than `…_p50`, 95 of 100 no
@@ -61,7 +61,7 @@ class JobsPoint:
 
 @dataclass(frozen=True, slots=True)
 class JobsHistory:
-    """What jobs did, in steps of `step` seconds, and in all of them together; steps without jobs are missing.
+    """The counts of jobs for steps of `step` seconds, and in total; steps without jobs are missing.
 
     `deploys` are the last 100 deploys of all nodes in this time.
     """
@@ -82,7 +82,7 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True)
 class LimitPoint:
-    """What was charged in the step that begins `at`: the sum of the costs of the starts.
+    """The charge in the step that begins `at`: the sum of the starts' costs.
 
     `unlimited` is how many of these starts were not charged, because the limit is kept in another store, which was
     unavailable; it is counted for all keys together only.
@@ -95,7 +95,7 @@ class LimitPoint:
 
 @dataclass(frozen=True, slots=True)
 class RateBound:
-    """What a rule allows a key: `count` in `per` seconds."""
+    """The bound that a rule sets for a key: `count` in `per` seconds."""
 
     count: int
     per: float
@@ -124,7 +124,7 @@ class LimitHistory:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the jobs of a task or a queue have done in the last minutes.
+    """The counts for a task or a queue in the last minutes.
 
     `throughput` is how many jobs finished per second, `failure_share` the part of these that failed (None: no job
     finished), `wait_p95` and `run_p95` are seconds, as in `JobsPoint`. `trend` counts the finished jobs of each whole
@@ -148,7 +148,7 @@ class ActivityReport:
 
 
 class HistoryAdmin:
-    """What the processes of an app have counted; see `Settings.history`. The last ten seconds may be missing.
+    """Reads what an app's processes have counted; see `Settings.history`. The last ten seconds may be missing.
 
     Steps in which nothing happened are missing. The last step may still be running. Processes that are killed, or
     cannot reach their store for long, leave a gap: it is for charts only, and no decision depends on it.
@@ -165,7 +165,7 @@ class HistoryAdmin:
         step: Duration = 60,
         span: Duration = 3600,
     ) -> Sequence[JobsPoint]:
-        """Return what jobs did in the last `span` (seconds), of a queue, of a task, or of all; oldest first.
+        """Return what jobs did in the last `span` (seconds), for a queue, a task, or all; oldest first.
 
         `step` is 10, 60 or 3600 seconds; the steps are kept for an hour, a day and 60 days. At most 1,440 points.
         Raises DeclarationError.

@@ -47,7 +47,7 @@ AUDITED_AT_ONCE = 250_000
 """How many starts an audit reads at once; no more are in memory, however many are stored."""
 
 MOST_MAPPED = 8
-"""Of how many limits the worst keys are shown."""
+"""The number of limits whose worst keys are shown."""
 
 MOST_THROTTLED = 10
 """How many keys that jobs wait for are listed."""
@@ -210,7 +210,7 @@ class LimitsAdmin:
     # ----------------------------------------------------------------------------------------------- reading
 
     def described(self, limit: str, rule: AnyRule) -> str:
-        """Return a rule of the limit in words, with what it counts if that is the calls of a chunked task."""
+        """Return a rule of the limit in words; if it counts the calls to a chunked task, they say that, too."""
         return f"{rule.describe()} per call" if limit in self._call_sizes else rule.describe()
 
     async def list(
@@ -224,9 +224,9 @@ class LimitsAdmin:
     ) -> Sequence[BucketStatus]:
         """Return limits by key, most waiting jobs first; `key` is one key, `prefix` is how keys begin.
 
-        Where jobs wait for more than 5,000 keys, they are ordered by limit and key.
+        If jobs wait for more than 5,000 keys, they are ordered by limit and key.
 
-        `after` is the `place` of the last one of the page before.
+        `after` is the last `place` on the previous page.
         """
         rules = await self._set_rules()
         found: list[BucketStatus] = []
@@ -249,8 +249,8 @@ class LimitsAdmin:
     async def what_if(self, limit: str, key: str = "", rule: str | None = None) -> WhatIf:
         """Predict when the waiting jobs of a key have started: under its rule, and if `rule` were set for the key.
 
-        Only this limit is considered. The rule is text as for `set_rule`, and refused as there; nothing is changed. Of
-        the jobs only the oldest is read.
+        Only this limit is considered. The rule is text as for `set_rule`, and refused as there; nothing is changed. It
+        reads only the oldest job.
         """
         declared, ref = self.declared(limit), BucketRef(limit, bucket_key(key))
         new = None if rule is None else spelled_limit(declared, rule)
@@ -351,7 +351,7 @@ class LimitsAdmin:
         ]
 
     async def settings(self, limit: str | None = None) -> Sequence[LimitSetting]:
-        """Return the settings that were made at run time, of one limit or of all."""
+        """Return what was set at run time, for one limit or for all."""
         stored = await self._storage.settings()
         return [each for each in stored if each.scope != "declared" and limit in (None, each.limit)]
 
@@ -417,9 +417,9 @@ class LimitsAdmin:
     ) -> None:
         """Set another rule until `unset`: for one key, a pattern of keys (`"stripe:*"`), a tier, or all keys.
 
-        The most specific setting wins: key, tier, longest pattern, all. It applies to all waiting jobs at once. What a
-        key has used stays used. A `key` is taken literally, even with pattern characters. Raises UnknownLimit, and
-        DeclarationError for a rule that does not fit the limit or that the store of the limit does not support.
+        The most specific setting wins: key, tier, longest pattern, all. It applies to all waiting jobs at once. Each
+        key keeps what it has already used. A `key` is taken literally, even with pattern characters. Raises
+        UnknownLimit, and DeclarationError for a rule that does not fit the limit or its store.
         """
         about = _about(limit, key, pattern, tier)
         self._require_settable(about, new)

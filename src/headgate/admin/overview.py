@@ -117,7 +117,7 @@ class BlockerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What is going on in the queues, on the nodes and at the limits, and what is wrong.
+    """The state of the queues, the nodes and the limits, and what is wrong.
 
     Nothing in it was read after `now`. The jobs of `queues` that are not final were counted at `counted_at`, final ones
     at `finals_at`, tasks of waiting jobs at `tasks_at`. Where there are many jobs that is a while ago, rarely more than

@@ -38,8 +38,8 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `view` is what a waiting job waits for: "scheduled" (its time), "throttled" (a limit), "ready" (a slot), "blocked"
     (another job). `limit` and `key` match one bucket. `node` is the node that runs it or ran it last. `error` is how
-    the type of its last error begins, `text` a part of its payload as JSON, of up to 200 characters; encoded payloads
-    are not searched. `header` is a header and its value, as "source=api", `annotation` likewise, as "invoice=42".
+    the type of its last error begins. `text` is part of its payload as JSON, up to 200 characters; encoded payloads are
+    not searched. `header` is a header and its value, as "source=api", `annotation` likewise, as "invoice=42".
     Instants are aware; each range begins with `…_after` and ends before `…_before`. Raises DeclarationError for invalid
     values.
     """

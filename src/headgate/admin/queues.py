@@ -57,7 +57,7 @@ class QueueKey:
 
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
-    """The keys of a fair queue with most waiting jobs, out of `count` keys; of two levels, those of the first.
+    """The keys with most waiting jobs in a fair queue, out of `count`; with two levels, the keys of the first.
 
     Keys that only have jobs for later are left out. If more than 2,000 keys have jobs, the first ones in line are
     ranked, and it is not `is_exact`: there are more keys, and more jobs may wait.

@@ -89,7 +89,7 @@ SCHEDULE_COLUMNS = (
 
 
 class ScheduleDefinition(msgspec.Struct, frozen=True):
-    """What a schedule enqueues, and when, in the form in which `create` and `edit` take it.
+    """The jobs and times of a schedule, as `create` and `edit` take them.
 
     `calendar` is the text of a calendar. All three are None for a trigger of the code. Of a graph, `payload` is "null".
     """
@@ -224,8 +224,8 @@ class SchedulesAdmin:
     ) -> ScheduleStatus:
         """Change a schedule that no code declares: its trigger, the arguments of its jobs, or options.
 
-        What is left out stays, as do its number of runs, its rhythm, its pause, and jobs that it has enqueued; `first`
-        cannot be changed. Raises ScheduleDeclared for a schedule of the code, ScheduleNotFound, UnreadableSchedule,
+        It keeps what you leave out, and its number of runs, rhythm, pause and enqueued jobs; `first` cannot be
+        changed. Raises ScheduleDeclared for a schedule of the code, ScheduleNotFound, UnreadableSchedule,
         UnknownTask, PayloadError, DeclarationError.
         """
         if "first" in options:
@@ -283,7 +283,7 @@ class SchedulesAdmin:
     async def day(self) -> DayPlan:
         """Return when active schedules are due in the next 24 hours, if nothing changes.
 
-        Of the first 500 schedules by name these are the 40 that are due next, each with its first 24 runs.
+        It reads the first 500 schedules by name, and returns the 40 that are due next, each with its first 24 runs.
         """
         now = self._storage.now()
         until = now + DAY
@@ -334,9 +334,9 @@ class SchedulesAdmin:
     async def trigger(self, name: str) -> str:
         """Enqueue its job now, whatever its state; its next occurrences stay. Returns the id of the job.
 
-        Of a chain or a batch, all is enqueued, and the id is that of its last job.
+        A schedule of a chain or a batch enqueues all its jobs; the id is that of the last one.
 
-        It counts as one of its runs, and waits for the job before if its jobs queue up. Raises ScheduleNotFound,
+        It counts as a run, and waits for the previous job if the schedule's jobs queue up. Raises ScheduleNotFound,
         UnknownTask if this app does not declare its task, PayloadError if it lacks the codec of its payload.
         """
         while True:

@@ -24,7 +24,7 @@ FINALS_MAX_AGE = 60 * SECOND
 
 
 class SlowCounts:
-    """What an overview counts in the background: with 200,000 keys, counting takes a second.
+    """Counts for an overview, read in the background: with 200,000 keys, counting takes a second.
 
     Keep one between overviews. Each waits at most `patience` seconds for a running count, and shows the last one
     otherwise; the first one waits `queue_patience` for the jobs in queues (0.5 s; None: until they are counted).

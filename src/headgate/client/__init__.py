@@ -1,1 +1,1 @@
-"""What calls the store of an open app: the client, tasks, the handles of what is stored, chains and batches."""
+"""Calls to the store of an open app: the client, tasks, handles, chains and batches."""

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class TaskBody(NamedTuple):
-    """What becomes a task: a function, its name, where it runs, and the handler class if it is a `run` method."""
+    """The body of a task: a function, its name, where it runs, and the handler class if it is a `run` method."""
 
     name: str
     function: Callable[..., Any]

@@ -185,8 +185,8 @@ def chain(*steps: Step) -> ChainPlan[Any]:
     """Return a plan of steps that run one after the other, each when the one before it has succeeded.
 
     `chain(fetch.call(1), batch([parse.call(1), parse.call(2)]), report.call())`. A step is a call, a batch, or another
-    chain. Nothing is stored until `enqueue()`. The result of the chain is that of its last step; type checkers know its
-    type for up to five steps that end with a call.
+    chain. Nothing is stored until `enqueue()`. The chain's result is that of its last step; type checkers know its type
+    for up to five steps that end with a call.
     """
     if not steps:
         raise DeclarationError("a chain needs at least one step: chain(task.call(…), …)")
@@ -199,9 +199,9 @@ def batch(steps: Iterable[Step], *more: Never, limits: Sequence[BatchLimit] = ()
     """Return a plan of calls that run in parallel and are awaited together.
 
     `batch([send.call(id) for id in ids]).then(report.call())`. A chain in it counts with all its jobs, a batch as one.
-    Calls that are `after` others of them make it a graph: `batch([a, b, c.call().after(a, b)])`.
+    Calls that are `after` other calls make it a graph: `batch([a, b, c.call().after(a, b)])`.
 
-    With `limits`, mutexes or names of concurrency limits, all its jobs run under one permit of each, which the batch
+    With `limits`, mutexes or names of concurrency limits, all its jobs run under one permit from each, which the batch
     holds from its first start until it is final. The `name`, of up to 200 characters, is shown with it; several batches
     may have the same. Nothing is stored until `enqueue()`.
     """
@@ -236,10 +236,10 @@ def result_of(leader: Call[R] | ChainPlan[R] | Job[R] | SyncJob[R] | Chain[R] | 
 @overload
 def result_of(leader: BatchPlan | Batch | SyncBatch, /) -> list[Any]: ...
 def result_of(leader: Leader, /) -> Any:
-    """Return an argument of a later call that is the result of a call, a chain or a batch, or of a stored one.
+    """Return an argument for a later call: the result of a call, a chain or a batch, planned or stored.
 
-    `chain(a, report.call(result_of(a)))`. It is read when the job starts, and not copied before that; a batch has a
-    list of the results of its jobs. The call is `after` it. An argument is the result itself, or a list of results.
+    `chain(a, report.call(result_of(a)))`. It is read when the job starts, and not copied before that; a batch gives a
+    list with its jobs' results. The call is `after` it. An argument is the result itself, or a list of results.
     """
     if not isinstance(leader, Leader):
         raise DeclarationError(

@@ -1,4 +1,4 @@
-"""The builder of a flow: gives the calls of a chain, a batch or a graph their ids, and what each of them follows."""
+"""The builder of a flow: gives each call in a chain, a batch or a graph its id, and what it follows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headgate.tasks.leading import Leader, results_in
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What a step follows: jobs and batches, by id, and which end of them."""
+    """The jobs and batches that a step follows, by id, and which end it needs."""
 
     ids: tuple[str, ...] = ()
     on: On = "success"
@@ -36,7 +36,7 @@ class PlacedJob:
 
     @property
     def follow(self) -> Following:
-        """What the next step follows."""
+        """Return what the next step follows."""
         return Following((self.id,))
 
 
@@ -51,7 +51,7 @@ class PlacedBatch:
 
     @property
     def follow(self) -> Following:
-        """What the next step follows."""
+        """Return what the next step follows."""
         if not self.then:
             return self.itself
         return Following(tuple(id for each in self.then for id in each.follow.ids))
@@ -66,7 +66,7 @@ class PlacedChain:
 
     @property
     def follow(self) -> Following:
-        """What the next step follows."""
+        """Return what the next step follows."""
         return self.last.follow
 
 

@@ -40,7 +40,7 @@ class Job(RefusesAwait, Generic[R_co]):
 
     @property
     def leader_id(self) -> str:
-        """What a call follows that is after this job."""
+        """The id that later calls follow."""
         return self.id
 
     async def status(self) -> JobStatus:
@@ -94,7 +94,7 @@ class Batch(RefusesAwait):
 
     @property
     def leader_id(self) -> str:
-        """What a call follows that is after this batch."""
+        """The id that later calls follow."""
         return self.id
 
     async def status(self) -> BatchStatus:
@@ -165,7 +165,7 @@ class Chain(RefusesAwait, Generic[R_co]):
 
     @property
     def leader_id(self) -> str:
-        """What a call follows that is after this chain: its last step."""
+        """The id that later calls follow: its last step."""
         return self.last.leader_id
 
     async def cancel(self) -> int:
@@ -208,7 +208,8 @@ class Schedule(Generic[R_co]):
     async def trigger(self) -> Job[R_co]:
         """Enqueue its job now, also while it is paused; its next occurrences stay, and the run counts as a run.
 
-        Of a chain or a batch, all is enqueued, and the handle is that of its last job. Raises ScheduleNotFound.
+        A schedule of a chain or a batch enqueues all its jobs; you get the handle of the last one. Raises
+        ScheduleNotFound.
         """
         return Job(await self._client.admin.schedules.trigger(self.name), self._client)
 

@@ -27,7 +27,7 @@ _STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.s
 
 
 def client_address(scope: Scope) -> str:
-    """Return the address of the client, and for IPv6 its network of 64 bits. Raises DeclarationError without one."""
+    """Return the address of the client, and for IPv6 its 64-bit network. Raises DeclarationError without one."""
     client = scope.get("client")
     if not client or not client[0]:
         raise missing_address("AsgiLimitMiddleware")

@@ -1,4 +1,4 @@
-"""What the middleware of web applications shares: the key of a request, and the answers that the limit decides."""
+"""Shared code for web middleware: it computes a request's key, and answers as the limit decides."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ R = TypeVar("R")
 logger = logging.getLogger("headgate.limiter")
 
 STORE_ERRORS = (StorageUnavailable, StorageUnusable)
-"""What a limiter raises if its store does not answer, or refuses its user; `on_store_error` is for both."""
+"""The errors of a limiter whose store does not answer, or refuses its user; `on_store_error` handles both."""
 
 
 class RequestLimit(Generic[R]):
-    """A limiter for requests of one kind, such as the scopes of ASGI.
+    """A limiter for one kind of request, such as ASGI scopes.
 
-    `key` is the key of all requests, or a function of a request that returns its key, or None for a request that is
-    not limited. Raises DeclarationError for another key, for an object that is no limiter, and for a name of the limit
+    `key` is the key for all requests, or a function that takes a request and returns its key, or None to pass it
+    without the limit. Raises DeclarationError for another key, for an object that is no limiter, and for a limit name
     that cannot be sent.
     """
 

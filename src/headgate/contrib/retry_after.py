@@ -41,7 +41,7 @@ def refused_for(status: int, headers: Mapping[str, str], now: datetime) -> float
 def closed_for(status: int, headers: Mapping[str, str], now: datetime) -> float:
     """Return how many seconds to wait before the next request; 0 if it may come at once.
 
-    That is as long as requests are refused, or, if an answer was the last one of its window, until the next window.
+    It returns how long requests are refused, or, if an answer was the last in its window, the time to the next one.
     """
     refused = refused_for(status, headers, now)
     if refused is not None:

@@ -38,8 +38,8 @@ class Sentry:
     """Reports jobs that have failed for good to Sentry; with `report_retried=True` also each attempt that is retried.
 
     Each attempt has an isolation scope and a transaction, which continues the trace of its enqueue. `Snooze`,
-    `RateLimited`, `Cancel` and a `Retry` with retries left are not reported. Arguments of jobs and keys of limits are
-    sent only with `sentry_sdk.init(send_default_pii=True)`, or `data_collection={"queues": True}`.
+    `RateLimited`, `Cancel` and a `Retry` with retries left are not reported. It sends job arguments and limit keys
+    only with `sentry_sdk.init(send_default_pii=True)`, or `data_collection={"queues": True}`.
     """
 
     def __init__(self, *, report_retried: bool = False) -> None:

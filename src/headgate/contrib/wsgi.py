@@ -20,7 +20,7 @@ EnvironKey = str | Callable[[WSGIEnvironment], str | None]
 
 
 def remote_address(environ: WSGIEnvironment) -> str:
-    """Return the address of the client, and for IPv6 its network of 64 bits. Raises DeclarationError without one."""
+    """Return the address of the client, and for IPv6 its 64-bit network. Raises DeclarationError without one."""
     address = environ.get("REMOTE_ADDR")
     if not address:
         raise missing_address("WsgiLimitMiddleware")

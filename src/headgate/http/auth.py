@@ -21,7 +21,7 @@ from headgate.errors import DeclarationError
 from headgate.password_hash import PREFIX, PasswordHash
 
 Role = Literal["viewer", "operator", "admin"]
-"""What a user may do. Each role includes those before it: view; act on jobs, queues and schedules; change limits and
+"""The rights of a user. Each role includes those before it: view; act on jobs, queues and schedules; change limits and
 remove."""
 
 _RANK: Mapping[str, int] = {role: rank for rank, role in enumerate(get_args(Role))}
@@ -91,7 +91,7 @@ class SignInForm:
 
 @dataclass(frozen=True, slots=True)
 class SignInFields:
-    """What a user has sent from the sign-in page."""
+    """The fields that a user sent from the sign-in page."""
 
     name: str
     secret: str

@@ -31,7 +31,7 @@ class LimitHistoryQuery(Query, frozen=True, kw_only=True):
 
 
 async def history(caller: Caller, query: HistoryQuery) -> JobsHistory:
-    """Return what jobs did over time, of a queue, of a task, or of all; oldest first, up to 1,440 points."""
+    """Return what jobs did over time, for a queue, a task, or all; oldest first, up to 1,440 points."""
     return await caller.admin.history.report(query.queue, query.task, step=query.step, span=query.span)
 
 

@@ -38,7 +38,7 @@ TYPES = "https://github.com/headgate/headgate/blob/main/docs/dashboard.md#"
 
 
 class WrongInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is wrong in a request: a `parameter` of the URL or a header, or a `pointer` (RFC 6901) into the body."""
+    """The wrong part of a request: a `parameter` of the URL or a header, or a `pointer` (RFC 6901) into the body."""
 
     detail: str
     parameter: str | None = None

@@ -15,7 +15,7 @@ from headgate.http.page import Name, Page
 
 
 class SlotsRequest(JsonBody, frozen=True, kw_only=True):
-    """How many jobs run at once: of one queue, or of all queues of the node together; 0 lets it claim none of them."""
+    """How many jobs run at once, from one queue or from all together; 0 lets the node claim none."""
 
     slots: Annotated[int, msgspec.Meta(ge=0, le=MOST_SLOTS)]
     queue: Name | None = None

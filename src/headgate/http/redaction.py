@@ -117,7 +117,7 @@ class Redaction:
         return msgspec.Raw(msgspec.json.encode(self._hide(text if value is _UNREADABLE else value, "$", secrets)))
 
     def preview(self, text: str, secrets: Secrets = NO_SECRETS) -> str:
-        """Return the beginning of a stored JSON text, for a list; of an encoded text, the names of its codecs."""
+        """Return how a stored JSON text begins, for a list; for an encoded text, the names of its codecs."""
         if is_encoded(text):
             return shown_encoded(text)
         if len(text) > LONGEST_PREVIEWED:

@@ -94,7 +94,7 @@ class NewSchedule(ScheduleBody, frozen=True, kw_only=True):
 
 
 class DefinitionView(msgspec.Struct, frozen=True):
-    """What a schedule enqueues, and when. A trigger of the code has neither `cron`, nor `every`, nor `calendar`."""
+    """The jobs and times of a schedule. A trigger from the code has neither `cron`, nor `every`, nor `calendar`."""
 
     payload: Any
     queue: str

@@ -1,1 +1,1 @@
-"""What users declare: tasks, queues, schedules, resources."""
+"""Declarations that users write: tasks, queues, schedules, resources."""

@@ -1,4 +1,4 @@
-"""Alerts as an app declares them: what they watch, and whom they tell."""
+"""Alerts as an app declares them: what they watch, and their target."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ENCODED = "whsec_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredAlert:
-    """An alert of an app. `repeat` (microseconds) is after how long it is told again that it lasts; None: never."""
+    """An alert of an app. While it lasts, it is sent again every `repeat` microseconds; None: never."""
 
     name: str
     conditions: Sequence[Condition]
@@ -69,7 +69,7 @@ def declared_alert(
     again = None if repeat is None else parse_duration(repeat, "repeat", where)
     if again is not None and again < SHORTEST_REPEAT:
         raise DeclarationError(
-            f"{where}: repeat={repeat!r} is less than a minute; an alert that lasts is told again after a minute or "
+            f"{where}: repeat={repeat!r} is less than a minute; an alert that lasts is sent again after a minute or "
             "more, or with repeat=None never"
         )
     key = None if secret is None else _key_of(secret, where)

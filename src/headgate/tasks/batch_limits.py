@@ -35,7 +35,7 @@ class BatchLimits:
         headers: Headers,
         fields: ArgumentFields = UNTYPED,
     ) -> GatedCall:
-        """Return the buckets of a call of that task, with those of its batch.
+        """Return the buckets for a call of that task, with those of its batch.
 
         Raises DeclarationError if the key differs from that of the earlier calls.
         """

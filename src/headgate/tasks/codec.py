@@ -19,8 +19,8 @@ class Codec(Protocol):
 
     `name` is stored with the bytes, in clear: letters, digits, dots, hyphens and underscores, at most 80. `encode` and
     `decode` are plain functions that do not wait: they are called on the event loop, and from several threads. A codec
-    may return what it was given, for example if compression would not pay; then `decode` is not called for it. What it
-    raises is stored as the error of the job, so its message must not contain data.
+    may return what it was given, for example if compression would not pay; then `decode` is not called for it. If it
+    raises, the job stores that error, so its message must not contain data.
 
     A codec that encrypts should also have `digest(data: bytes) -> bytes`, a keyed digest. It is stored for the
     arguments of declared schedules, to order the releases that declare them; without it, a plain digest of them is.

@@ -133,10 +133,10 @@ class JobContext(RefusesForeignWords):
 
     @property
     def fencing_token(self) -> int:
-        """A number that is higher for each later start: of this job, and of the jobs that hold one `Mutex` in turn.
+        """A number that grows with each start of this job, and with each job that holds the same `Mutex` in turn.
 
         Store it with what the job changes outside, and refuse a change with a lower one: its sender has lost its lease
-        without noticing yet. It is the limit time of the start (microseconds) from the store. So jobs that start in one
+        without noticing yet. It is the start's limit time (microseconds) from the store. So jobs that start in one
         claim share it, and a PostgreSQL server whose clock is put back can lower it by up to a second.
         """
         return self._job.charged_at
@@ -147,7 +147,7 @@ class JobContext(RefusesForeignWords):
 
     @property
     def tags(self) -> Sequence[str]:
-        """The tags of its task and of its call, sorted."""
+        """The tags from its task and its call, sorted."""
         return () if self._job.options is None else self._job.options.tags
 
     @property
@@ -261,7 +261,7 @@ class JobContext(RefusesForeignWords):
     def annotate(self, **annotations: Annotation | None) -> None:
         """Note something about the job: `current_job().annotate(invoice=42)`. None removes an annotation.
 
-        Values are text, numbers, True and False: up to 32 of a job, of up to 4096 bytes as JSON. They are stored within
+        Values are text, numbers, True and False: up to 32 per job, up to 4096 bytes as JSON. They are stored within
         about a second, and before the end of the attempt, however that ends; the next attempt reads them. A node that
         dies before loses them. It returns at once, and may be called from any thread. Raises ValueError.
         """
@@ -271,7 +271,7 @@ class JobContext(RefusesForeignWords):
 
     @property
     def annotations(self) -> Mapping[str, Annotation]:
-        """The annotations of the job, those of earlier attempts included."""
+        """The annotations of the job, including those from earlier attempts."""
         return self._annotations if self._annotations is not None else self._job.annotations or {}
 
     @property
@@ -321,9 +321,9 @@ def current_job() -> JobContext:
 
 
 def current_jobs() -> Sequence[JobContext]:
-    """Return the jobs that this code handles: in a chunked task all of the chunk, in the order of its argument.
+    """Return the jobs that this code handles: in a chunked task the whole chunk, in the order of its argument.
 
-    In other tasks the one job. Raises HeadgateError outside of a job.
+    In other tasks it returns the one job. Raises HeadgateError outside of a job.
     """
     return _chunk.get() or (current_job(),)
 

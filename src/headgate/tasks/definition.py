@@ -1,4 +1,4 @@
-"""The definition of a task: what the registry and the engine need to know of it."""
+"""The definition of a task, as the registry and the engine use it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TaskDefinition:
 
     @property
     def unique_template(self) -> str | None:
-        """The template of the unique key that it declares, or the name of its function; None without one."""
+        """The template for the unique key that it declares, or the name of its function; None without one."""
         key = self.unique.get("unique_key")
         return None if key is None else str(key.template)
 

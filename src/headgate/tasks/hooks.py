@@ -53,7 +53,7 @@ Around = Callable[[S, Callable[[], Awaitable[R]]], Awaitable[R]]
 
 
 class HookScope(StrEnum):
-    """Which process calls a function at its start or end."""
+    """The process that calls a function at its start or end."""
 
     NODE = "node"
     CHILD = "child"

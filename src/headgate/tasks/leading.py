@@ -1,4 +1,4 @@
-"""What a call may be after: calls, chains and batches of one graph, and handles of stored ones."""
+"""The things that a call may be after: calls, chains and batches in one graph, and handles of stored ones."""
 
 from __future__ import annotations
 

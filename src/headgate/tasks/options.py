@@ -74,7 +74,7 @@ class HandlerOptions(TypedDict, total=False):
     """The states in which a job holds its key (default: "waiting" and "running"); "waiting" is always one of them."""
 
     on_conflict: OnConflict | None
-    """What happens to the next job under a key: "keep" (default), "replace", "raise" or "cancel_running"."""
+    """Set what happens to the next job under a key: "keep" (default), "replace", "raise" or "cancel_running"."""
 
     debounce: Duration | None
     """A job starts this long after the last enqueue under its key, with the arguments of that one."""
@@ -132,7 +132,7 @@ class EnqueueOptions(TypedDict, total=False):
     """Text stored with the job, up to 16 KiB; added to the headers of the `using(…)` before."""
 
     tags: Collection[str] | None
-    """Words that the job is found by; added to the tags of its task and of the `using(…)` before."""
+    """Words to find the job by; added to the tags from its task and from an earlier `using(…)`."""
 
     retry: RetryPolicy | None
     """Replaces the task's own policy. It is stored with the job, so it has no function and no filters; those of the
@@ -167,7 +167,7 @@ class EnqueueOptions(TypedDict, total=False):
     """The states in which a job holds the key for this enqueue: ("waiting", "running") or ("waiting",)."""
 
     on_conflict: OnConflict | None
-    """What happens to the next job under a `unique_key`.
+    """Set what happens to the next job under a `unique_key`.
 
     "keep" (default) returns the one that waits or runs. "replace" gives the waiting one the new arguments, time and
     options, or lets one more run follow a running one. "raise" raises DuplicateJob. "cancel_running" is "replace", and

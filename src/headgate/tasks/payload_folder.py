@@ -85,7 +85,7 @@ class PayloadFolder:
             self._files.rm_file(self._path(name))
 
     def list(self, name: str) -> Iterator[str]:
-        """Yield the last parts of the names of what is in a folder; none if it is not there."""
+        """Yield the last part of each name in a folder; nothing if the folder is not there."""
         self._files.invalidate_cache()
         try:
             found = self._files.ls(self._path(name), detail=False)
@@ -118,7 +118,7 @@ class PayloadFolder:
 
 
 class _Opened(NamedTuple):
-    """What fsspec has opened, and the process that it can be used in."""
+    """The filesystem that fsspec has opened, and the process that can use it."""
 
     pid: int
     files: Any

@@ -82,7 +82,7 @@ class QueueOptions(TypedDict, total=False):
     """All its jobs also use these, whatever their task; keys are over the arguments of each task."""
 
     on_limit: OnLimit | None
-    """What its jobs do when a limit that does not set it is closed: "wait", "discard", "cancel" (default: the app's).
+    """Set what jobs do at a closed limit that does not set it: "wait", "discard", "cancel" (default: the app's).
 
     It does not apply to the queue's own `global_concurrency`: jobs without other limits wait for that.
     """
@@ -100,29 +100,29 @@ class QueueOptions(TypedDict, total=False):
     """The timeout of tasks declared for this queue without their own (default: the app's)."""
 
     fair_by: Key | Sequence[Key]
-    """Let the keys of its jobs take turns: a template over the arguments of each task, a callable or `header(…)`.
+    """Let the keys of its jobs take turns: a template over each task's arguments, a callable or `header(…)`.
 
-    With a list of two, `["{tenant_id}", "{user_id}"]`, the keys of the first take turns, by `weights`, and in each turn
-    those of the second: a tenant with 50 users has as many turns as one with a single user.
+    With a list of two, `["{tenant_id}", "{user_id}"]`, the keys from the first take turns, by `weights`, and in each
+    turn those from the second: a tenant with 50 users has as many turns as one with a single user.
 
-    However many jobs of other keys wait, a key that comes new has its turn before those that have had theirs. Within a
+    A new key has its turn before keys that have had theirs, however many jobs wait for them. Within a
     key, jobs start in order. Jobs with an empty key share the key `"global"`. Default: jobs start in the order in which
     they came.
     """
 
     weights: Mapping[str, int]
-    """How many turns a key of `fair_by` has for each turn of the others (default: 1 each; 1 to 100).
+    """How many turns a key in `fair_by` has for each turn of the others (default: 1 each; 1 to 100).
 
-    Of a list of two, they are the weights of the first.
+    If `fair_by` lists two, these are the weights for the first.
     """
 
     weight: int
-    """Its part of the slots of a worker, if `slots` bounds those of all queues (default: 1; 1 to 100)."""
+    """Its part of a worker's slots, if `slots` bounds all queues together (default: 1; 1 to 100)."""
 
     aging: Duration | None
-    """The time after which a waiting job is level with a new one of the next priority, above 0 (default: never).
+    """The time after which a waiting job equals a new one with the next priority, above 0 (default: never).
 
-    With `aging=60`, a job of priority 0 starts before those of priority 9 that become ready more than nine minutes
+    With `aging=60`, a job with priority 0 starts before jobs with priority 9 that become ready more than nine minutes
     later. It applies to jobs that are enqueued from then on.
     """
 

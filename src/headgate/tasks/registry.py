@@ -43,7 +43,7 @@ def intended_queue(limit_set_name: str) -> str | None:
 
 
 class RunnableTasks(NamedTuple):
-    """What a node with these labels can run: the names of tasks, and their limit sets; `of` are those of all tasks."""
+    """The tasks that a node with these labels can run, and their limit sets; `of` has the sets of all tasks."""
 
     labels: frozenset[str] | None
     of: LimitSets
@@ -316,7 +316,7 @@ class Registry:
         return known
 
     def served_with(self, labels: frozenset[str] | None) -> list[str]:
-        """Return the queues that a node with these labels serves unless it is told which.
+        """Return the queues that a node with these labels serves by default.
 
         Those whose tasks all require other labels are left out: its claims would read their jobs in vain.
         """

@@ -48,13 +48,13 @@ class ScheduleOptions(TypedDict, total=False):
     """It ends once this many of its jobs have run to their end (default: never)."""
 
     misfire: Misfire
-    """What happens to occurrences that were missed by more than a minute because no node was running.
+    """Set what happens to occurrences that were missed by more than a minute because no node was running.
 
     "run_once" (default) runs one of them, "skip" none, "run_all" each.
     """
 
     overlap: Overlap | None
-    """What happens to an occurrence that is due while the one before waits or runs.
+    """Set what happens to an occurrence that is due while the previous one waits or runs.
 
     "skip" (default) leaves it out, "queue" lets it wait for the one before (default with `misfire="run_all"`), "allow"
     lets both run.

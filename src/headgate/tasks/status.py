@@ -1,4 +1,4 @@
-"""What people read of a job, a batch and a schedule: plain values, without a way to change them."""
+"""Plain values that describe a job, a batch and a schedule to people, without a way to change them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class JobStatus:
     `state` is waiting, running, succeeded, failed, cancelled or skipped. While the job waits behind a closed limit,
     `waits_for` is that limit, as (limit, key), and `throttled_until` is when it opens (None: when a permit comes back).
     For a waiting job with limits, `position` is how many starts of its lane it is away (1 is next; None beyond
-    100,000), `predicted_start` is when its limits will let it start if nothing changes (None if that depends on others,
-    as on the turns of a fair queue), and `lane_waiting` is how many jobs wait in the same lane, this one included. A
+    100,000). `predicted_start` is when its limits will let it start if nothing changes (None if that depends on others,
+    as in a fair queue). `lane_waiting` is how many jobs wait in the same lane, this one included. A
     waiting job whose `run_at` is ahead is `is_scheduled`. `progress` is what its handler reported last. A job that
     `is_blocked` waits until the job or batch that it `follows` (an id) is final; it is in no lane before that.
     `enqueued_by` is the process that enqueued it, as `host:pid`, or the node of its schedule. `deferrals` is how many
@@ -118,7 +118,7 @@ class BatchStatus:
     `pending` of its `total` members are not final: its jobs, and the batches in it, each as one. `state` is None while
     any is pending; then it is failed if one has failed, else cancelled if one was cancelled, else succeeded. Skipped
     members change nothing, but the batch is skipped if all are. A retried job makes the batch pending again. `batch` is
-    the id of the batch that it is in, `schedule` the name of the schedule of which it is an occurrence, `name` its own.
+    the id of the batch around it, `schedule` the name of the schedule that enqueued it, `name` its own name.
     """
 
     id: str
@@ -166,8 +166,8 @@ class ScheduleStatus:
     or this app does not declare it. `unreadable` names the parts of its stored row that cannot be read, with the
     reason: only the release that stored it runs it. `tz` is the time zone on whose wall clock its trigger is (None: it
     has none). Its jobs are ready up to `jitter` seconds after their occurrences. With `is_declared`, code has declared
-    it, and only the code changes it. Each occurrence is of `jobs` jobs of these `tasks`: several, in the batch
-    `last_batch` in place of `last_job`, if it enqueues a chain or a batch.
+    it, and only the code changes it. Each occurrence has `jobs` jobs with these `tasks`. If the
+    schedule enqueues a chain or a batch, they are several, in the batch `last_batch` in place of `last_job`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Unique keys of the jobs of a task: one key for all calls, or computed from the arguments of each."""
+"""Unique keys for the jobs of a task: one key for all calls, or one computed from each call's arguments."""
 
 from __future__ import annotations
 

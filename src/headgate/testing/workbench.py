@@ -181,9 +181,9 @@ class Workbench:
         """Run the jobs that are due, and what follows: the jobs they enqueue, following jobs, retries.
 
         They run one after the other, on this event loop. Without `until` time does not move, so delayed jobs and
-        retries stay. With it the clock goes on, each job, retry, schedule and limit at its own instant, to that
-        instant, by that duration, or ("idle") until no job waits for time to pass. Raises JobFailed at the end for the
-        first job that failed for good, with the handler's exception as its cause, unless `raising` is False.
+        retries stay. With it the clock goes on to that instant, by that duration, or ("idle") until no job waits for
+        time to pass; each job, retry, schedule and limit has its own instant. Unless `raising` is False, it raises
+        JobFailed at the end for the first job that failed for good; its cause is the handler's exception.
         """
         async with self._app.node() as node:
             await self._run_until(node, until)

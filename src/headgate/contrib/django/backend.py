@@ -34,7 +34,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
     """Runs Django tasks as jobs: `"BACKEND": "headgate.contrib.django.HeadgateBackend"`.
 
     `OPTIONS["app"]` is the app, as `"module:app"`; it is imported on first use. Without it the jobs are in the
-    PostgreSQL database of `OPTIONS["database"]`, or in a file of their own beside its SQLite file. `QUEUES` (default:
+    PostgreSQL database that `OPTIONS["database"]` names, or in another file beside its SQLite file. `QUEUES` (default:
     `["default"]`) become queues of that app, unless it declares them itself. `OPTIONS["database"]` (default:
     `"default"`) is the alias of the connection whose transactions include enqueued jobs.
 
@@ -213,7 +213,7 @@ def app_with_tasks(alias: str) -> Headgate:
 
 
 def dashboard_namespace(alias: str) -> str:
-    """Return the namespace of the URLs of the dashboard of a backend."""
+    """Return the URL namespace of a backend's dashboard."""
     return f"headgate-{alias}"
 
 

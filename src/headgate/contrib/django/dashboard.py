@@ -42,7 +42,7 @@ def default_role(user: Any) -> Role | None:
 
 
 class DashboardMount:
-    """The dashboard of one backend of `TASKS`, for the users of Django that have a role."""
+    """The dashboard of one backend in `TASKS`, for Django users that have a role."""
 
     def __init__(self, alias: str, role: Callable[[Any], Role | None], options: Mapping[str, Any]) -> None:
         self._alias = alias
@@ -89,7 +89,7 @@ def dashboard_urls(
     title: str = "Headgate",
     read_only: bool = False,
 ) -> tuple[list[Any], str, str]:
-    """Return the URLs of the dashboard of a backend of `TASKS`: `path("headgate/", dashboard_urls())`.
+    """Return the URLs of a backend's dashboard: `path("headgate/", dashboard_urls())`.
 
     `role` gets a user who is signed in to Django and returns "viewer", "operator", "admin", or None for no access.
     Default: superusers are admins, other staff are viewers. It may query the database. `redact`, `title` and

@@ -33,7 +33,7 @@ def app_of_database(alias: str) -> Headgate:
 
 
 def database_url(alias: str = "default") -> str:
-    """Return the URL of a project's jobs, for an app of your own: `app = Headgate(database_url(), retry=…)`.
+    """Return the URL of a project's jobs, for your own app: `app = Headgate(database_url(), retry=…)`.
 
     This is HEADGATE_URL if it is set, else the PostgreSQL database of this alias in DATABASES, or a file beside its
     SQLite file. Raises ImproperlyConfigured for other databases.

@@ -17,7 +17,7 @@ _ATTRIBUTE = "headgate_options"
 
 
 class DjangoOptions(TypedDict, total=False):
-    """The options of the jobs of one Django task: those of `@app.task` that Django does not have.
+    """The job options of a Django task that `@app.task` has and Django does not.
 
     The `aliases` are the earlier paths of the task.
     """
