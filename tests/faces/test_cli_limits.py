@@ -97,7 +97,7 @@ def test_a_key_is_a_pattern_only_if_the_request_says_so(target: str) -> None:
     assert "uses the declared rule for pattern 'ac*'" in call("unset", target, limit, "--pattern", "ac*").output
     both = call("pause", target, limit, "--key", "a", "--pattern", "a*")
     assert both.exit_code != 0
-    assert "name one of key=, pattern= and tier=" in both.output
+    assert "pass only one of key=, pattern= and tier=" in both.output
     assert "key 'a*' alone" in call("assign", target, limit, "a*", "gold").output
     assert settings() == [("member", "a[*]")]
     assert "pattern 'a*' is in tier gold" in call("assign", target, limit, "a*", "gold", "--pattern").output

@@ -176,8 +176,8 @@ def test_problems_of_nodes_are_found() -> None:
     assert any("web-2:9 has sent no heartbeat for 45 s" in each.seen for each in found)
     full = node(lingering=["job-1", "job-2", "job-3", "job-4"])
     [received] = [each for each in findings_of(checkup(nodes=[full])) if each.level != "ok"]
-    assert received.seen.startswith("4 of 4 slots of web-1:7 are taken")
-    assert received.seen.endswith("of job job-1, job-2, job-3, …")
+    assert received.seen.startswith("web-1:7: attempts that were asked to end still take 4 of 4 slots")
+    assert received.seen.endswith(": job job-1, job-2, job-3, …")
     # By number: 1.10 is newer than 1.9.
     deploying = [node(version="1.9.0", name="old:1"), node(version="1.10.0", name="new:2")]
     [received] = [each for each in findings_of(checkup(nodes=deploying)) if each.level != "ok"]

@@ -52,7 +52,10 @@ def sync_tenant(app: Headgate) -> Any:
         ("s", "sync_tenant.call(…)"),
         ("perform_later", "await sync_tenant.enqueue(…)"),
         ("perform_at", "await sync_tenant.using(delay=…, queue=…).enqueue(…), or sync_tenant.using("),
-        ("chunks", "await sync_tenant.enqueue_many([(…,), (…,)]), or sync_tenant.sync.enqueue_many([(…,), (…,)]) in code"),
+        (
+            "chunks",
+            "await sync_tenant.enqueue_many([(…,), (…,)]), or sync_tenant.sync.enqueue_many([(…,), (…,)]) in code",
+        ),
         ("apply", "sync_tenant.function(…), which runs it here"),
     ],
 )
