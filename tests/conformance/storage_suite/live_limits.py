@@ -316,7 +316,7 @@ class LiveLimitsConformance(Conformance):
         await admin.assign("api", pattern="stripe:*")
         assert [(await admin.bucket("api", key)).is_set for key in keys] == [False, False, False]
         for wrong in ({"key": "a", "pattern": "a*"}, {"pattern": "a*", "tier": "b"}, {"key": "a", "tier": "b"}):
-            with pytest.raises(DeclarationError, match="name one of key=, pattern= and tier="):
+            with pytest.raises(DeclarationError, match="pass only one of key=, pattern= and tier="):
                 await admin.pause("api", **wrong)
         for wrong in ({}, {"key": "a", "pattern": "a*"}):
             with pytest.raises(DeclarationError, match="name either the key= or the pattern="):
