@@ -47,8 +47,9 @@ export function graphPanel(graph, current) {
   const count = graph.nodes.reduce((sum, node) => sum + (node.task === null ? 0 : node.counts ? (node.total ?? 0) : 1), 0);
   const jobs = groups.some((node) => node.is_at_least) ? t("at least {jobs}", { jobs: format.plural(count, "job") }) : format.plural(count, "job");
   const keep = (/** @type {Event} */ event) => {
-    const { scrollLeft: left, scrollTop: top } = /** @type {Element} */ (event.currentTarget);
-    scrolled.set(current, { left, top });
+    const area = /** @type {Element} */ (event.currentTarget);
+    // The event of a scroll may also come after the page was left: then its graph is nowhere, and scrolled to 0.
+    if (area.isConnected) scrolled.set(current, { left: area.scrollLeft, top: area.scrollTop });
   };
   requestAnimationFrame(() => restore(current));
   return panel(
