@@ -315,8 +315,7 @@ def test_options_that_select_nothing_say_which_name_is_not_declared(project: Pro
     listed = call("jobs", "list", "--limit", "3")
     assert (listed.exit_code, listed.stdout) == (0, "Jobs: none\n")
     assert listed.stderr == (
-        "Note: this app declares no limit '3'. It declares: order, sync:rate; "
-        "to list at most 3, write --count 3\n"
+        "Note: this app declares no limit '3'. It declares: order, sync:rate; to list at most 3, write --count 3\n"
     )
     assert "no task 'god'; did you mean 'good'?" in call("jobs", "cancel", "--task", "god", "--yes").stderr
     assert call("limits", "list", "--limit", "3").stderr == listed.stderr
