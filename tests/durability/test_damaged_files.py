@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,27 @@ async def test_a_process_that_died_before_its_first_table_leaves_a_file_that_ope
     connection.close()
     assert size(database) == PAGE
     await fill(database, 3)
+
+
+async def test_a_file_with_the_journal_of_a_process_that_died_opens(database: Path) -> None:
+    """A copy may be in the mode with a rollback journal. No reader opens it then: only a writer rolls back."""
+    await fill(database, 3)
+    writes = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA journal_mode = DELETE")
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("CREATE TABLE junk (x)")
+connection.executemany("INSERT INTO junk VALUES (?)", [("x" * 2000,)] * 3000)
+os._exit(9)
+"""
+    writer = await asyncio.create_subprocess_exec(sys.executable, "-c", writes, str(database))
+    assert await writer.wait() == 9
+    assert database.with_name(f"{database.name}-journal").stat().st_size > 0
+    async with open_store(database) as storage:
+        assert (await storage.counts())[0].waiting == 3
+        assert await storage.check() == []
 
 
 async def test_a_database_whose_tables_are_only_in_its_log_opens(database: Path, tmp_path: Path) -> None:

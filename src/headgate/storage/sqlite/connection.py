@@ -363,14 +363,17 @@ def _missing(path: Path) -> Sequence[Migration]:
 
 
 def _is_current(path: Path) -> bool:
-    if _missing(path):
-        return False
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
+    """Return whether a reader sees a file with all migrations, in WAL mode; a copy of a file may have another mode."""
     try:
-        # A copy of a file may have another mode.
-        return bool(connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal")
-    finally:
-        connection.close()
+        if _missing(path):
+            return False
+        with contextlib.closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
+        ) as connection:
+            return bool(connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal")
+    except sqlite3.Error:
+        # A writer decides: it also opens files that no reader can, such as one with the journal of a crash.
+        return False
 
 
 def migrate(connection: sqlite3.Connection, path: Path, clock: Clock) -> Sequence[Migration]:
