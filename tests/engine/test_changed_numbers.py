@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -158,3 +160,27 @@ def test_limits_of_a_cell_that_is_run_again_hold_at_once(monkeypatch: pytest.Mon
             assert len(started) == 9
 
     run_virtual(main)
+
+
+def test_a_task_can_be_declared_when_the_loop_of_a_node_was_closed_under_it() -> None:
+    program = """
+import asyncio
+from headgate import Headgate
+
+app = Headgate("memory://")
+
+@app.task
+async def call() -> None: ...
+
+loop = asyncio.new_event_loop()
+loop.run_until_complete(app.start())
+loop.run_until_complete(asyncio.sleep(0.1))
+loop.close()
+
+@app.task
+async def later() -> None: ...
+
+print(sorted(app.tasks))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.stdout == "['call', 'later']\n", run.stderr

@@ -114,7 +114,13 @@ class BacklogMigrator:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        with self._registry.listening(partial(loop.call_soon_threadsafe, self._note_soon)):
+
+        def note_soon() -> None:
+            # A program may close the loop and leave its node; its declarations go on.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._note_soon)
+
+        with self._registry.listening(note_soon):
             while True:
                 try:
                     await self._note_and_move()
