@@ -270,11 +270,11 @@ def test_a_job_that_waits_after_an_error_names_it() -> None:
             await asyncio.sleep(10)
             reason = (await app.admin.explain(job.id)).reason
             assert reason.startswith("it waits for limit 'crm' (1/m) of key 'acme'")
-            assert reason.endswith("; its last error: ConnectionError: 503 for acme")
+            assert reason.endswith("; its last error: ConnectionError")
             await app.admin.limits.pause("crm", key="acme")
             paused = (await app.admin.explain(job.id)).reason
             assert paused.startswith("limit 'crm' is paused")
-            assert paused.endswith("; its last error: ConnectionError: 503 for acme")
+            assert paused.endswith("; its last error: ConnectionError")
             await app.admin.cancel(job.id)
             assert "its last error" not in (await app.admin.explain(job.id)).reason
 

@@ -22,9 +22,6 @@ from headgate.storage.following import skipped_because
 from headgate.storage.records import FINAL_STATES, Dependency, NodeRecord
 from headgate.tasks.status import JobStatus
 
-MOST_OF_ERROR = 200
-"""How many characters of an error's message explain why a job waits."""
-
 _ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 
 
@@ -119,11 +116,13 @@ def reason_for(
 
 
 def with_last_error(reason: str, status: JobStatus) -> str:
-    """Add the first line of the last error of a waiting job, which may fail whenever its limit opens."""
+    """Add the type of a waiting job's last error: it may fail whenever its limit opens.
+
+    Its message may quote arguments that the dashboard hides, so it stays with the status.
+    """
     if status.state is not JobState.WAITING or status.error is None:
         return reason
-    message = status.error.message.partition("\n")[0]
-    return f"{reason}; its last error: {status.error.type}: {message[:MOST_OF_ERROR]}"
+    return f"{reason}; its last error: {status.error.type}"
 
 
 def _node_reason(
