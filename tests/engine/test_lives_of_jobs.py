@@ -564,6 +564,13 @@ def test_the_log_names_a_poisonous_job() -> None:
     run_virtual(main)
 
 
+def test_the_line_of_a_dead_node_names_a_few_poisonous_jobs() -> None:
+    lost = NodeLost(at=0, node="web", returned=0, poisonous=12, poisonous_jobs=tuple(f"j{n}" for n in range(12)))
+    assert lost.line().endswith(
+        "12 failed as poisonous (three lost attempts): j0, j1, j2, j3, j4, j5, j6, j7, j8, j9, …"
+    )
+
+
 def test_jobs_of_an_undeclared_task_wait_and_are_reported_once() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)

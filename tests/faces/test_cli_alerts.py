@@ -81,7 +81,7 @@ def answer(*words: str) -> Any:
 def test_alerts_are_listed_and_shown_where_troubles_are(project: OneModule) -> None:
     nothing = call("alerts", "list", project.target)
     assert nothing.stdout == "Alerts: none is firing\n"
-    assert nothing.stderr == "no worker is alive, and only workers look at the conditions\n"
+    assert nothing.stderr == "no worker is alive, and only workers check the conditions\n"
     assert ("ok", "none is firing") in of_doctor(project)
     assert "Alerts" not in call("status", project.target).output
     project.do(two_alerts)

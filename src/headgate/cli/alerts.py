@@ -30,7 +30,7 @@ def alerts() -> None:
 def list_(target: str, as_json: bool) -> None:
     """List the alerts that are firing, and those that have ended and whose last message is not delivered.
 
-    Workers look at the conditions of app.alert every 10 s.
+    Workers check the conditions of app.alert every 10 s.
     """
     app = locate(target)
 
@@ -45,7 +45,7 @@ def list_(target: str, as_json: bool) -> None:
     if not app._registry.alerts:
         click.echo("this app declares no alert: app.alert(…)", err=True)
     elif not is_watched:
-        click.echo("no worker is alive, and only workers look at the conditions", err=True)
+        click.echo("no worker is alive, and only workers check the conditions", err=True)
 
 
 @alerts.command()

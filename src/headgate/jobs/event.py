@@ -25,7 +25,7 @@ NO_TASKS = (
 )
 
 MOST_NAMES = 10
-"""The most queues, tasks or limits that a text of an event names."""
+"""The most queues, tasks, limits or jobs that a text of an event names."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -702,7 +702,8 @@ class NodeLost(Event, frozen=True):
         completed = f", {self.completed} were complete and succeeded" if self.completed else ""
         poisonous = f", {self.poisonous} failed as poisonous (three lost attempts)" if self.poisonous else ""
         if self.poisonous_jobs:
-            poisonous += f": {', '.join(self.poisonous_jobs)}"
+            more = ", …" if len(self.poisonous_jobs) > MOST_NAMES else ""
+            poisonous += f": {', '.join(self.poisonous_jobs[:MOST_NAMES])}{more}"
         if not (self.returned or poisonous or completed):
             return f"{self.node} died; it ran no job"
         return f"{self.node} died: {self.returned} of its jobs wait again{completed}{poisonous}"
