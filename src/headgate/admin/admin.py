@@ -372,19 +372,15 @@ class Admin:
         )
 
     async def next_jobs(self, limit: str, key: str = "", *, count: int = 10) -> Sequence[ListedJob]:
-        """Return the waiting jobs of a key that start next, in their order, with their positions and predictions.
-
-        They are found among the hundred oldest.
-        """
+        """Return the waiting jobs of a key that start next, in order, predicted; found among its hundred oldest."""
         query = JobQuery(state=JobState.WAITING, limit=limit, key=key)
         page = await self._storage.page(query.filter(count=NEXT_AMONG, oldest_first=True))
         # As their lane is sorted: a retried job has an old id, but a late run_at.
         first = sorted(page.jobs, key=lambda record: (-record.priority, record.run_at))[:count]
-        now = self._storage.now()
+        now, live = self._storage.now(), LiveRules(await self._storage.settings())
         found = []
         for record in first:
-            status = status_of(record, now)
-            status = self._with_prediction(status, await self._position(record), await self._live(record))
+            status = self._with_prediction(status_of(record, now), await self._position(record), live)
             found.append(ListedJob(status, record.payload, record.headers))
         return sorted(found, key=lambda job: math.inf if job.status.position is None else job.status.position)
 

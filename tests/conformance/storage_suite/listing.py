@@ -317,6 +317,25 @@ class ListingConformance(Conformance):
             assert await found(store_user, key="acme", **asked) == [both, holder, free]
             assert await found(store_user, limit="slot", key="globex", **asked) == []
 
+    async def test_waiting_jobs_of_a_key_are_listed_from_lanes_of_each_kind(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "day": strict(9), "slot": at_once(1)}
+        mine = ("api", "acme")
+        ids = [
+            await store_user.add_one(buckets=[mine]),
+            await store_user.add_one(buckets=[mine]),
+            await store_user.add_one(buckets=[mine], queue="mail"),
+            await store_user.add_one(buckets=[mine], patience=0, cancels=True),
+            await store_user.add_one(buckets=[("day", ""), mine]),
+            await store_user.add_one(buckets=[mine, ("slot", "x")], owner="batch:b"),
+        ]
+        await store_user.add(1, buckets=[("api", "globex"), ("day", "")])
+        # Where arrivals are merged, a claim merges them.
+        for merged in (False, True):
+            left = ids[1:] if merged else ids
+            assert await found(store_user, limit="api", key="acme", state=JobState.WAITING) == left[::-1]
+            if not merged:
+                await store_user.take(1)
+
     async def test_waiting_jobs_of_a_key_are_listed_by_the_key_for_all_reasons(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         leader = store_user.new()

@@ -50,7 +50,7 @@ from headgate.storage.records import (
     WaitingCount,
 )
 from headgate.storage.statements import as_json, limit_needle, member_needle, tag_needle
-from headgate.storage.stored_rows import UNREADABLE_BUCKETS, RowDecoder, bucket_id
+from headgate.storage.stored_rows import UNREADABLE_BUCKETS, RowDecoder, bucket_id, lane_id
 
 AT_ONCE = 5_000
 """How many jobs are read at most for a page or a bounded count: in order, or by an index if it finds few."""
@@ -67,7 +67,7 @@ MORE_AT_ONCE = 20_000
 
 
 LANES_SEARCHED = 250_000
-"""How many lanes are searched at most for those that use a bucket."""
+"""How many lanes of several buckets are searched at most for those that use a bucket."""
 
 
 LANES_LOOKED_AT = 50_000
@@ -352,8 +352,8 @@ async def _lanes_with_bucket(tx: Transaction, filter: JobFilter) -> list[str] | 
     if await tx.value("count_lanes_to_search", most=LANES_SEARCHED + 1) > LANES_SEARCHED:
         return None
     ref = BucketRef(filter.limit, filter.key)
-    queues = await tx.values("queues_of_lanes")
-    return await tx.values("lanes_with_bucket", queues=queues, buckets=as_json((ref,)), needle=as_json(ref))
+    lanes = [lane_id(queue, (ref,), "") for queue in await tx.values("queues_of_lanes")]
+    return await tx.values("lanes_with_bucket", lanes=lanes, needle=as_json(ref))
 
 
 def _index_of(filter: JobFilter, *, knows_lanes: bool) -> str | None:

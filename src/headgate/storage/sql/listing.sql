@@ -321,25 +321,23 @@ WITH RECURSIVE named (queue) AS (
 )
 SELECT queue FROM named WHERE queue IS NOT NULL
 
--- name: count_lanes_to_search [postgres]
--- Count the lanes and arrivals that `lanes_with_bucket` reads, up to a maximum. An index of lanes by their buckets would
--- take a fifth of the time in which a claim writes a lane.
-SELECT count(*)
-FROM (SELECT 1 FROM headgate.known_lane UNION ALL SELECT 1 FROM headgate.arrival LIMIT :most) AS counted
+-- part: lanes_to_search [postgres]
+-- The lanes whose ids do not follow from a queue and one bucket, and those of unmerged arrivals.
+SELECT id, buckets FROM headgate.lane WHERE strpos(buckets, '"],["') > 0 OR wait_mode <> ''
+UNION ALL SELECT lane, buckets FROM headgate.arrival
 
--- name: count_lanes_to_search [sqlite]
-SELECT count(*) FROM (SELECT 1 FROM lane WHERE instr(buckets, '"],["') > 0 LIMIT :most)
+-- part: lanes_to_search [sqlite]
+SELECT id, buckets FROM lane WHERE instr(buckets, '"],["') > 0 OR wait_mode <> ''
 
--- name: lanes_with_bucket [postgres]
--- Return lanes that use a bucket: their buckets are :buckets, or are several and contain :needle.
-SELECT id FROM headgate.lane WHERE strpos(buckets, :needle) > 0 AND :buckets::text IS NOT NULL AND :queues::text[] IS NOT NULL
+-- name: count_lanes_to_search
+-- Count the lanes that `lanes_with_bucket` searches, up to a maximum.
+SELECT count(*) FROM (SELECT 1 FROM (@lanes_to_search) AS line LIMIT :most) AS counted
+
+-- name: lanes_with_bucket
+-- Return the lanes that use a bucket: :lanes, which have no other one, and those with :needle among their buckets.
+SELECT id FROM headgate.lane WHERE id {any:lanes text}
 UNION
-SELECT lane FROM headgate.arrival WHERE strpos(buckets, :needle) > 0
-
--- name: lanes_with_bucket [sqlite]
-SELECT id FROM lane WHERE queue {any:queues text} AND buckets = :buckets
-UNION
-SELECT id FROM lane WHERE instr(buckets, '"],["') > 0 AND instr(buckets, :needle) > 0
+SELECT id FROM (@lanes_to_search) AS line WHERE {position}(buckets, :needle) > 0
 
 -- name: batch
 SELECT {record:batch} FROM headgate.batch WHERE id = :id::job_id

@@ -102,8 +102,9 @@ CREATE INDEX lane_virtual_time ON headgate.lane (queue, virtual_time) WHERE virt
 CREATE INDEX lane_asleep ON headgate.lane (queue, wakes_at)
     WHERE gated AND since IS NULL AND wakes_at IS NOT NULL; -- [postgres]
     WHERE since IS NULL AND wakes_at IS NOT NULL; -- [sqlite]
--- A lane of one bucket is found by that; these are the others.
-CREATE INDEX lane_of_several ON headgate.lane (id) WHERE instr(buckets, '"],["') > 0; -- [sqlite]
+-- Which lanes use a bucket is found by their ids, if the bucket is their only one; these are the others.
+CREATE INDEX lane_to_search ON headgate.lane (id) WHERE strpos(buckets, '"],["') > 0 OR wait_mode <> ''; -- [postgres]
+CREATE INDEX lane_to_search ON headgate.lane (id) WHERE instr(buckets, '"],["') > 0 OR wait_mode <> ''; -- [sqlite]
 CREATE INDEX lane_behind ON headgate.lane (behind, queue, place, since, id) WHERE behind IS NOT NULL;
 CREATE INDEX lane_empty ON headgate.lane (id) WHERE gated AND waiting = 0; -- [sqlite]
 
