@@ -228,6 +228,10 @@ def test_the_use_of_a_limit_is_listed_by_key_with_its_capacity() -> None:
             assert acme.bound is not None
             assert (acme.step, acme.bound.count, acme.bound.per) == (10, 15, 60.0)
             assert [point.used for point in (await app.admin.history.limit("calls", "globex")).points] == [5]
+            # The starts were 200, 140 and 80 s ago; the period of the rule is 60 s.
+            late = await app.admin.history.limit("calls", "acme", span=150)
+            whole = await app.admin.history.limit("calls", "acme", span=150, with_period_before=True)
+            assert [[point.used for point in each.points] for each in (late, whole)] == [[15, 10], [15, 15, 10]]
             participants = await app.admin.history.limit("calls", span=86400)
             assert (participants.step, participants.bound, participants.points[0].used) == (60, None, 20)
             await app.admin.limits.set("calls", StrictRate("30/m"), key="acme")

@@ -220,20 +220,25 @@ class HistoryAdmin:
             queues=_activities(curves, attrgetter("queue"), length),
         )
 
-    async def limit(self, name: str, key: str | None = None, span: Duration = 3600) -> LimitHistory:
+    async def limit(
+        self, name: str, key: str | None = None, span: Duration = 3600, *, with_period_before: bool = False
+    ) -> LimitHistory:
         """Return what was charged to a key of a limit in the last `span` (seconds, up to a day); None: to all together.
 
         Up to an hour it is in steps of 10 s, above that in steps of 60 s. For a limit with more keys, only the 1,000
-        keys that each process used most in a step have their own history. Raises DeclarationError.
+        keys that each process used most in a step have their own history. `with_period_before` begins a period of the
+        key's rule earlier, so that sums over a period are complete. Raises DeclarationError.
         """
         duration = parse_duration(span, "span", "history")
         step = next((each for each in LIMIT_STEPS if duration <= KEPT_FOR[each] * SECOND), LIMIT_STEPS[-1])
         since = self._since(step, span)
         key = None if key is None else bucket_key(key)
+        bound = await self._bound(name, key)
+        if with_period_before and bound is not None:
+            since = max(step_at(since - int(bound.per * SECOND), step), self._since(step, KEPT_FOR[step]))
         rows = await self._storage.limit_history(step, name, key, since)
         points = [LimitPoint(to_datetime(row.at), max(0, row.used), row.unlimited) for row in rows]
-        bound, deploys = await self._bound(name, key), await deploys_since(self._storage, since)
-        return LimitHistory(name, key, step, points, bound, deploys)
+        return LimitHistory(name, key, step, points, bound, await deploys_since(self._storage, since))
 
     def _since(self, step: int, span: Duration) -> int:
         kept, duration = KEPT_FOR[step], parse_duration(span, "span", "history")

@@ -28,6 +28,9 @@ class HistoryQuery(Query, frozen=True, kw_only=True):
 class LimitHistoryQuery(Query, frozen=True, kw_only=True):
     key: Annotated[Key | None, msgspec.Meta(description="One key; without it, all together.")] = None
     span: Span = 3600
+    with_period_before: Annotated[
+        bool, msgspec.Meta(description="Begin a period of the rule earlier, so that sums over a period are complete.")
+    ] = False
 
 
 async def history(caller: Caller, query: HistoryQuery) -> JobsHistory:
@@ -37,7 +40,9 @@ async def history(caller: Caller, query: HistoryQuery) -> JobsHistory:
 
 async def limit_history(caller: Caller, limit: str, query: LimitHistoryQuery) -> LimitHistory:
     """Return what was charged to a limit over time, in steps of 10 s up to an hour and of 60 s up to a day."""
-    return await caller.admin.history.limit(limit, query.key, span=query.span)
+    return await caller.admin.history.limit(
+        limit, query.key, span=query.span, with_period_before=query.with_period_before
+    )
 
 
 ENDPOINTS: Sequence[Endpoint] = (

@@ -101,7 +101,7 @@ def test_a_module_is_joined_after_those_that_it_imports_in_a_scope_of_its_own() 
     assert re.search(r'const \{\s+one,\s+two: second,\s+\} = \$modules\["deep/numbers\.js"\];', joined)
 
 
-def test_comments_on_lines_of_their_own_are_left_out_and_nothing_else() -> None:
+def test_comments_on_lines_of_their_own_and_indentation_are_left_out_and_nothing_else() -> None:
     source = """/** Of one line. */
 export const one = 1;
   /**
@@ -112,14 +112,26 @@ export const two = /** @type {any} */ (one); // at the end
 /** @param {any} x */ const three = (x) => x;
 // More.
 const text = "/** no comment */";
+  const more = () => {
+    return "  text";
+  };
 /** The last one. */
 """
     left = """const one = 1;
 const two = /** @type {any} */ (one); // at the end
 /** @param {any} x */ const three = (x) => x;
 const text = "/** no comment */";
+const more = () => {
+return "  text";
+};
 """
     assert f"(() => {{\n{left}\nreturn" in join_modules({"main.js": source})
+
+
+@pytest.mark.parametrize("module", MODULES, ids=names(MODULES))
+def test_no_text_of_a_module_has_a_line_whose_indentation_would_be_left_out(module: Path) -> None:
+    for line in module.read_text().splitlines():
+        assert line.count("`") % 2 == 0, line
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import {
   when,
 } from "../parts.js";
 import { address } from "../router.js";
-import { cliForm, describeStored, parseRule, shortRule } from "../rule.js";
+import { describeStored, shortRule } from "../rule.js";
 import { loadDeclared } from "../limits/declared.js";
 import { patternOf } from "../limits/settings.js";
 import { limitActions } from "../limits/actions.js";
@@ -35,8 +35,6 @@ import { auditPanel, auditState } from "../limits/audit.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
-/** Seconds for which the store keeps the usage of a key. */
-const HISTORY_KEPT = 86_400;
 const SPANS = /** @type {Record<string, [string, number]>} */ ({
   "15m": [t("15 min"), 900],
   "1h": ["1 h", 3600],
@@ -55,14 +53,11 @@ export const key = {
 /** @param {Context} context @param {AbortSignal} signal */
 async function loadKey(context, signal) {
   const { limit: name, key } = context.route.params;
-  const declaration = await loadDeclared(name, signal);
-  // The usage at an instant includes the starts of the period before it, so load that period, too.
-  const parsed = parseRule(cliForm(declaration.declared?.rule ?? ""), false);
-  const period = "error" in parsed ? 0 : (parsed.seconds ?? 0);
-  const [bucket, next, history, whatIf] = await Promise.all([
+  const [declaration, bucket, next, history, whatIf] = await Promise.all([
+    loadDeclared(name, signal),
     optional(get(path("limits", name, "bucket"), { key }, signal)),
     get(path("limits", name, "next-jobs"), { key }, signal),
-    optional(get(path("limits", name, "history"), { key, span: Math.min(spanOf(context) + period, HISTORY_KEPT) }, signal)),
+    optional(get(path("limits", name, "history"), { key, span: spanOf(context), with_period_before: true }, signal)),
     loadWhatIf(context, signal),
   ]);
   return { ...declaration, bucket, next, history, whatIf };

@@ -19,8 +19,8 @@ export const limit = {
   ui: () => ({ audit: null }),
   load: async ({ route }, signal) => {
     const name = route.params.limit;
-    const declaration = await loadDeclared(name, signal);
-    const [buckets, history] = await Promise.all([
+    const [declaration, buckets, history] = await Promise.all([
+      loadDeclared(name, signal),
       get("limits", { limit: name, count: 100 }, signal),
       optional(get(path("limits", name, "history"), { span: 3600 }, signal)),
     ]);
