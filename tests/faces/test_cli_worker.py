@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 import uuid
 from pathlib import Path
 
@@ -298,3 +302,42 @@ async def test_a_handler_that_blocks_the_event_loop_is_logged_with_its_line_whil
     first, second, *_ = [each.getMessage() for each in caplog.records]
     assert re.match(r"the event loop has been blocked for 0\.05 s by \S+ at \S+\.py:\d+: this worker starts", first)
     assert second.startswith("the event loop has been blocked for 0.1 s by ")
+
+
+@pytest.mark.parametrize("is_in_file_system", [True, False])
+async def test_systemd_gets_a_sign_of_life_while_the_loop_turns(
+    is_in_file_system: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        name = f"{folder}/notify"
+        systemd.bind(name if is_in_file_system else f"\0{name}")
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", name if is_in_file_system else f"@{name}")
+        monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+        watch_loop(asyncio.get_running_loop(), blocked_for=0.1)
+        for _ in range(2):
+            assert await asyncio.get_running_loop().sock_recv(systemd, 100) == b"WATCHDOG=1"
+        _drained(systemd)
+        # The loop does not turn meanwhile: at most one is on its way.
+        assert len(_drained(systemd, after=1)) <= 1
+        assert await asyncio.get_running_loop().sock_recv(systemd, 100) == b"WATCHDOG=1"
+
+
+def _drained(receiver: socket.socket, after: float = 0) -> list[bytes]:
+    time.sleep(after)
+    received = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            received.append(receiver.recv(100))
+    return received
+
+
+async def test_a_worker_that_cannot_reach_systemd_says_so_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    with caplog.at_level(logging.WARNING, logger="headgate.worker"):
+        watch_loop(asyncio.get_running_loop(), blocked_for=0.05)
+        await until(lambda: len(caplog.records) >= 2)
+    assert caplog.records[0].getMessage().startswith("systemd got no sign of life, and will kill this worker: ")

@@ -1,9 +1,14 @@
-"""Log that a handler blocks the event loop of a worker, while it does: the loop itself can log that only afterwards."""
+"""Log that a handler blocks the event loop of a worker, while it does: the loop itself can log that only afterwards.
+
+Where systemd waits for signs of life (`WatchdogSec=`), it gets one whenever the loop has turned.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import sys
 import threading
 import traceback
@@ -15,10 +20,16 @@ logger = logging.getLogger("headgate.worker")
 BLOCKED_FOR = 10.0
 """After how many seconds the first line is logged; each further line after twice as long."""
 
+ALLOWED = "WATCHDOG_USEC"
+"""The variable in which systemd says after how many microseconds without a sign of life it kills the process."""
+
 
 def watch_loop(loop: asyncio.AbstractEventLoop, *, blocked_for: float = BLOCKED_FOR) -> None:
     """Start a thread that logs where the calling thread, which runs the loop, is while the loop does not turn."""
     watched = threading.get_ident()
+    address, allowed = os.environ.get("NOTIFY_SOCKET"), os.environ.get(ALLOWED, "")
+    is_awaited = address is not None and allowed.isdecimal()
+    pause = min(blocked_for / 2, int(allowed) / 3e6) if is_awaited else blocked_for / 2
 
     def watch() -> None:
         has_turned, never = threading.Event(), threading.Event()
@@ -39,9 +50,21 @@ def watch_loop(loop: asyncio.AbstractEventLoop, *, blocked_for: float = BLOCKED_
                     waited,
                     _place_of(watched),
                 )
-            never.wait(blocked_for / 2)
+            if address is not None and is_awaited:
+                _tell_alive(address)
+            never.wait(pause)
 
     threading.Thread(target=watch, name="headgate-loop-watchdog", daemon=True).start()
+
+
+def _tell_alive(address: str) -> None:
+    """Send systemd a sign of life, as sd_notify(3) does."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+            # A name that begins with @ is not in the file system.
+            notified.sendto(b"WATCHDOG=1", address.replace("@", "\0", 1) if address.startswith("@") else address)
+    except OSError as error:
+        logger.warning("systemd got no sign of life, and will kill this worker: %s: %s", address, error)
 
 
 def _place_of(thread: int) -> str:

@@ -10,17 +10,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import click
 
 from headgate.app import Headgate
 from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes
 from headgate.cli.locate import locate, takes_app
-from headgate.cli.loop_watchdog import watch_loop
+from headgate.cli.loop_watchdog import ALLOWED, watch_loop
 from headgate.cli.reloader import Reloader
 from headgate.cli.stacks import print_stacks_on_signal
 from headgate.cli.supervisor import NUMBER, STOPPED_BY_OPERATOR, Supervisor
@@ -255,9 +255,9 @@ def worker(
         if until is not None:
             command += ["--drain" if until == "ready" else "--drain-all"]
         if reload:
-            raise SystemExit(asyncio.run(Reloader(command, Path.cwd()).run()))
+            raise SystemExit(asyncio.run(_watched(Reloader(command, Path.cwd()).run())))
         supervisor = Supervisor(command, processes, SystemClock(), until_done=until is not None)
-        raise SystemExit(asyncio.run(supervisor.run()))
+        raise SystemExit(asyncio.run(_watched(supervisor.run())))
     # Nearly nothing of what is loaded yet is garbage. To look for it once more takes a tenth of the start.
     gc.freeze()
     app = locate(target, imports)
@@ -279,6 +279,13 @@ def worker(
         code = runner.run(_serve(app, queues, slots, name, labels, children, grace, until, health, wait, log_jobs))
     if code:
         raise SystemExit(code)
+
+
+async def _watched(parent: Coroutine[Any, Any, int]) -> int:
+    watch_loop(asyncio.get_running_loop())
+    # Its workers must not speak for each other.
+    os.environ.pop(ALLOWED, None)
+    return await parent
 
 
 def _numbered(name: str | None, app: Headgate) -> str | None:
