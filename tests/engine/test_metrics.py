@@ -173,6 +173,7 @@ def test_names_that_this_program_does_not_declare_share_one_label() -> None:
             assert value(metrics, "headgate_jobs_enqueued_total", queue="default", task="job-0") == 2
             assert value(metrics, "headgate_jobs_enqueued_total", queue="default", task="(other)") == 3
             assert value(metrics, "headgate_queue_depth", queue="(other)", state="waiting") == 5
+            assert value(metrics, "headgate_queue_depth", queue="default", state="waiting") == 0
             assert value(metrics, "headgate_jobs_waiting", queue="(other)", task="job-0", view="ready") == 1
             assert value(metrics, "headgate_jobs_waiting", queue="(other)", task="(other)", view="ready") == 4
             text = generate_latest(metrics.registry).decode()

@@ -126,11 +126,13 @@ async def _count_queues(storage: Store, labels: Labels) -> Sequence[Number]:
 
 
 def _depths(counts: Iterable[QueueCounts], labels: Labels) -> Iterator[Number]:
-    for each in counts:
-        queue = labels.queue(each.queue)
-        # Final jobs are not counted: a store may have to read each of them.
-        for state in ("waiting", "running"):
-            yield metric.DEPTH, (queue, state), getattr(each, state)
+    # Final jobs are not counted: a store may have to read each of them.
+    for state in ("waiting", "running"):
+        # A queue without jobs is 0, not missing, so that an alert on it ends.
+        for queue in labels.queues:
+            yield metric.DEPTH, (queue, state), 0
+        for each in counts:
+            yield metric.DEPTH, (labels.queue(each.queue), state), getattr(each, state)
 
 
 def _waiting(waiting: Iterable[WaitingCount], labels: Labels) -> Iterator[Number]:
