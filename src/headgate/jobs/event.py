@@ -855,14 +855,15 @@ class StorageRecovered(Event, frozen=True):
 
 
 class LoopBlocked(Event, frozen=True):
-    """The event loop did not run for so many seconds, because a handler blocked it."""
+    """The event loop did not run for so many seconds: a handler blocked it, or the process was frozen."""
 
     seconds: float
 
     level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
-        return f"the event loop was blocked for {self.seconds:.1f} s: a handler blocks it; make it a plain def task"
+        cause = "a handler blocked it (make it a plain def task), or the process was frozen"
+        return f"the event loop was blocked for {self.seconds:.1f} s: {cause}"
 
 
 _SKIPPED = {
