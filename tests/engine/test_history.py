@@ -210,6 +210,34 @@ async def test_jobs_in_a_transaction_of_the_caller_are_counted_when_they_are_enq
         assert counts(await app.admin.history.jobs(task="work")) == {"enqueued": 3}
 
 
+def test_the_verdict_names_attempts_that_fail_and_are_retried() -> None:
+    """The fault: while each attempt failed and was retried, an overview said that all was well."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retry=RetryPolicy(retries=5, delay=3600))
+        async def bad() -> None:
+            raise ConnectionError("refused")
+
+        @app.task
+        async def good() -> None: ...
+
+        async with app:
+            await bad.enqueue_many([()] * 30)
+            await good.enqueue_many([()] * 3)
+            await asyncio.sleep(60)
+            seen = await app.admin.overview()
+            assert (seen.retried_lately, seen.succeeded_lately) == (30, 3)
+            said = "In the last 5 minutes 30 attempts failed and will be retried; 3 jobs succeeded."
+            assert said in map(str, seen.verdict)
+            await asyncio.sleep(300)
+            seen = await app.admin.overview()
+            assert (seen.retried_lately, seen.succeeded_lately) == (0, 0)
+
+    run_virtual(main)
+
+
 # ----------------------------------------------------------------------------------------------- use of limits
 
 

@@ -17,7 +17,7 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 2_850,  # the modules beside the packages
-    "admin": 6_700,
+    "admin": 6_750,
     "cli": 8_600,
     "client": 2_950,
     "contrib": 3_350,

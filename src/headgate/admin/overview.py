@@ -125,9 +125,11 @@ class Overview:
     `totals` are None. Pauses of queues are always current. `limits` are all that are declared or waited for, most
     waiting jobs first, and `throttled` the ten buckets with most waiting jobs, both of `counted_at`: the limits' sum is
     the throttled jobs of the totals. Unknown tasks are searched among the first 100,000 waiting jobs.
-    `failed_last_hour` is counted up to 10,000, at `counted_at`; if more jobs failed, it `is_failed_cut`. `alerts` are
-    those of `Admin.alerts`. Jobs that wait and run are counted at one instant. `verdict` says in one to three sentences
-    what matters most. It is the last known state if the store has not answered since `silent_since`.
+    `failed_last_hour` is counted up to 10,000, at `counted_at`; if more jobs failed, it `is_failed_cut`.
+    `retried_lately` are the attempts that failed in the last five minutes and are retried, `succeeded_lately` the jobs
+    that succeeded; without history both are 0. `alerts` are those of `Admin.alerts`. Jobs that wait and run are counted
+    at one instant. `verdict` says in one to three sentences what matters most. It is the last known state if the store
+    has not answered since `silent_since`.
     """
 
     now: datetime
@@ -144,6 +146,8 @@ class Overview:
     counted_at: datetime | None
     tasks_at: datetime | None
     is_failed_cut: bool = False
+    retried_lately: int = 0
+    succeeded_lately: int = 0
     alerts: Sequence[AlertStatus] = ()
     limits: Sequence[LimitStatus] = ()
     verdict: Sequence[Sentence] = ()
@@ -203,6 +207,7 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         waiting = () if tasks is None else tasks.found
     queues = with_undeclared(queues, waiting, admin.tasks, await admin.declared_by_nodes())
     alerts = await admin.alerts()
+    lately = await admin.history.jobs(step=10, span=300)
     totals = _totals(queues, is_counted=counted_at is not None)
     # A page that begins to load after this instant has all that is in here, and does not load again for it.
     now = admin.now()
@@ -220,6 +225,8 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         finals_at=finals_at,
         counted_at=counted_at,
         tasks_at=tasks_at,
+        retried_lately=sum(each.retried for each in lately),
+        succeeded_lately=sum(each.succeeded for each in lately),
         alerts=alerts,
         is_failed_cut=failed is not None and failed > MOST_FAILED,
         limits=limits,

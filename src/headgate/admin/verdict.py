@@ -15,6 +15,9 @@ MOST_SENTENCES = 3
 LAG = 10.0
 """Seconds that the oldest ready job of a queue has lacked a slot, from which the verdict names the queue."""
 
+RETRIES = 20
+"""Failed attempts in five minutes from which the verdict names them, if there are more than jobs that succeeded."""
+
 SentenceKind = Literal[
     "store_silent",
     "no_worker",
@@ -27,6 +30,7 @@ SentenceKind = Literal[
     "lag",
     "limit",
     "overdue",
+    "retrying",
     "failed",
     "counting",
     "ready",
@@ -82,6 +86,9 @@ class Sentence:
                 return f"{wait}; {_key(self.key)} is clear at {_clock(self.at)}."
             case "overdue":
                 return f"{_plural(count, 'schedule')} {_are(count)} overdue."
+            case "retrying":
+                attempts = f"{_plural(count, 'attempt')} failed and will be retried"
+                return f"In the last 5 minutes {attempts}; {_plural(self.more, 'job')} succeeded."
             case "failed":
                 return f"{_plural(count, 'job')}{' or more' if self.more else ''} failed in the last hour."
             case "counting":
@@ -140,6 +147,8 @@ def _troubles(seen: Overview) -> Iterator[Sentence]:
             yield Sentence("limit", "warn", count=limit.keys, name=limit.limit, key=key, at=at)
     if seen.overdue_schedules:
         yield Sentence("overdue", "warn", count=len(seen.overdue_schedules))
+    if RETRIES <= seen.retried_lately > seen.succeeded_lately:
+        yield Sentence("retrying", "warn", count=seen.retried_lately, more=seen.succeeded_lately)
     if seen.failed_last_hour:
         yield Sentence("failed", "warn", count=seen.failed_last_hour, more=int(seen.is_failed_cut))
 

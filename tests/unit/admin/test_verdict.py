@@ -106,6 +106,12 @@ def seen(**values: Any) -> Overview:
             seen(queues=[queue("mail", is_paused=True), queue("sync", is_paused=True, waiting=2)]),
             ["Queue sync is paused; 2 jobs wait in it."],
         ),
+        (seen(retried_lately=19), ["Nothing waits."]),
+        (seen(retried_lately=500, succeeded_lately=500), ["Nothing waits."]),
+        (
+            seen(retried_lately=1204, succeeded_lately=1),
+            ["In the last 5 minutes 1,204 attempts failed and will be retried; 1 job succeeded."],
+        ),
         (seen(failed_last_hour=165), ["165 jobs failed in the last hour."]),
         (seen(failed_last_hour=10_000, is_failed_cut=True), ["10,000 jobs or more failed in the last hour."]),
         # An alert that has ended is no trouble.

@@ -42,6 +42,7 @@ function target({ kind, name, key }) {
       return key === null ? address(["limits", name]) : `${address(["limits", name])}?${new URLSearchParams({ key })}`;
     case "overdue":
       return "schedules";
+    case "retrying":
     case "failed":
       return "failures";
     case "ready":
@@ -84,6 +85,11 @@ export function sentence(said) {
       return limitSentence(said);
     case "overdue":
       return format.plural(count, "schedule is overdue.", "schedules are overdue.");
+    case "retrying":
+      return t("In the last 5 minutes {attempts}; {jobs}.", {
+        attempts: format.plural(count, "attempt failed and will be retried", "attempts failed and will be retried"),
+        jobs: format.plural(more, "job succeeded", "jobs succeeded"),
+      });
     case "failed":
       return more
         ? t("More than {count} jobs failed in the last hour.", { count: format.count(count) })
