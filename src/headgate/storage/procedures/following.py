@@ -395,10 +395,12 @@ async def undo_end(tx: Transaction, job: EndedJob) -> None:
     """Undo the end of a job that is retried: what counts it is pending, and followers cancelled for it are blocked."""
     back = [job]
     while back:
-        leaders = {each.id for each in back}
+        leaders = {each.id for each in back if each.is_followed}
         while back:
             back = await _uncount(tx, back)
             leaders |= {batch.id for batch in back}
+        if not leaders:
+            return
         await tx.execute("forget_ended_leaders", ids=sorted(leaders))
         back = await tx.fetch(ENDED_JOBS, "cancelled_followers", leaders=sorted(leaders))
         if back:
