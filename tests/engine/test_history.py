@@ -260,6 +260,9 @@ def test_the_use_of_a_limit_is_listed_by_key_with_its_capacity() -> None:
             late = await app.admin.history.limit("calls", "acme", span=150)
             whole = await app.admin.history.limit("calls", "acme", span=150, with_period_before=True)
             assert [[point.used for point in each.points] for each in (late, whole)] == [[15, 10], [15, 15, 10]]
+            # An hour and a minute: steps of 10 s are kept for an hour only.
+            hours = [await app.admin.history.limit("calls", "acme", with_period_before=each) for each in (False, True)]
+            assert [each.step for each in hours] == [10, 60]
             participants = await app.admin.history.limit("calls", span=86400)
             assert (participants.step, participants.bound, participants.points[0].used) == (60, None, 20)
             await app.admin.limits.set("calls", StrictRate("30/m"), key="acme")

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from headgate.arguments import parse_duration
-from headgate.clock import SECOND, Duration, to_datetime
+from headgate.clock import SECOND, Duration, microseconds, to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.history import ALL, KEPT_FOR, LIMIT_STEPS, JobsStep, added, percentile, step_at
 from headgate.jobs.job import BucketRef
@@ -230,12 +230,13 @@ class HistoryAdmin:
         key's rule earlier, so that sums over a period are complete. Raises DeclarationError.
         """
         duration = parse_duration(span, "span", "history")
-        step = next((each for each in LIMIT_STEPS if duration <= KEPT_FOR[each] * SECOND), LIMIT_STEPS[-1])
-        since = self._since(step, span)
         key = None if key is None else bucket_key(key)
         bound = await self._bound(name, key)
         if with_period_before and bound is not None:
-            since = max(step_at(since - int(bound.per * SECOND), step), self._since(step, KEPT_FOR[step]))
+            longest = KEPT_FOR[LIMIT_STEPS[-1]] * SECOND
+            duration = max(duration, min(duration + microseconds(bound.per), longest))
+        step = next((each for each in LIMIT_STEPS if duration <= KEPT_FOR[each] * SECOND), LIMIT_STEPS[-1])
+        since = self._since(step, duration / SECOND)
         rows = await self._storage.limit_history(step, name, key, since)
         points = [LimitPoint(to_datetime(row.at), max(0, row.used), row.unlimited) for row in rows]
         return LimitHistory(name, key, step, points, bound, await deploys_since(self._storage, since))
