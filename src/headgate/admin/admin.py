@@ -343,7 +343,7 @@ class Admin:
     ) -> ListedPage:
         """As `jobs`, with payloads, and fast however many jobs there are.
 
-        At most 5,000 jobs are read for it, so it may end before it is full; `next` is then the `before` of the next
+        At most 10,000 jobs are read for it, so it may end before it is full; `next` is then the `before` of the next
         page.
         """
         found = await self._storage.page(
@@ -361,7 +361,7 @@ class Admin:
     async def bounded_count(
         self, query: JobQuery | None = None, *, most: int = 10_000, **criteria: Unpack[JobCriteria]
     ) -> JobCount:
-        """As `count`, but fast: at most 5,000 jobs are read. A result that is not exact is a lower bound."""
+        """As `count`, but fast: at most 10,000 jobs are read. A result that is not exact is a lower bound."""
         return await self._storage.bounded_count(_query(query, criteria).filter(), most)
 
     async def status(self, job_id: str) -> JobStatus:

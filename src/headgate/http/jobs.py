@@ -262,7 +262,7 @@ class JobDetailsView(msgspec.Struct, frozen=True):
 async def jobs(caller: Caller, query: JobsQuery) -> JobsPage:
     """Return a page of the jobs that match the query; where fields are redacted, filters by them are for admins only.
 
-    At most 5,000 jobs are read for it, so it may have fewer than `count`, or none, while `next` is not null.
+    At most 10,000 jobs are read for it, so it may have fewer than `count`, or none, while `next` is not null.
     """
     require_limit(caller, query.limit)
     found = await caller.admin.page(
@@ -273,7 +273,7 @@ async def jobs(caller: Caller, query: JobsQuery) -> JobsPage:
 
 
 async def count_jobs(caller: Caller, query: JobQuery) -> JobCount:
-    """Count the jobs that match the query, up to 10,000, and among 5,000 if no index finds them."""
+    """Count the jobs that match the query, up to 10,000; if no index finds them, among the newest 10,000."""
     return await caller.admin.bounded_count(_allowed(caller, query), most=MOST_COUNTED)
 
 

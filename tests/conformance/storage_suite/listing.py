@@ -500,7 +500,7 @@ class ListingConformance(Conformance):
         assert [each.ref.key for each in await store_user.storage.buckets(prefix="str_")] == ["str_pe:c"]
         assert len(await store_user.storage.buckets(prefix="")) == 6
         # Too many to be ranked: by name.
-        with mock.patch.object(listing, "AT_ONCE", 4):
+        with mock.patch.object(listing, "KEYS_AT_ONCE", 4):
             for count in (1, 4, 6, 10):
                 assert await bucket_pages(store_user, count) == sorted(
                     every, key=lambda each: (each.ref.limit, each.ref.key)

@@ -19,7 +19,7 @@ from tests.faces.browser.shop import LIMIT, QUEUE
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 NEWER = 5_100
-"""More jobs of another queue than are read for one page."""
+"""How many jobs of another queue are newer."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -55,7 +55,7 @@ async def test_jobs_behind_thousands_of_another_queue_are_listed(browser: Browse
 @pytest.mark.nightly
 async def test_a_list_that_read_only_a_part_of_the_jobs_says_so(browser: Browser, shop: Shop) -> None:
     async def nothing_so_far(route: Route) -> None:
-        page = {"items": [], "next": shop.seeds.failed.id, "read": 5000, "reached": "2026-05-01T12:03:00Z"}
+        page = {"items": [], "next": shop.seeds.failed.id, "read": 10_000, "reached": "2026-05-01T12:03:00Z"}
         await route.fulfill(json=page)
 
     async with visiting(browser, shop) as visit:
@@ -75,7 +75,7 @@ async def test_a_list_that_read_only_a_part_of_the_jobs_says_so(browser: Browser
 async def test_a_search_whose_time_is_over_says_what_it_covered(browser: Browser, shop: Shop) -> None:
     async def over_at_the_third(route: Route) -> None:
         asked.append(route.request.url)
-        page: dict[str, Any] = {"items": [], "next": "x", "read": 5000, "reached": "2026-05-01T12:03:00Z"}
+        page: dict[str, Any] = {"items": [], "next": "x", "read": 10_000, "reached": "2026-05-01T12:03:00Z"}
         if len(asked) < 3:
             await route.fulfill(json=page)
         else:
@@ -90,7 +90,7 @@ async def test_a_search_whose_time_is_over_says_what_it_covered(browser: Browser
         await page.route("**/api/v1/jobs?**", over_at_the_third)
         await page.route("**/api/v1/jobs/count?**", too_long)
         await visit.go("jobs?text=nowhere")
-        await expect(page.locator(".empty")).to_contain_text("Searched the newest 10,000 jobs, back to 2026-05-01")
+        await expect(page.locator(".empty")).to_contain_text("Searched the newest 20,000 jobs, back to 2026-05-01")
         visit.forget_refusals(503)
 
 

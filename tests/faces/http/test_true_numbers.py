@@ -39,7 +39,7 @@ async def test_the_jobs_that_wait_for_a_limit_are_counted_over_all_keys(app: Hea
             page = (await client.get(f"/api/v1/limits?limit={quote(LIMIT)}&count=2")).json()
             assert sum(bucket["waiting"] for bucket in page["items"]) == 4
             assert page["is_ranked"]
-            with mock.patch.object(listing, "AT_ONCE", 3):
+            with mock.patch.object(listing, "KEYS_AT_ONCE", 3):
                 assert not (await client.get("/api/v1/limits")).json()["is_ranked"]
                 seen = (await client.get("/api/v1/overview")).json()
             (waited_for,) = (each for each in seen["limits"] if each["waiting"])

@@ -52,9 +52,12 @@ from headgate.storage.records import (
 from headgate.storage.statements import as_json, limit_needle, member_needle, tag_needle
 from headgate.storage.stored_rows import UNREADABLE_BUCKETS, RowDecoder, bucket_id, lane_id
 
-AT_ONCE = 5_000
+AT_ONCE = 10_000
 """How many jobs are read at most for a page or a bounded count: in order, or by an index if it finds few."""
 
+
+KEYS_AT_ONCE = 5_000
+"""How many keys that jobs wait for are read at most to be sorted; if there are more, they come by name."""
 
 RANKED = 1_000
 """How many buckets are ranked by trouble that open first, and how many that open last."""
@@ -199,7 +202,7 @@ async def batch_ids(tx: Transaction, prefix: str, count: int) -> Sequence[str]:
 
 
 async def page(tx: Transaction, filter: JobFilter) -> JobPage:
-    """Return a page of jobs, for which at most 5,000 are read, so it may end before it is full.
+    """Return a page of jobs, for which at most 10,000 are read, so it may end before it is full.
 
     The following pages have the other jobs that match.
     """
@@ -592,7 +595,7 @@ async def buckets(
 
 async def is_ranked(tx: Transaction) -> bool:
     """Whether `buckets` come by their waiting jobs: lanes wait behind at most 5,000 of them."""
-    return int(await tx.value("count_awaited", most=AT_ONCE + 1)) <= AT_ONCE
+    return int(await tx.value("count_awaited", most=KEYS_AT_ONCE + 1)) <= KEYS_AT_ONCE
 
 
 async def buckets_by_trouble(tx: Transaction, count: int) -> Sequence[BucketRecord]:
@@ -620,7 +623,7 @@ async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) 
         found += [record.ref for record in records]
     if len(found) >= count:
         return found
-    values = {"needle": f",{as_json(prefix)[:-1]}", "most": LANES_LOOKED_AT, "count": AT_ONCE}
+    values = {"needle": f",{as_json(prefix)[:-1]}", "most": LANES_LOOKED_AT, "count": KEYS_AT_ONCE}
     waiting = {ref for row in await tx.fetch(_LANE_BUCKETS, "buckets_like", **values) for ref in row.buckets}
     unvisited = [ref for ref in waiting.difference(found) if ref.limit in limits and ref.key.startswith(prefix)]
     return sorted([*found, *unvisited], key=lambda ref: (limits.index(ref.limit), ref.key))[:count]
@@ -646,7 +649,7 @@ async def _buckets_by_waiting(
     tx: Transaction, count: int, after: BucketPlace, **names: str | None
 ) -> list[BucketRecord]:
     beyond = {"after_waiting": after.waiting, "after_limit": after.limit, "after_key": after.key}
-    return await tx.fetch(_BUCKETS, "buckets_by_waiting", most=AT_ONCE, count=count, **beyond, **names)
+    return await tx.fetch(_BUCKETS, "buckets_by_waiting", most=KEYS_AT_ONCE, count=count, **beyond, **names)
 
 
 async def _buckets_by_name(

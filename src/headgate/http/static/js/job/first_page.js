@@ -3,9 +3,7 @@
 import { ApiError, get } from "../api.js";
 
 /** The most empty pages that are read in a row to find one with jobs. */
-const MAX_PAGES = 40;
-/** The same for a short list on a page that refreshes itself. */
-const MAX_PAGES_OF_LIST = 2;
+const MAX_PAGES = 20;
 /** Milliseconds after which no further page is read. */
 const PATIENCE = 10_000;
 const SEARCH_ERRORS = ["search_too_long", "too_many_searches"];
@@ -17,12 +15,12 @@ const SEARCH_ERRORS = ["search_too_long", "too_many_searches"];
  * @typedef {{items: any[], next: string | null, read: number | null, reached: string | null}} JobsPage
  */
 
-/** Return the page at a cursor, or the first one after it with jobs. @param {Record<string, string | number | null>} filter @param {string | null} before @param {AbortSignal} signal @param {number} [maxPages] @returns {Promise<JobsPage>} */
-export async function firstWithJobs(filter, before, signal, maxPages = MAX_PAGES) {
+/** Return the page at a cursor, or the first one after it with jobs. @param {Record<string, string | number | null>} filter @param {string | null} before @param {AbortSignal} signal @returns {Promise<JobsPage>} */
+export async function firstWithJobs(filter, before, signal) {
   const startedAt = performance.now();
   /** @type {JobsPage} */
   let page = await get("jobs", { ...filter, before }, signal);
-  for (let pages = 1; pages < maxPages && !page.items.length && page.next; pages++) {
+  for (let pages = 1; pages < MAX_PAGES && !page.items.length && page.next; pages++) {
     if (performance.now() - startedAt > PATIENCE) break;
     try {
       const following = await get("jobs", { ...filter, before: page.next }, signal);
@@ -34,11 +32,6 @@ export async function firstWithJobs(filter, before, signal, maxPages = MAX_PAGES
     }
   }
   return page;
-}
-
-/** Return the last jobs of a queue or a task, for a short list. @param {Record<string, string | number | null>} filter @param {AbortSignal} signal */
-export function lastJobs(filter, signal) {
-  return firstWithJobs(filter, null, signal, MAX_PAGES_OF_LIST);
 }
 
 /** Whether a search of payloads was ended before it had read all jobs. @param {unknown} error */

@@ -7,7 +7,6 @@ import { command } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { t, withElements, word } from "../language.js";
-import { lastJobs } from "../job/first_page.js";
 import { jobsPanel } from "../job/short_list.js";
 import { usedLimits } from "../limits/used.js";
 import { badge, breakable, button, copyCommand, empty, facts, heading, link, panel } from "../parts.js";
@@ -40,8 +39,8 @@ export const queue = {
     const [details, history, recent, failed] = await Promise.all([
       get(path("queues", name), {}, signal),
       loadHistory(route, { queue: name }, signal),
-      lastJobs({ queue: name, count: LISTED }, signal),
-      lastJobs({ queue: name, state: "failed", count: LISTED }, signal),
+      get("jobs", { queue: name, count: LISTED }, signal),
+      get("jobs", { queue: name, state: "failed", count: LISTED }, signal),
     ]);
     return { ...details, history, recent, failed };
   },

@@ -6,7 +6,6 @@ import { command } from "../commands.js";
 import { h } from "../dom.js";
 import { t, withElements } from "../language.js";
 import { enqueueJob } from "../job/enqueue.js";
-import { lastJobs } from "../job/first_page.js";
 import { jobsPanel } from "../job/short_list.js";
 import { usedLimits } from "../limits/used.js";
 import { badge, button, copyCommand, heading, link } from "../parts.js";
@@ -24,8 +23,8 @@ export const task = {
     const [details, history, recent, failed] = await Promise.all([
       get(path("tasks", name), {}, signal),
       loadHistory(route, { task: name }, signal),
-      lastJobs({ task: name, count: LISTED }, signal),
-      lastJobs({ task: name, state: "failed", count: LISTED }, signal),
+      get("jobs", { task: name, count: LISTED }, signal),
+      get("jobs", { task: name, state: "failed", count: LISTED }, signal),
     ]);
     return { ...details, history, recent, failed };
   },
