@@ -14,7 +14,7 @@ import asyncpg
 
 from benchmarks.grown_store import DAY, Seeds, finish_all
 from benchmarks.postgres_server import postgres_on
-from benchmarks.seeds import BATCH, add_seeds, use_up
+from benchmarks.seeds import BATCH, add_seeds, note_release, use_up
 from benchmarks.stores import new_store, storage_at
 from benchmarks.support import new_file
 from benchmarks.worker_app import LIMIT, Probed
@@ -84,15 +84,13 @@ async def _fill(storage: Store, jobs: int, keys: int) -> None:
     await storage.open()
     probed = Probed()
     registry, task = probed.app._registry, probed.gated.name
+    await note_release(storage, registry)
     # One more for each key: the one that uses up its budget.
     await add_seeds(
         storage, jobs + keys, keys, task=task, limit=LIMIT, limit_set=registry.limit_set_name(task, DEFAULT_QUEUE)
     )
     rules = {bound.name: bound.limit.rule for bound in probed.gated.limit_set.limits}
     await use_up(storage, rules[LIMIT], task=task, limit=LIMIT, limit_sets=registry.limit_sets())
-    # The measured nodes are not the first of their release.
-    await storage.note_limit_sets(registry.limit_sets().subjects)
-    await storage.limit_sets_done(registry.limit_sets().subjects)
     await storage.close()
 
 

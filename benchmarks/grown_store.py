@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 
 from benchmarks.postgres_server import postgres_on
-from benchmarks.seeds import BATCH, use_up
+from benchmarks.seeds import BATCH, note_release, use_up
 from benchmarks.stores import storage_at
 from benchmarks.worker_app import LIMIT, Probed
 from headgate.clock import SECOND, SystemClock
@@ -86,6 +86,7 @@ async def _fill(storage: Store, jobs: int, keys: int) -> None:
         await storage.close()
         return
     seeds = Seeds()
+    await note_release(storage, seeds.probed.app._registry)
     await _add(storage, (seeds.ungated() for _ in range(jobs - keys)))
     await finish_all(storage, seeds)
     # One more for each key: the one that uses up its budget, and is final, too.
@@ -93,8 +94,6 @@ async def _fill(storage: Store, jobs: int, keys: int) -> None:
     rules = {bound.name: bound.limit.rule for bound in seeds.probed.gated.limit_set.limits}
     await use_up(storage, rules[LIMIT], task=seeds.probed.gated.name, limit=LIMIT, limit_sets=seeds.limit_sets)
     await _add_others(storage, seeds, jobs // 10)
-    await storage.note_limit_sets(seeds.limit_sets.subjects)
-    await storage.limit_sets_done(seeds.limit_sets.subjects)
     await _add_history(storage)
     await storage.close()
 

@@ -15,6 +15,7 @@ from headgate.limits.limit import AnyRule
 from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.store import Store
 from headgate.tasks.queue import DEFAULT_QUEUE
+from headgate.tasks.registry import Registry
 
 BATCH = 10_000
 
@@ -39,6 +40,12 @@ async def add_seeds(
     seeds = _seeds(jobs, keys, task, limit, prefix, limit_set, queue, tenants, number)
     while batch := list(islice(seeds, BATCH)):
         await storage.add(batch)
+
+
+async def note_release(storage: Store, registry: Registry) -> None:
+    """Note what a release declares, before its jobs: else the first node would visit each lane of its limits again."""
+    await storage.note_limit_sets(registry.subjects())
+    await storage.limit_sets_done(registry.subjects())
 
 
 async def use_up(storage: Store, rule: AnyRule, *, task: str, limit: str, limit_sets: LimitSets | None = None) -> None:

@@ -16,9 +16,8 @@ from headgate.engine.services import Services
 from headgate.errors import USER_CODE_ERRORS, FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed, TaskUnknown
-from headgate.jobs.limit_sets import LIMIT_SUBJECT, GatedJob, LimitSetChange, subject_of
+from headgate.jobs.limit_sets import GatedJob, LimitSetChange, subject_of
 from headgate.jobs.terms import LimitTerms
-from headgate.limits.kinds import RULES, dump_rule
 from headgate.tasks.batch_limits import buckets_in_batch
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.limit_set import UNGATED, GatedCall, LimitSet
@@ -166,7 +165,7 @@ class BacklogMigrator:
         if to_do:
             self._not_yet.clear()
             await self._move(self._tasks_of(to_do), to_do, unknown_only=False)
-            noted = self._declarations()
+            noted = self._registry.subjects()
             done = [subject for subject in to_do if subject in noted and subject not in self._not_yet]
             await self._storage.limit_sets_done({subject: noted[subject] for subject in done})
         if is_sweep:
@@ -205,22 +204,13 @@ class BacklogMigrator:
     async def _note(self) -> frozenset[str]:
         """Note that this release is live; return the subjects whose jobs have to be moved to its limit sets."""
         self._noted_at = self._clock.monotonic()
-        noted = await self._storage.note_limit_sets(self._declarations(), lives=LIVE_FOR)
+        noted = await self._storage.note_limit_sets(self._registry.subjects(), lives=LIVE_FOR)
         self.has_noted.set()
         if not self._newest.issuperset(noted):
             # Jobs that only another release could start may now start here.
             self._wake()
         self._newest = frozenset(noted)
         return frozenset(subject for subject, is_to_do in noted.items() if is_to_do)
-
-    def _declarations(self) -> dict[str, str]:
-        """Return what this release declares: its limit sets, and the rules of its limits, by their subjects."""
-        # The order of a fair queue is no rule that other nodes could load.
-        rules = {name: rule for name, rule in self._registry.rules.items() if type(rule) in RULES}
-        return {
-            **self._registry.limit_sets().subjects,
-            **{LIMIT_SUBJECT + name: dump_rule(rule) for name, rule in rules.items()},
-        }
 
     def _tasks_of(self, subjects: frozenset[str]) -> frozenset[str]:
         """Return the task names of the subjects, aliases included: jobs under an alias have old limits until moved."""

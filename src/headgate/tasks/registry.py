@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from headgate.errors import DeclarationError, UnknownQueue
-from headgate.jobs.limit_sets import LimitSets, OverflowTarget, subject_of
+from headgate.jobs.limit_sets import LIMIT_SUBJECT, LimitSets, OverflowTarget, subject_of
 from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import MUTEX, Mutex
 from headgate.limits.fair import PREFIX
+from headgate.limits.kinds import RULES, dump_rule
 from headgate.limits.limit import AnyRule, Limit, WaitTerms, require_limit_name
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.codec import NO_CODECS, Codecs
@@ -305,6 +306,15 @@ class Registry:
                         overflows.append(OverflowTarget(limit_set_name, DEFAULT_QUEUE, needed))
             self._all_limit_sets = LimitSets(limit_sets, overflows)
         return self._all_limit_sets
+
+    def subjects(self) -> Mapping[str, str]:
+        """Return what this release declares: its limit sets, and the rules of its limits, by their subjects."""
+        # The order of a fair queue is no rule that other nodes could load.
+        rules = {name: rule for name, rule in self.rules.items() if type(rule) in RULES}
+        return {
+            **self.limit_sets().subjects,
+            **{LIMIT_SUBJECT + name: dump_rule(rule) for name, rule in rules.items()},
+        }
 
     def runnable(self, labels: frozenset[str] | None) -> RunnableTasks:
         """Return what a node with these labels can run; None: all labels."""
