@@ -8,7 +8,7 @@ from typing import Literal
 
 from headgate.clock import sleep
 from headgate.engine.bus import publish_storage_failure
-from headgate.engine.claim_recovery import ClaimRecovery
+from headgate.engine.lease_keeper import ClaimRecovery
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.services import Services
 from headgate.errors import StorageUnavailable

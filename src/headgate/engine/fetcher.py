@@ -40,11 +40,8 @@ class Fetcher:
         self._by_limit = {
             name: fetcher for fetcher, kept in zip(self._fetchers, of_store.values(), strict=True) for name in kept
         }
-
-    @property
-    def has_limits(self) -> bool:
+        self.has_limits = bool(limits)
         """Whether any limit is remote."""
-        return bool(self._by_limit)
 
     @property
     def limits_away(self) -> set[str]:

@@ -1,23 +1,27 @@
-"""The lease keeper: renews the lease of this node with heartbeats, and rejoins after the node was declared dead."""
+"""The lease of a node: joins the store, renews the lease with heartbeats, and rejoins after it was declared dead.
+
+A heartbeat returns the jobs that the node owns. So it also finds those of a claim whose reply was lost.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from itertools import count
 
-from headgate.clock import SECOND, Timer, sleep, sleep_until
+from headgate.clock import SECOND, Clock, Timer, sleep, sleep_until
 from headgate.engine.bus import publish_storage_failure
-from headgate.engine.claim_recovery import ClaimRecovery
-from headgate.engine.claim_wakeup import ClaimWakeup
-from headgate.engine.leases import OwnLease, PeerLeases
-from headgate.engine.membership import Membership
 from headgate.engine.recorder import Recorder
 from headgate.engine.reporter import Reporter
-from headgate.engine.running_attempts import RunningAttempts
+from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts
 from headgate.engine.services import Services
+from headgate.engine.slots import ClaimWakeup, Slots
 from headgate.errors import StorageLost, StorageUnavailable
 from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDeclaredDead, StorageRecovered
+from headgate.jobs.job import ClaimedJob, JobState
+from headgate.storage.records import Beat, NodeControls, Peer
+
+Tasks = Mapping[str, Sequence[str]]
 
 FULL_EVERY = 24
 """The number of regular heartbeats of which two in a row read all jobs of the node; the others read its latest starts.
@@ -82,7 +86,7 @@ class LeaseKeeper:
     @property
     def holds(self) -> bool:
         """Whether no other node can have recovered the jobs of this one."""
-        return self._own_lease.holds(self._clock.monotonic())
+        return self._own_lease.holds()
 
     async def run(self) -> None:
         sent_at = self._clock.monotonic()
@@ -195,8 +199,7 @@ class LeaseKeeper:
     def _lease_ended(self) -> None:
         """Cancel attempts that must not run twice or have not started: other nodes may soon recover their jobs."""
         cancelled = self._attempts.cancel_exclusive()
-        now = self._clock.monotonic()
-        seconds = self._own_lease.unrenewed_for(now) / SECOND
+        seconds = self._own_lease.unrenewed_for() / SECOND
         node = self._membership.id
         self._bus.publish(LeaseNotRenewed(at=self._clock.now(), node=node, seconds=seconds, cancelled=cancelled))
         # The claim loop sends heartbeats until one succeeds.
@@ -214,3 +217,252 @@ class SkewWatch:
         was_skewed = self._is_skewed
         self._is_skewed = abs(own - stores) > MAX_SKEW
         return (own - stores) / SECOND if self._is_skewed and not was_skewed else None
+
+
+class Membership:
+    """Joins the store under an id. A node that was declared dead joins again under a new one.
+
+    `controls` is what the node is set to do, and `name` what operators call it; both stay when it joins again. `tasks`
+    returns the names of the tasks that its program declares, by queue: the same mapping until they change.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        *,
+        name: str,
+        controls: NodeControls,
+        labels: Set[str],
+        tasks: Callable[[], Tasks],
+        version: str,
+        release: str | None,
+    ) -> None:
+        self._storage = services.storage
+        self.name = name
+        self._labels = sorted(labels)
+        self._tasks = tasks
+        self._stored_tasks: Tasks | None = None
+        self._version = version
+        self._release = release
+        self._clock = services.clock
+        self._ids = services.ids
+        self.controls = controls
+        self.id = self._new_id()
+
+    async def join(self) -> None:
+        """Write the row of the node. Raises StorageUnavailable."""
+        tasks = self._tasks()
+        await self._storage.join(
+            self.id,
+            self.name,
+            controls=self.controls,
+            labels=self._labels,
+            tasks=tasks,
+            version=self._version,
+            release=self._release,
+        )
+        self._stored_tasks = tasks
+
+    async def beat(self, *, lingering: Sequence[str], started_since: int, is_stopping: bool) -> Beat:
+        """Renew the lease, as `Store.beat`, and store what the program has declared since the node joined."""
+        tasks = self._tasks()
+        beat = await self._storage.beat(
+            self.id,
+            lingering=lingering,
+            tasks=None if tasks is self._stored_tasks else tasks,
+            started_since=started_since,
+            is_stopping=is_stopping,
+        )
+        if beat.known:
+            self._stored_tasks = tasks
+        return beat
+
+    def renew_id(self) -> str:
+        """Take a new id in place of the dead one and return it; `join` comes next."""
+        self.id = self._new_id()
+        return self.id
+
+    def _new_id(self) -> str:
+        return f"node-{self._ids.unique(self._clock.now())[-12:]}"
+
+
+class OwnLease:
+    """The end of a node's own lease by its own monotonic clock: how long the node may rely on it.
+
+    Other nodes recover its jobs when its beat has not changed for `lease` microseconds, counted at the earliest from
+    when the last successful heartbeat was *sent*. The node stops relying on the lease a sixth of it earlier: attempts
+    that it cancels then have that long to end. A lease that was never renewed does not hold.
+    """
+
+    def __init__(self, lease: int, clock: Clock) -> None:
+        self._relied_on_for = lease - lease // 6
+        self._clock = clock
+        self._sent_at: int | None = None
+        # The node relies on the lease until this instant; 0 if it was never renewed.
+        self.ends_at = 0
+
+    def renew(self, sent_at: int) -> None:
+        """Renew the lease after the success of a heartbeat that was sent at `sent_at`."""
+        self._sent_at = sent_at
+        self.ends_at = sent_at + self._relied_on_for
+
+    def holds(self) -> bool:
+        """Return whether no other node can have declared this one dead."""
+        return self._clock.monotonic() < self.ends_at
+
+    def unrenewed_for(self) -> int:
+        """Return the microseconds since the last successful heartbeat was sent."""
+        return 0 if self._sent_at is None else self._clock.monotonic() - self._sent_at
+
+
+class PeerLeases:
+    """Holds when each node's beat last grew.
+
+    A node is dead when its process has ended, or when its beat has not changed for `lease` microseconds of the
+    observer's own monotonic time, so no clocks are compared. If the observer itself could not write for a while (a long
+    write transaction stops every heartbeat), it counts anew.
+    """
+
+    def __init__(self, lease: int, interval: int) -> None:
+        self._lease = lease
+        self._interval = interval
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._last_own_beat: int | None = None
+
+    def own_beat(self, now: int) -> None:
+        """Note that the observer has renewed its own lease."""
+        if self._last_own_beat is not None and now - self._last_own_beat > 2 * self._interval:
+            self._seen = {node: (beat, now) for node, (beat, _) in self._seen.items()}
+        self._last_own_beat = now
+
+    def dead(self, nodes: Sequence[Peer], own: str, now: int) -> list[Peer]:
+        """Return the nodes that are dead at `now`; recover each with the `beat` returned here."""
+        dead: list[Peer] = []
+        current: dict[str, tuple[int, int]] = {}
+        stale = self._last_own_beat is None or now - self._last_own_beat > 2 * self._interval
+        for node in nodes:
+            if node.id == own:
+                continue
+            beat, since = self._seen.get(node.id, (-1, now))
+            if beat != node.beat:
+                since = now
+            current[node.id] = (node.beat, since)
+            if node.is_gone or (not stale and now - since > self._lease):
+                dead.append(node)
+        self._seen = current
+        return dead
+
+
+class ClaimRecovery:
+    """Tracks the claims of a node, and compares the jobs it owns in the store with those it runs or records."""
+
+    def __init__(
+        self,
+        services: Services,
+        slots: Slots,
+        own_lease: OwnLease,
+        attempts: RunningAttempts,
+        outcomes: OutcomeRecorder,
+        recorder: Recorder,
+        *,
+        remote_limits: Container[str],
+        stopping: asyncio.Event,
+    ) -> None:
+        self._storage = services.storage
+        self._registry = services.registry
+        self._slots = slots
+        self._own_lease = own_lease
+        self._attempts = attempts
+        self._outcomes = outcomes
+        self._recorder = recorder
+        self._history_writer = services.history_writer
+        self._remote_limits = remote_limits
+        self._stopping = stopping
+        self._clock = services.clock
+        self._lost_claims = LostClaims()
+        # When the pending claims were sent, the first one first.
+        self._sent_at: list[int] = []
+        self._checks_left = 0
+
+    @property
+    def is_claiming(self) -> bool:
+        """Whether a claim is pending, or its jobs have not been started yet."""
+        return bool(self._sent_at)
+
+    def claim_sent(self, at: int) -> None:
+        """Note that a claim was sent at `at` (monotonic); every free slot is reserved for it."""
+        self._sent_at.append(at)
+
+    def claim_answered(self, at: int) -> None:
+        """Note that the claim that was sent at `at` has returned and its jobs start next."""
+        self._sent_at.remove(at)
+
+    def claim_failed(self, at: int) -> None:
+        """Note that the claim failed; it may have succeeded in the store and its reply may be lost."""
+        self._sent_at.remove(at)
+        # A job is lost if two checks do not find it here.
+        self._checks_left = 2
+
+    def take_check(self) -> bool:
+        """Return whether a heartbeat should check for lost claims now; True uses up one of the checks."""
+        if not self._checks_left:
+            return False
+        self._checks_left -= 1
+        return True
+
+    async def recover(self, node: str, owned: Mapping[str, int]) -> None:
+        """Start or return the lost jobs among those that `node` owns; `owned` maps them to their fences."""
+        known = self._attempts.jobs | self._recorder.pending
+        now = self._clock.monotonic()
+        since = min(self._sent_at, default=None)
+        for job_id, fence in self._lost_claims.among(owned, known, claiming_since=since, now=now):
+            await self._recover_job(node, job_id, fence)
+
+    async def _recover_job(self, node: str, job_id: str, fence: int) -> None:
+        record = await self._storage.job(job_id)
+        if record is None or record.state is not JobState.RUNNING or (record.node, record.fence) != (node, fence):
+            return
+        if job_id in self._attempts.jobs or job_id in self._recorder.pending:
+            return
+        if not self._own_lease.holds():
+            # The next heartbeat finds it again.
+            return
+        job = record.as_claimed()
+        self._history_writer.note_started([job])
+        # Which job was charged for its call is known only to the claim.
+        if self._can_start(job) and not record.is_in_call_of_another:
+            self._attempts.start(job)
+        else:
+            self._outcomes.hand_back(job)
+
+    def _can_start(self, job: ClaimedJob) -> bool:
+        # Every free slot is reserved for a pending claim.
+        return (
+            not self.is_claiming
+            and self._slots.free_in(job.queue) > 0
+            and job.task in self._registry.names
+            and not any(ref.limit in self._remote_limits for ref in job.buckets)
+            and not self._stopping.is_set()
+        )
+
+
+class LostClaims:
+    """Compares, at each heartbeat, the jobs that a node owns with those it holds.
+
+    A job is lost if two checks in a row find it unknown with the same fence, unless a claim is pending that was sent
+    before the first check. A job with another fence was returned and claimed again meanwhile; its reply may be pending.
+    """
+
+    def __init__(self) -> None:
+        self._unknown: set[tuple[str, int]] = set()
+        self._checked_at = 0
+
+    def among(
+        self, owned: Mapping[str, int], known: Container[str], *, claiming_since: int | None, now: int
+    ) -> list[tuple[str, int]]:
+        """Return the lost jobs with their fences; `claiming_since` is when the first pending claim was sent."""
+        unknown = {(id, fence) for id, fence in owned.items() if id not in known}
+        is_pending = claiming_since is not None and claiming_since <= self._checked_at
+        lost = set() if is_pending else unknown & self._unknown
+        self._unknown, self._checked_at = unknown, now
+        return sorted(lost)

@@ -18,10 +18,7 @@ from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import publish_storage_failure
 from headgate.engine.charge import ChargeRouter
 from headgate.engine.children import UNBOUNDED, ChildBounds
-from headgate.engine.claim_loop import ClaimLoop
-from headgate.engine.claim_notices import ClaimNotices
-from headgate.engine.claim_recovery import ClaimRecovery
-from headgate.engine.claim_wakeup import ClaimWakeup
+from headgate.engine.claim_loop import ClaimLoop, ClaimNotices
 from headgate.engine.drain import Drain, DrainWatch
 from headgate.engine.error_text import describe_error
 from headgate.engine.executor import CancelledBy, RunningAttempt
@@ -29,19 +26,16 @@ from headgate.engine.fetcher import Fetcher
 from headgate.engine.guards import guard_tasks, unguard_tasks
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.large_payloads import FolderSweeper, LargePayloads
-from headgate.engine.lease_keeper import LeaseKeeper
-from headgate.engine.leases import OwnLease, PeerLeases
-from headgate.engine.membership import Membership
+from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership, OwnLease, PeerLeases
 from headgate.engine.node_hooks import NodeHooks
 from headgate.engine.node_watch import NodeControl, NodeWatch, PeerRecovery
-from headgate.engine.outcome_recorder import OutcomeRecorder
 from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
 from headgate.engine.remote_limits import RemoteLimit
 from headgate.engine.reporter import Reporter
-from headgate.engine.running_attempts import MakeAttempt, RunningAttempts
+from headgate.engine.running_attempts import MakeAttempt, OutcomeRecorder, RunningAttempts
 from headgate.engine.services import Services
-from headgate.engine.slots import Slots
+from headgate.engine.slots import ClaimWakeup, Slots
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopping
 from headgate.jobs.identity import process_name
@@ -137,7 +131,7 @@ class Node:
             release=config.release,
         )
         self._slots = Slots(config.queues, config.slots, config.weights)
-        own_lease, peers = OwnLease(lease), PeerLeases(lease, interval)
+        own_lease, peers = OwnLease(lease, services.clock), PeerLeases(lease, interval)
         # The parts that write for attempts.
         self._reporter = Reporter(
             self.id,
@@ -159,7 +153,7 @@ class Node:
         self.attempts = RunningAttempts(
             services,
             self._slots,
-            own_lease,
+            own_lease.holds,
             charges,
             outcomes,
             self._reporter,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.engine.claim_recovery import LostClaims
+from headgate.engine.lease_keeper import LostClaims
 
 OWNED = {"b": 2, "a": 1}
 

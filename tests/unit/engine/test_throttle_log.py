@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headgate.clock import SECOND
-from headgate.engine import claim_notices
-from headgate.engine.claim_notices import ThrottleLog
+from headgate.engine import claim_loop
+from headgate.engine.claim_loop import ThrottleLog
 from headgate.jobs.event import JobThrottled
 from headgate.jobs.job import BucketRef
 from headgate.storage.records import Throttled
@@ -18,7 +18,7 @@ def met(key: str, waiting: int = 1, *, limit: str = "api", job_id: str = "j1") -
 
 def test_a_bucket_that_makes_room_for_others_is_summed_up() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(claim_notices, "MAX_BUCKETS", 2)
+        patch.setattr(claim_loop, "MAX_BUCKETS", 2)
         log = ThrottleLog()
         published = [
             (event.key, event.count)
@@ -57,6 +57,6 @@ def test_the_event_of_a_limit_names_the_key_with_the_most_waiting_jobs() -> None
 
 def test_the_keys_that_are_kept_of_a_limit_are_bounded() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(claim_notices, "MAX_BUCKETS", 2)
+        patch.setattr(claim_loop, "MAX_BUCKETS", 2)
         (event,) = ThrottleLog().by_limit([met(key) for key in "abcd"], at=0, now=0)
     assert (event.keys, event.count) == (2, 4)
