@@ -16,8 +16,7 @@ from headgate import DeclarationError, Headgate, RateLimited, RetryPolicy, Stric
 from headgate.admin.history import JobsPoint
 from headgate.clock import SECOND
 from headgate.engine.bus import EventBus
-from headgate.engine.history_step import MAX_COUNTED_KEYS, MAX_KEYS
-from headgate.engine.history_writer import MAX_STEPS, HistoryWriter
+from headgate.engine.history_writer import MAX_COUNTED_KEYS, MAX_KEYS, MAX_STEPS, HistoryWriter
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageFailed
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep
