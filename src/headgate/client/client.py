@@ -19,14 +19,16 @@ from headgate.clock import SECOND, Clock, to_datetime
 from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
-from headgate.engine.enqueue_hooks import (
+from headgate.engine.enqueuer import (
+    CallGroup,
+    Enqueuer,
     call_around_enqueue,
     changed_flow,
     changed_groups,
     drafts_of_flow,
     drafts_of_groups,
+    group_calls,
 )
-from headgate.engine.enqueuer import CallGroup, Enqueuer, group_calls
 from headgate.engine.guards import in_thread
 from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.large_payloads import LargePayloads

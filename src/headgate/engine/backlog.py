@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headgate.clock import SECOND, Clock, wait_for_event
@@ -97,10 +97,6 @@ class Backlogs:
         self._counts.clear()
         for changed in self._waiting:
             changed.set()
-
-    def are_bounded(self, names: Iterable[str]) -> bool:
-        """Return whether one of these queues has a `max_backlog`."""
-        return any(self._find(name).max_backlog is not None for name in names)
 
     async def admit(self, counts: Mapping[str, int], *, may_wait: bool = True) -> Admitted:
         """Admit all the jobs to these queues or to their fallbacks, or none; `counts` maps queues to job counts.

@@ -1,10 +1,13 @@
-"""The enqueuer: turns calls into jobs and stores them, as flows, in the caller's transaction, or by a schedule."""
+"""The enqueuer: turns calls into jobs and stores them, as flows, in the caller's transaction, or by a schedule.
+
+The functions of `@app.around_enqueue` get drafts of the calls before, and may change them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -20,7 +23,7 @@ from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.max_wait import reject_over_max_wait, rejected
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, HeadgateError
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobEnqueued, JobReplaced, LimitSkipped, StorageUsed
@@ -33,8 +36,9 @@ from headgate.storage.store import Store
 from headgate.tasks.batch_limits import BatchLimits
 from headgate.tasks.call import Call, FlowBatch, FlowCall, NumberedGraph
 from headgate.tasks.definition import JobTemplate, TaskDefinition, job_template
+from headgate.tasks.hooks import AroundEnqueue, JobDraft, call_around
 from headgate.tasks.limit_set import UNGATED, GatedCall
-from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, options_of_call
+from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, options_of_call, require_headers
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
 from headgate.tasks.tracing import Tracing
@@ -92,6 +96,9 @@ class _NeedsLoop(Exception):
 
 NO_QUEUES: Mapping[str, str] = {}
 
+StoreDrafts = Callable[[], Awaitable[Sequence[str]]]
+"""Stores the drafts as they are now, and returns the id of each."""
+
 _SCHEDULED = frozenset(ScheduledCall.__struct_fields__)
 """The options of its task that a schedule keeps."""
 
@@ -132,7 +139,7 @@ class Enqueuer:
         if not self._ids.has_producer:
             self._ids.set_producer(await self._storage.producer())
         counts = queue_counts(groups)
-        if not self._backlogs.are_bounded(counts):
+        if not self._are_bounded(counts):
             return await self._store(self._jobs_of(task, groups))
         with await self._backlogs.admit(counts) as admitted:
             return await self._store(self._jobs_of(task, groups, admitted.queues), admitted)
@@ -164,11 +171,15 @@ class Enqueuer:
             return True
         if not self._bus.has_no_listener(JobEnqueued, JobReplaced, StorageUsed):
             return True
-        return self._backlogs.are_bounded(group.queue for group in groups) or any(
+        return self._are_bounded(group.queue for group in groups) or any(
             group.options.get("predict") or any(each.patience for each in limits)
             for group in groups
             for limits in (self._registry.limit_set(task, group.queue).limits,)
         )
+
+    def _are_bounded(self, queues: Iterable[str]) -> bool:
+        """Whether one of these queues has a `max_backlog`."""
+        return any(self._registry.queues[queue].max_backlog is not None for queue in queues)
 
     async def _store(self, jobs: Sequence[NewJob], admitted: Admitted | None = None) -> list[tuple[str, bool]]:
         has_max_wait = any(job.give_up_at is not None for job in jobs)
@@ -466,3 +477,75 @@ def resolved_ids(jobs: Sequence[NewJob], duplicates: Mapping[str, str]) -> list[
 def require_key(limit: str, reason: str) -> None:
     """Raise DeclarationError for a call whose key of a limit is not known before it starts."""
     raise DeclarationError(f"limit {limit!r}: {reason}")
+
+
+async def call_around_enqueue(
+    functions: Sequence[AroundEnqueue], drafts: Sequence[JobDraft], store: StoreDrafts
+) -> None:
+    """Call the functions, the first outermost, around `store`.
+
+    Raises what the outermost raises, else what `store` raised, even if a function has suppressed it, and HeadgateError
+    if `store` was not called.
+    """
+    failure: BaseException | None = None
+    is_stored = False
+
+    async def enqueue() -> None:
+        nonlocal failure, is_stored
+        try:
+            ids = await store()
+        except BaseException as error:
+            failure = error
+            raise
+        is_stored = True
+        for draft, id in zip(drafts, ids, strict=True):
+            draft.id = id
+
+    await call_around(functions, drafts, enqueue)
+    if failure is not None:
+        # There is no job to return.
+        raise failure
+    if not is_stored:
+        raise HeadgateError(
+            "a function of @app.around_enqueue returned without `await enqueue()`, so nothing is stored; to refuse "
+            "jobs, raise an error"
+        )
+
+
+def drafts_of_groups(task: TaskDefinition, groups: Sequence[CallGroup]) -> list[JobDraft]:
+    """Return a draft for each call, in order. Raises TypeError for arguments that do not fit the signature."""
+    return [_draft(task, group.queue, group.template.headers, call) for group in groups for call in group.calls]
+
+
+def changed_groups(task: TaskDefinition, groups: Sequence[CallGroup], drafts: Sequence[JobDraft]) -> list[CallGroup]:
+    """Return the groups with the calls as the drafts have them. Raises DeclarationError for headers."""
+    left = iter(drafts)
+    return [
+        group._replace(calls=[_changed(task, call, draft) for call, draft in zip(group.calls, left, strict=False)])
+        for group in groups
+    ]
+
+
+def drafts_of_flow(calls: Sequence[FlowCall]) -> list[JobDraft]:
+    """As `drafts_of_groups`, for a chain or a batch."""
+    return [_draft(each.task, each.queue, each.task.template.headers, each.call) for each in calls]
+
+
+def changed_flow(calls: Sequence[FlowCall], drafts: Sequence[JobDraft]) -> list[FlowCall]:
+    """As `changed_groups`, for a chain or a batch."""
+    return [
+        each._replace(call=_changed(each.task, each.call, draft)) for each, draft in zip(calls, drafts, strict=True)
+    ]
+
+
+def _draft(task: TaskDefinition, queue: str, headers: Mapping[str, str] | None, call: Call[Any]) -> JobDraft:
+    arguments = dict(call.kwargs) if call.later else task.payload.bind(call.args, call.kwargs)
+    return JobDraft(task.name, queue, arguments, dict(headers or {}))
+
+
+def _changed(task: TaskDefinition, call: Call[Any], draft: JobDraft) -> Call[Any]:
+    require_headers(draft.headers, f"task {task.name!r}")
+    if call.later:
+        return replace(call, kwargs=dict(draft.arguments), headers=dict(draft.headers))
+    positional, named = task.payload.as_call(draft.arguments)
+    return Call(tuple(positional), named, call.task, dict(draft.headers))

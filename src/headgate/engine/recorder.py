@@ -90,7 +90,7 @@ class Recorder:
                 if amendments:
                     await self._amend(amendments)
                     amendments = []
-                if self._writing and self._reporter.has_output:
+                if self._writing and self._reporter.outputs:
                     # Their output is stored first, so that a reader of a final job finds all its lines.
                     locked = await self._reporter.flush({job.id for job, *_ in self._writing})
                     self._keep_locked([each for each in self._writing if each[0].id in locked])
@@ -100,7 +100,7 @@ class Recorder:
                         [each for each, was_written in zip(self._writing, written, strict=True) if was_written is None]
                     )
                     self._publish([was_written for was_written in written if was_written is not None])
-                    if self._reporter.has_output:
+                    if self._reporter.outputs:
                         self._reporter.forget(job.id for job, *_ in self._writing)
             except StorageUnavailable as error:
                 self._endings = self._writing + self._endings

@@ -43,7 +43,8 @@ class Reporter:
         # The garbage collector may run code that logs at any time, even while this thread holds the lock. So the lock
         # is reentrant, and the code under it stays correct when a line is added in between.
         self._lock = threading.RLock()
-        self._outputs: dict[str, _AttemptOutput] = {}
+        # Of running attempts by job; most never have any.
+        self.outputs: dict[str, _AttemptOutput] = {}
         # The jobs with new output, in the order of the output.
         self._new: dict[str, None] = {}
         self._is_woken = False
@@ -55,11 +56,6 @@ class Reporter:
     def lowest(self) -> int | None:
         """The lowest level of log lines that are kept; None: none are."""
         return self._lowest if self._max_lines else None
-
-    @property
-    def has_output(self) -> bool:
-        """Whether any running attempt has output; most never have."""
-        return bool(self._outputs)
 
     def progress(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
         """Hold the progress of an attempt."""
@@ -94,12 +90,12 @@ class Reporter:
 
     def _output_of(self, job: ClaimedJob) -> _AttemptOutput | None:
         """Return the output of this attempt; None if a later attempt of the same job runs here already."""
-        output = self._outputs.get(job.id)
+        output = self.outputs.get(job.id)
         if output is not None and output.job.fence < job.fence:
-            del self._outputs[job.id]
+            del self.outputs[job.id]
             output = None
         if output is None:
-            output = self._outputs.setdefault(job.id, _AttemptOutput(job))
+            output = self.outputs.setdefault(job.id, _AttemptOutput(job))
         return output if output.job.fence == job.fence else None
 
     def _note_new(self, job: ClaimedJob) -> None:
@@ -179,7 +175,7 @@ class Reporter:
 
     def _drop_report(self, job: ClaimedJob, error: Exception) -> None:
         with self._lock:
-            output = self._outputs.get(job.id)
+            output = self.outputs.get(job.id)
             if output is None or output.job.fence != job.fence or output.is_warned:
                 return
             output.is_warned = True
@@ -195,7 +191,7 @@ class Reporter:
                 id = due.popleft()
                 if id in self._new:
                     del self._new[id]
-                    output = self._outputs[id]
+                    output = self.outputs[id]
                     lines, output.lines = output.lines, []
                     progress, output.progress = output.progress, None
                     annotations = output.annotations if output.has_annotated else None
@@ -209,7 +205,7 @@ class Reporter:
     def _put_back(self, reports: Iterable[AttemptReport]) -> None:
         with self._lock:
             for report in reports:
-                output = self._outputs.get(report.id)
+                output = self.outputs.get(report.id)
                 if output is not None and output.job.fence == report.fence:
                     output.lines[:0] = report.lines
                     output.progress = output.progress or report.progress
@@ -220,13 +216,13 @@ class Reporter:
         """Drop the output of these jobs, because their attempts have ended."""
         with self._lock:
             for id in jobs:
-                self._outputs.pop(id, None)
+                self.outputs.pop(id, None)
                 self._new.pop(id, None)
 
     def drop(self) -> None:
         """Drop all output, because other nodes own the jobs now."""
         with self._lock:
-            self._outputs.clear()
+            self.outputs.clear()
             self._new.clear()
 
 
