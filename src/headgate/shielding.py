@@ -1,9 +1,10 @@
-"""Waiting for work that a cancellation must not interrupt."""
+"""Waiting for work that a cancellation must not interrupt, and for work in a thread."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor as Pool
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,3 +26,16 @@ async def shield_until_done(work: Awaitable[T]) -> T:
     if cancelled is not None:
         raise cancelled
     return result
+
+
+def in_thread(pool: Pool | None, call: Callable[[], T]) -> asyncio.Future[T]:
+    """Run `call` in a thread of `pool` (None: of the event loop) and return its future."""
+    return asyncio.get_running_loop().run_in_executor(pool, _guarded, call)
+
+
+def _guarded(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except StopIteration as error:
+        # A future cannot hold it: the waiter would wait for ever. Coroutines convert it in the same way.
+        raise RuntimeError("the function raised StopIteration") from error

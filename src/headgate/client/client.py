@@ -29,7 +29,6 @@ from headgate.engine.enqueuer import (
     drafts_of_groups,
     group_calls,
 )
-from headgate.engine.guards import in_thread
 from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.limiter_counts import LimiterCounts
@@ -43,6 +42,7 @@ from headgate.jobs.identity import IdSource, with_new_ids
 from headgate.jobs.job import JobRecord, JobState
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.observe.log import log_event, logged_kinds
+from headgate.shielding import in_thread
 from headgate.storage.choice import StoreAddress
 from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.store import Store

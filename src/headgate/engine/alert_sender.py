@@ -16,10 +16,10 @@ from concurrent.futures import Executor as Pool
 from functools import partial
 
 from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
-from headgate.engine.error_text import summarize_error
-from headgate.engine.guards import in_thread
 from headgate.errors import HeadgateError
 from headgate.jobs.alert import AlertMessage
+from headgate.jobs.job import summarize_error
+from headgate.shielding import in_thread
 from headgate.tasks.alert import DeclaredAlert
 from headgate.version import __version__
 

@@ -10,9 +10,9 @@ from contextvars import Context
 from typing import Any
 
 from headgate.clock import SECOND, Clock, wait_for_event
-from headgate.engine.error_text import summarize_error
 from headgate.errors import HeadgateError
 from headgate.jobs.event import Event, StorageFailed, StorageUsed
+from headgate.jobs.job import summarize_error
 
 Callback = Callable[[Event], Awaitable[None] | None]
 Tap = Callable[[Any], None]

@@ -13,12 +13,11 @@ from typing import Any
 
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.engine.bus import EventBus
-from headgate.engine.error_text import summarize_error
-from headgate.engine.guards import in_thread
 from headgate.engine.results import cause_of
 from headgate.errors import JobFailed, StorageUnavailable
 from headgate.jobs.event import CallbackFailed, StorageFailed
-from headgate.jobs.job import JobState
+from headgate.jobs.job import JobState, summarize_error
+from headgate.shielding import in_thread
 from headgate.storage.store import Store
 from headgate.tasks.callbacks import AnyCallback, CallbackKind
 from headgate.tasks.context import JobContext, enter

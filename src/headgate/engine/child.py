@@ -41,11 +41,10 @@ from headgate.engine.child_messages import (
     decode_setup,
     encode,
 )
-from headgate.engine.error_text import describe_error
 from headgate.engine.remote_error import describe_class
 from headgate.errors import PayloadError
 from headgate.jobs.annotation import Annotation
-from headgate.jobs.job import ClaimedJob, JobError, truncated_error
+from headgate.jobs.job import ClaimedJob, JobError, describe_error, truncated_error
 from headgate.jobs.report import kept_level, kept_line, kept_message, kept_name
 from headgate.tasks.context import JobContext, JobLogCapture, enter
 from headgate.tasks.definition import TaskDefinition

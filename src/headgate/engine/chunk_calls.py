@@ -11,10 +11,9 @@ from typing import Any, NamedTuple, Protocol
 
 from headgate.clock import SECOND, Clock, Timer
 from headgate.engine.charge import AttemptCharge, StartDecision
-from headgate.engine.error_text import describe_error
-from headgate.engine.guards import in_thread
 from headgate.errors import PayloadError
-from headgate.jobs.job import ClaimedJob, JobError
+from headgate.jobs.job import ClaimedJob, JobError, describe_error
+from headgate.shielding import in_thread
 from headgate.tasks.chunk import Chunk
 from headgate.tasks.context import JobContext, enter_chunk
 from headgate.tasks.definition import TaskDefinition

@@ -20,8 +20,6 @@ from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge, StartDecision
 from headgate.engine.children import ChildCall, Children
 from headgate.engine.chunk_calls import CallError, ChunkCalls, MismatchedResults
-from headgate.engine.error_text import describe_error
-from headgate.engine.guards import in_thread
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.remote_error import rebuild_error
 from headgate.engine.resource_pool import ResourcePool, ResourceStack
@@ -30,7 +28,7 @@ from headgate.engine.store_completion import StoreCompletion, TransactionRefused
 from headgate.engine.store_results import StoreResults
 from headgate.errors import FolderUnavailable, PayloadError, ResultUnavailable, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
-from headgate.jobs.job import ClaimedJob, JobError, truncated_error
+from headgate.jobs.job import ClaimedJob, JobError, describe_error, truncated_error
 from headgate.jobs.lifecycle import (
     CalleeRateLimited,
     Cancelled,
@@ -44,6 +42,7 @@ from headgate.jobs.lifecycle import (
     Unreadable,
 )
 from headgate.jobs.retry import RetryPolicy
+from headgate.shielding import in_thread
 from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.context import AttemptContext, JobContext, enter, note_annotations, read_arguments, set_cancelled
 from headgate.tasks.definition import TaskDefinition

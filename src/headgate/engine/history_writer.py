@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from headgate.clock import SECOND, Clock, Timer, sleep, wait_for_event
 from headgate.engine.bus import EventBus
-from headgate.engine.error_text import summarize_error
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageFailed
 from headgate.jobs.history import (
@@ -39,7 +38,7 @@ from headgate.jobs.history import (
     trimmed,
 )
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import ClaimedJob, JobState, NewJob
+from headgate.jobs.job import ClaimedJob, JobState, NewJob, summarize_error
 from headgate.jobs.lifecycle import Ending, Finished
 from headgate.storage.records import Amendment
 from headgate.storage.store import Store

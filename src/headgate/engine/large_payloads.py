@@ -19,12 +19,12 @@ from msgspec.structs import replace
 
 from headgate.clock import Clock, sleep, to_datetime, wait_for_event
 from headgate.engine.bus import EventBus
-from headgate.engine.guards import in_thread
 from headgate.errors import FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import FOLDER, codecs_of, is_encoded, is_in_folder, read_encoded, write_encoded
 from headgate.jobs.event import StorageFailed
 from headgate.jobs.job import NewJob
 from headgate.jobs.uniqueness import replaces
+from headgate.shielding import in_thread
 from headgate.storage.store import Store
 from headgate.tasks.payload_folder import PayloadFolder
 

@@ -20,10 +20,8 @@ from headgate.engine.charge import ChargeRouter
 from headgate.engine.children import UNBOUNDED, ChildBounds
 from headgate.engine.claim_loop import ClaimLoop, ClaimNotices
 from headgate.engine.drain import Drain, DrainWatch
-from headgate.engine.error_text import describe_error
 from headgate.engine.executor import CancelledBy, RunningAttempt
 from headgate.engine.fetcher import Fetcher
-from headgate.engine.guards import guard_tasks, unguard_tasks
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.large_payloads import FolderSweeper, LargePayloads
 from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership, OwnLease, PeerLeases
@@ -39,11 +37,12 @@ from headgate.engine.slots import ClaimWakeup, Slots
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopping
 from headgate.jobs.identity import process_name
+from headgate.jobs.job import describe_error
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention
 from headgate.storage.fetched import FetchedStarts
 from headgate.storage.records import NodeControls
 from headgate.tasks.alert import DeclaredAlert
-from headgate.tasks.context import JobLogCapture
+from headgate.tasks.context import JobLogCapture, guard_tasks, unguard_tasks
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import HookScope, LifecycleHook
 from headgate.tasks.modules import is_session

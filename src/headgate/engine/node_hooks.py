@@ -12,10 +12,10 @@ from functools import partial
 
 from headgate.clock import SECOND, Clock, microseconds, wait_for_event
 from headgate.engine.bus import EventBus
-from headgate.engine.error_text import summarize_error
-from headgate.engine.guards import in_thread
 from headgate.errors import HeadgateError
 from headgate.jobs.event import ShutdownFailed
+from headgate.jobs.job import summarize_error
+from headgate.shielding import in_thread
 from headgate.tasks.hooks import LifecycleFunction, LifecycleHook, Moment
 
 

@@ -10,12 +10,11 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, sleep, wait_for_event
 from headgate.engine.bus import publish_use
-from headgate.engine.error_text import describe_error, summarize_error
 from headgate.engine.reporter import Reporter
 from headgate.engine.services import Services
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned, StorageFailed
-from headgate.jobs.job import ClaimedJob, JobState
+from headgate.jobs.job import ClaimedJob, JobState, describe_error, summarize_error
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.storage.records import Amendment
 

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 from headgate.clock import SECOND, Clock
-from headgate.engine.error_text import summarize_error
 from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.jobs.job import summarize_error
 from headgate.limits.bucket_store import Bucket, BucketStore, ChecksRules, NotesRefusals, Taken, check_rule
 from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rule import NEVER, Snapshot

@@ -11,11 +11,10 @@ from operator import attrgetter
 
 from headgate.clock import Clock, sleep
 from headgate.engine.bus import EventBus
-from headgate.engine.error_text import summarize_error
 from headgate.errors import StorageUnavailable
 from headgate.jobs.annotation import Annotation, applied
 from headgate.jobs.event import JobProgressed, ReportDropped, StorageFailed
-from headgate.jobs.job import ClaimedJob, Progress
+from headgate.jobs.job import ClaimedJob, Progress, summarize_error
 from headgate.jobs.report import PLACES, AttemptReport, LogLine, kept_level, kept_line, kept_message, kept_name
 from headgate.storage.store import Store
 

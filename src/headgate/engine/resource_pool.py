@@ -10,8 +10,8 @@ from typing import Any
 
 from headgate.clock import Clock, wait_for_event
 from headgate.engine.bus import EventBus
-from headgate.engine.error_text import summarize_error
 from headgate.jobs.event import ResourceFailed
+from headgate.jobs.job import summarize_error
 from headgate.tasks.resource import Resource, Scope
 
 

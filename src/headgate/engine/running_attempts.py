@@ -22,7 +22,6 @@ from headgate.engine.charge import (
 )
 from headgate.engine.children import ChildBounds, Children
 from headgate.engine.chunk_calls import ChunkCalls
-from headgate.engine.error_text import summarize_error
 from headgate.engine.executor import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.recorder import Recorder, Then
@@ -34,7 +33,7 @@ from headgate.engine.store_completion import StoreCompletion
 from headgate.engine.store_results import StoreResults
 from headgate.errors import USER_CODE_ERRORS
 from headgate.jobs.event import AttemptLingers, JobStarted, RetryPolicyFailed
-from headgate.jobs.job import ClaimedJob, JobState
+from headgate.jobs.job import ClaimedJob, JobState, summarize_error
 from headgate.jobs.lifecycle import (
     CalleeRateLimited,
     Ending,

@@ -7,6 +7,8 @@ need not visit them.
 
 from __future__ import annotations
 
+from traceback import format_exception
+from types import TracebackType
 from typing import Literal
 
 import msgspec
@@ -17,6 +19,9 @@ from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen, without
 from headgate.jobs.identity import JobId, process_name
 from headgate.jobs.state import JobState as JobState
 from headgate.jobs.terms import LimitTerms
+
+FRAMES = 20
+"""How many frames of a traceback are kept."""
 
 LONGEST_TRACEBACK = 6144
 """Characters of a stored traceback, from its end."""
@@ -350,6 +355,32 @@ def truncated_error(error: BaseException, traceback: str | None = None) -> JobEr
         message=storable(message[:2048]),
         traceback=traceback and storable(traceback[-LONGEST_TRACEBACK:]),
     )
+
+
+def summarize_error(error: BaseException) -> str:
+    """Return the error in one line; never raises."""
+    text = truncated_error(error)
+    return f"{text.type}: {text.message}"
+
+
+def describe_error(error: BaseException) -> JobError:
+    """Return the error with the last `FRAMES` frames of its traceback; never raises."""
+    try:
+        trace = "".join(format_exception(type(error), error, _last_frames(error.__traceback__), limit=-FRAMES))
+    except BaseException as unprintable:
+        # An exception's own __str__ may raise anything; the job still fails with what is available.
+        trace = f"<no traceback: {type(unprintable).__name__} while formatting it>"
+    return truncated_error(error, trace)
+
+
+def _last_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return the end of a traceback. One object that is raised again and again has a long one, slow to format."""
+    last = trace
+    for _ in range(FRAMES):
+        last = None if last is None else last.tb_next
+    while trace is not None and last is not None:
+        trace, last = trace.tb_next, last.tb_next
+    return trace
 
 
 def storable(text: str) -> str:

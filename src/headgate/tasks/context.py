@@ -1,22 +1,27 @@
-"""The running job, as its handler and the functions around the attempt see it."""
+"""The running job, as its handler and the functions around the attempt see it; what it logs, and tasks it starts."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import HeadgateError
 from headgate.foreign_words import RefusesForeignWords
 from headgate.jobs.annotation import Annotation, annotated, applied
-from headgate.jobs.job import ClaimedJob
+from headgate.jobs.job import ClaimedJob, summarize_error
 from headgate.jobs.report import kept_level
 from headgate.tasks.job_log import JobLog, Reports, format_record
+
+T = TypeVar("T")
 
 Listener = Callable[[logging.LogRecord], None]
 
@@ -417,3 +422,69 @@ class AttemptContext(JobContext):
 def read_arguments(context: AttemptContext) -> dict[str, Any] | None:
     """Return the arguments if a function has read, and so may have changed them; else None."""
     return context._arguments if context._are_arguments_read else None
+
+
+_guarded_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, Any, Any]] = WeakKeyDictionary()
+# How many nodes run on a loop, its task factory while they do, and the one that it had before.
+
+
+def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Make tasks created inside a job raise RuntimeError instead of SystemExit and KeyboardInterrupt.
+
+    asyncio raises these two out of the running loop. Each call needs one call of `unguard_tasks`.
+    """
+    count, factory, before = _guarded_loops.get(loop, (0, None, loop.get_task_factory()))
+    if not count:
+        factory = partial(_create_task, before)
+        loop.set_task_factory(factory)
+    _guarded_loops[loop] = count + 1, factory, before
+
+
+def unguard_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Undo one `guard_tasks`; the last call restores the task factory of the loop, unless it was replaced since."""
+    count, factory, before = _guarded_loops.pop(loop)
+    if count > 1:
+        _guarded_loops[loop] = count - 1, factory, before
+    elif loop.get_task_factory() is factory:
+        loop.set_task_factory(before)
+
+
+def _create_task(before: Any, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+    if is_in_job() and asyncio.iscoroutine(coroutine):
+        coroutine = _Guarded(coroutine)
+    return asyncio.Task(coroutine, loop=loop, **options) if before is None else before(loop, coroutine, **options)
+
+
+class _Guarded(Coroutine[Any, Any, T]):
+    """Wraps a coroutine in an object; a wrapping coroutine, cancelled before its start, would leave it unawaited."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
+        self._inner = inner
+
+    def send(self, value: Any) -> Any:
+        try:
+            return self._inner.send(value)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise _as_ordinary(error) from error
+
+    def throw(self, *raised: Any) -> Any:
+        try:
+            return self._inner.throw(*raised)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise _as_ordinary(error) from error
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._inner.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        # Debuggers that inspect the task show the user's own coroutine.
+        return getattr(self._inner, name)
+
+
+def _as_ordinary(error: BaseException) -> RuntimeError:
+    return RuntimeError(f"a task of the handler raised {summarize_error(error)}")

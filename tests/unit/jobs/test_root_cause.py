@@ -16,8 +16,7 @@ import pytest
 
 from headgate import Headgate, JobFailed, RetryPolicy
 from headgate.arguments import parse_duration
-from headgate.engine.error_text import describe_error
-from headgate.jobs.job import JobError
+from headgate.jobs.job import JobError, describe_error
 from headgate.jobs.root_cause import CodePlace, RootCause, message_pattern, root_cause
 
 HERE = __file__
