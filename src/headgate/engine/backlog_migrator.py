@@ -10,12 +10,13 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, sleep, wait_for_event
+from headgate.engine.bus import publish_storage_failure
 from headgate.engine.enqueuer import require_key
 from headgate.engine.large_payloads import LargePayloads, call_all
 from headgate.engine.services import Services
 from headgate.errors import USER_CODE_ERRORS, FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
-from headgate.jobs.event import JobNotMigrated, JobsMigrated, StorageFailed, TaskUnknown
+from headgate.jobs.event import JobNotMigrated, JobsMigrated, TaskUnknown
 from headgate.jobs.limit_sets import GatedJob, LimitSetChange, subject_of
 from headgate.jobs.terms import LimitTerms
 from headgate.tasks.batch_limits import buckets_in_batch
@@ -127,7 +128,7 @@ class BacklogMigrator:
                 except StorageUnavailable as error:
                     # Claims go on under the rules that are stored.
                     self.has_noted.set()
-                    self._bus.publish(StorageFailed(at=self._clock.now(), doing="moving a backlog", error=str(error)))
+                    publish_storage_failure(self._bus, self._clock, "moving a backlog", error)
                     await sleep(self._clock, NOTE_EVERY)
 
     def _note_soon(self) -> None:
@@ -303,7 +304,7 @@ class BacklogMigrator:
     def _pause_folder(self, error: FolderUnavailable) -> None:
         now = self._clock.monotonic()
         if now >= self._folder_again_at:
-            self._bus.publish(StorageFailed(at=self._clock.now(), doing="moving a backlog", error=str(error)))
+            publish_storage_failure(self._bus, self._clock, "moving a backlog", error)
         self._folder_again_at = now + FOLDER_PAUSE
 
     def _change(self, move: _Move) -> LimitSetChange | None:

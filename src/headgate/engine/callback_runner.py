@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from headgate.clock import SECOND, Clock, wait_for_event
-from headgate.engine.bus import EventBus
+from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.results import cause_of
 from headgate.errors import JobFailed, StorageUnavailable
-from headgate.jobs.event import CallbackFailed, StorageFailed
+from headgate.jobs.event import CallbackFailed
 from headgate.jobs.job import JobState, summarize_error
 from headgate.shielding import in_thread
 from headgate.storage.store import Store
@@ -88,7 +88,7 @@ class CallbackRunner:
                 record = await self._storage.job(job_id)
             except StorageUnavailable as error:
                 doing = f"run job {job_id} for its on_error"
-                self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=str(error)))
+                publish_storage_failure(self._bus, self._clock, doing, error)
                 continue
             task = None if record is None else self._registry.find(record.task)
             if record is None or task is None or record.state is not JobState.FAILED or record.error is None:

@@ -13,7 +13,7 @@ from headgate.engine.bus import publish_storage_failure
 from headgate.engine.remote_limits import GuardedStore, RemoteLimit
 from headgate.engine.services import Services
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, StorageUnavailable
-from headgate.jobs.event import LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered, StorageFailed
+from headgate.jobs.event import LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered
 from headgate.jobs.job import BucketRef, ClaimedJob
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule, Limit
@@ -286,7 +286,7 @@ class StoreFetcher:
             await self._storage.deposit(deposits)
         except StorageUnavailable as error:
             # It may be stored or not. The charge stays: too little may be granted, never too much.
-            self._bus.publish(StorageFailed(at=self._clock.now(), doing="depositing starts", error=str(error)))
+            publish_storage_failure(self._bus, self._clock, "depositing starts", error)
             await sleep(self._clock, ASK_AGAIN / SECOND)
             return False
         return True
@@ -305,7 +305,7 @@ class StoreFetcher:
         try:
             left = await self._storage.withdraw([deposit for deposit, _ in unused])
         except StorageUnavailable as error:
-            self._bus.publish(StorageFailed(at=self._clock.now(), doing="withdrawing starts", error=str(error)))
+            publish_storage_failure(self._bus, self._clock, "withdrawing starts", error)
             return
         for (deposit, each), cost in zip(unused, left, strict=True):
             if cost:
@@ -347,7 +347,7 @@ class StoreFetcher:
         except HeadgateError as error:
             if isinstance(error, StorageUnavailable) and not breaker.is_open(self._clock.monotonic()):
                 breaker.fail(self._clock.monotonic())
-            self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=str(error)))
+            publish_storage_failure(self._bus, self._clock, doing, error)
             return False
         return True
 
@@ -363,9 +363,7 @@ class StoreFetcher:
         try:
             await self._storage.visit(ref, {ref.limit: FetchedStarts(self._limits[ref.limit].rule)}, reopen)
         except StorageUnavailable as error:
-            self._bus.publish(
-                StorageFailed(at=self._clock.now(), doing="reopening a bucket after a refund", error=str(error))
-            )
+            publish_storage_failure(self._bus, self._clock, "reopening a bucket after a refund", error)
 
 
 def share_name(limit: str) -> str:

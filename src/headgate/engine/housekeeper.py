@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 
 from headgate.clock import SECOND, Clock, sleep
-from headgate.engine.bus import EventBus
+from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.services import Services
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import JobFailure, JobFinished, StorageFailed
+from headgate.jobs.event import JobFailure, JobFinished
 from headgate.jobs.history import KEPT_FOR
 from headgate.jobs.job import JobState
 from headgate.jobs.retention import Retention
@@ -78,12 +78,12 @@ class Housekeeper:
                 if update.has_expired:
                     await self._expire()
             except StorageUnavailable as error:
-                self._publish_trouble("expiring jobs", error)
+                publish_storage_failure(self._bus, self._clock, "expiring jobs", error)
             try:
                 if update.has_followers:
                     await self._release_followers()
             except StorageUnavailable as error:
-                self._publish_trouble("releasing followers", error)
+                publish_storage_failure(self._bus, self._clock, "releasing followers", error)
             # In its own block: an error in expiring jobs must not keep old rows.
             try:
                 if turns % GATHER_EVERY == 0:
@@ -91,10 +91,7 @@ class Housekeeper:
                 if turns % PRUNE_EVERY == 0:
                     await self._prune()
             except StorageUnavailable as error:
-                self._publish_trouble("housekeeping", error)
-
-    def _publish_trouble(self, doing: str, error: StorageUnavailable) -> None:
-        self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=str(error)))
+                publish_storage_failure(self._bus, self._clock, "housekeeping", error)
 
     async def _expire(self) -> None:
         """Fail expired jobs in several steps: with one step a second a large backlog would take hours."""

@@ -18,10 +18,9 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from headgate.clock import Clock, sleep, to_datetime, wait_for_event
-from headgate.engine.bus import EventBus
+from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.errors import FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import FOLDER, codecs_of, is_encoded, is_in_folder, read_encoded, write_encoded
-from headgate.jobs.event import StorageFailed
 from headgate.jobs.job import NewJob
 from headgate.jobs.uniqueness import replaces
 from headgate.shielding import in_thread
@@ -362,5 +361,4 @@ class FolderSweeper:
             try:
                 await self._large_payloads.sweep()
             except StorageUnavailable as error:
-                failed = StorageFailed(at=self._clock.now(), doing="sweeping the large payloads", error=str(error))
-                self._bus.publish(failed)
+                publish_storage_failure(self._bus, self._clock, "sweeping the large payloads", error)

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Timer, sleep
+from headgate.engine.bus import publish_storage_failure
 from headgate.engine.declaration import trigger_of
 from headgate.engine.declarer import Declarer
 from headgate.engine.housekeeper import publish_dropped
@@ -17,7 +18,6 @@ from headgate.engine.occurrence import last_job_of, occurrence
 from headgate.engine.services import Services
 from headgate.errors import (
     USER_CODE_ERRORS,
-    HeadgateError,
     LeaderNotFound,
     StorageUnavailable,
     UnknownTask,
@@ -28,7 +28,6 @@ from headgate.jobs.event import (
     JobEnqueued,
     OccurrencesSkipped,
     ScheduleOverdue,
-    StorageFailed,
 )
 from headgate.jobs.job import NewJob
 from headgate.schedules.schedule import LATE, DueOccurrences, due, occurrences_per_commit, set_back, without_refused
@@ -77,7 +76,7 @@ class Recurring:
                     next_at = await self._fire_due()
                 except (StorageUnavailable, LeaderNotFound) as error:
                     # The job that an occurrence follows may have been pruned meanwhile.
-                    self._publish_trouble(doing, error)
+                    publish_storage_failure(self._bus, self._clock, doing, error)
                     await sleep(self._clock, self._random.uniform(0.5, 1.5))
                     continue
                 self._checked_at = self._clock.monotonic()
@@ -255,6 +254,3 @@ class Recurring:
                         due_at=record.course.next_at or before,
                     )
                 )  # fmt: skip
-
-    def _publish_trouble(self, doing: str, error: HeadgateError) -> None:
-        self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=str(error)))

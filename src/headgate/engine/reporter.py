@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from headgate.clock import Clock, sleep
-from headgate.engine.bus import EventBus
+from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.errors import StorageUnavailable
 from headgate.jobs.annotation import Annotation, applied
-from headgate.jobs.event import JobProgressed, ReportDropped, StorageFailed
+from headgate.jobs.event import JobProgressed, ReportDropped
 from headgate.jobs.job import ClaimedJob, Progress, summarize_error
 from headgate.jobs.report import PLACES, AttemptReport, LogLine, kept_level, kept_line, kept_message, kept_name
 from headgate.storage.store import Store
@@ -116,9 +116,7 @@ class Reporter:
                 if await self.flush():
                     self._wakeup.set()
             except StorageUnavailable as error:
-                self._bus.publish(
-                    StorageFailed(at=self._clock.now(), doing="storing the output of jobs", error=str(error))
-                )
+                publish_storage_failure(self._bus, self._clock, "storing the output of jobs", error)
                 self._wakeup.set()
             await sleep(self._clock, REPORT_EVERY)
 
