@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from headgate import AlertMessage, Headgate, RetryPolicy
 from headgate.clock import SECOND
-from headgate.engine.alert_readings import most_failed
 from headgate.engine.alert_sender import AlertSender
-from headgate.engine.alerter import Alerter
+from headgate.engine.alerter import Alerter, most_failed
 from headgate.engine.bus import EventBus
 from headgate.jobs.history import step_at
 from headgate.jobs.identity import IdSource

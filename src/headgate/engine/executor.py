@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor as Pool
 from dataclasses import dataclass
 from functools import partial
@@ -249,17 +249,10 @@ class RunningAttempt:
     async def _run_large(self, large_payloads: LargePayloads) -> Outcome:
         """Run the attempt of an app whose large payloads and results are in a folder."""
         if is_in_folder(self.job.payload):
-            try:
-                payload = await large_payloads.load(self.job.payload, f"the payload of job {self.job.id}")
-            except FolderUnavailable as error:
-                return self._put_back(error)
-            except StorageUnavailable:
-                return Interrupted()
-            except PayloadError as error:
-                return self._unreadable(error)
-            except asyncio.CancelledError as error:
-                return self._outcome_when_cancelled(error)
-            self.job = replace(self.job, payload=payload)
+            loading = large_payloads.load(self.job.payload, f"the payload of job {self.job.id}")
+            failure = await self._replace_payload(loading)
+            if failure is not None:
+                return failure
         outcome = await self._run()
         if not isinstance(outcome, Succeeded) or outcome.result is None or not large_payloads.is_large(outcome.result):
             return outcome
@@ -286,7 +279,8 @@ class RunningAttempt:
             return self._unreadable(PayloadError(f"the stored job cannot be read: {self.job.unreadable}"))
         origin = self.job.origin
         if origin is not None and origin.results:
-            failure = await self._read_results(origin.results)
+            # Arguments that are results of other jobs.
+            failure = await self._replace_payload(self._dependencies.results.payload_of(self.job, origin.results))
             if failure is not None:
                 return failure
         around = self._dependencies.around
@@ -337,10 +331,10 @@ class RunningAttempt:
             if timer is not None:
                 timer.cancel()
 
-    async def _read_results(self, results: Mapping[str, str | list[str]]) -> Outcome | None:
-        """Add the arguments that are results of other jobs. Returns the outcome if that fails."""
+    async def _replace_payload(self, reading: Awaitable[str]) -> Outcome | None:
+        """Give the job the payload that is being read. Returns the outcome if that fails."""
         try:
-            payload = await self._dependencies.results.payload_of(self.job, results)
+            payload = await reading
         except FolderUnavailable as error:
             return self._put_back(error)
         except StorageUnavailable:
