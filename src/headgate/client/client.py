@@ -35,7 +35,7 @@ from headgate.engine.limiter_counts import LimiterCounts
 from headgate.engine.node import Node
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.results import ResultWatch, result_of, wait_for_batch
-from headgate.errors import DeclarationError, JobNotFound, StorageUnavailable
+from headgate.errors import DeclarationError, JobNotFound, NotOpen, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused, QueueUnserved, unserved_text
 from headgate.jobs.identity import IdSource, with_new_ids
@@ -173,6 +173,11 @@ class Client:
         self.history_writer.open()
         self._end_log = self._bus.subscribe(log_event, *logged_kinds(jobs=self._log_jobs))
 
+    def _require_open(self) -> None:
+        """Raise NotOpen unless the app is open."""
+        if not self.lifecycle.open_count:
+            raise NotOpen
+
     def log_jobs(self, on: bool) -> None:
         """Log each job that ends, or not, until the app is closed."""
         self._end_log()
@@ -206,7 +211,7 @@ class Client:
 
     async def enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         """Store the calls as jobs in one commit, under the options of the task. Raises as `Task.enqueue`."""
-        self.lifecycle.require()
+        self._require_open()
         return await self._enqueue(task, calls, self._store)
 
     async def _enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]], store: StoreGroups) -> list[Job[Any]]:
@@ -273,12 +278,12 @@ class Client:
 
     def new_id(self, *, is_batch: bool = False) -> str:
         """Return the id of a job or a batch that is about to be enqueued."""
-        self.lifecycle.require()
+        self._require_open()
         return self._ids.next(self.storage.now(), is_batch=is_batch)
 
     async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
         """Store the calls of a chain, a batch or a graph in one commit, with the batches."""
-        self.lifecycle.require()
+        self._require_open()
         functions = self.registry.hooks.around_enqueue
         if not functions or not calls:
             await self.enqueuer.enqueue_flow(calls, batches)
@@ -336,7 +341,7 @@ class Client:
 
     async def add_to_batch(self, batch_id: str, steps: Iterable[Step]) -> list[Job[Any]]:
         """As `Batch.add`."""
-        self.lifecycle.require()
+        self._require_open()
         checked = steps_to_add(steps, self)
 
         async def store() -> list[str]:
@@ -361,7 +366,7 @@ class Client:
         return self.enqueuer.scheduled_graph(spec, numbered_graph(plan, f"schedule {spec.name!r}"))
 
     async def _put_schedule(self, spec: ScheduleSpec, scheduled: ScheduledCall) -> Schedule[Any]:
-        self.lifecycle.require()
+        self._require_open()
         await self.enqueuer.put_schedule(spec, scheduled)
         node = self._local_node()
         if node is not None:
@@ -376,7 +381,7 @@ class Client:
         from headgate.admin.admin import Admin
         from headgate.admin.schedules import SchedulesAdmin
 
-        self.lifecycle.require()
+        self._require_open()
         remote_stores = {name: limit.store for name, limit in self.remote_limits.limits.items()}
         return Admin(
             self.storage,
@@ -410,7 +415,7 @@ class Client:
 
     async def job_result(self, job_id: str, timeout: float | None) -> Any:
         """As `Job.result`; `timeout` is in seconds."""
-        self.lifecycle.require()
+        self._require_open()
         record = await self._final_record(job_id, timeout)
         if self.large_payloads is not None and record.result is not None:
             loaded = await self.large_payloads.load(record.result, f"the result of job {job_id}")
@@ -470,7 +475,7 @@ class Client:
 
     async def cancel_job(self, job_id: str) -> bool:
         """As `Job.cancel`; a node of this process cancels the job at once."""
-        self.lifecycle.require()
+        self._require_open()
         state = await self._cancel_job(job_id)
         if state is None:
             raise JobNotFound(job_id)
@@ -487,12 +492,12 @@ class Client:
         """As `Batch.cancel`; a node of this process cancels its jobs at once."""
         from headgate.admin.batches import cancel_batch
 
-        self.lifecycle.require()
+        self._require_open()
         return (await cancel_batch(self.storage, batch_id, self._cancel_job, _cancellation)).changed
 
     async def batch_jobs(self, batch_id: str) -> Sequence[Job[Any]]:
         """Return the jobs of a batch and of the batches in it, in order, as far as they are kept."""
-        self.lifecycle.require()
+        self._require_open()
         found: list[Job[Any]] = []
         while True:
             page = await self.storage.jobs_of_batch(batch_id, after=found[-1].id if found else "")
@@ -502,7 +507,7 @@ class Client:
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         """As `Batch.wait`; `timeout` is in seconds."""
-        self.lifecycle.require()
+        self._require_open()
         return batch_status(
             await wait_for_batch(self.storage, self._clock, batch_id, timeout, lambda: self.lifecycle.is_open)
         )

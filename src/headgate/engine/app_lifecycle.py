@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from headgate.errors import DeclarationError, NotOpen
+from headgate.errors import DeclarationError
 from headgate.shielding import shield_until_done
 
 Step = Callable[[], Coroutine[Any, Any, None]]
@@ -28,7 +28,8 @@ class AppLifecycle:
         self._close = close
         # Two threads, each with its own loop, may enter at the same time.
         self._lock = threading.Lock()
-        self._open_count = 0
+        self.open_count = 0
+        """How often it is entered; 0: it is closed."""
         # Done when the current opening or closing has ended.
         self._transition: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -36,18 +37,13 @@ class AppLifecycle:
 
     @property
     def is_open(self) -> bool:
-        return self._open_count > 0
+        return self.open_count > 0
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """Return the event loop on which the app is open in this process; None if it is not."""
         # After a fork the loop belongs to the parent and runs nothing for this process.
         return self._loop if self.is_open and self._pid == os.getpid() else None
-
-    def require(self) -> None:
-        """Raise NotOpen unless the app is open."""
-        if not self._open_count:
-            raise NotOpen
 
     # Two methods instead of a context manager: a loop that ends closes all generators at once, which fails for one
     # inside another.
@@ -61,8 +57,8 @@ class AppLifecycle:
             with self._own_lock():
                 self._require_one_loop()
                 transition = self._transition
-                if transition is None and self._open_count:
-                    self._open_count += 1
+                if transition is None and self.open_count:
+                    self.open_count += 1
                     return
                 if transition is None:
                     self._begin_transition()
@@ -71,20 +67,20 @@ class AppLifecycle:
             await asyncio.wait([transition])
         try:
             await self._open_or_undo(open or self._open)
-            self._open_count = 1
+            self.open_count = 1
         finally:
             self._end_transition()
 
     async def leave(self) -> None:
         """Undo one `enter`; the last one closes the app."""
         try:
-            if self._open_count == 1:
+            if self.open_count == 1:
                 # Callbacks that still run may enqueue and read.
                 await self._before_close()
         finally:
             with self._own_lock():
-                self._open_count -= 1
-                is_last = self._open_count == 0
+                self.open_count -= 1
+                is_last = self.open_count == 0
                 if is_last:
                     # A task that opens the app now waits for the closing.
                     self._begin_transition()
@@ -115,7 +111,7 @@ class AppLifecycle:
     def _end_transition(self) -> None:
         with self._own_lock():
             transition, self._transition = self._transition, None
-            if self._open_count == 0:
+            if self.open_count == 0:
                 self._loop = None
         if transition is not None:
             transition.set_result(None)

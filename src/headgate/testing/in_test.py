@@ -191,17 +191,15 @@ class _OpenAnywhere(AppLifecycle):
 
     def __init__(self) -> None:
         super().__init__(open=_nothing, before_close=_nothing, close=_nothing)
-
-    def require(self) -> None:
-        """Do nothing: it is always open."""
+        self.open_count = 1
 
     async def enter(self, open: Step | None = None) -> None:
-        self._open_count += 1
+        self.open_count += 1
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
 
     async def leave(self) -> None:
-        self._open_count -= 1
-        if not self._open_count:
+        self.open_count -= 1
+        if self.open_count == 1:
             self._loop = None
 
 
