@@ -31,10 +31,6 @@ class AuditLevel(IntEnum):
         """The level as it is written in options and settings."""
         return self.name.lower()
 
-    def keeps_attempt(self, outcome: str, *, has_error: bool) -> bool:
-        """Return whether an attempt that did not succeed is kept; `keep_attempts.sql` has the same rule."""
-        return self >= (AuditLevel.ERRORS if has_error or outcome == "lost" else AuditLevel.MINIMAL)
-
 
 AuditWord = Literal["none", "errors", "minimal", "full"]
 

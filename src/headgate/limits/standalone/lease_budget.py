@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from headgate.clock import SECOND, Clock, Duration
 from headgate.errors import GateClosed, HeadgateError, LeaseLost
@@ -107,40 +106,17 @@ class LeaseBudget(SharedBudget):
     def _lost(self, lease: Lease) -> LeaseLost:
         return LeaseLost(lease.key, lease.token, self._duration / SECOND)
 
-    # ---------------------------------------------------------------------------------------- what leases have not
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise HeadgateError(
+            "a permit on a shared store is a lease, which has to be renewed and given back: use `hold()`; a permit of "
+            'this process alone, store="memory://", has the other verbs'
+        )
 
-    def try_acquire(self, key: str, cost: int) -> Decision:
-        _refuse()
+    async def _refuse_async(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse()
 
-    async def try_acquire_async(self, key: str, cost: int) -> Decision:
-        _refuse()
-
-    def acquire(self, key: str, cost: int, timeout: Duration | None) -> Decision:
-        _refuse()
-
-    async def acquire_async(self, key: str, cost: int, timeout: Duration | None) -> Decision:
-        _refuse()
-
-    def release(self, key: str, cost: int) -> None:
-        _refuse()
-
-    def reserve(self, key: str, cost: int, id: str) -> Taken:
-        _refuse()
-
-    async def reserve_async(self, key: str, cost: int, id: str) -> Taken:
-        _refuse()
-
-    def penalize(self, key: str, until: datetime | Duration) -> None:
-        _refuse()
-
-    async def penalize_async(self, key: str, until: datetime | Duration) -> None:
-        _refuse()
-
-    def reset(self, key: str) -> None:
-        _refuse()
-
-    async def reset_async(self, key: str) -> None:
-        _refuse()
+    try_acquire = acquire = release = reserve = penalize = reset = _refuse
+    try_acquire_async = acquire_async = reserve_async = penalize_async = reset_async = _refuse_async
 
 
 class _Block:
@@ -170,10 +146,3 @@ class _Block:
         if not self._has_ended and not self._is_cancelled:
             self._is_cancelled = True
             self._task.cancel()
-
-
-def _refuse() -> NoReturn:
-    raise HeadgateError(
-        "a permit on a shared store is a lease, which has to be renewed and given back: use `hold()`; a permit of "
-        'this process alone, store="memory://", has the other verbs'
-    )
