@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headgate import FixedWindow, Headgate, Mutex, current_job
-from headgate.engine.node_watch import PeerRecovery
+from headgate.engine.node_watch import NodeWatch
 from headgate.jobs.event import ClockSkewed, EndingRefused, Event, NodeDeclaredDead, NodeLost, StorageFailed
 from headgate.storage.records import Peer
 from tests.internals import node_of
@@ -72,19 +72,19 @@ class Work:
 
     async def looks_at_others(self, times: int) -> None:
         """Wait until the node has looked so often from now on, once a second, whether another one is dead."""
-        recovery = node_of(self.app)._watch._peer_recovery
+        watch = node_of(self.app)._watch
         looks = 0
 
         async def recover_dead(nodes: Sequence[Peer]) -> None:
             nonlocal looks
-            await PeerRecovery.recover_dead(recovery, nodes)
+            await NodeWatch.recover_dead(watch, nodes)
             looks += 1
 
-        recovery.recover_dead = recover_dead  # type: ignore[method-assign]
+        watch.recover_dead = recover_dead  # type: ignore[method-assign]
         try:
             await until(lambda: looks >= times, times + 10)
         finally:
-            del recovery.recover_dead
+            del watch.recover_dead
 
     async def used(self, key: str) -> int:
         """How much of a key's budget is used, as the store has it."""

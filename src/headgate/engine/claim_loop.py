@@ -247,7 +247,6 @@ class ClaimNotices:
     """
 
     def __init__(self, services: Services, backlog_migrator: BacklogMigrator, *, throttle_events: bool) -> None:
-        self._registry = services.registry
         self._backlog_migrator = backlog_migrator
         self._callback_runner = services.callback_runner
         self._clock = services.clock

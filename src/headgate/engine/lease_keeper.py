@@ -77,7 +77,7 @@ class LeaseKeeper:
         self._clock = services.clock
         self._bus = services.bus
         self._random = services.random
-        self._skew = SkewWatch()
+        self._is_skewed = False
         self._beating = asyncio.Lock()
         self._is_guarding = False
         self._timer: Timer | None = None
@@ -171,11 +171,15 @@ class LeaseKeeper:
         self._wakeup.wake()
 
     def compare_clocks(self) -> None:
-        """Publish ClockSkewed if the clocks of this machine and of the store differ by more than 5 s."""
+        """Publish ClockSkewed once the clocks of this machine and of the store differ by more than 5 s.
+
+        It is published again only after they have agreed in between.
+        """
         own = self._clock.now()
-        seconds = self._skew.observe(own, self._storage.now())
-        if seconds is not None:
-            self._bus.publish(ClockSkewed(at=own, node=self._membership.id, seconds=seconds))
+        ahead = own - self._storage.now()
+        was_skewed, self._is_skewed = self._is_skewed, abs(ahead) > MAX_SKEW
+        if self._is_skewed and not was_skewed:
+            self._bus.publish(ClockSkewed(at=own, node=self._membership.id, seconds=ahead / SECOND))
 
     # ----------------------------------------------------------------------------------------------- ending
 
@@ -204,19 +208,6 @@ class LeaseKeeper:
         self._bus.publish(LeaseNotRenewed(at=self._clock.now(), node=node, seconds=seconds, cancelled=cancelled))
         # The claim loop sends heartbeats until one succeeds.
         self._wakeup.wake()
-
-
-class SkewWatch:
-    """Reports a difference of the two clocks once, and again only after they have agreed in between."""
-
-    def __init__(self) -> None:
-        self._is_skewed = False
-
-    def observe(self, own: int, stores: int) -> float | None:
-        """Return the seconds that the node's clock is ahead of the store's, if it newly exceeds 5 s; else None."""
-        was_skewed = self._is_skewed
-        self._is_skewed = abs(own - stores) > MAX_SKEW
-        return (own - stores) / SECOND if self._is_skewed and not was_skewed else None
 
 
 class Membership:

@@ -28,7 +28,7 @@ from headgate.engine.fetcher import Fetcher
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.large_payloads import FolderSweeper, LargePayloads
 from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership, OwnLease, PeerLeases
-from headgate.engine.node_watch import NodeControl, NodeWatch, PeerRecovery
+from headgate.engine.node_watch import NodeWatch
 from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
 from headgate.engine.remote_limits import RemoteLimit
@@ -234,7 +234,7 @@ class Node:
         self._watch = NodeWatch(
             services,
             self._membership,
-            PeerRecovery(services, self._membership, peers),
+            peers,
             self.claim_recovery,
             self.lease,
             self.attempts,
@@ -243,7 +243,7 @@ class Node:
             self._recurring,
             self._housekeeper,
             self._wakeup,
-            NodeControl(services, self._membership, self._slots, self._wakeup, stop=self._stop_by_operator),
+            stop=self._stop_by_operator,
         )
         self._drain: DrainWatch | None = None
         if config.drain is not None:

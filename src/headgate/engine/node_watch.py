@@ -33,7 +33,7 @@ class NodeWatch:
         self,
         services: Services,
         membership: Membership,
-        peer_recovery: PeerRecovery,
+        peers: PeerLeases,
         claim_recovery: ClaimRecovery,
         lease: LeaseKeeper,
         attempts: RunningAttempts,
@@ -42,11 +42,12 @@ class NodeWatch:
         recurring: Recurring,
         housekeeper: Housekeeper,
         wakeup: ClaimWakeup,
-        control: NodeControl,
+        *,
+        stop: Callable[[], None],
     ) -> None:
         self._storage = services.storage
         self._membership = membership
-        self._peer_recovery = peer_recovery
+        self._peers = peers
         self._claim_recovery = claim_recovery
         self._lease = lease
         self._attempts = attempts
@@ -55,7 +56,8 @@ class NodeWatch:
         self._recurring = recurring
         self._housekeeper = housekeeper
         self._wakeup = wakeup
-        self._control = control
+        self._stop = stop
+        self._callback_runner = services.callback_runner
         self._clock = services.clock
         self._bus = services.bus
 
@@ -88,16 +90,51 @@ class NodeWatch:
         if update.name is not None:
             self._membership.name = update.name
         if update.controls is not None:
-            self._control.apply(update.controls)
+            self._apply(update.controls)
         if update.has_arrived:
             # The enqueueing process may have been killed before its notification, or the notification was lost.
             self._wakeup.wake()
-        await self._peer_recovery.recover_dead(update.peers)
+        await self.recover_dead(update.peers)
         if self._claim_recovery.take_check():
             await self._lease.beat()
         if self._attempts:
             for job_id in await self._storage.cancels(self._membership.id, self._attempts.jobs):
                 self._attempts.cancel(job_id, CancelledBy.USER)
+
+    async def recover_dead(self, nodes: Sequence[Peer]) -> None:
+        """Recover the jobs of the dead among these nodes. Every node does, so no leader is needed."""
+        for dead in self._peers.dead(nodes, self._membership.id, self._clock.monotonic()):
+            recovered = await self._storage.recover(dead.id, dead.beat)
+            if recovered is not None:
+                self._callback_runner.submit_on_error(recovered.poisonous)
+                self._bus.publish(
+                    NodeLost(
+                        at=self._clock.now(),
+                        node=dead.id,
+                        returned=len(recovered.returned),
+                        poisonous=len(recovered.poisonous),
+                        completed=len(recovered.completed),
+                        poisonous_jobs=tuple(recovered.poisonous),
+                    )
+                )
+
+    def _apply(self, controls: NodeControls) -> None:
+        """Apply what the store says that this node is set to do; no effect if it does that already."""
+        before, self._membership.controls = self._membership.controls, controls
+        if controls.is_stopping:
+            self._stop()
+        elif controls != before:
+            self._slots.change(controls.queues, controls.slots, is_quiet=controls.is_quiet)
+            self._bus.publish(
+                NodeChanged(
+                    at=self._clock.now(),
+                    node=self._membership.id,
+                    queues=controls.queues,
+                    slots=controls.most,
+                    is_quiet=controls.is_quiet,
+                )
+            )
+            self._wakeup.wake()
 
     def _measure(self, late: float) -> None:
         """Publish how busy the node is; `late` is the delay in seconds with which the event loop woke this task."""
@@ -117,70 +154,3 @@ class NodeWatch:
             )
         if late > 1.0:
             self._bus.publish(LoopBlocked(at=self._clock.now(), seconds=late))
-
-
-class PeerRecovery:
-    """Checks the leases of all other nodes. Every node does, so no leader is needed."""
-
-    def __init__(self, services: Services, membership: Membership, peers: PeerLeases) -> None:
-        self._storage = services.storage
-        self._membership = membership
-        self._peers = peers
-        self._callback_runner = services.callback_runner
-        self._clock = services.clock
-        self._bus = services.bus
-
-    async def recover_dead(self, nodes: Sequence[Peer]) -> None:
-        """Recover the jobs of the dead among these nodes. Raises StorageUnavailable."""
-        for dead in self._peers.dead(nodes, self._membership.id, self._clock.monotonic()):
-            recovered = await self._storage.recover(dead.id, dead.beat)
-            if recovered is not None:
-                self._callback_runner.submit_on_error(recovered.poisonous)
-                self._bus.publish(
-                    NodeLost(
-                        at=self._clock.now(),
-                        node=dead.id,
-                        returned=len(recovered.returned),
-                        poisonous=len(recovered.poisonous),
-                        completed=len(recovered.completed),
-                        poisonous_jobs=tuple(recovered.poisonous),
-                    )
-                )
-
-
-class NodeControl:
-    """Changes the slots of a node, lets it claim nothing for a while, or calls `stop`."""
-
-    def __init__(
-        self,
-        services: Services,
-        membership: Membership,
-        slots: Slots,
-        wakeup: ClaimWakeup,
-        *,
-        stop: Callable[[], None],
-    ) -> None:
-        self._membership = membership
-        self._slots = slots
-        self._wakeup = wakeup
-        self._stop = stop
-        self._clock = services.clock
-        self._bus = services.bus
-
-    def apply(self, controls: NodeControls) -> None:
-        """Apply what the store says that this node is set to do; no effect if it does that already."""
-        before, self._membership.controls = self._membership.controls, controls
-        if controls.is_stopping:
-            self._stop()
-        elif controls != before:
-            self._slots.change(controls.queues, controls.slots, is_quiet=controls.is_quiet)
-            self._bus.publish(
-                NodeChanged(
-                    at=self._clock.now(),
-                    node=self._membership.id,
-                    queues=controls.queues,
-                    slots=controls.most,
-                    is_quiet=controls.is_quiet,
-                )
-            )
-            self._wakeup.wake()
