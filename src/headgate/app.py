@@ -43,9 +43,9 @@ from headgate.foreign_words import RefusesForeignWords
 from headgate.jobs.audit import AuditLevel, AuditWord
 from headgate.jobs.event import Event
 from headgate.jobs.identity import IdSource, require_process_name
-from headgate.jobs.labels import parse_labels
 from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
+from headgate.jobs.words import parse_labels
 from headgate.limits.limit import Limit, OnLimit, WaitTerms, changed, wait_terms
 from headgate.limits.standalone.app_limiter import CurrentBuckets, ReportingLimiter
 from headgate.limits.standalone.budget import Decision

@@ -18,9 +18,9 @@ from headgate.errors import DeclarationError
 from headgate.escaping import one_line
 from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.identity import require_process_name
-from headgate.jobs.labels import labels_in, parse_labels
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention, parse_retention, retention_of
 from headgate.jobs.retry import DEFAULT_RETRY, RetryPolicy, require_policy
+from headgate.jobs.words import labels_in, parse_labels
 from headgate.limits.limit import OnLimit, wait_terms
 from headgate.urls import displayed_url
 

@@ -16,19 +16,19 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 2_850,  # the modules beside the packages
+    "": 2_900,  # the modules beside the packages
     "admin": 6_750,
     "cli": 8_600,
     "client": 2_950,
     "contrib": 3_350,
-    "engine": 10_550,
+    "engine": 10_250,
     "http": 21_150,
     "jobs": 4_150,
     "limits": 9_550,
     "observe": 2_020,
     "schedules": 1_850,
     "storage": 24_050,
-    "tasks": 5_050,
+    "tasks": 5_150,
     "testing": 1_850,
 }
 

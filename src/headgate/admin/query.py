@@ -10,7 +10,7 @@ import msgspec
 from headgate.clock import from_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.state import JobState
-from headgate.jobs.tags import require_tag
+from headgate.jobs.words import require_tag
 from headgate.limits.key import bucket_key
 from headgate.storage.records import JobFilter, JobView
 

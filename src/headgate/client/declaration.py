@@ -10,15 +10,13 @@ from headgate.client.handler import Handler, handler_function
 from headgate.client.task import Task
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, audit_level
-from headgate.jobs.labels import parse_labels
 from headgate.jobs.retention import own_retention
 from headgate.jobs.retry import require_policy
-from headgate.jobs.tags import parse_tags
+from headgate.jobs.words import parse_labels, parse_tags
 from headgate.tasks.callbacks import Callbacks
 from headgate.tasks.chunk import Chunk, function_of_one
 from headgate.tasks.executor_kind import Executor, executor_of, require_importable, require_no_generator
 from headgate.tasks.limit_set import bind_limits
-from headgate.tasks.name import require_name
 from headgate.tasks.options import (
     HandlerOptions,
     TaskOptions,
@@ -29,7 +27,7 @@ from headgate.tasks.options import (
     require_switch,
 )
 from headgate.tasks.payload import PayloadType
-from headgate.tasks.queue import DEFAULT_QUEUE
+from headgate.tasks.queue import DEFAULT_QUEUE, require_name
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import needs_of
 from headgate.tasks.unique_key import UNIQUE_OPTIONS, computed_key

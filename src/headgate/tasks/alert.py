@@ -13,7 +13,7 @@ from headgate.errors import DeclarationError
 from headgate.jobs.alert import AlertMessage, Condition, parse_condition
 from headgate.suggestion import did_you_mean
 from headgate.tasks.callbacks import call_error
-from headgate.tasks.name import require_name
+from headgate.tasks.queue import require_name
 
 AlertFunction = Callable[[AlertMessage], Awaitable[object] | object]
 """`async def function(message)`, or a plain function, which is called in a thread."""

@@ -15,7 +15,7 @@ from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.job import JobOptions, RetentionTerms
 from headgate.jobs.retention import own_retention
 from headgate.jobs.retry import RetryPolicy, require_policy
-from headgate.jobs.tags import parse_tags
+from headgate.jobs.words import parse_tags
 from headgate.limits.key import named_arguments
 from headgate.tasks.callbacks import Callbacks
 from headgate.tasks.chunk import Chunk

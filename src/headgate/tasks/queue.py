@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict, get_args
@@ -17,13 +18,14 @@ from headgate.limits.fair import MOST_WEIGHT, PREFIX, FairKey, FairOrder, checke
 from headgate.limits.key import UNTYPED
 from headgate.limits.limit import Key, Limit, OnLimit, WaitTerms, require_list, suggested_limits, wait_terms
 from headgate.tasks.limit_set import BoundLimit, numbered_name
-from headgate.tasks.name import require_name
 from headgate.tasks.options import checked_timeout, require_names
 
 DEFAULT_QUEUE = "default"
 
 RESERVED = "queue:"
 """The prefix of limits that queues make: `queue:emails`, `queue:emails:rate`."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
 
 
 WhenFull = Literal["wait", "raise", "fallback"]
@@ -184,6 +186,14 @@ def _require_backlog(queue: Queue) -> None:
         raise DeclarationError(f"{where}: when_full={when_full!r} has no effect without a max_backlog")
     if when_full == "fallback" and queue.name == DEFAULT_QUEUE:
         raise DeclarationError(f"{where} is where the others fall back to; it can wait or raise when it is full")
+
+
+def require_name(name: str, kind: str) -> None:
+    """Raise DeclarationError unless it is a valid name of a task or a queue."""
+    if not _NAME.fullmatch(name):
+        raise DeclarationError(
+            f"{kind} name {name!r:.80} must be 1 to 200 letters, digits and _ . : / -, the first a letter, digit or _"
+        )
 
 
 class QueueLimit(NamedTuple):

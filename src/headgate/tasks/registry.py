@@ -23,9 +23,8 @@ from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import Hooks
 from headgate.tasks.limit_set import BoundLimit, LimitSet, call_terms
 from headgate.tasks.modules import is_interactive
-from headgate.tasks.name import require_name
 from headgate.tasks.options import EnqueueOptions
-from headgate.tasks.queue import DEFAULT_QUEUE, RESERVED, Queue, QueueLimits
+from headgate.tasks.queue import DEFAULT_QUEUE, RESERVED, Queue, QueueLimits, require_name
 from headgate.tasks.resource import Resource
 from headgate.tasks.schedule import DeclaredSchedule
 

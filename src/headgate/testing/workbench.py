@@ -17,7 +17,7 @@ from headgate.engine.enqueuer import CallGroup
 from headgate.engine.results import result_of
 from headgate.errors import JobFailed
 from headgate.jobs.job import JobState, NewJob
-from headgate.jobs.tags import parse_tags
+from headgate.jobs.words import parse_tags
 from headgate.storage.enlisting import run_at_once
 from headgate.storage.records import Claim, FreeSlots, JobFilter
 from headgate.tasks.call import Call

@@ -1,4 +1,4 @@
-"""Tags: words that a job is found by, from its task and from its call."""
+"""The words of a job: tags, by which it is found, and labels, by which a node says which jobs it can run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ MOST_TAGS = 20
 LONGEST_TAG = 64
 """The most characters of a tag."""
 
+MOST_LABELS = 50
+"""How many labels a node may have, and a task may require."""
+
 _TAG = re.compile(rf"[\w.:=/@+#-]{{1,{LONGEST_TAG}}}")
+_LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=/-]{0,62}")
 
 
 def parse_tags(tags: object, where: str) -> tuple[str, ...]:
@@ -46,3 +50,24 @@ def require_tag(tag: object, where: str) -> None:
         raise DeclarationError(
             f"{where}: tag {tag!r:.80} must be a word of letters, digits and _ . : = / @ + # -{hint}"
         )
+
+
+def parse_labels(labels: object, where: str) -> frozenset[str]:
+    """Return the labels, given as a list or set of words. Raises DeclarationError."""
+    if isinstance(labels, str) or not isinstance(labels, Iterable):
+        raise DeclarationError(f'{where}={labels!r:.80} is not a set of labels; write {{"gpu"}}')
+    found = list(labels)
+    for label in found:
+        if not isinstance(label, str) or not _LABEL.fullmatch(label):
+            raise DeclarationError(
+                f"{where}: label {label!r:.80} must be 1 to 63 letters, digits and _ . = / -, the first a letter, "
+                "digit or _"
+            )
+    if len(found) > MOST_LABELS:
+        raise DeclarationError(f"{where} has {len(found)} labels, more than {MOST_LABELS}")
+    return frozenset(found)
+
+
+def labels_in(text: str, where: str) -> frozenset[str]:
+    """Return the labels of a text such as "gpu,eu". Raises DeclarationError."""
+    return parse_labels([word.strip() for word in text.split(",")], where)

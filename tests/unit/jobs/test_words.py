@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headgate.errors import DeclarationError
-from headgate.jobs.tags import LONGEST_TAG, MOST_TAGS, parse_tags
+from headgate.jobs.words import LONGEST_TAG, MOST_TAGS, parse_tags
 
 
 def test_tags_are_sorted_and_each_is_kept_once() -> None:
