@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -332,6 +333,25 @@ def _drained(receiver: socket.socket, after: float = 0) -> list[bytes]:
     return received
 
 
+async def test_a_watchdog_of_zero_is_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The fault: `WATCHDOG_USEC=0` made the watching thread spin and send signs of life without a pause."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"{folder}/notify")
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"{folder}/notify")
+        monkeypatch.setenv("WATCHDOG_USEC", "0")
+
+        def has_blocked(times: int) -> bool:
+            return sum("blocked for 0.05 s" in each.getMessage() for each in caplog.records) == times
+
+        with caplog.at_level(logging.ERROR, logger="headgate.worker"):
+            watch_loop(asyncio.get_running_loop(), blocked_for=0.05)
+            for times in (1, 2):
+                until_now(partial(has_blocked, times))
+                await asyncio.sleep(0)  # The loop turns once, which ends this block.
+        assert _drained(systemd) == []
+
+
 async def test_a_worker_that_cannot_reach_systemd_says_so_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -340,4 +360,4 @@ async def test_a_worker_that_cannot_reach_systemd_says_so_and_goes_on(
     with caplog.at_level(logging.WARNING, logger="headgate.worker"):
         watch_loop(asyncio.get_running_loop(), blocked_for=0.05)
         await until(lambda: len(caplog.records) >= 2)
-    assert caplog.records[0].getMessage().startswith("systemd got no sign of life, and will kill this worker: ")
+    assert caplog.records[0].getMessage().startswith("systemd gets no sign of life, and will kill this worker: ")

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -189,9 +190,18 @@ def test_the_worker_of_the_unit_starts_and_stops(project: Project) -> None:
         line.split("=", 1) for line in project.text("headgate-worker@.service").splitlines() if re.match(r"\w+=", line)
     )
     assert unit["EnvironmentFile"] == f"{project.folder}/headgate-worker.env"
-    worker = run(
-        project, shlex.split(unit["ExecStart"]), project.settings("headgate-worker.env"), Path(unit["WorkingDirectory"])
-    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(project.folder / "notify"))
+        given = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "0"}
+        worker = run(
+            project,
+            shlex.split(unit["ExecStart"]),
+            project.settings("headgate-worker.env") | given,
+            Path(unit["WorkingDirectory"]),
+        )
+        systemd.settimeout(patient(20))
+        # The watchdog of `Type=notify` begins with this message, not while the app is imported.
+        assert (unit["Type"], systemd.recv(100)) == ("notify", b"READY=1")
     assert worker.stderr is not None
     with worker:
         started: list[str] = []

@@ -1,6 +1,7 @@
 """Log that a handler blocks the event loop of a worker, while it does: the loop itself can log that only afterwards.
 
-Where systemd waits for signs of life (`WatchdogSec=`), it gets one whenever the loop has turned.
+Where systemd waits for signs of life (`WatchdogSec=`), it gets one whenever the loop has turned; where it waits for a
+worker that has started (`Type=notify`), it is told that too.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ BLOCKED_FOR = 10.0
 """After how many seconds the first line is logged; each further line after twice as long."""
 
 ALLOWED = "WATCHDOG_USEC"
-"""The variable in which systemd says after how many microseconds without a sign of life it kills the process."""
+"""The variable in which systemd says after how many microseconds without a sign of life it kills the process.
+
+0 means never, as sd_watchdog_enabled(3) reads it.
+"""
 
 
 def watch_loop(loop: asyncio.AbstractEventLoop, *, blocked_for: float = BLOCKED_FOR) -> None:
     """Start a thread that logs where the calling thread, which runs the loop, is while the loop does not turn."""
     watched = threading.get_ident()
     address, allowed = os.environ.get("NOTIFY_SOCKET"), os.environ.get(ALLOWED, "")
-    is_awaited = address is not None and allowed.isdecimal()
+    is_awaited = address is not None and allowed.isdecimal() and int(allowed) > 0
     pause = min(blocked_for / 2, int(allowed) / 3e6) if is_awaited else blocked_for / 2
 
     def watch() -> None:
@@ -51,20 +55,26 @@ def watch_loop(loop: asyncio.AbstractEventLoop, *, blocked_for: float = BLOCKED_
                     _place_of(watched),
                 )
             if address is not None and is_awaited:
-                _tell_alive(address)
+                _notify(address, b"WATCHDOG=1", "gets no sign of life, and will kill this worker")
             never.wait(pause)
 
     threading.Thread(target=watch, name="headgate-loop-watchdog", daemon=True).start()
 
 
-def _tell_alive(address: str) -> None:
-    """Send systemd a sign of life, as sd_notify(3) does."""
+def notify_started() -> None:
+    """Report to systemd, if it is there, that this worker has started: only then its watchdog begins."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        _notify(address, b"READY=1", "does not learn that this worker has started, and may stop it")
+
+
+def _notify(address: str, state: bytes, otherwise: str) -> None:
+    """Send systemd a state, as sd_notify(3) does."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
             # A name that begins with @ is not in the file system.
-            notified.sendto(b"WATCHDOG=1", address.replace("@", "\0", 1) if address.startswith("@") else address)
+            notified.sendto(state, address.replace("@", "\0", 1) if address.startswith("@") else address)
     except OSError as error:
-        logger.warning("systemd got no sign of life, and will kill this worker: %s: %s", address, error)
+        logger.warning("systemd %s: %s: %s", otherwise, address, error)
 
 
 def _place_of(thread: int) -> str:

@@ -20,7 +20,7 @@ import click
 from headgate.app import Headgate
 from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes
 from headgate.cli.locate import locate, takes_app
-from headgate.cli.loop_watchdog import ALLOWED, watch_loop
+from headgate.cli.loop_watchdog import ALLOWED, notify_started, watch_loop
 from headgate.cli.reloader import Reloader
 from headgate.cli.stacks import print_stacks_on_signal
 from headgate.cli.supervisor import NUMBER, STOPPED_BY_OPERATOR, Supervisor
@@ -327,6 +327,7 @@ async def _serve(
 
     async with AsyncExitStack() as stack:
         stack.callback(app.subscribe(note_stop, NodeStopping))
+        stack.callback(app.subscribe(lambda _: notify_started(), NodeStarted))
         if health is not None:
             from headgate.observe.health import HealthServer
 
