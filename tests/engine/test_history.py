@@ -14,7 +14,7 @@ import pytest
 
 from headgate import DeclarationError, Headgate, RateLimited, RetryPolicy, StrictRate, current_job
 from headgate.admin.history import JobsPoint
-from headgate.clock import SECOND
+from headgate.clock import SECOND, Duration
 from headgate.engine.bus import EventBus
 from headgate.engine.history_writer import MAX_COUNTED_KEYS, MAX_KEYS, MAX_STEPS, HistoryWriter
 from headgate.errors import StorageUnavailable
@@ -579,7 +579,11 @@ def test_short_steps_are_deleted_after_an_hour_and_longer_ones_are_kept() -> Non
     ("asked", "received"),
     [
         ({"step": 30}, "step=30 must be one of 10, 60, 3600 seconds"),
-        ({"step": 10, "span": 3601}, "must be from 10 to 3600 seconds"),
+        (
+            {"step": 10, "span": 3601},
+            "must be from 10 to 3600 seconds, because steps of 10 s are kept for 1h; write "
+            'span="10s" to span="1h", or for more time step=60 or 3600$',
+        ),
         ({"step": 60, "span": 30}, "must be from 60 to 86400 seconds"),
         ({"step": 60, "span": timedelta(days=2)}, "must be from 60 to 86400 seconds"),
         ({"step": 3600, "span": 1}, "must be from 3600 to 5184000 seconds"),
@@ -593,7 +597,23 @@ def test_a_chart_of_more_points_than_are_kept_is_refused(asked: dict[str, Any], 
         async with Headgate("memory://", clock=clock).open() as app:
             with pytest.raises(DeclarationError, match=received):
                 await app.admin.history.jobs(**asked)
-            with pytest.raises(DeclarationError, match="must be from"):
-                await app.admin.history.limit("calls", "acme", span=100_000)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("span", [100_000, "2d", timedelta(days=2), 1])
+def test_a_span_that_the_history_of_a_limit_does_not_have_is_shown_as_it_was_written(span: Duration) -> None:
+    """The fault: `span="2d"` was refused as `span=172800.0`."""
+
+    async def main(clock: VirtualClock) -> None:
+        async with Headgate("memory://", clock=clock).open() as app:
+            with pytest.raises(DeclarationError) as refused:
+                await app.admin.history.limit("calls", "acme", span=span)
+            assert str(refused.value) == (
+                f"history: span={span!r} must be from 10 to 86400 seconds, because the history of a limit is kept for "
+                '1d; write span="10s" to span="1d"'
+            )
+            await app.admin.history.limit("calls", "acme", span="10s")
+            await app.admin.history.limit("calls", "acme", span="1d")
 
     run_virtual(main)

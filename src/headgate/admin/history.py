@@ -188,7 +188,10 @@ class HistoryAdmin:
         seconds, rest = divmod(parse_duration(step, "step", "history"), SECOND)
         if rest or seconds not in KEPT_FOR:
             raise DeclarationError(f"step={step!r} must be one of {', '.join(map(str, KEPT_FOR))} seconds")
-        since = self._since(seconds, span)
+        longer = " or ".join(str(each) for each in KEPT_FOR if each > seconds)
+        advice = f", or for more time step={longer}" if longer else ""
+        kept = KEPT_FOR[seconds]
+        since = self._since(seconds, _parse_span(span, seconds, kept, f"steps of {seconds} s are", advice))
         rows = await self._storage.jobs_history(
             seconds, ALL if queue is None else queue, ALL if task is None else task, since
         )
@@ -203,7 +206,7 @@ class HistoryAdmin:
 
         It reads 10,000 steps of a minute at most, the newest. If there are more, the time is shorter.
         """
-        now, since = self._storage.now(), self._since(MINUTE, ACTIVITY_SPAN)
+        now, since = self._storage.now(), self._since(MINUTE, ACTIVITY_SPAN * SECOND)
         rows = await self._storage.recent_history(MINUTE, since, MOST_STEPS)
         if len(rows) == MOST_STEPS:
             # The first minute may be incomplete.
@@ -229,24 +232,19 @@ class HistoryAdmin:
         keys that each process used most in a step have their own history. `with_period_before` begins a period of the
         key's rule earlier, so that sums over a period are complete. Raises DeclarationError.
         """
-        duration = parse_duration(span, "span", "history")
+        kept = KEPT_FOR[LIMIT_STEPS[-1]]
+        duration = _parse_span(span, LIMIT_STEPS[0], kept, "the history of a limit is")
         key = None if key is None else bucket_key(key)
         bound = await self._bound(name, key)
         if with_period_before and bound is not None:
-            longest = KEPT_FOR[LIMIT_STEPS[-1]] * SECOND
-            duration = max(duration, min(duration + microseconds(bound.per), longest))
-        step = next((each for each in LIMIT_STEPS if duration <= KEPT_FOR[each] * SECOND), LIMIT_STEPS[-1])
-        since = self._since(step, duration / SECOND)
+            duration = min(duration + microseconds(bound.per), kept * SECOND)
+        step = next(each for each in LIMIT_STEPS if duration <= KEPT_FOR[each] * SECOND)
+        since = self._since(step, duration)
         rows = await self._storage.limit_history(step, name, key, since)
         points = [LimitPoint(to_datetime(row.at), max(0, row.used), row.unlimited) for row in rows]
         return LimitHistory(name, key, step, points, bound, await deploys_since(self._storage, since))
 
-    def _since(self, step: int, span: Duration) -> int:
-        kept, duration = KEPT_FOR[step], parse_duration(span, "span", "history")
-        if not step * SECOND <= duration <= kept * SECOND:
-            raise DeclarationError(
-                f"span={span!r} must be from {step} to {kept} seconds: steps of {step} s are kept for {kept} seconds"
-            )
+    def _since(self, step: int, duration: int) -> int:
         return step_at(self._storage.now() - duration, step) + step * SECOND
 
     async def _bound(self, name: str, key: str | None) -> RateBound | None:
@@ -255,6 +253,21 @@ class HistoryAdmin:
             return None
         rule = LiveRules(await self._storage.settings()).rule(BucketRef(name, key), declared)
         return None if rule.count is None else RateBound(rule.count, (rule.period - rule.margin) / SECOND)
+
+
+def _parse_span(span: Duration, least: int, most: int, what: str, advice: str = "") -> int:
+    """Return a span in microseconds. Raises DeclarationError unless it is from `least` to `most` seconds.
+
+    `what` is what is kept for `most`.
+    """
+    duration = parse_duration(span, "span", "history")
+    if not least * SECOND <= duration <= most * SECOND:
+        text = f"{most // 3600}h" if most < 86400 else f"{most // 86400}d"
+        raise DeclarationError(
+            f"history: span={span!r} must be from {least} to {most} seconds, because {what} kept for {text}; "
+            f'write span="{least}s" to span="{text}"{advice}'
+        )
+    return duration
 
 
 def _activities(curves: Sequence[_Curve], name: Callable[[JobsStep], str], length: int) -> dict[str, Activity]:
