@@ -8,10 +8,9 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
-from inspect import signature
 from random import Random
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes, parse_count, parse_seconds
 from headgate.client.client import Client
@@ -46,6 +45,7 @@ from headgate.jobs.identity import IdSource, require_process_name
 from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
 from headgate.jobs.words import parse_labels
+from headgate.keywords import names_keywords
 from headgate.limits.limit import Limit, OnLimit, WaitTerms, changed, wait_terms
 from headgate.limits.standalone.app_limiter import CurrentBuckets, ReportingLimiter
 from headgate.limits.standalone.budget import Decision
@@ -65,7 +65,7 @@ from headgate.tasks.codec import Codec, Codecs
 from headgate.tasks.executor_kind import IN_CHILD
 from headgate.tasks.hooks import AroundAttempt, AroundEnqueue, Moment
 from headgate.tasks.modules import import_modules, require_module_names, require_one_app
-from headgate.tasks.options import HandlerOptions, TaskOptions, require_names
+from headgate.tasks.options import HandlerOptions, TaskOptions
 from headgate.tasks.payload_folder import PayloadFolder
 from headgate.tasks.queue import QueueOptions, declared_queue
 from headgate.tasks.registry import Registry
@@ -85,6 +85,7 @@ LifecycleHookFunction = TypeVar("LifecycleHookFunction", bound=Callable[[], obje
 ResourceFunction = TypeVar("ResourceFunction", bound=Callable[..., AsyncIterator[Any] | Iterator[Any]])
 
 
+@names_keywords
 class Headgate(RefusesForeignWords):
     """Durable background jobs with a budget per key.
 
@@ -154,10 +155,7 @@ class Headgate(RefusesForeignWords):
         pool: object | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
-        **unknown: Never,
     ) -> None:
-        if unknown:
-            require_names(unknown, list(signature(Headgate).parameters)[:-1], "Headgate()")
         self._imports = require_module_names(imports)
         self._clock = clock or SystemClock()
         self._random = random or Random()
@@ -535,6 +533,7 @@ class Headgate(RefusesForeignWords):
         for limit_name, limit in self._registry.limits.items():
             self._check_limit_store(limit_name, limit, known)
 
+    @names_keywords
     def alert(
         self,
         target: str | AlertFunction,

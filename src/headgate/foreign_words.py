@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
@@ -107,6 +108,34 @@ _OPTIONS = _words(
 )
 """Options of tasks and of enqueueing."""
 
+_OF_RATES = _words(
+    {
+        "limit requests calls times amount max_calls max_rate": "the count first: {kind}({value}, per=60)",
+        "period interval window seconds time_period": "per={value}",
+        "key_func key_builder group_by": 'key="{tenant_id}"',
+    }
+)
+
+_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(["RateLimit", "StrictRate", "FixedWindow", "SlidingWindow", "AdaptiveRate", "RateGate"], _OF_RATES),
+    "Concurrency": _words(
+        {"limit size slots maximum max_concurrency max_concurrent": "the count first: {kind}({value})"}
+    ),
+    "DynamicWindow": {"limit": "count={value}"},
+    "Cron": _words(
+        {
+            "second minute hour day month weekday day_of_week day_of_month month_of_year": (
+                'the fields as one text: Cron("0 7 * * *"), minute and hour first; or Calendar(at="7:00")'
+            ),
+            "timezone time_zone zone": "tz={value}",
+        }
+    ),
+    "Calendar": _words({"hour minute time": 'at="7:00"', "timezone time_zone zone": "tz={value}"}),
+    "Every": {"interval": 'the length first: Every("5m")'},
+    "Retry": {"exc": "raise Retry(30) from error"},
+}
+"""Arguments of declarations, by the name of the class."""
+
 _RESULT = {
     "get wait join get_result return_value result_or": "await {it}.result()",
     "revoke abort kill": "await {it}.cancel()",
@@ -211,12 +240,18 @@ WORKER_OPTIONS = _words(
 """Options of the workers of other queues; the first comes before the command."""
 
 
-def instead_of_option(name: str, value: object, known: Iterable[str]) -> str | None:
-    """Return what to write instead of an option of another queue, if there is such an option among the `known`."""
-    line = _OPTIONS.get(name)
-    if line is None or ((own := line.partition("=")[0]).isidentifier() and own not in known):
+def instead_of_option(name: str, value: object, known: Iterable[str], kind: str = "") -> str | None:
+    """Return what to write instead of an option of another queue, if there is such an option among the `known`.
+
+    With a `kind`, instead of an argument of the class of that name.
+    """
+    line = _OPTIONS.get(name, "")
+    if kind:
+        # Of the option `retry=RetryPolicy(retries=3)`, `retries=3` is the argument of the class.
+        line = _ARGUMENTS.get(kind, {}).get(name) or re.sub(rf"^\w+={kind}\((.*?)\)", r"\1", line)
+    if not line or ((own := line.partition("=")[0]).isidentifier() and own not in known):
         return None
-    return line.replace("{value}", f"{value!r:.80}")
+    return line.replace("{kind}", kind).replace("{value}", f"{value!r:.80}")
 
 
 def raise_no_attribute(subject: object, task: str, name: str) -> NoReturn:

@@ -35,6 +35,16 @@ MISTAKES = [
     ),
     ('Headgate("memory://", queues={"mail": 5})', """'queues'; write app.queue("mail", concurrency=5) for each"""),
     (
+        "@app.task(retry=RetryPolicy(max_attempts=5))\nasync def sync(): ...",
+        "RetryPolicy() got an unexpected keyword argument 'max_attempts'; write retries=…, which does not count the",
+    ),
+    ('RetryPolicy(delai="5s")', "'delai'; did you mean 'delay'? It takes: retries, base, cap"),
+    (
+        "raise Retry(countdown=5)",
+        "Retry() got an unexpected keyword argument 'countdown'; write delay=5. It takes: delay,",
+    ),
+    ("raise Snooze(5, why=1)", "Snooze() got an unexpected keyword argument 'why'. It takes: delay"),
+    (
         'Headgate("memory://", max_retries=5)',
         "'max_retries'; write retry=RetryPolicy(retries=5). It takes: url",
     ),
@@ -173,12 +183,39 @@ MISTAKES = [
     (TASK + 'await batch([sync.call("acme")])', "a BatchPlan cannot be awaited; write await batch(…).enqueue()"),
     (TASK + 'await chain(sync.call("acme")).apply_async()', "write await chain(…).enqueue()"),
     (TASK + 'await (await sync.enqueue("acme")).task_id', "Job has no 'task_id'; write job.id"),
+    (TASK + 'batch([sync.call("acme")], nam="nightly")', "batch() got an unexpected keyword argument 'nam'; did you"),
+    # Limits
+    (
+        "RateLimit(limit=5)",
+        "RateLimit() got an unexpected keyword argument 'limit'; write the count first: RateLimit(5, p",
+    ),
+    ('StrictRate("5/m", period=60)', "'period'; write per=60. It takes: rate, per, margin, key, name, cost, on_limit"),
+    ("Concurrency(5, keys=1)", "'keys'; did you mean 'key'? It takes: count, hold, owner, key,"),
+    ('Mutex("a", limit=5)', "Mutex() got an unexpected keyword argument 'limit'"),
+    (
+        'Limiter(StrictRate("5/m"), clok=1)',
+        "Limiter() got an unexpected keyword argument 'clok'; did you mean 'clock'?",
+    ),
     # Schedules
+    (
+        "Every(day=1)",
+        "Every() got an unexpected keyword argument 'day'; did you mean 'days'? It takes: length, weeks, days",
+    ),
+    (
+        "Cron(hour=7)",
+        """'hour'; write the fields as one text: Cron("0 7 * * *"), minute and hour first; or Calendar(""",
+    ),
+    ('Cron("0 7 * * *", timezone="UTC")', "'timezone'; write tz='UTC'. It takes: expression, tz"),
+    ("Calendar(hour=7)", """Calendar() got an unexpected keyword argument 'hour'; write at="7:00". It takes: days"""),
     ('@app.schedule("0 6 * * *")\nasync def nightly(): ...', 'is not a trigger; pass Cron("0 6 * * *")'),
     ('Cron("0 25 * * *")', "hour 25 is not in 0-23"),
     ('Cron("0 6 * *")', "it has 4 fields; write"),
     ('Cron("0 6 * * *", tz="Europe/Roma")', "there is no time zone 'Europe/Roma'; did you mean 'Europe/Rome'?"),
     ("@app.schedule(Every(minutes=5))\nasync def nightly(page: int): ...", "pass them as args= and kwargs="),
+    (
+        'app.alert(print, on="waiting > 5", evry=5)',
+        "Headgate.alert() got an unexpected keyword argument 'evry'. It takes:",
+    ),
     # Where code runs
     ("current_job()", "current_job() is only known inside a handler"),
     ('await app.job("nonsense").status()', "no job nonsense is stored; it may have been pruned after its retention"),
@@ -202,4 +239,7 @@ def test_a_mistake_is_refused_with_what_to_write_instead(written: str, message: 
         asyncio.run(namespace["main"]())  # type: ignore[operator]
 
 
-NAMES = "Concurrency, Cron, Every, Handler, Headgate, Limiter, Mutex, StrictRate, batch, chain, current_job, header"
+NAMES = (
+    "Calendar, Concurrency, Cron, Every, Handler, Headgate, Limiter, Mutex, RateLimit, Retry, RetryPolicy, Snooze, "
+    "StrictRate, batch, chain, current_job, header"
+)

@@ -10,6 +10,7 @@ from headgate.client.task import Task
 from headgate.errors import DeclarationError
 from headgate.foreign_words import RefusesCall
 from headgate.jobs.job import On, storable
+from headgate.keywords import names_keywords
 from headgate.limits.limit import Limit, require_list
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.call import BatchLimit, Call
@@ -181,6 +182,7 @@ def chain(first: Step, second: Step, third: Step, last: Last[R], /) -> ChainPlan
 def chain(first: Step, second: Step, third: Step, fourth: Step, last: Last[R], /) -> ChainPlan[R]: ...
 @overload
 def chain(*steps: Step) -> ChainPlan[Any]: ...
+@names_keywords
 def chain(*steps: Step) -> ChainPlan[Any]:
     """Return a plan of steps that run one after the other, each when the one before it has succeeded.
 
@@ -195,6 +197,7 @@ def chain(*steps: Step) -> ChainPlan[Any]:
     return ChainPlan([_step(step, "chain()") for step in steps])
 
 
+@names_keywords
 def batch(steps: Iterable[Step], *more: Never, limits: Sequence[BatchLimit] = (), name: str | None = None) -> BatchPlan:
     """Return a plan of calls that run in parallel and are awaited together.
 

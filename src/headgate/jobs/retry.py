@@ -14,12 +14,14 @@ from headgate.errors import DeclarationError
 from headgate.jobs import transient
 from headgate.jobs.job import RetryTerms
 from headgate.jobs.transient import Transient
+from headgate.keywords import names_keywords
 
 ErrorFilter = type[BaseException] | Transient | Callable[[Any], object]
 ErrorFilters = ErrorFilter | tuple[ErrorFilter, ...]
 Backoff = Callable[[int], Duration | None] | Callable[[int, Any], Duration | None]
 
 
+@names_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """Sets how failed attempts are tried again; the slot is free while a retry waits, and the count is durable.

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, get_args
 from headgate.arguments import parse_count, parse_duration
 from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.keywords import names_keywords
 from headgate.limits.key import Header
 from headgate.limits.rate import parse_rate
 from headgate.limits.rule import Rule
@@ -99,6 +100,10 @@ class Limit:
     on_missing_key: OnMissingKey = "run"
     charge_retries: bool = True
     per_call: bool = False
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__.startswith("headgate."):  # The arguments of a user's class are their own.
+            names_keywords(cls)
 
     @property
     def permit(self) -> PermitOptions | None:

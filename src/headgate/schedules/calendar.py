@@ -14,6 +14,7 @@ from msgspec.structs import force_setattr, replace
 
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
+from headgate.keywords import NamesKeywords
 from headgate.schedules.times_of_day import ListedTimes
 from headgate.schedules.wall_clock import WallClock, zone_of
 
@@ -37,7 +38,14 @@ _FORMS = (
 
 
 class Calendar(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="calendar", omit_defaults=True, dict=True
+    msgspec.Struct,
+    metaclass=NamesKeywords,
+    frozen=True,
+    kw_only=True,
+    tag_field="kind",
+    tag="calendar",
+    omit_defaults=True,
+    dict=True,
 ):
     """Times on given days, on the wall clock of `tz` (default: UTC).
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from headgate.errors import DeclarationError
+from headgate.keywords import NamesKeywords
 from headgate.schedules.times_of_day import TimeFields
 from headgate.schedules.wall_clock import WallClock, zone_of
 
@@ -41,7 +42,9 @@ _WEEKDAYS = {name: number for number, name in enumerate(("sun", "mon", "tue", "w
 MonthDays = Callable[[int, int], set[int]]
 
 
-class Cron(msgspec.Struct, frozen=True, tag_field="kind", tag="cron", omit_defaults=True, dict=True):
+class Cron(
+    msgspec.Struct, metaclass=NamesKeywords, frozen=True, tag_field="kind", tag="cron", omit_defaults=True, dict=True
+):
     """The instants of a cron expression, on the wall clock in `tz` (default: UTC).
 
     Five fields, or six with the second first. If day and weekday are both restricted, one of them has to match, as in

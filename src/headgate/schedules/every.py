@@ -12,6 +12,7 @@ from msgspec.structs import force_setattr, replace
 from headgate.arguments import DURATION_FORMS, parse_duration
 from headgate.clock import FARTHEST, SECOND, from_datetime, microseconds, to_datetime
 from headgate.errors import DeclarationError
+from headgate.keywords import NamesKeywords
 
 LEAST = 100_000
 """The shortest period, in microseconds: use a loop for more frequent work."""
@@ -37,6 +38,7 @@ class _Length(msgspec.Struct, frozen=True, dict=True):
 
 class Every(
     _Length,
+    metaclass=NamesKeywords,
     frozen=True,
     kw_only=True,
     tag_field="kind",

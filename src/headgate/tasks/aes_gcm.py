@@ -10,6 +10,7 @@ import re
 import secrets
 
 from headgate.errors import DeclarationError
+from headgate.keywords import names_keywords
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
@@ -17,6 +18,7 @@ NONCE_BYTES = 12
 _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
+@names_keywords
 class AesGcm:
     """Encrypts with a 256-bit key: `AesGcm("2026-11", os.environ["PAYLOAD_KEY"])`.
 

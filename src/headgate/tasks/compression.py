@@ -7,8 +7,10 @@ from types import ModuleType
 
 from headgate.arguments import parse_bytes, parse_count
 from headgate.errors import DeclarationError
+from headgate.keywords import names_keywords
 
 
+@names_keywords
 class Zlib:
     """Compresses what has at least `above` bytes, if it becomes a quarter smaller; the rest stays as it is.
 
@@ -38,6 +40,7 @@ class Zlib:
         return f"Zlib({self._above}, level={self._level})"
 
 
+@names_keywords
 class Zstd:
     """Compresses as `Zlib` does, faster and often better: what has at least `above` bytes, if it pays.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, cast
 from uuid import UUID
@@ -10,13 +10,12 @@ from uuid import UUID
 from headgate.arguments import parse_duration, parse_seconds
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
-from headgate.foreign_words import instead_of_option
 from headgate.jobs.audit import AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
 from headgate.jobs.retention import OwnRetention
 from headgate.jobs.retry import RetryPolicy
+from headgate.keywords import require_keywords
 from headgate.limits.limit import Limit, RateOptions
-from headgate.suggestion import did_you_mean
 from headgate.tasks.unique_key import UNIQUE_OPTIONS, KeyTemplate, UniqueState
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
@@ -211,15 +210,9 @@ def merged(before: EnqueueOptions, new: Mapping[str, Any]) -> EnqueueOptions:
     return cast(EnqueueOptions, {**kept, **new})
 
 
-def require_names(changes: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+def require_names(changes: Mapping[str, Any], known: Collection[str], where: str) -> None:
     """Raise TypeError, as Python does, for an unknown option."""
-    for name in changes:
-        if name not in known:
-            foreign = instead_of_option(name, changes[name], known)
-            hint = did_you_mean(name, known) if foreign is None else f"; write {foreign}."
-            if name in RateOptions.__annotations__:
-                hint = f", which is an option of a limit: limits=[StrictRate(…, {name}=…)]."
-            raise TypeError(f"{where} got an unexpected keyword argument {name!r}{hint} It takes: {', '.join(known)}")
+    require_keywords(changes, known, where, of_limits=RateOptions.__annotations__)
 
 
 def require_priority(priority: int, where: str) -> None:

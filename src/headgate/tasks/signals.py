@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from headgate.arguments import parse_wait
 from headgate.clock import Duration
+from headgate.keywords import names_keywords
 
 _SHOWN_IN = "headgate"
 """The module of these classes in the error of a job, which reads `headgate.Fail`."""
 
 
+@names_keywords
 class Snooze(Exception):
     """Run this job again after a delay; no attempt is spent and no error is kept.
 
@@ -25,6 +27,7 @@ class Snooze(Exception):
         self.delay: int = parse_wait(delay, "delay", "Snooze")
 
 
+@names_keywords
 class RateLimited(Exception):
     """The callee's own limit is reached.
 
@@ -40,6 +43,7 @@ class RateLimited(Exception):
         self.retry_after: int = parse_wait(retry_after, "retry_after", "RateLimited")
 
 
+@names_keywords
 class Retry(Exception):
     """Try this job again: the attempt fails with `reason` and uses a retry; without one left, the job fails.
 
@@ -58,6 +62,7 @@ class Retry(Exception):
             self.delay = parse_wait(delay, "delay", "Retry")
 
 
+@names_keywords
 class Fail(Exception):
     """Fail this job with `reason`; it is not tried again, whatever its retry policy says.
 
@@ -70,6 +75,7 @@ class Fail(Exception):
         super().__init__(reason)
 
 
+@names_keywords
 class Cancel(Exception):
     """End this job as cancelled, with `reason`: the work is not needed any more. It is no failure.
 

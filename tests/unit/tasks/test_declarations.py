@@ -130,7 +130,7 @@ def test_tasks_queues_and_settings_are_checked_where_they_are_named(app: Headgat
     with pytest.raises(DeclarationError, match="at least twice"):
         Headgate("memory://", lease=5, heartbeat=5)
     with pytest.raises(TypeError, match="leese"):
-        Headgate("memory://", leese=5)  # type: ignore[arg-type]
+        Headgate("memory://", leese=5)  # type: ignore[call-arg]
     with pytest.raises(DeclarationError, match="HEADGATE_LEASE='soon'"):
         load_settings({}, {"HEADGATE_LEASE": "soon"})
     with pytest.raises(DeclarationError):

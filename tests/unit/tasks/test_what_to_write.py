@@ -24,6 +24,7 @@ from headgate import (
 )
 from headgate.client.task import Task
 from headgate.foreign_words import ATTRIBUTES
+from headgate.keywords import names_keywords
 from headgate.tasks.context import JobContext
 from tests.until import result_within
 
@@ -103,6 +104,30 @@ def test_an_option_is_translated_only_where_its_own_exists(sync_tenant: Any) -> 
         sync_tenant.using(session=object())
     with pytest.raises(TypeError, match=r"'rate_limit'\. It takes"):
         sync_tenant.using(rate_limit="15/m")
+
+
+def test_a_limit_of_a_user_has_its_own_arguments() -> None:
+    class Hourly(StrictRate):
+        def __init__(self, count: int, **options: Any) -> None:
+            super().__init__(count, 3600, **options)
+
+    assert Hourly(5, key="{tenant}") == Hourly(5, key="{tenant}")
+    with pytest.raises(
+        TypeError, match=r"StrictRate\(\) got an unexpected keyword argument 'kee'; did you mean 'key'\?"
+    ):
+        Hourly(5, kee="{tenant}")
+
+
+def test_an_own_type_error_of_a_declaration_is_raised_as_it_is() -> None:
+    @names_keywords
+    class Named:
+        def __init__(self, name: str, *, size: int = 0) -> None:
+            raise TypeError(f"{name} has no size {size}")
+
+    with pytest.raises(TypeError, match=r"^a has no size 5$"):
+        Named("a", size=5)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'name'"):
+        Named(size=5)  # type: ignore[call-arg]
 
 
 async def test_the_running_job_names_its_own_words(app: Headgate) -> None:

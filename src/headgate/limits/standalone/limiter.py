@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from headgate.arguments import parse_duration, parse_wait
 from headgate.clock import SECOND, Clock, Duration, SystemClock
 from headgate.errors import DeclarationError
+from headgate.keywords import names_keywords
 from headgate.limits.bucket_store import BucketStore, check_rule
 from headgate.limits.limit import Limit
 from headgate.limits.rule import Snapshot
@@ -56,6 +57,7 @@ DEFAULT_LEASE = 30 * SECOND
 SHORTEST_LEASE = SECOND
 
 
+@names_keywords
 class Limiter:
     """A limit for plain code, without jobs: `Limiter(RateLimit("15/m"))`.
 

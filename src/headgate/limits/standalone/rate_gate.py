@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 from headgate.arguments import parse_wait
 from headgate.clock import SECOND, Clock, Duration, SystemClock
 from headgate.errors import DeclarationError, GateClosed
+from headgate.keywords import names_keywords
 from headgate.limits.rate import parse_rate
 from headgate.limits.standalone.refusal_log import RefusalLog
 from headgate.limits.standalone.waiting_lines import WaitingLines
@@ -23,6 +24,7 @@ R = TypeVar("R")
 _LINE = ""
 
 
+@names_keywords
 class RateGate:
     """Lets at most N through in any window of that length: `RateGate("15/m")` or `RateGate(15, per=60)`.
 
@@ -170,6 +172,7 @@ def limit_rate(
 ) -> Generator[T, None, None]: ...
 
 
+@names_keywords
 def limit_rate(
     iterable: Iterable[T] | AsyncIterable[T],
     rate: str | int,
