@@ -163,6 +163,8 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
             "apply call_local": "function(…), which runs it here",
         }
     ),
+    # `using` and `call` come before `sync`.
+    "SyncTask": {"using": "using(…).enqueue(…)", "call": "call(…)", "function": "function(…), which runs it here"},
     "Headgate": _words(
         {
             "enqueue enqueue_job add_job submit send send_task delay defer insert create_task send_message": _ENQUEUE,
@@ -257,10 +259,12 @@ def instead_of_option(name: str, value: object, known: Iterable[str], kind: str 
 def raise_no_attribute(subject: object, task: str, name: str) -> NoReturn:
     """Raise AttributeError for an unknown attribute of a task; for a verb of another queue, with Headgate's verb."""
     kind = type(subject).__name__
-    instead = ATTRIBUTES["Task"].get(name)
+    instead = ATTRIBUTES["Task"].get(name) or ATTRIBUTES.get(kind, {}).get(name)
     if instead is None:
         _raise_unknown(subject, name)
+    owner = f"task {task!r}"
     if kind == "SyncTask":
+        owner = f"{task}.sync"
         example = f"{task}.{instead.replace('enqueue', 'sync.enqueue')}"
     elif "enqueue" not in instead:
         example = f"{task}.{instead}"
@@ -268,7 +272,7 @@ def raise_no_attribute(subject: object, task: str, name: str) -> NoReturn:
         # `using` comes before `sync`: task.using(delay=5).sync.enqueue(…)
         blocking = instead.replace("enqueue", "sync.enqueue")
         example = f"await {task}.{instead}, or {task}.{blocking} in code that cannot await"
-    raise AttributeError(f"task {task!r} has no .{name}(); write {example}", name=name)
+    raise AttributeError(f"{owner} has no .{name}(); write {example}", name=name)
 
 
 def _raise_unknown(subject: object, name: str) -> NoReturn:

@@ -71,6 +71,20 @@ def test_a_method_of_another_library_is_refused_with_the_one_of_headgate(
         getattr(sync_tenant.sync, verb)("acme")
 
 
+@pytest.mark.parametrize(
+    ("verb", "instead"),
+    [
+        ("using", "sync_tenant.using(…).sync.enqueue(…)"),
+        ("call", "sync_tenant.call(…)"),
+        ("function", "sync_tenant.function(…), which runs it here"),
+    ],
+)
+def test_what_comes_before_sync_is_refused_after_it(sync_tenant: Any, verb: str, instead: str) -> None:
+    """The fault: `task.sync.using(…)` said only that there is no such attribute."""
+    with pytest.raises(AttributeError, match=re.escape(f"sync_tenant.sync has no .{verb}(); write {instead}") + "$"):
+        getattr(sync_tenant.sync, verb)
+
+
 def test_any_other_attribute_is_missing_as_everywhere(sync_tenant: Any) -> None:
     with pytest.raises(AttributeError, match="'Task' object has no attribute 'enqueu'"):
         sync_tenant.enqueu("acme")
