@@ -104,6 +104,29 @@ def test_a_draining_worker_ends_when_the_remaining_jobs_wait_for_a_limit(folder:
 
 
 @pytest.mark.slow
+def test_a_worker_notes_the_queues_on_its_command_line_that_no_task_has(folder: Path) -> None:
+    target = f"queues_{uuid.uuid4().hex}:app"
+    (folder / f"{target.removesuffix(':app')}.py").write_text(APP + 'app.queue("express")\n')
+
+    def work(queue: str) -> tuple[int, str]:
+        words = [sys.executable, "-m", "headgate", "worker", target, "-q", "default", "-q", queue, "--drain"]
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=patient(15))
+        return done.returncode, done.stderr
+
+    code, log = work("express")
+    assert code == 0, log
+    assert "no task of this app has queue 'express' as its own: this worker runs there only jobs that were" in log
+    assert "enqueued with using(queue='express'); queues with tasks: default\n" in log
+    assert "queue 'default' as its own" not in log
+    code, log = work("expres")
+    assert code == 1, log
+    assert (
+        "this worker uses queue 'expres', which is not declared; did you mean 'express'? Declare it first with" in log
+    )
+    assert "Declared: default, express\n" in log
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")])
 def test_log_json_writes_every_line_as_an_object(folder: Path, processes: tuple[str, ...]) -> None:
     target = f"json_{uuid.uuid4().hex}:app"

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -335,6 +335,7 @@ async def _serve(
             app.instrument(server)
             await stack.enter_async_context(server.serving(health.port, health.host))
         if await _open(app, wait, stack):
+            _log_queues_without_tasks(app, queues or ())
             await app.run(
                 queues=queues,
                 slots=slots,
@@ -377,6 +378,20 @@ async def _open(app: Headgate, wait: float, stack: AsyncExitStack) -> bool:
                     is_logged = True
             await wait_for_event(clock, stopping, 1.0)
     return False
+
+
+def _log_queues_without_tasks(app: Headgate, queues: Iterable[str]) -> None:
+    """Log the given queues that no task has as its own; jobs of any program may still be in them."""
+    own = {task.queue for task in app.tasks.values()}
+    for queue in queues:
+        if queue not in own and queue in app._registry.queues:
+            logger.info(
+                "no task of this app has queue %r as its own: this worker runs there only jobs that were enqueued with "
+                "using(queue=%r); queues with tasks: %s",
+                queue,
+                queue,
+                ", ".join(sorted(own)) or "none",
+            )
 
 
 def _leave_threads(code: int) -> None:

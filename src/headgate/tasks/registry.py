@@ -16,6 +16,7 @@ from headgate.limits.concurrency import MUTEX, Mutex
 from headgate.limits.fair import PREFIX
 from headgate.limits.kinds import RULES, dump_rule
 from headgate.limits.limit import AnyRule, Limit, WaitTerms, require_limit_name
+from headgate.suggestion import did_you_mean
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.definition import TaskDefinition
@@ -397,9 +398,10 @@ class Registry:
     def require_queue(self, queue: str, where: str) -> None:
         """Raise UnknownQueue unless the queue is declared."""
         if queue not in self.queues:
+            hint = did_you_mean(queue, self.queues)
             raise UnknownQueue(
-                f"{where} uses queue {queue!r}, which is not declared; declare it first with app.queue({queue!r}). "
-                f"Declared: {', '.join(self.queues)}"
+                f"{where} uses queue {queue!r}, which is not declared{hint} "
+                f"Declare it first with app.queue({queue!r}). Declared: {', '.join(self.queues)}"
             )
 
     def concurrency(self, queue: str, default: int | None) -> int:
