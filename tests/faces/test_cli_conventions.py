@@ -101,6 +101,16 @@ def test_an_error_of_a_module_is_shown_from_its_own_line_on(make: Make) -> None:
     assert lines[-1].endswith("its module raised RuntimeError: no password is set")
 
 
+def test_an_error_of_a_module_that_makes_its_app_when_it_is_read_is_shown_in_the_same_way(make: Make) -> None:
+    target = make("def __getattr__(name):\n    raise RuntimeError('no password is set')\n")
+    result = call("status", target)
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
+    assert "line 2, in __getattr__" in lines[1]
+    assert "/cli/" not in result.stderr
+    assert lines[-1].endswith("its module raised RuntimeError: no password is set")
+
+
 def test_a_syntax_error_is_shown_where_it_is(make: Make) -> None:
     result = call("status", make("def connect(:\n"))
     assert result.exit_code == 1

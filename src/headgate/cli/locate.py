@@ -84,6 +84,11 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
             found = getattr(found, part)
         except AttributeError:
             raise AppNotFound(f"module {module_name!r} has no {attribute!r}; {_advice(module_name)}") from None
+        except HeadgateError:
+            raise
+        except Exception as error:
+            # A module may make its apps when they are read, and import others for it.
+            raise AppBroken(target, error) from error
     if isinstance(found, FunctionType):
         # A factory, as Flask programs have one.
         try:
