@@ -86,6 +86,10 @@ class Client:
     raise NotOpen outside of a block. `local_node` returns the node that runs jobs in this process, if there is one.
     """
 
+    rollbacks: dict[str, Callable[[], bool]] | None = None
+    """In a test that keeps jobs apart: for jobs of transactions, functions that return whether these were rolled back.
+    """
+
     def __init__(
         self,
         storage: Store,

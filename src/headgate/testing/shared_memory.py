@@ -14,20 +14,38 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.storage.driver import WakeQueues
 from headgate.storage.procedures.finish import complete
+from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 
 P = ParamSpec("P")
 
 
 class SharedMemory(MemoryStorage):
-    """Calls each watcher on the event loop that it came from. With `gated=False` limits do not delay added jobs."""
+    """Calls each watcher on the event loop that it came from. With `gated=False` limits do not delay added jobs.
+
+    `rollbacks` has jobs of transactions elsewhere, with functions that return whether these were rolled back.
+    """
 
     def __init__(self, clock: Clock, *, gated: bool = True) -> None:
         super().__init__(clock)
         self._gated = gated
+        self.rollbacks: dict[str, Callable[[], bool]] = {}
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
         return await super().add(jobs if self._gated else [_ungated(job) for job in jobs], batches)
+
+    async def claim(self, claim: Claim) -> Claimed:
+        await self.remove_rolled_back()
+        return await super().claim(claim)
+
+    async def remove_rolled_back(self) -> None:
+        """Remove the jobs whose transactions were rolled back, as a database would have done."""
+        removed = [job_id for job_id, is_rolled_back in self.rollbacks.items() if is_rolled_back()]
+        for job_id in removed:
+            del self.rollbacks[job_id]
+            await self.cancel(job_id)
+        if removed:
+            await self.delete(removed, finished_before=self.now() + 1)
 
     async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
         """Complete the job at once: a test does not use the connections of the code that it tests."""

@@ -63,6 +63,7 @@ class Workbench:
         self.clock: ManualClock = clock
         self._app = app
         self._storage = storage
+        app._client.rollbacks = storage.rollbacks
 
     @property
     def sync(self) -> SyncWorkbench:
@@ -82,6 +83,7 @@ class Workbench:
         """Return all jobs of this test, oldest first, in every state; of one task, or in one state, if given."""
         task = None if task is None else _own(task)
         expected = None if state is None else JobState(state)
+        run_at_once(self._storage.remove_rolled_back())
         records: list[Any] = []
         cursor: str | None = None
         while True:

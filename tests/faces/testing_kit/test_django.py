@@ -34,7 +34,8 @@ django.setup()
 
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
-from django.test import TestCase
+from django.db import transaction
+from django.test import TestCase, TransactionTestCase
 from django.test.runner import DiscoverRunner
 from headgate import Headgate
 from headgate.contrib.django import database_url
@@ -93,6 +94,45 @@ class Renaming(TestCase):
             rename_as_django_does.enqueue(self.user.pk)
 
 
+class Committing:
+    # A transaction of the code that is tested, inside of the transaction of a TestCase or outside of one.
+
+    def test_a_rollback_removes_its_jobs(self):
+        with manual(app) as jobs:
+            with self.assertRaises(ZeroDivisionError), transaction.atomic():
+                never.enqueue(1)
+                jobs.assert_enqueued(never, key=1)
+                1 / 0
+            jobs.refute_enqueued(never)
+
+    def test_jobs_of_a_rollback_do_not_run(self):
+        with manual(app) as jobs:
+            with transaction.atomic():
+                try:
+                    with transaction.atomic():
+                        never.enqueue(1)
+                        1 / 0
+                except ZeroDivisionError:
+                    never.enqueue(2)
+            assert jobs.sync.drain().count("succeeded") == 1
+            assert [job.arguments for job in jobs.all_enqueued(never)] == [{"key": 2}]
+
+    def test_a_commit_keeps_its_jobs(self):
+        with manual(app) as jobs:
+            with transaction.atomic():
+                never.enqueue(1)
+                # In the middle of the callbacks, the ones that follow are neither called nor kept by Django.
+                transaction.on_commit(lambda: jobs.assert_enqueued(never, count=2))
+                never.enqueue(2)
+            assert jobs.sync.drain().count("succeeded") == 2
+
+
+class InATransaction(Committing, TestCase): ...
+
+
+class InNone(Committing, TransactionTestCase): ...
+
+
 class OutsideOfTheKit(TestCase):
     def test_a_test_enqueues_nothing_beside_the_database_of_the_site(self):
         with self.assertRaisesRegex(ImproperlyConfigured, "site-jobs.sqlite3.*test.sqlite3.*with manual"):
@@ -106,7 +146,7 @@ if __name__ == "__main__":
     runner.setup_databases()
     suite = runner.test_loader.loadTestsFromModule(sys.modules["__main__"])
     result = runner.run_suite(suite)
-    sys.exit(not (result.testsRun == 6 and result.wasSuccessful()))
+    sys.exit(not (result.testsRun == 12 and result.wasSuccessful()))
 """
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -109,6 +111,8 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
             id = job.sync.enqueue(*call.args, **call.kwargs).id
         elif (enlisted := self._enlist(connection, job, call)) is not None:
             id = enlisted
+            if (rollbacks := self.app._client.rollbacks) is not None:
+                rollbacks[id] = _rollback_check(self._database)
         else:
             # Its id is needed now, so that it can be stored in the transaction.
             id = self.app.sync.run(self._new_id())
@@ -221,6 +225,19 @@ def job_priority(priority: int) -> int:
     """Return Django's -100 to 100 as 0 to 9; 0, which is Django's default, is 4."""
     span = int(base.TASK_MAX_PRIORITY - base.TASK_MIN_PRIORITY)
     return int(priority - base.TASK_MIN_PRIORITY) * MAX_PRIORITY // span
+
+
+def _rollback_check(using: str) -> Callable[[], bool]:
+    """Return a function that returns whether the open transaction, or its savepoint, was rolled back since."""
+    committed = threading.Event()
+
+    def commit() -> None:
+        committed.set()
+
+    # Django alone keeps it, and drops it in a rollback.
+    transaction.on_commit(commit, using=using)
+    pending = weakref.ref(commit)
+    return lambda: pending() is None and not committed.is_set()
 
 
 class _NoDjangoTask(LookupError):
