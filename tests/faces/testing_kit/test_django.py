@@ -13,6 +13,7 @@ from tests.until import patient
 PROGRAM = """
 import os
 import sys
+from unittest.mock import patch
 import django
 from django.conf import settings
 
@@ -34,8 +35,9 @@ django.setup()
 
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
-from django.test import TestCase, TransactionTestCase
+from django.db import connection, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.test.runner import DiscoverRunner
 from headgate import Headgate
 from headgate.contrib.django import database_url
@@ -133,6 +135,18 @@ class InATransaction(Committing, TestCase): ...
 class InNone(Committing, TransactionTestCase): ...
 
 
+class WithoutDatabase(SimpleTestCase):
+    # It may not use a connection which an earlier test has left open, as under pytest-django.
+
+    databases = {"default"}
+
+    def test_a_task_that_uses_no_database_runs(self):
+        connection.ensure_connection()
+        with manual(app) as jobs, patch.object(BaseDatabaseWrapper, "ensure_connection", side_effect=RuntimeError):
+            never.enqueue(1)
+            assert jobs.sync.drain().count("succeeded") == 1
+
+
 class OutsideOfTheKit(TestCase):
     def test_a_test_enqueues_nothing_beside_the_database_of_the_site(self):
         with self.assertRaisesRegex(ImproperlyConfigured, "site-jobs.sqlite3.*test.sqlite3.*with manual"):
@@ -146,7 +160,7 @@ if __name__ == "__main__":
     runner.setup_databases()
     suite = runner.test_loader.loadTestsFromModule(sys.modules["__main__"])
     result = runner.run_suite(suite)
-    sys.exit(not (result.testsRun == 12 and result.wasSuccessful()))
+    sys.exit(not (result.testsRun == 13 and result.wasSuccessful()))
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,8 +37,11 @@ def with_connections(call: Callable[[], Any]) -> Any:
 
 
 def _close_old_connections() -> None:
+    # A test runs jobs in its own thread, which may be the main one, and needs its connection and its transaction until
+    # it ends. Some tests may not use a connection at all.
+    if threading.current_thread() is threading.main_thread():
+        return
     for connection in connections.all(initialized_only=True):
-        # A test runs jobs in its own thread, and its TestCase needs the connection and the transaction until it ends.
         if not connection.in_atomic_block:
             connection.close_if_unusable_or_obsolete()
 

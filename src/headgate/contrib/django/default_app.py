@@ -78,7 +78,8 @@ def _file_beside(name: str) -> str:
     if name.startswith(("file:", ":")):
         raise ImproperlyConfigured(
             f"the SQLite database {name!r} has no file, as in tests, so there is no place for jobs beside it; in tests "
-            "use Django's ImmediateBackend in TASKS, or set HEADGATE_URL=memory://"
+            "import your app at the top of the test's module and write `with manual(app):` (headgate.testing), use "
+            "Django's ImmediateBackend in TASKS, or set HEADGATE_URL=memory://"
         )
     path = Path(name).absolute()
     return f"sqlite:///{path.with_name(f'{path.stem}-jobs{path.suffix}')}"
