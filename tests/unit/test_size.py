@@ -16,9 +16,9 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 2_900,  # the modules beside the packages
+    "": 3_000,  # the modules beside the packages
     "admin": 6_750,
-    "cli": 8_600,
+    "cli": 8_650,
     "client": 2_950,
     "contrib": 3_350,
     "engine": 10_250,
