@@ -68,7 +68,7 @@ MISTAKES = [
     ),
     ("@app.task\nclass Sync: ...", "Sync is a class; write @app.handler above class Sync(Handler[…])"),
     ("@app.task(timeout=0)\nasync def sync(): ...", "timeout=0 must be above 0 seconds"),
-    ('@app.task(queue="mail")\nasync def sync(): ...', "not declared; Declare it first with app.queue('mail')"),
+    ('@app.task(queue="mail")\nasync def sync(): ...', "not declared. Declare it first with app.queue('mail')"),
     ("@app.task(process=True)\nasync def sync(): ...", "process=True is for a plain def that computes"),
     (TASK + TASK, "task 'sync' is declared twice; give one of them another name="),
     ("@app.task(retry_backoff_max=600)\nasync def sync(): ...", "write retry=RetryPolicy(cap=…)."),
