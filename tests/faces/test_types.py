@@ -41,7 +41,6 @@ FACE = (
     "headgate.testing.enqueued.",
     "headgate.testing.live_mode.",
     "headgate.testing.manual_clock.",
-    "headgate.testing.modes.",
     "headgate.testing.virtual_time.",
     "headgate.testing.workbench.",
 )

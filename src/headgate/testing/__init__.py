@@ -2,9 +2,8 @@
 
 from headgate.testing.enqueued import Enqueued
 from headgate.testing.live_mode import Live, LiveApp, SyncLiveApp, live
-from headgate.testing.modes import inline, manual
 from headgate.testing.stepped_node import RunAttempt
-from headgate.testing.workbench import DrainResult, SyncWorkbench, Workbench
+from headgate.testing.workbench import DrainResult, SyncWorkbench, Workbench, inline, manual
 
 __all__ = [
     # how the jobs of a test run

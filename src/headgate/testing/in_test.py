@@ -2,25 +2,33 @@
 
 During the test, the app object and its client have classes of this module, so all code that has imported the app or a
 task enqueues into the test. At the end they are restored.
+
+Code that cannot await is tested in one thread: plain functions run in the thread that waits, and the event loop in a
+helper thread meanwhile. Frameworks that keep their database connection in a thread, and those that refuse to run in a
+thread with an event loop, then behave as without Headgate.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar, cast
 
 from headgate.app import Headgate
 from headgate.client.client import Client
 from headgate.client.handles import Job
-from headgate.clock import Clock, Duration
+from headgate.client.portal import Leave, Portal, WaitingThread
+from headgate.clock import Clock
 from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.backlog import Admitted, Backlogs
 from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
-from headgate.engine.drain import Drain
 from headgate.engine.enqueuer import CallGroup, resolved_ids
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.results import result_of
@@ -35,10 +43,10 @@ from headgate.storage.store import Store
 from headgate.tasks.call import Call, FlowBatch, FlowCall
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.status import BatchStatus
-from headgate.testing.caller_thread import CallingPortal, waiting_thread
 from headgate.testing.stepped_node import NodeInTest, RunAttempt, SteppedNode
 
 S = TypeVar("S", bound="InTest")
+T = TypeVar("T")
 
 
 class InTest(Headgate):
@@ -123,20 +131,7 @@ class TestApp(InTest):
         await self._own_node.enter_async_context(self.open())
         return self
 
-    async def run(
-        self,
-        *,
-        queues: Mapping[str, int | None] | None = None,
-        slots: int | None = None,
-        name: str | None = None,
-        labels: Collection[str] | None = None,
-        max_tasks_per_child: int | None = None,
-        max_memory_per_child: int | str | None = None,
-        grace: Duration | None = None,
-        drain: Drain | None = None,
-        log_jobs: bool | None = None,
-        handle_signals: bool = True,
-    ) -> None:
+    async def run(self, *_: Any, **options: Any) -> None:
         raise HeadgateError(
             "app.run() would never end in a test where nothing runs by itself; drain() runs what waits, and "
             "headgate.testing.live(app) runs a real engine"
@@ -256,3 +251,55 @@ def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Itera
         for name in vars(app).keys() - before.keys():
             delattr(app, name)
         vars(app).update(before)
+
+
+_waiting: contextvars.ContextVar[CallerThread | None] = contextvars.ContextVar("headgate_caller_thread", default=None)
+
+
+def waiting_thread() -> CallerThread | None:
+    """Return the thread that waits for this event loop to end, if any."""
+    return _waiting.get()
+
+
+class CallerThread(WaitingThread):
+    """Runs a coroutine on its own event loop, and submitted functions in the thread that called `run`."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the coroutine's result; blocks this thread."""
+        outcome: Future[T] = Future()
+        context = contextvars.copy_context()
+        context.run(_waiting.set, self)
+
+        def run() -> None:
+            try:
+                result = context.run(asyncio.run, coroutine)
+            except BaseException as error:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(result)
+
+        thread = threading.Thread(target=run, name="headgate-testing", daemon=True)
+        thread.start()
+        try:
+            return self.serve(outcome)
+        finally:
+            if outcome.done():
+                thread.join()
+
+
+class CallingPortal(Portal):
+    """The portal of an app under test: each call has its own event loop, which ends with it."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T], caller: WaitingThread | None = None) -> T:
+        self.require_other_loop(coroutine)
+        return CallerThread().run(coroutine)
+
+    def enter(self, context: AbstractAsyncContextManager[Any]) -> Leave:
+        """Do nothing: the app is open during the whole test, and runs nothing by itself."""
+        return lambda: None
+
+    def open(self) -> None:
+        """Do nothing: the app is open during the whole test."""
+
+    def close(self) -> None:
+        """Do nothing: no loop stays open between calls."""

@@ -1,31 +1,41 @@
-"""The workbench: the verbs of a test for an app in which nothing runs by itself."""
+"""The workbench: the verbs of a test for an app in which nothing runs by itself.
+
+Inline mode: a job runs when it is enqueued. Manual mode: it runs when a test says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Sequence
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
+from headgate.app import Headgate
 from headgate.arguments import parse_instant, parse_seconds, read_duration
 from headgate.client.handles import Job
 from headgate.client.task import Task
-from headgate.clock import SECOND, Duration, to_datetime
+from headgate.clock import SECOND, Clock, Duration, SystemClock, to_datetime
 from headgate.engine.enqueuer import CallGroup
 from headgate.engine.results import result_of
 from headgate.errors import JobFailed
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.words import parse_tags
+from headgate.storage.driver import WakeQueues
 from headgate.storage.enlisting import run_at_once
-from headgate.storage.records import Claim, FreeSlots, JobFilter
+from headgate.storage.procedures.finish import complete
+from headgate.storage.records import Claim, Claimed, FreeSlots, JobFilter
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.call import Call
 from headgate.tasks.definition import TaskDefinition
 from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message
-from headgate.testing.in_test import TestApp
+from headgate.testing.in_test import TestApp, in_test
 from headgate.testing.manual_clock import ManualClock
-from headgate.testing.shared_memory import SharedMemory
 from headgate.testing.stepped_node import RunAttempt, SteppedNode
 
 P = ParamSpec("P")
@@ -304,3 +314,107 @@ class SyncWorkbench:
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._bench._app.sync.run(coroutine)
+
+
+@contextlib.contextmanager
+def manual(app: Headgate, *, now: datetime | None = None) -> Iterator[Workbench]:
+    """Keep in memory what is enqueued on this app until the block ends; nothing runs before `drain()`.
+
+    `with manual(app) as jobs:` around the code that enqueues, then `jobs.assert_enqueued(…)`. The app counts as open;
+    its own store, and the stores of its limits, are never connected to. Time does not move, from `now` (default: the
+    current time). With `using(connection=…)` the connection is not used: the job is kept at once, whatever the
+    transaction does. Raises HeadgateError for an app that is open.
+    """
+    clock = ManualClock(SystemClock().now() if now is None else parse_instant(now, "now", "a test"))
+    storage = SharedMemory(clock)
+    with in_test(app, TestApp, storage, clock) as test_app:
+        yield Workbench(test_app, storage, clock)
+
+
+class InlineTestApp(TestApp):
+    """An app that runs what is enqueued, before `enqueue` returns."""
+
+    raising: bool
+
+    async def after_enqueueing(self, job_ids: Sequence[str]) -> None:
+        async with self.node() as node:
+            await node.run_due()
+        for job_id in job_ids:
+            # A concurrent caller may have claimed it first, and runs it.
+            for recorded in [each.recorded[job_id] for each in self.at_work if job_id in each.recorded]:
+                await asyncio.wait([recorded])
+            performed = self.performed.get(job_id)
+            if self.raising and performed is not None and performed.error is not None:
+                raise performed.error
+
+
+@contextlib.contextmanager
+def inline(app: Headgate, *, now: datetime | None = None, raising: bool = True) -> Iterator[Workbench]:
+    """Run what is enqueued on this app at once, in the caller's loop or thread, until the block ends.
+
+    A job runs as in production: arguments and result go through JSON, callbacks are called, following jobs run as well,
+    a failed one waits for its retry. `enqueue` raises what the handler raised, unless `raising` is False. Limits do not
+    delay jobs. A delayed job waits until `travel(…)` or `drain(until=…)`. All else is as in `manual(app)`. Raises
+    HeadgateError for an app that is open.
+    """
+    clock = ManualClock(SystemClock().now() if now is None else parse_instant(now, "now", "a test"))
+    storage = SharedMemory(clock, gated=False)
+    with in_test(app, InlineTestApp, storage, clock) as test_app:
+        test_app.raising = raising
+        yield Workbench(test_app, storage, clock)
+
+
+class SharedMemory(MemoryStorage):
+    """Calls each watcher on the event loop that it came from. With `gated=False` limits do not delay added jobs.
+
+    `rollbacks` has jobs of transactions elsewhere, with functions that return whether these were rolled back.
+    """
+
+    def __init__(self, clock: Clock, *, gated: bool = True) -> None:
+        super().__init__(clock)
+        self._gated = gated
+        self.rollbacks: dict[str, Callable[[], bool]] = {}
+
+    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
+        return await super().add(jobs if self._gated else [_ungated(job) for job in jobs], batches)
+
+    async def claim(self, claim: Claim) -> Claimed:
+        await self.remove_rolled_back()
+        return await super().claim(claim)
+
+    async def remove_rolled_back(self) -> None:
+        """Remove the jobs whose transactions were rolled back, as a database would have done."""
+        removed = [job_id for job_id, is_rolled_back in self.rollbacks.items() if is_rolled_back()]
+        for job_id in removed:
+            del self.rollbacks[job_id]
+            await self.cancel(job_id)
+        if removed:
+            await self.delete(removed, finished_before=self.now() + 1)
+
+    async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
+        """Complete the job at once: a test does not use the connections of the code that it tests."""
+        return await self.driver.write(lambda tx: complete(tx, job_id, fence))
+
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        return super().watch(_in_this_loop(wake))
+
+    def watch_queues(self, wake: WakeQueues) -> Callable[[], None]:
+        return super().watch_queues(_in_this_loop(wake))
+
+
+def _in_this_loop(wake: Callable[P, None]) -> Callable[P, None]:
+    """Return a function that calls `wake` on the running event loop, from any thread; `wake` itself if none runs."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return wake
+
+    def wake_there(*arguments: P.args, **named: P.kwargs) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(partial(wake, *arguments, **named))
+
+    return wake_there
+
+
+def _ungated(job: NewJob) -> NewJob:
+    return replace(job, buckets=(), costs=None, terms=None, wait_mode="", give_up_at=None, rejection=None)
