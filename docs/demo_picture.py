@@ -18,7 +18,7 @@ from rich.text import Text
 
 from headgate.cli.demonstration import display, run_demo
 from headgate.cli.demonstration.display import DemoProgress
-from headgate.cli.demonstration.load import DemoLoad
+from headgate.cli.demonstration.jobs_app import DemoLoad
 from headgate.cli.demonstration.result import DemoResult
 
 PICTURE = Path(__file__).parent / "demo.svg"

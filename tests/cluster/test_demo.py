@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from headgate.cli.demonstration.load import DemoLoad
+from headgate.cli.demonstration.jobs_app import DemoLoad
 from tests.until import patient
 
 TIMED = ("quiet tenants' wait, p99, seconds", "share of the noisy tenant's budget used")
@@ -17,7 +17,7 @@ TIMED = ("quiet tenants' wait, p99, seconds", "share of the noisy tenant's budge
 
 PROGRAM = """
 import sys
-from headgate.cli.demonstration.load import DemoLoad
+from headgate.cli.demonstration.jobs_app import DemoLoad
 from headgate.cli.main import main
 
 DemoLoad.__init__.__kwdefaults__["margin"] = float(sys.argv.pop(1))

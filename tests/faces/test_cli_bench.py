@@ -19,9 +19,7 @@ from click.testing import CliRunner
 
 from headgate import DeclarationError, Headgate
 from headgate.cli.bench import advice, print_figures
-from headgate.cli.benchmark.figures import Environment, Figures, Latency, MeasuredRate
-from headgate.cli.benchmark.measure import measure
-from headgate.cli.benchmark.scratch import scratch_of
+from headgate.cli.benchmark import Environment, Figures, Latency, MeasuredRate, measure, scratch_of
 from headgate.cli.main import main
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnusable

@@ -17,9 +17,8 @@ import msgspec
 import pytest
 
 from headgate.cli.demonstration import run_demo
-from headgate.cli.demonstration.api import Api, CallLog, CallTotals, RecordedCall, listen, port_of
-from headgate.cli.demonstration.api_client import ApiClient
-from headgate.cli.demonstration.load import NOISY, DemoLoad
+from headgate.cli.demonstration.api import Api, ApiClient, CallLog, CallTotals, RecordedCall, listen, port_of
+from headgate.cli.demonstration.jobs_app import NOISY, DemoLoad
 from headgate.cli.demonstration.result import (
     DemoRecords,
     DemoResult,

@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from headgate.cli.demonstration.display import DemoProgress, TenantRow
-from headgate.cli.demonstration.load import DemoLoad
+from headgate.cli.demonstration.jobs_app import DemoLoad
 from headgate.cli.demonstration.result import DemoResult, PromiseCheck
 
 # By name: a type checker takes the folder of the same name for it.

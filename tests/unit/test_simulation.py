@@ -9,9 +9,17 @@ import pytest
 
 from headgate import Concurrency, DeclarationError, StrictRate
 from headgate.cli.gauge import bar, spark
-from headgate.cli.simulation.run_scenario import SimulatedJob, SimulationRun, run_scenario
-from headgate.cli.simulation.scenario import Scenario, keyed
-from headgate.cli.simulation.simulated_arrivals import SimulatedArrival, in_groups, make_arrivals, read_trace
+from headgate.cli.simulation.scenario import (
+    Scenario,
+    SimulatedArrival,
+    SimulatedJob,
+    SimulationRun,
+    in_groups,
+    keyed,
+    make_arrivals,
+    read_trace,
+    run_scenario,
+)
 from headgate.cli.simulation.simulation_result import most_at_once, percentile, result_of_run
 from headgate.clock import SECOND
 from headgate.limits.limit import Limit

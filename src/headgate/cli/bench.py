@@ -11,8 +11,7 @@ from collections.abc import Callable
 import click
 
 from headgate.app import Headgate
-from headgate.cli.benchmark.figures import Figures, MeasuredRate
-from headgate.cli.benchmark.measure import measure
+from headgate.cli.benchmark import Figures, MeasuredRate, measure
 from headgate.cli.locate import locate
 from headgate.cli.output import json_option, print_json, print_table
 from headgate.cli.quiet import quiet

@@ -13,9 +13,18 @@ import click
 from headgate.cli.gauge import bar, spark
 from headgate.cli.locate import locate
 from headgate.cli.output import json_option, lasting, print_json, print_table
-from headgate.cli.simulation.run_scenario import run_scenario
-from headgate.cli.simulation.scenario import Scenario, keyed, limits_of, with_rule
-from headgate.cli.simulation.simulated_arrivals import SKEWS, SimulatedArrival, Skew, make_arrivals, read_trace
+from headgate.cli.simulation.scenario import (
+    SKEWS,
+    Scenario,
+    SimulatedArrival,
+    Skew,
+    keyed,
+    limits_of,
+    make_arrivals,
+    read_trace,
+    run_scenario,
+    with_rule,
+)
 from headgate.cli.simulation.simulation_result import PERCENTS, SimulationResult, result_of_run
 from headgate.cli.times import seconds
 from headgate.clock import SECOND

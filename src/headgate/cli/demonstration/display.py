@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from headgate.cli.demonstration.load import DemoLoad
+from headgate.cli.demonstration.jobs_app import DemoLoad
 from headgate.cli.demonstration.result import DemoResult
 from headgate.cli.output import WIDE
 from headgate.plural import counted

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from headgate.admin.audit import highest_in_window
 from headgate.cli.demonstration.api import RecordedCall
 from headgate.clock import SECOND
 from headgate.plural import counted
@@ -168,12 +168,9 @@ def most_in_a_window(calls: Iterable[RecordedCall], window: int) -> int:
     by_tenant: dict[str, list[int]] = {}
     for call in calls:
         by_tenant.setdefault(call.tenant, []).append(call.at)
-    most = 0
-    for instants in by_tenant.values():
-        instants.sort()
-        for index, at in enumerate(instants):
-            most = max(most, bisect_left(instants, at + window) - index)
-    return most
+    return max(
+        (highest_in_window(((at, 1) for at in sorted(instants)), window) for instants in by_tenant.values()), default=0
+    )
 
 
 def ideal_starts(count: int, period: int, alive: Sequence[tuple[int, int]], began: int, ended: int) -> int:

@@ -20,11 +20,9 @@ import msgspec
 
 from headgate.admin import Admin
 from headgate.app import Headgate
-from headgate.cli.demonstration.api import CallTotals, RecordedCall
-from headgate.cli.demonstration.api_client import ApiClient
+from headgate.cli.demonstration.api import ApiClient, CallTotals, RecordedCall
 from headgate.cli.demonstration.display import DemoDisplay, DemoProgress, TenantRow, choose_screen, print_verdict
-from headgate.cli.demonstration.jobs_app import make_app
-from headgate.cli.demonstration.load import NOISY, QUIET, DemoLoad
+from headgate.cli.demonstration.jobs_app import NOISY, QUIET, DemoLoad, make_app
 from headgate.cli.demonstration.result import DemoRecords, DemoResult, EnqueuedCall, judge
 from headgate.cli.output import print_json
 from headgate.clock import SECOND, Clock, SystemClock, sleep

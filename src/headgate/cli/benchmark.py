@@ -1,22 +1,28 @@
-"""Measures a store with two apps on a scratch store beside it: one enqueues, one runs."""
+"""Measures a store with two apps on an empty store beside it: one enqueues, one runs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import importlib.util
+import os
+import platform
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
+from headgate.admin.checkup import Checkup
 from headgate.app import Headgate
-from headgate.cli.benchmark.environment import environment_of
-from headgate.cli.benchmark.figures import Figures, Latency, MeasuredRate
-from headgate.cli.benchmark.scratch import scratch_of
 from headgate.client.task import Task
-from headgate.clock import SECOND, Clock, sleep, wait_for_event
-from headgate.errors import HeadgateError
+from headgate.clock import SECOND, Clock, SystemClock, sleep, wait_for_event
+from headgate.errors import DeclarationError, HeadgateError
 from headgate.limits.strict_rate import StrictRate
 from headgate.plural import counted
+from headgate.storage.facts import PostgresFacts, SqliteFacts, StoreFacts
 
 CALLERS = 20
 """The number of concurrent callers."""
@@ -35,6 +41,80 @@ PATIENCE = 30.0
 
 GAPS = (0.005, 0.035)
 """Seconds between two probes: uneven, so that they do not synchronise with polling."""
+
+PAGE = 4096
+"""Bytes written before each sync: a page of SQLite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The environment of a measurement. `syncs` is the page syncs per second of the disk; None for a server."""
+
+    store: str
+    setup: str
+    is_durable: bool
+    python: str
+    event_loop: str
+    cores: int
+    load: float | None
+    syncs: float | None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other programs were running on this machine."""
+        return self.load is not None and self.load > 0.7 * self.cores
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRate:
+    """A number of jobs in a number of seconds."""
+
+    jobs: int
+    seconds: float
+    per_second: float
+
+    @classmethod
+    def of(cls, jobs: int, seconds: float) -> Self:
+        return cls(jobs, round(seconds, 3), round(jobs / seconds, 1) if seconds else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """The time from the enqueue to the start of the handler, in milliseconds."""
+
+    probes: int
+    p50: float
+    p99: float
+
+    @classmethod
+    def of(cls, microseconds: Sequence[int]) -> Self:
+        ordered = sorted(microseconds)
+
+        def percentile(share: float) -> float:
+            return round(ordered[ceil(share * len(ordered)) - 1] / 1000, 2)
+
+        return cls(len(ordered), percentile(0.5), percentile(0.99))
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """All results: enqueued one by one, concurrently and in bulk; run; started when idle and beside `backlog`.
+
+    `backlog` is the number of jobs that waited for their limits meanwhile.
+    """
+
+    ground: Environment
+    single: MeasuredRate
+    callers: int
+    together: MeasuredRate
+    bulk_size: int
+    bulk: MeasuredRate
+    slots: int
+    drain: MeasuredRate
+    idle: Latency
+    backlog: int
+    beside_backlog: Latency
+
 
 Make = Callable[..., Headgate]
 
@@ -204,3 +284,71 @@ async def _fill(producer: Headgate, tasks: _Tasks, clock: Clock, seconds: float)
 
 def _waits(counts: Sequence[Any], view: str) -> int:
     return sum(each.jobs for each in counts if each.view == view)
+
+
+async def environment_of(app: Headgate, seconds: float) -> Environment:
+    """Return the environment, measured for about `seconds`."""
+    async with scratch_of(app) as make:
+        beside = make()
+        async with beside.open():
+            checkup: Checkup = await beside.admin.checkup()
+    setup, is_durable = _setup(checkup.store)
+    file = app._client.address.file
+    return Environment(
+        store=app._client.address.shown,
+        setup=setup,
+        is_durable=is_durable,
+        python=platform.python_version(),
+        event_loop="uvloop" if importlib.util.find_spec("uvloop") is not None else "asyncio",
+        cores=os.cpu_count() or 1,
+        load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        syncs=None if file is None else _syncs(file.parent, seconds),
+    )
+
+
+def _setup(facts: StoreFacts) -> tuple[str, bool]:
+    """Return the store in words, and whether acknowledged commits survive a power cut."""
+    match facts:
+        case SqliteFacts():
+            version = ".".join(map(str, facts.version))
+            where = f", on {facts.filesystem}" if facts.filesystem else ""
+            return f"SQLite {version}, synchronous {facts.synchronous}{where}", facts.synchronous in ("FULL", "EXTRA")
+        case PostgresFacts():
+            version = f"{facts.version // 10000}.{facts.version % 10000}"
+            text = f"PostgreSQL {version}, fsync {'on' if facts.fsync else 'off'}"
+            pooled = ", through a pooler" if facts.is_pooled else ""
+            return (
+                f"{text}, synchronous_commit {facts.synchronous_commit}, "
+                f"{counted(facts.connections, 'connection')}{pooled}",
+                facts.fsync and facts.synchronous_commit != "off",
+            )
+        case _:
+            return "in memory", False
+
+
+def _syncs(folder: Path, seconds: float) -> float:
+    """Return how often per second a page can be written and synced there."""
+    clock = SystemClock()
+    page = os.urandom(PAGE)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        begin = clock.monotonic()
+        count = 0
+        while count < 3 or clock.monotonic() - begin < seconds * SECOND:
+            os.pwrite(file.fileno(), page, 0)
+            os.fsync(file.fileno())
+            count += 1
+        return round(count * SECOND / (clock.monotonic() - begin), 1)
+
+
+@contextlib.asynccontextmanager
+async def scratch_of(app: Headgate) -> AsyncIterator[Callable[..., Headgate]]:
+    """Yield a function that creates apps, with given settings, on an empty store beside that of this app.
+
+    On SQLite it is a file on the same disk, on PostgreSQL a schema of the same database. It is deleted when the block
+    ends; close the apps before. Raises DeclarationError for memory://.
+    """
+    storage, shown = app._client.storage, app._client.address.shown
+    if storage.is_in_process:
+        raise DeclarationError(f"there can be no store beside {shown}; use sqlite:/// or postgresql://")
+    async with storage.scratch() as make:
+        yield lambda **settings: Headgate._on_store(make(), clock=app._clock, migrate=True, **settings)
