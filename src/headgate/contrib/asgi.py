@@ -11,8 +11,7 @@ from typing import Any
 
 from headgate import Decision, Limiter
 from headgate.clock import Clock
-from headgate.contrib.rate_limit_fields import Fields, Refusal
-from headgate.contrib.request_limit import STORE_ERRORS, RequestLimit, key_of_address, missing_address
+from headgate.contrib.request_limit import STORE_ERRORS, Fields, Refusal, RequestLimit, key_of_address, missing_address
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

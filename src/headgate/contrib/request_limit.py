@@ -1,19 +1,24 @@
-"""Shared code for web middleware: it computes a request's key, and answers as the limit decides."""
+"""Shared code for web middleware: it computes a request's key, answers as the limit decides, and reports the limit.
+
+The header fields `RateLimit-Policy` and `RateLimit` are the structured fields of
+draft-ietf-httpapi-ratelimit-headers, in drafts 10 and 11.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
 import logging
+import math
 import threading
 from collections.abc import Callable
 from ipaddress import IPv6Address, IPv6Network, ip_address
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from headgate import Decision, DeclarationError, HeadgateError, Limiter, StorageUnavailable, StorageUnusable
-from headgate.clock import Clock, SystemClock
-from headgate.contrib.rate_limit_fields import Fields, RateLimitFields, Refusal, unavailable
+from headgate.clock import SECOND, Clock, SystemClock
 from headgate.limits.key import bucket_key
-from headgate.limits.limit import share_of
+from headgate.limits.limit import AnyRule, share_of
 from headgate.observe.log_budget import LogBudget
 
 R = TypeVar("R")
@@ -23,12 +28,30 @@ logger = logging.getLogger("headgate.limiter")
 STORE_ERRORS = (StorageUnavailable, StorageUnusable)
 """The errors of a limiter whose store does not answer, or refuses its user; `on_store_error` handles both."""
 
+UNKNOWN_WAIT = 5
+"""Seconds that a refused client should wait if the time is not known: a permit, a paused limit, no store."""
+
+QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+"""The problem type of the same drafts."""
+
+Fields = list[tuple[str, str]]
+
+
+class Refusal(NamedTuple):
+    """The answer to a request that is not passed on."""
+
+    status: int
+    phrase: str
+    fields: Fields
+    body: bytes
+
 
 class RequestLimit(Generic[R]):
     """A limiter for one kind of request, such as ASGI scopes.
 
     `key` is the key for all requests, or a function that takes a request and returns its key, or None to pass it
-    without the limit. Raises DeclarationError for another key, for an object that is no limiter, and for a limit name
+    without the limit. `policy` is the name that clients see (default: that of the limit, else "default"). Raises
+    DeclarationError for another key, for an object that is no limiter, and for a limit name
     that cannot be sent.
     """
 
@@ -56,9 +79,11 @@ class RequestLimit(Generic[R]):
         self.holds_permits: bool = limiter.limit.rule.holds_permits
         self._key = key
         self._where = where
-        self._fields = RateLimitFields(limiter.limit, policy)
-        self._name = limiter.limit.name or limiter.limit.rule.describe()
         limit = limiter.limit
+        self._policy = (limit.name or "default") if policy is None else policy
+        self._policy_name = _quoted(self._policy)
+        self._allowance = _allowance(limit.rule)
+        self._name = limit.name or limit.rule.describe()
         self._share = None if limit.sharers is None else Limiter(share_of(limit), clock=clock)
         self._lock = threading.Lock()
         self.passed_without_limit: int = 0
@@ -79,12 +104,34 @@ class RequestLimit(Generic[R]):
         return bucket_key(key)
 
     def fields(self, decision: Decision) -> Fields:
-        """Return the header fields of the answer to a request that is passed on."""
-        return self._fields.of(decision)
+        """Return the fields of an answer: the policy, what is left of it, and if refused when to retry."""
+        fields: Fields = []
+        if self._allowance is not None:
+            fields.append(("RateLimit-Policy", self._policy_name + self._allowance))
+        remaining = decision.remaining
+        if not decision.allowed:
+            wait = decision.retry_after
+        elif remaining:
+            wait = decision.reset_after
+        else:
+            wait = decision.next_after
+        until = "" if math.isinf(wait) else f";t={math.ceil(wait)}"
+        fields.append(("RateLimit", f"{self._policy_name};r={remaining}{until}"))
+        if not decision.allowed:
+            fields.append(("Retry-After", str(UNKNOWN_WAIT if math.isinf(wait) else math.ceil(wait))))
+        return fields
 
     def refusal(self, decision: Decision) -> Refusal:
-        """Return the answer to a request that is refused."""
-        return self._fields.refusal(decision)
+        """Return the answer to a request that the limit refuses: 429, as a problem of RFC 9457."""
+        fields = self.fields(decision)
+        problem = {
+            "type": QUOTA_EXCEEDED,
+            "title": "Too many requests",
+            "status": 429,
+            "detail": f"limit {self._policy!r} lets no request pass now; try again in {dict(fields)['Retry-After']} s",
+            "violated-policies": [self._policy],
+        }
+        return _refusal(429, "Too Many Requests", fields, problem)
 
     def without_store(self, error: HeadgateError, key: str) -> Refusal | None:
         """Return the answer if the store of the limit fails; None to pass the request on, by its `on_store_error`.
@@ -125,3 +172,36 @@ def missing_address(where: str) -> DeclarationError:
         f"{where}: this request has no client address, as behind a Unix socket; pass key=, a function of the request, "
         "or let the server read the address that your proxy passes on"
     )
+
+
+def unavailable() -> Refusal:
+    """Return the answer to a request whose limit cannot be checked: 503."""
+    problem = {"title": "The limit of requests cannot be checked", "status": 503}
+    return _refusal(503, "Service Unavailable", [("Retry-After", str(UNKNOWN_WAIT))], problem)
+
+
+def _refusal(status: int, phrase: str, fields: Fields, problem: dict[str, object]) -> Refusal:
+    body = json.dumps(problem).encode()
+    content = [("Content-Type", "application/problem+json"), ("Content-Length", str(len(body)))]
+    return Refusal(status, phrase, [*content, *fields], body)
+
+
+def _allowance(rule: AnyRule) -> str | None:
+    """Return what the limit allows, as parameters of its policy; None if that is not one number."""
+    if rule.count is None:
+        return None
+    if rule.holds_permits:
+        return f';q={rule.count};qu="concurrent-requests"'
+    # Whole seconds only; a margin belongs to the server.
+    return f";q={rule.count};w={max(1, -(-(rule.period - rule.margin) // SECOND))}"
+
+
+def _quoted(name: str) -> str:
+    """Return a name as a string of a structured field, which has only printable ASCII characters."""
+    if not name or not all(" " <= character <= "~" for character in name):
+        raise DeclarationError(
+            f"{name!r:.80} cannot be sent to clients as the name of a limit: header fields take only printable ASCII; "
+            'pass policy="…", the name that clients see'
+        )
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -12,8 +12,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from headgate import Decision, Limiter
 from headgate.clock import Clock
-from headgate.contrib.rate_limit_fields import Fields, Refusal
-from headgate.contrib.request_limit import STORE_ERRORS, RequestLimit, key_of_address, missing_address
+from headgate.contrib.request_limit import STORE_ERRORS, Fields, Refusal, RequestLimit, key_of_address, missing_address
 
 EnvironKey = str | Callable[[WSGIEnvironment], str | None]
 """The key of the budget that a request uses: one for all, or the result of a function; None: not limited."""

@@ -1,4 +1,10 @@
-"""Transports for httpx that wait for a limiter: `httpx.AsyncClient(transport=LimitedTransport(limiter))`."""
+"""HTTP clients that keep to a budget, and obey the refusals of servers: transports and hooks for httpx.
+
+`httpx.AsyncClient(transport=LimitedTransport(limiter))` waits for a limiter. Inside a job,
+`httpx.AsyncClient(event_hooks={"response": [raise_rate_limited]})` puts the job back when a server refuses, until it
+accepts requests again. The attempt is not spent, and until then nothing starts on the buckets that the job uses, on any
+worker.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +12,30 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 
-import httpx
-
-from headgate import Limiter, StorageUnavailable
+from headgate import DeclarationError, Limiter, RateLimited, StorageUnavailable
 from headgate.arguments import parse_seconds
 from headgate.clock import Clock, Duration, SystemClock, to_datetime
-from headgate.contrib.retry_after import closed_for
+from headgate.contrib.retry_after import HORIZON, UNSAID, closed_for, refused_for
+
+try:
+    import httpx
+except ModuleNotFoundError as error:
+    if error.name != "httpx":
+        raise
+    raise DeclarationError(
+        "headgate.contrib.httpx needs the httpx package, which is missing; pip install httpx"
+    ) from None
+
+__all__ = [
+    "HORIZON",
+    "UNSAID",
+    "LimitedTransport",
+    "SyncLimitedTransport",
+    "closed_for",
+    "raise_rate_limited",
+    "raise_rate_limited_sync",
+    "refused_for",
+]
 
 logger = logging.getLogger("headgate.httpx")
 
@@ -121,6 +145,21 @@ class SyncLimitedTransport(httpx.BaseTransport):
 
     def close(self) -> None:
         self._transport.close()
+
+
+async def raise_rate_limited(response: httpx.Response) -> None:
+    """Raise RateLimited for an answer that refuses, for as long as it states; 5 s for a 429 without a wait.
+
+    For `httpx.AsyncClient`.
+    """
+    raise_rate_limited_sync(response)
+
+
+def raise_rate_limited_sync(response: httpx.Response) -> None:
+    """The same for `httpx.Client`."""
+    seconds = refused_for(response.status_code, response.headers, to_datetime(SystemClock().now()))
+    if seconds is not None:
+        raise RateLimited(seconds)
 
 
 class _PermitStream(httpx.AsyncByteStream):
