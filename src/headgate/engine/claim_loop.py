@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headgate.clock import SECOND, Timer, sleep
@@ -16,9 +16,8 @@ from headgate.engine.bus import publish_storage_failure, publish_use
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership
-from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts
+from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts, Slots
 from headgate.engine.services import Services
-from headgate.engine.slots import ClaimWakeup, Slots
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobThrottled, LimitsClosed, LimitThrottled
 from headgate.jobs.job import ClaimedJob
@@ -238,6 +237,49 @@ class ClaimLoop:
             del self._due[queue]
         self._wakeup.wake(due)
         self._set_timer()
+
+
+class ClaimWakeup:
+    """Wakes the claim loop for some of the served `queues`; wake-ups before the next claim of a queue are merged."""
+
+    def __init__(self, queues: Iterable[str]) -> None:
+        self._queues = frozenset(queues)
+        self._woken: set[str] = set()
+        # Woken without a cause.
+        self._swept: set[str] = set()
+        self._event = asyncio.Event()
+
+    def wake(self, queues: Iterable[str] | None = None) -> None:
+        """Wake the loop because a job of these queues may have become claimable; None: of any queue."""
+        woken = self._queues if queues is None else self._queues.intersection(queues)
+        if woken:
+            self._woken.update(woken)
+            self._event.set()
+
+    def sweep(self) -> None:
+        """Wake the loop for every queue without a cause, as a safety net."""
+        self._swept = {*self._queues}
+        self._event.set()
+
+    def claim_ended(self) -> None:
+        """Wake the loop again for what was woken while it could not be claimed."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Wait until something may be claimed."""
+        await self._event.wait()
+        self._event.clear()
+
+    def is_woken(self, queues: Collection[str]) -> bool:
+        """Whether one of these queues was woken for a cause."""
+        return not self._woken.isdisjoint(queues)
+
+    def take(self, queues: Collection[str]) -> tuple[bool, bool]:
+        """Return whether these queues were woken for a cause, and whether for a sweep; they no longer are."""
+        woken, swept = self.is_woken(queues), not self._swept.isdisjoint(queues)
+        self._woken.difference_update(queues)
+        self._swept.difference_update(queues)
+        return woken, swept
 
 
 class ClaimNotices:

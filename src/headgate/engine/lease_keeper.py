@@ -13,9 +13,8 @@ from headgate.clock import SECOND, Clock, Timer, sleep, sleep_until
 from headgate.engine.bus import publish_storage_failure
 from headgate.engine.recorder import Recorder
 from headgate.engine.reporter import Reporter
-from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts
+from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts, Slots
 from headgate.engine.services import Services
-from headgate.engine.slots import ClaimWakeup, Slots
 from headgate.errors import StorageLost, StorageUnavailable
 from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDeclaredDead, StorageRecovered
 from headgate.jobs.job import ClaimedJob, JobState
@@ -56,8 +55,8 @@ class LeaseKeeper:
         recovery: ClaimRecovery,
         recorder: Recorder,
         reporter: Reporter,
-        wakeup: ClaimWakeup,
         *,
+        wake: Callable[[], None],
         interval: int,
         ends_when_lost: bool,
         stopping: asyncio.Event,
@@ -70,7 +69,7 @@ class LeaseKeeper:
         self._recovery = recovery
         self._recorder = recorder
         self._reporter = reporter
-        self._wakeup = wakeup
+        self._wake = wake
         self._interval = interval
         self._ends_when_lost = ends_when_lost
         self._stopping = stopping
@@ -168,7 +167,7 @@ class LeaseKeeper:
         self._reporter.drop()
         self._recorder.node = self._reporter.node = self._membership.renew_id()
         await self.join()
-        self._wakeup.wake()
+        self._wake()
 
     def compare_clocks(self) -> None:
         """Publish ClockSkewed once the clocks of this machine and of the store differ by more than 5 s.
@@ -207,7 +206,7 @@ class LeaseKeeper:
         node = self._membership.id
         self._bus.publish(LeaseNotRenewed(at=self._clock.now(), node=node, seconds=seconds, cancelled=cancelled))
         # The claim loop sends heartbeats until one succeeds.
-        self._wakeup.wake()
+        self._wake()
 
 
 class Membership:

@@ -21,7 +21,7 @@ from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.charge import ChargeRouter
 from headgate.engine.children import UNBOUNDED, ChildBounds
-from headgate.engine.claim_loop import ClaimLoop, ClaimNotices
+from headgate.engine.claim_loop import ClaimLoop, ClaimNotices, ClaimWakeup
 from headgate.engine.drain import Drain, DrainWatch
 from headgate.engine.executor import CancelledBy, RunningAttempt
 from headgate.engine.fetcher import Fetcher
@@ -33,9 +33,8 @@ from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
 from headgate.engine.remote_limits import RemoteLimit
 from headgate.engine.reporter import Reporter
-from headgate.engine.running_attempts import MakeAttempt, OutcomeRecorder, RunningAttempts
+from headgate.engine.running_attempts import MakeAttempt, OutcomeRecorder, RunningAttempts, Slots
 from headgate.engine.services import Services
-from headgate.engine.slots import ClaimWakeup, Slots
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopping, ShutdownFailed
 from headgate.jobs.identity import process_name
@@ -159,7 +158,7 @@ class Node:
             charges,
             outcomes,
             self._reporter,
-            self._wakeup,
+            wake=self._wakeup.wake,
             pool=pool,
             children=config.children,
             tracing=tracing,
@@ -187,7 +186,7 @@ class Node:
             self.claim_recovery,
             self.recorder,
             self._reporter,
-            self._wakeup,
+            wake=self._wakeup.wake,
             interval=interval,
             ends_when_lost=config.ends_when_lost,
             stopping=self._stopping,

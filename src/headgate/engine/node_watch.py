@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 from headgate.clock import SECOND, sleep
 from headgate.engine.bus import publish_storage_failure
+from headgate.engine.claim_loop import ClaimWakeup
 from headgate.engine.executor import CancelledBy
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership, PeerLeases
 from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
-from headgate.engine.running_attempts import RunningAttempts
+from headgate.engine.running_attempts import RunningAttempts, Slots
 from headgate.engine.services import Services
-from headgate.engine.slots import ClaimWakeup, Slots
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import LoopBlocked, NodeChanged, NodeLost, NodeMeasured
 from headgate.storage.records import NodeControls, Peer

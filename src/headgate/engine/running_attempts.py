@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, KeysView, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from functools import partial
 from typing import Any
@@ -28,7 +29,6 @@ from headgate.engine.recorder import Recorder, Then
 from headgate.engine.reporter import Reporter
 from headgate.engine.resource_pool import ResourcePool
 from headgate.engine.services import Services
-from headgate.engine.slots import ClaimWakeup, Slots
 from headgate.engine.store_completion import StoreCompletion
 from headgate.engine.store_results import StoreResults
 from headgate.errors import USER_CODE_ERRORS
@@ -46,6 +46,7 @@ from headgate.jobs.lifecycle import (
     succeeded,
 )
 from headgate.jobs.retry import RetryPolicy
+from headgate.storage.records import FreeSlots
 from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.hooks import HookScope
@@ -58,8 +59,8 @@ class RunningAttempts:
     """The attempts that run on this node, each in a slot of its queue.
 
     A slot is free when nothing of its attempt runs any more: a thread cannot be stopped, and keeps the slot after its
-    attempt has ended. `started` counts all attempts. `on_concluded` is called when an attempt has ended, after its
-    ending was queued.
+    attempt has ended. `started` counts all attempts. `wake` is called with the queues in which a job may wait for a
+    slot that was freed, and `on_concluded` when an attempt has ended, after its ending was queued.
     """
 
     def __init__(
@@ -70,8 +71,8 @@ class RunningAttempts:
         charges: ChargeRouter,
         outcomes: OutcomeRecorder,
         reporter: Reporter,
-        wakeup: ClaimWakeup,
         *,
+        wake: Callable[[Collection[str]], None],
         pool: Pool,
         children: ChildBounds,
         tracing: Tracing | None = None,
@@ -85,7 +86,7 @@ class RunningAttempts:
         self._holds_lease = holds_lease
         self._charges = charges
         self._outcomes = outcomes
-        self._wakeup = wakeup
+        self._wake = wake
         self._pool = pool
         self._clock = services.clock
         self._bus = services.bus
@@ -242,7 +243,7 @@ class RunningAttempts:
             attempt.cancel_linger_timer()
             self._lingering.discard(attempt)
         if waiting := self._slots.release(attempt.job.queue):
-            self._wakeup.wake(waiting)
+            self._wake(waiting)
         if not self._running:
             self._idle.set()
 
@@ -343,6 +344,124 @@ class RunningAttempts:
             "processes": self._children.statistics(),
             "resources": self._resources.statistics(),
         }
+
+
+class Slots:
+    """Counts the slots in use by queue.
+
+    `capacity` maps each served queue to its slots. `most` bounds those of all queues together, which they share by
+    their `weights` (default: 1 each) if not all can have what they want.
+    """
+
+    def __init__(
+        self, capacity: Mapping[str, int], most: int | None = None, weights: Mapping[str, int] | None = None
+    ) -> None:
+        self.capacity = capacity
+        self._most = most
+        self._is_quiet = False
+        self._weights = weights or {}
+        self._busy = dict.fromkeys(capacity, 0)
+        self._odd_for_gated = dict.fromkeys(capacity, True)
+        # The queues in which jobs may wait only for a slot.
+        self._short_of_slots = set(capacity)
+
+    @property
+    def busy(self) -> dict[str, int]:
+        """The slots in use, by queue."""
+        return dict(self._busy)
+
+    def change(self, capacity: Mapping[str, int], most: int | None, *, is_quiet: bool) -> None:
+        """Change the slots of the served queues and the bound of all; while the node is quiet, none is free.
+
+        Jobs in more slots than that continue.
+        """
+        self.capacity = {queue: capacity.get(queue, slots) for queue, slots in self.capacity.items()}
+        self._most = most
+        self._is_quiet = is_quiet
+        # What earlier claims found was for other slots.
+        self._short_of_slots.update(self.capacity)
+
+    def take(self, queue: str) -> None:
+        """Take a slot for a job of the queue."""
+        self._busy[queue] += 1
+
+    def release(self, queue: str) -> Collection[str]:
+        """Release the slot of a job of the queue; return the queues in which a job may wait for it."""
+        self._busy[queue] -= 1
+        if self._most is not None:
+            return self._short_of_slots
+        return (queue,) if queue in self._short_of_slots else ()
+
+    def most_in(self, queue: str) -> int:
+        """Return how many jobs of a queue can run at once, at least 1."""
+        capacity = max(1, self.capacity.get(queue, 1))
+        return capacity if self._most is None else max(1, min(capacity, self._most))
+
+    def free_in(self, queue: str) -> int:
+        """Return the free slots of a queue; 0 for a queue that this node does not serve."""
+        if self._is_quiet:
+            return 0
+        return max(0, self.capacity.get(queue, 0) - self._busy.get(queue, 0))
+
+    @property
+    def free(self) -> int:
+        """Return the free slots of all queues."""
+        if self._is_quiet:
+            return 0
+        free = sum(max(0, capacity - self._busy[queue]) for queue, capacity in self.capacity.items())
+        return free if self._shared is None else min(free, self._shared)
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether the queues share their slots, because all together are bounded."""
+        return self._most is not None
+
+    @property
+    def _shared(self) -> int | None:
+        """The free slots that all queues share; None if they are not bounded together."""
+        return None if self._most is None else max(0, self._most - sum(self._busy.values()))
+
+    def free_slots(self, queues: Iterable[str] | None = None) -> dict[str, FreeSlots]:
+        """Return what the next claim may ask for in these queues (default: all).
+
+        Queues without a free slot are left out, in a quiet node all. They count as short of slots until `note_claimed`
+        shows otherwise, because a claim does not ask for slots that are released during it.
+        """
+        free_slots: dict[str, FreeSlots] = {}
+        if self._is_quiet:
+            return free_slots
+        served = self.capacity.keys() if queues is None else queues
+        self._short_of_slots.update(served)
+        shared = self._shared
+        for queue in served:
+            free = self.capacity[queue] - self._busy[queue]
+            if shared is not None:
+                free = min(free, shared)
+            if free > 0:
+                # The odd slot goes to jobs with and without limits in turn, so a node with one slot starves neither.
+                self._odd_for_gated[queue] = not self._odd_for_gated[queue]
+                weight = self._weights.get(queue, 1)
+                free_slots[queue] = FreeSlots(free, self._odd_for_gated[queue], self._busy[queue], weight)
+        if shared is not None:
+            # The first queue gets the odd slot, so each is the first one in turn.
+            first, *rest = self.capacity
+            self.capacity = {queue: self.capacity[queue] for queue in (*rest, first)}
+        return free_slots
+
+    def shared_by(self, free_slots: Mapping[str, FreeSlots]) -> int | None:
+        """Return how many slots these queues share; None if each can be filled."""
+        shared = self._shared
+        return None if shared is None or sum(free.slots for free in free_slots.values()) <= shared else shared
+
+    def note_claimed(self, free_slots: Mapping[str, FreeSlots], jobs: Sequence[ClaimedJob]) -> None:
+        """Note the queues that were not short of slots: a claim for `free_slots` returned fewer jobs than slots."""
+        if self._most is not None:
+            # A queue may have got fewer than its free slots because others had their parts.
+            return
+        counts = Counter([job.queue for job in jobs])
+        self._short_of_slots.difference_update(
+            queue for queue, free in free_slots.items() if counts[queue] < free.slots
+        )
 
 
 class OutcomeRecorder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from headgate.engine.slots import Slots
+from headgate.engine.running_attempts import Slots
 
 
 def test_queues_without_a_free_slot_are_left_out() -> None:
