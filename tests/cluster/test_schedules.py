@@ -15,7 +15,7 @@ import pytest
 from headgate import Every, Headgate
 from headgate.clock import SECOND, from_datetime
 from headgate.jobs.job import JobState
-from headgate.storage.records import JobFilter
+from headgate.jobs.query import JobFilter
 from tests.cluster.schedule_worker import NAMES, PERIODS, START, make_app
 from tests.durability.processes import children_of
 from tests.internals import store_of

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headgate import Headgate
-from headgate.storage.records import JobFilter
+from headgate.jobs.query import JobFilter
 from tests.internals import store_of
 
 PROGRAM = """

@@ -12,7 +12,7 @@ import pytest
 
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable, StorageUnusable
-from headgate.storage.records import JobFilter
+from headgate.jobs.query import JobFilter
 from headgate.storage.sqlite.connection import APPLICATION_ID, connect
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.files import PAGE, contents, copy, corrupt, cut, log_of, put, size

@@ -13,7 +13,7 @@ from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageFailed
-from headgate.storage.records import JobFilter
+from headgate.jobs.query import JobFilter
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.files import copy, is_there, log_of, rename, unlink
 from tests.durability.stores import NODE, claim_for, new_job, open_store

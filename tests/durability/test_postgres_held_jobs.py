@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from headgate.admin.batches import cancel_batch
 from headgate.admin.bulk import CANCEL, BulkResult, change_many
-from headgate.admin.query import JobQuery
 from headgate.clock import Clock, sleep
 from headgate.errors import IllegalTransition, JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
@@ -22,10 +21,10 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.limit_sets import LimitSetChange
+from headgate.jobs.query import JobFilter, JobQuery
 from headgate.storage.postgres import driver
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.records import JobFilter
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, strict
 from tests.durability.postgres import let_locks_be_waited_for

@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headgate.clock import SECOND, SystemClock
+from headgate.clock import SECOND, SystemClock, to_datetime
 from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.history import ALL, JobsStep, LimitStep
 from headgate.jobs.identity import IdSource, job_text
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Progress
 from headgate.jobs.lifecycle import Ending, Finished, Returned
+from headgate.jobs.query import JobFilter
 from headgate.jobs.report import PLACES, AttemptReport, LogLine
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.listing import AT_ONCE
-from headgate.storage.records import Amendment, BucketPlace, Claim, FreeSlots, JobFilter
+from headgate.storage.records import Amendment, BucketPlace, Claim, FreeSlots
 from tests.durability.plans import EXPLAINING, HOUR, PAYLOAD, Backlog, Plans, StatementRun, access_paths
 from tests.durability.postgres import ask, session_at
 from tests.postgres_server import server_in
@@ -316,7 +317,7 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
         {"node": "gone"},
         {"text": "somebody@"},
         {"oldest_first": True, "cursor": BACKLOG.id(ROWS // 3)},
-        {"enqueued_from": 0},
+        {"enqueued_after": to_datetime(0)},
     ):
         ran = await page(50, **filter)
         assert ran.pages < 1000, f"{filter} looks at {ran.pages} pages\n{ran.text}"
@@ -340,8 +341,8 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
         {},
         {"tag": "common"},
         {"tag": "common", "task": "absent"},
-        {"header": ("source", "api")},
-        {"annotation": ("invoice", "42")},
+        {"header": "source=api"},
+        {"annotation": "invoice=42"},
         {"state": JobState.FAILED},
         {"state": JobState.WAITING, "task": "absent"},
         {"view": "ready"},

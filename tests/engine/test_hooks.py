@@ -36,7 +36,7 @@ from headgate.clock import SECOND, SystemClock
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.jobs.event import Event, NodeCrashed, NodeStarted, ShutdownFailed
 from headgate.jobs.job import JobRecord
-from headgate.storage.records import JobFilter
+from headgate.jobs.query import JobFilter
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine import hooked_bodies

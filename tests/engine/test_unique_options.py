@@ -28,8 +28,8 @@ from headgate import (
     chain,
 )
 from headgate.jobs.event import Event, JobEnqueued, JobReplaced
+from headgate.jobs.query import JobFilter
 from headgate.limits.key import header
-from headgate.storage.records import JobFilter
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import client_of, store_of
 

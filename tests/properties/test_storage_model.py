@@ -34,6 +34,7 @@ from headgate.jobs.bucket_mask import BucketMask
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
+from headgate.jobs.query import JobFilter
 from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency, load_permits
 from headgate.limits.kinds import dump_rule
@@ -42,7 +43,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.records import Amendment, Claim, Claimed, FreeSlots, JobFilter
+from headgate.storage.records import Amendment, Claim, Claimed, FreeSlots
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headgate import Headgate, Job, StrictRate, batch, chain
 from headgate.jobs.identity import process_name
-from headgate.storage.records import JobFilter
+from headgate.jobs.query import JobFilter
 from tests.internals import make_ids_again, store_of
 from tests.properties.test_storage_model import drop_schema
 

@@ -22,8 +22,8 @@ from headgate.clock import SECOND, Clock
 from headgate.errors import DuplicateJob, IdInUse
 from headgate.jobs.job import ClaimedJob, JobOptions, JobState, NewJob, UniqueTerms
 from headgate.jobs.lifecycle import Ending, Finished, Returned
+from headgate.jobs.query import JobFilter
 from headgate.jobs.uniqueness import Key, key_of
-from headgate.storage.records import JobFilter
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import BOOM, StoreUser

@@ -23,7 +23,7 @@ BUDGETS = {
     "contrib": 3_350,
     "engine": 10_250,
     "http": 21_150,
-    "jobs": 4_150,
+    "jobs": 4_300,
     "limits": 9_550,
     "observe": 2_020,
     "schedules": 1_850,

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from headgate.admin.nodes import NodeStatus
     from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
     from headgate.admin.purge import Purged
-    from headgate.admin.query import JobQuery
     from headgate.admin.queues import DeclaredQueue, QueueKey, QueueKeys, QueuesAdmin, QueueStatus
     from headgate.admin.schedules import ScheduleDefinition
     from headgate.admin.slow_counts import SlowCounts
     from headgate.admin.timeline import Stretch, TimelineEntry
+    from headgate.jobs.query import JobQuery
     from headgate.storage.records import Dependency, JobCount, JobGraph
 
 __all__ = [
@@ -162,7 +162,7 @@ _PLACES = {
     "QueueOverview": "headgate.admin.overview",
     "UnknownTaskCount": "headgate.admin.overview",
     "Purged": "headgate.admin.purge",
-    "JobQuery": "headgate.admin.query",
+    "JobQuery": "headgate.jobs.query",
     "DeclaredQueue": "headgate.admin.queues",
     "QueueKey": "headgate.admin.queues",
     "QueueKeys": "headgate.admin.queues",

@@ -41,7 +41,6 @@ from headgate.admin.nodes import NodeStatus, by_process, find_node, node_ended, 
 from headgate.admin.overview import Overview, overview
 from headgate.admin.pauses import Pause, pause_of_limit, pause_of_queue, pauses_with_jobs
 from headgate.admin.purge import Purged, purge
-from headgate.admin.query import PAGE_AND_ONE, JobCriteria, JobQuery
 from headgate.admin.queues import QueuesAdmin, describe_queue
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.set_rules import SetRules
@@ -54,6 +53,7 @@ from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, 
 from headgate.jobs.audit import AuditEntry, AuditFilter, AuditLevel, AuditRecord, SignInAction, SubjectKind
 from headgate.jobs.identity import require_process_name
 from headgate.jobs.job import AttemptRecord, BucketRef, JobRecord, JobState
+from headgate.jobs.query import PAGE_AND_ONE, JobCriteria, JobQuery
 from headgate.jobs.report import LogLine
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.rule import NEVER

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headgate.admin.query import JobQuery
 from headgate.errors import DeclarationError, DuplicateJob, IllegalTransition, JobHeld, JobNotFound, LeaderNotRetried
 from headgate.jobs.job import JobRecord
 from headgate.jobs.lifecycle import FOLLOWS, new_time, require_scheduled
+from headgate.jobs.query import JobQuery, JobView
 from headgate.jobs.state import JobState
-from headgate.storage.records import JobView
 from headgate.storage.store import Store
 
 CHUNK = 200

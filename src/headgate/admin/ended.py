@@ -19,12 +19,12 @@ from typing import Annotated, Literal, NamedTuple, TypedDict, get_args
 
 import msgspec
 
-from headgate.admin.query import Key, Name
 from headgate.arguments import parse_instant
 from headgate.clock import SECOND, Clock, sleep, to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.identity import LOWEST, job_number
 from headgate.jobs.job import JobState
+from headgate.jobs.query import Key, Name
 from headgate.limits.key import bucket_key, shown_key
 from headgate.storage.endings import EXPIRED_ERROR
 from headgate.storage.records import EndsRead, StoredEnd

@@ -13,7 +13,6 @@ from headgate.admin.audit import Audited, LimitAudit, StartAudit
 from headgate.admin.columns import Column
 from headgate.admin.holders import PermitHolder, holders_of
 from headgate.admin.pauses import scope_text
-from headgate.admin.query import JobQuery
 from headgate.admin.set_rules import SetRule, SetRules
 from headgate.arguments import parse_instant, parse_until
 from headgate.clock import SECOND, Duration, to_datetime
@@ -21,6 +20,7 @@ from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.history import KEPT_FOR, LIMIT_STEPS, step_at
 from headgate.jobs.job import BucketRef
+from headgate.jobs.query import JobQuery
 from headgate.jobs.state import JobState
 from headgate.limits.bucket_store import Bucket, BucketStore, check_rule
 from headgate.limits.concurrency import MUTEX

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headgate.admin.query import JobQuery
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditRecord
+from headgate.jobs.query import JobQuery
 from headgate.jobs.state import JobState
 from headgate.plural import counted
 from headgate.storage.store import Store

@@ -8,10 +8,10 @@ from datetime import datetime
 
 from headgate.admin.bulk import CANCEL_WAITING, BulkResult, change_many
 from headgate.admin.columns import Column
-from headgate.admin.query import JobQuery
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import UnknownQueue
 from headgate.jobs.audit import AuditRecord
+from headgate.jobs.query import JobQuery
 from headgate.jobs.state import JobState
 from headgate.limits.key import shown_template, stored_level
 from headgate.limits.limit import OnLimit

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from headgate.admin.actor import this_process
 from headgate.admin.columns import Column
 from headgate.admin.enqueueing import Payload, call_of, declared_task
-from headgate.admin.query import PAGE_AND_ONE
 from headgate.clock import SECOND, to_datetime
 from headgate.engine.declaration import rules_of, trigger_of
 from headgate.engine.enqueuer import Enqueuer
@@ -30,6 +29,7 @@ from headgate.errors import (
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.encoded import codecs_of
 from headgate.jobs.identity import IdSource, with_new_ids
+from headgate.jobs.query import PAGE_AND_ONE
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.calendar_text import calendar_text
 from headgate.schedules.cron import Cron

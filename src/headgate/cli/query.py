@@ -16,7 +16,7 @@ from headgate.cli.times import when
 from headgate.errors import UnknownLimit, UnknownTask
 from headgate.escaping import printable
 from headgate.jobs.job import JobState
-from headgate.storage.records import JobView
+from headgate.jobs.query import JobView
 
 F = TypeVar("F", bound=Callable[..., Any])
 

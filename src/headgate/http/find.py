@@ -9,10 +9,10 @@ import msgspec
 
 from headgate.admin import Found
 from headgate.admin.find import FoundKind
-from headgate.admin.query import LONGEST_TEXT
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, Query, reads
 from headgate.http.page import Page
+from headgate.jobs.query import LONGEST_TEXT
 
 EACH = 6
 """How many of each kind are returned."""

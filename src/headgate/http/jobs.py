@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from headgate.admin import BulkResult, EnqueuedJob, JobCount, JobDetails, JobQuery, LimitInfo, ListedJob, Purged
-from headgate.admin.query import Instant
 from headgate.admin.timeline import Stretch, restarts
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
@@ -30,12 +29,13 @@ from headgate.http.page import Count, Cursor, Number, Page, page_of
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
 from headgate.http.tasks import ENQUEUED, Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY, JobError, JobOptions, JobRecord
+from headgate.jobs.query import Instant, JobView
 from headgate.jobs.report import HIGHEST_LEVEL, LogLine
 from headgate.jobs.root_cause import RootCause, raised_cause
 from headgate.jobs.state import JobState
 from headgate.limits.key import shown_key
 from headgate.storage.procedures import listing
-from headgate.storage.records import Dependency, JobView
+from headgate.storage.records import Dependency
 from headgate.tasks.status import JobProgress, JobStatus
 
 MOST_COUNTED = 10_000

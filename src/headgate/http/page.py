@@ -9,9 +9,9 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
-from headgate.admin.query import Key as Key
-from headgate.admin.query import Name as Name
 from headgate.http.endpoint import LARGEST_NUMBER, bad_request, require_storable
+from headgate.jobs.query import Key as Key
+from headgate.jobs.query import Name as Name
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headgate.admin.query import Instant
 from headgate.admin.schedules import DayPlan, ScheduleDefinition
 from headgate.errors import DeclarationError, ScheduleNotFound
 from headgate.http.caller import Caller
@@ -16,6 +15,7 @@ from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, a
 from headgate.http.page import Count, Name, Page, page_of
 from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY
+from headgate.jobs.query import Instant
 from headgate.schedules.calendar_text import parse_calendar
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every

@@ -14,7 +14,6 @@ import msgspec
 
 from headgate.admin import Activity, ActivityReport, DeclaredLimit, DeclaredTask, EnqueuedJob
 from headgate.admin.enqueueing import ArgumentKind, TaskArgument
-from headgate.admin.query import Instant
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, JsonBody, acts, bad_request, reads
@@ -23,6 +22,7 @@ from headgate.http.page import Name
 from headgate.http.redaction import HIDDEN, Redaction
 from headgate.jobs.audit import AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
+from headgate.jobs.query import Instant
 from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.unique_key import UniqueState
 

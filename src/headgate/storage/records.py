@@ -14,6 +14,7 @@ from headgate.clock import SECOND
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobOptions, JobRecord, JobState
 from headgate.jobs.limit_sets import KnownLimitSets, LimitSets
+from headgate.jobs.query import JobView
 from headgate.limits.limit import AnyRule
 from headgate.storage.fetched import FetchedBalance
 
@@ -371,11 +372,8 @@ class RecordedStart(msgspec.Struct, frozen=True, array_like=True):
     cost: int
 
 
-JobView = Literal["scheduled", "throttled", "ready", "blocked"]
-"""The kind of thing that a waiting job waits for: its time, a limit, a slot, or another job."""
-
 CountedView = Literal["scheduled", "throttled", "ready", "blocked", "running"]
-"""The same for counts, which may include running jobs."""
+"""What the jobs of a count wait for, as `JobView`, or that they run."""
 
 FINAL_STATES = frozenset(state for state in JobState if state.is_final)
 
@@ -385,40 +383,6 @@ class JobName(msgspec.Struct, frozen=True):
 
     id: JobId
     task: str
-
-
-class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects the jobs to list, in the order of their ids and so of their enqueueing; newest first by default.
-
-    `cursor` is the last id of the page before. Instants are wall microseconds; each range is from `…_from` up to, but
-    not including, `…_until`. `limit` and `key` match one bucket of the job. `node` is the node that runs it or ran it
-    last. `error` is the beginning of the type of its last error. `text` is part of its payload, which is JSON text;
-    encoded ones are not searched. `header` is a header of the job with its value, `annotation` an annotation with its
-    value as text.
-    """
-
-    state: JobState | None = None
-    view: JobView | None = None
-    queue: str | None = None
-    task: str | None = None
-    limit: str | None = None
-    key: str | None = None
-    unique_key: str | None = None
-    schedule: str | None = None
-    batch: str | None = None
-    node: str | None = None
-    error: str | None = None
-    enqueued_from: int | None = None
-    enqueued_until: int | None = None
-    finished_from: int | None = None
-    finished_until: int | None = None
-    text: str | None = None
-    tag: str | None = None
-    header: tuple[str, str] | None = None
-    annotation: tuple[str, str] | None = None
-    oldest_first: bool = False
-    cursor: str | None = None
-    count: int = 50
 
 
 class JobPage(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import BucketRef, JobRecord, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.limit_sets import NO_LIMIT_SETS, GatedJob, KnownLimitSets
+from headgate.jobs.query import JobFilter
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.driver import Driver, ReadKind, Transaction, WakeQueues, WriteOptions
@@ -58,7 +59,6 @@ from headgate.storage.records import (
     Claim,
     Claimed,
     Dropped,
-    JobFilter,
     NodeControls,
     NodeRecord,
     NodeUpdate,

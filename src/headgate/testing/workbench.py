@@ -25,6 +25,8 @@ from headgate.engine.results import result_of
 from headgate.errors import JobFailed
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import JobState, NewJob
+from headgate.jobs.query import JobFilter
+from headgate.jobs.tags import parse_tags
 from headgate.jobs.words import parse_tags
 from headgate.storage.driver import WakeQueues
 from headgate.storage.enlisting import run_at_once

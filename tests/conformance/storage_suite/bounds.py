@@ -7,6 +7,7 @@ import pytest
 from headgate.arguments import LARGEST_COUNT
 from headgate.clock import FARTHEST, LAST, SECOND
 from headgate.jobs.job import MAX_PRIORITY, BucketRef, JobOptions, JobState, RetryTerms
+from headgate.jobs.query import JobFilter
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.fixed_window import FixedWindow
@@ -14,7 +15,6 @@ from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import MAX_COUNT, StrictRate
-from headgate.storage.records import JobFilter
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser

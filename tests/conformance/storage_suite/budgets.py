@@ -6,8 +6,9 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.jobs.job import BucketRef, JobState
+from headgate.jobs.query import JobFilter
 from headgate.storage.admission import QUANTUM
-from headgate.storage.records import JobFilter, Throttled
+from headgate.storage.records import Throttled
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import (

@@ -8,10 +8,10 @@ from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
 from headgate.jobs.job import JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
+from headgate.jobs.query import JobFilter
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.endings import EXPIRED_ERROR
 from headgate.storage.records import (
-    JobFilter,
     QueueCounts,
 )
 from headgate.testing.manual_clock import ManualClock

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import Origin
-from headgate.storage.records import JobFilter, JobGraph, JobView
+from headgate.jobs.query import JobFilter, JobView
+from headgate.storage.records import JobGraph
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.dependencies import chain, follow, following, new_batch_id
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, strict

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.jobs.identity import process_name
 from headgate.jobs.job import BucketRef, JobOptions, JobState, RetryTerms
-from headgate.storage.records import Claim, FreeSlots, JobFilter, QueueCounts
+from headgate.jobs.query import JobFilter
+from headgate.storage.records import Claim, FreeSlots, QueueCounts
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import (

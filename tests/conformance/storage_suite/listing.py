@@ -8,18 +8,18 @@ from unittest import mock
 import pytest
 from msgspec.structs import replace
 
-from headgate.clock import SECOND
+from headgate.clock import SECOND, to_datetime
 from headgate.errors import IllegalTransition
 from headgate.jobs.history import LimitStep
 from headgate.jobs.job import BucketRef, JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
+from headgate.jobs.query import JobFilter
 from headgate.storage.procedures import listing
 from headgate.storage.records import (
     BacklogCounts,
     BucketPlace,
     BucketRecord,
     JobCount,
-    JobFilter,
     LimitBacklog,
     LimitFigures,
     NodeControls,
@@ -242,13 +242,13 @@ class ListingConformance(Conformance):
         for job in await store_user.take(3):
             await store_user.fail(job)
             clock.advance(1)
-        at = [began + second * SECOND for second in range(8)]
-        assert await found(store_user, enqueued_from=at[1], enqueued_until=at[3]) == [ids[2], ids[1]]
-        assert await found(store_user, enqueued_until=at[1]) == [ids[0]]
-        assert await found(store_user, finished_from=at[5]) == [ids[2], ids[1]]
-        assert await found(store_user, finished_from=at[4], finished_until=at[5]) == [ids[0]]
-        assert await found(store_user, state=JobState.FAILED, finished_from=at[5]) == [ids[2], ids[1]]
-        assert await found(store_user, state=JobState.FAILED, finished_until=at[5]) == [ids[0]]
+        at = [to_datetime(began + second * SECOND) for second in range(8)]
+        assert await found(store_user, enqueued_after=at[1], enqueued_before=at[3]) == [ids[2], ids[1]]
+        assert await found(store_user, enqueued_before=at[1]) == [ids[0]]
+        assert await found(store_user, finished_after=at[5]) == [ids[2], ids[1]]
+        assert await found(store_user, finished_after=at[4], finished_before=at[5]) == [ids[0]]
+        assert await found(store_user, state=JobState.FAILED, finished_after=at[5]) == [ids[2], ids[1]]
+        assert await found(store_user, state=JobState.FAILED, finished_before=at[5]) == [ids[0]]
 
     async def test_filters_add_up(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(100), "day": strict(100)}

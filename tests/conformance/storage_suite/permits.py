@@ -11,11 +11,11 @@ from headgate.clock import SECOND
 from headgate.jobs.job import BucketRef, ClaimedJob, JobState
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.jobs.limit_sets import NO_LIMIT_SETS, KnownLimitSets, LimitSetChange
+from headgate.jobs.query import JobFilter
 from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import HoldUntil
 from headgate.limits.rule import NEVER
-from headgate.storage.records import JobFilter
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, at_once, recover, strict

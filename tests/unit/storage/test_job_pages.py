@@ -9,10 +9,10 @@ from headgate.clock import SECOND
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import JobState, Origin
 from headgate.jobs.lifecycle import Finished
+from headgate.jobs.query import JobFilter
 from headgate.limits.limit import AnyRule
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.procedures import listing
-from headgate.storage.records import JobFilter
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.durability.stores import NODE, claim_for, new_job

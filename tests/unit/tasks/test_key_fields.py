@@ -379,6 +379,6 @@ async def test_no_job_of_a_checked_declaration_runs_without_its_limit(app: Headg
 
 
 def _all() -> Any:
-    from headgate.storage.records import JobFilter
+    from headgate.jobs.query import JobFilter
 
     return JobFilter(count=100)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
+from datetime import datetime
 from math import inf
 from typing import Any
 
 import msgspec
 from msgspec.structs import asdict
 
+from headgate.clock import from_datetime
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.bucket_mask import BucketMask, union
 from headgate.jobs.identity import JobId, numbers_beginning
 from headgate.jobs.job import AttemptRecord, BucketRef, JobRecord, JobState
 from headgate.jobs.limit_sets import GatedJob, KnownLimitSets
+from headgate.jobs.query import JobFilter, pair_of
 from headgate.jobs.terms import LimitTerms
 from headgate.limits.fair import PREFIX
-from headgate.limits.key import levels_of
+from headgate.limits.key import bucket_key, levels_of
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import call_of, demand_of
 from headgate.storage.driver import Transaction
@@ -33,7 +36,6 @@ from headgate.storage.records import (
     Dependencies,
     Dependency,
     JobCount,
-    JobFilter,
     JobName,
     JobPage,
     KeyBacklog,
@@ -310,25 +312,27 @@ def _instants(tx: Transaction) -> dict[str, int]:
 
 def _conditions(filter: JobFilter) -> dict[str, Any]:
     """Return the conditions of a filter, without its page, as parameters of statements."""
-    values = asdict(filter)
+    values = {
+        name: from_datetime(value) if isinstance(value, datetime) else value for name, value in asdict(filter).items()
+    }
     for name in ("limit", "key", "header", "annotation", "cursor", "oldest_first", "count"):
         del values[name]
-    annotation, annotation_as_text = _annotation_needles(filter.annotation)
+    annotation, annotation_as_text = _annotation_needles(filter)
     return {
         **values,
-        "needle": _needle(filter.limit, filter.key),
+        "needle": _needle(filter.limit, None if filter.key is None else bucket_key(filter.key)),
         "tag_needle": None if filter.tag is None else tag_needle(filter.tag),
-        "header_needle": None if filter.header is None else member_needle(*filter.header),
+        "header_needle": None if filter.header is None else member_needle(*pair_of("header", filter.header)),
         "annotation_needle": annotation,
         "annotation_as_text": annotation_as_text,
     }
 
 
-def _annotation_needles(annotation: tuple[str, str] | None) -> tuple[str | None, str | None]:
+def _annotation_needles(filter: JobFilter) -> tuple[str | None, str | None]:
     """Return two texts, one of which is in the annotations of a job: `invoice=42` is found as a number and as text."""
-    if annotation is None:
+    if filter.annotation is None:
         return None, None
-    name, text = annotation
+    name, text = pair_of("annotation", filter.annotation)
     as_text = f"{member_needle(name, text)},"
     try:
         value = msgspec.json.decode(text, type=Annotation)
@@ -345,7 +349,7 @@ def _needle(limit: str | None, key: str | None) -> str | None:
 
 
 def _waits(filter: JobFilter) -> bool:
-    return filter.state is JobState.WAITING or filter.view is not None
+    return filter.state == JobState.WAITING or filter.view is not None
 
 
 async def _lanes_with_bucket(tx: Transaction, filter: JobFilter) -> list[str] | None:
@@ -354,7 +358,7 @@ async def _lanes_with_bucket(tx: Transaction, filter: JobFilter) -> list[str] | 
         return None
     if await tx.value("count_lanes_to_search", most=LANES_SEARCHED + 1) > LANES_SEARCHED:
         return None
-    ref = BucketRef(filter.limit, filter.key)
+    ref = BucketRef(filter.limit, bucket_key(filter.key))
     lanes = [lane_id(queue, (ref,), "") for queue in await tx.values("queues_of_lanes")]
     return await tx.values("lanes_with_bucket", lanes=lanes, needle=as_json(ref))
 

@@ -42,10 +42,10 @@ AND (:unique_key::text IS NULL OR job.unique_key = :unique_key)
 AND (:schedule::text IS NULL OR job.schedule = :schedule)
 AND (:batch::job_id IS NULL OR job.batch = :batch::job_id)
 AND (:node::text IS NULL OR job.node = :node)
-AND (:enqueued_from::bigint IS NULL OR job.enqueued_at >= :enqueued_from)
-AND (:enqueued_until::bigint IS NULL OR job.enqueued_at < :enqueued_until)
-AND (:finished_from::bigint IS NULL OR job.finished_at >= :finished_from)
-AND (:finished_until::bigint IS NULL OR job.finished_at < :finished_until)
+AND (:enqueued_after::bigint IS NULL OR job.enqueued_at >= :enqueued_after)
+AND (:enqueued_before::bigint IS NULL OR job.enqueued_at < :enqueued_before)
+AND (:finished_after::bigint IS NULL OR job.finished_at >= :finished_after)
+AND (:finished_before::bigint IS NULL OR job.finished_at < :finished_before)
 AND (:needle::text IS NULL OR {position}(job.buckets, :needle) > 0)
 AND (:error::text IS NULL OR substr({field:job.error.type}, 1, length(:error)) = :error)
 AND (:text::text IS NULL OR ({position}(job.payload, :text) > 0 AND substr(job.payload, 1, 8) <> 'encoded:'))
@@ -125,7 +125,7 @@ job_tag.job
 -- The jobs that can match a filter, where an index finds them; :by names the index. Jobs that wait in :lanes for some
 -- buckets and pass them are in other lanes.
 SELECT @place FROM headgate.job
-WHERE :by = 'failed' AND failed_at >= coalesce(:finished_from::bigint, 0)
+WHERE :by = 'failed' AND failed_at >= coalesce(:finished_after::bigint, 0)
 UNION ALL
 SELECT @place FROM headgate.job WHERE :by = 'running' AND @is_running
 UNION ALL

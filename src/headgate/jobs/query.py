@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, TypedDict, get_args
+from typing import Annotated, Literal, TypedDict, get_args
 
 import msgspec
 
-from headgate.clock import from_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.state import JobState
 from headgate.jobs.words import require_tag
-from headgate.limits.key import bucket_key
-from headgate.storage.records import JobFilter, JobView
+
+JobView = Literal["scheduled", "throttled", "ready", "blocked"]
+"""The kind of thing that a waiting job waits for: its time, a limit, a slot, or another job."""
 
 LARGEST_PAGE = 500
 
@@ -77,38 +77,27 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             require_tag(self.tag, "the filter")
         for name in ("header", "annotation"):
             if getattr(self, name) is not None:
-                _pair(name, getattr(self, name))
+                pair_of(name, getattr(self, name))
 
     def filter(self, *, cursor: str | None = None, count: int = 50, oldest_first: bool = False) -> JobFilter:
         """Return the filter as the store takes it; a page has 1 to 500 jobs, whatever `count` is."""
-        said = {name: getattr(self, name) for name in JobQuery.__struct_fields__}
-        stored = {_STORED_AS.get(name, name): _stored(name, value) for name, value in said.items() if value is not None}
-        return JobFilter(**stored, oldest_first=oldest_first, cursor=cursor, count=min(max(count, 1), LARGEST_PAGE))
+        fields = {name: getattr(self, name) for name in JobQuery.__struct_fields__}
+        return JobFilter(**fields, oldest_first=oldest_first, cursor=cursor, count=min(max(count, 1), LARGEST_PAGE))
 
 
-_STORED_AS = {
-    "enqueued_after": "enqueued_from",
-    "enqueued_before": "enqueued_until",
-    "finished_after": "finished_from",
-    "finished_before": "finished_until",
-}
-"""The fields that have other names in `JobFilter`."""
+class JobFilter(JobQuery, frozen=True, kw_only=True):
+    """A page of the jobs that match the query, in the order of their ids and so of their enqueueing.
+
+    `cursor` is the last id of the page before.
+    """
+
+    oldest_first: bool = False
+    cursor: str | None = None
+    count: int = 50
 
 
-def _stored(name: str, value: Any) -> Any:
-    match name:
-        case "state":
-            return JobState(value)
-        case "key":
-            return bucket_key(value)
-        case "header" | "annotation":
-            return _pair(name, value)
-        case _:
-            return from_datetime(value) if isinstance(value, datetime) else value
-
-
-def _pair(field: str, text: object) -> tuple[str, str]:
-    """Return the name and the value in a text. Raises DeclarationError unless it has both."""
+def pair_of(field: str, text: object) -> tuple[str, str]:
+    """Return the name and the value in the text of a field. Raises DeclarationError unless it has both."""
     name, separator, value = text.partition("=") if isinstance(text, str) else ("", "", "")
     if not name or not separator or not _is_utf8(name + value):
         example = {"header": "source=api", "annotation": "invoice=42"}[field]
