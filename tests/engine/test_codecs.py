@@ -269,7 +269,7 @@ def test_a_codec_that_raises_system_exit_fails_its_payload_and_not_the_program()
             codec.fails_to = set()
             first = await pay.enqueue("acme", "4111")
             codec.fails_to = {"decode"}
-            assert len((await app.admin.page()).jobs) == 1
+            assert len((await app.admin.page()).items) == 1
             async with app:
                 with pytest.raises(JobFailed, match="SystemExit: cannot decode"):
                     await result_within(first, 3600)

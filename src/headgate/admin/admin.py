@@ -59,6 +59,7 @@ from headgate.limits.bucket_store import BucketStore
 from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
+from headgate.storage.procedures import listing
 from headgate.storage.records import (
     BacklogCounts,
     Blocker,
@@ -340,19 +341,20 @@ class Admin:
         count: int = 50,
         oldest_first: bool = False,
         **criteria: Unpack[JobCriteria],
-    ) -> ListedPage:
+    ) -> ListedPage[ListedJob]:
         """As `jobs`, with payloads, and fast however many jobs there are.
 
         At most 10,000 jobs are read for it, so it may end before it is full; `next` is then the `before` of the next
         page.
         """
-        found = await self._storage.page(
-            _query(query, criteria).filter(cursor=before, count=count, oldest_first=oldest_first)
-        )
+        filter = _query(query, criteria).filter(cursor=before, count=count, oldest_first=oldest_first)
+        found = await self._storage.page(filter)
         now = self._storage.now()
-        listed = [ListedJob(status_of(each, now), each.payload, each.headers) for each in found.jobs]
-        last = await self._storage.job(found.next) if found.is_cut and found.next is not None else None
-        return ListedPage(listed, found.next, found.is_cut, None if last is None else to_datetime(last.enqueued_at))
+        listed = [ListedJob(status_of(each, now), each.payload, each.headers) for each in found.items]
+        if found.next is None or len(listed) == filter.count:
+            return ListedPage(listed, found.next)
+        last = await self._storage.job(found.next)
+        return ListedPage(listed, found.next, listing.AT_ONCE, None if last is None else to_datetime(last.enqueued_at))
 
     async def count(self, query: JobQuery | None = None, *, most: int = 10_000, **criteria: Unpack[JobCriteria]) -> int:
         """Count the jobs that match the query, up to `most`; all jobs may be read for it."""
@@ -376,7 +378,7 @@ class Admin:
         query = JobQuery(state=JobState.WAITING, limit=limit, key=key)
         page = await self._storage.page(query.filter(count=NEXT_AMONG, oldest_first=True))
         # As their lane is sorted: a retried job has an old id, but a late run_at.
-        first = sorted(page.jobs, key=lambda record: (-record.priority, record.run_at))[:count]
+        first = sorted(page.items, key=lambda record: (-record.priority, record.run_at))[:count]
         now, live = self._storage.now(), LiveRules(await self._storage.settings())
         found = []
         for record in first:

@@ -263,7 +263,7 @@ class LimitsAdmin:
             JobQuery(state=JobState.WAITING, limit=limit, key=ref.key).filter(count=1, oldest_first=True)
         )
         cost = 1
-        for job in oldest.jobs:
+        for job in oldest.items:
             cost = dict(zip(job.buckets, job.costs or (), strict=False)).get(ref, 1)
             position = await self._storage.queue_position(job.id)
             if position is not None and job.run_at <= self._storage.now():

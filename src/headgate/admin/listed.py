@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import Generic
 
 from headgate.admin.columns import Column
 from headgate.jobs.audit import SubjectKind
+from headgate.storage.records import Page, T
 from headgate.tasks.status import BatchStatus, JobStatus
 
 
@@ -87,15 +89,12 @@ AUDIT_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ListedPage:
-    """A page of jobs; `next` is the `before` of the next page, None at the end.
+class ListedPage(Page[T], Generic[T], frozen=True):
+    """A page of jobs; `next` is the `before` of the next page, null at the end.
 
-    A page that `is_cut` ended before it was full because five thousand jobs were read for it; the next page may have
-    more. `reached` is when the last of them was enqueued, None if that one is deleted meanwhile.
+    `read` is how many jobs were read if the page ended with them, before it was full; else it is null. The last of them
+    was enqueued at `reached`, null if it is deleted meanwhile.
     """
 
-    jobs: Sequence[ListedJob]
-    next: str | None
-    is_cut: bool = False
+    read: int | None = None
     reached: datetime | None = None

@@ -339,7 +339,7 @@ async def _pages(
     found: list[JobStatus] = []
     for _ in range(MOST_PAGES):
         page = await admin.page(query, before=before, count=count - len(found), oldest_first=oldest_first)
-        found += [job.status for job in page.jobs]
+        found += [job.status for job in page.items]
         before = page.next
         if before is None or len(found) == count:
             if not found:

@@ -9,7 +9,17 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from headgate.admin import BulkResult, EnqueuedJob, JobCount, JobDetails, JobQuery, LimitInfo, ListedJob, Purged
+from headgate.admin import (
+    BulkResult,
+    EnqueuedJob,
+    JobCount,
+    JobDetails,
+    JobQuery,
+    LimitInfo,
+    ListedJob,
+    ListedPage,
+    Purged,
+)
 from headgate.admin.timeline import Stretch, restarts
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
@@ -34,7 +44,6 @@ from headgate.jobs.report import HIGHEST_LEVEL, LogLine
 from headgate.jobs.root_cause import RootCause, raised_cause
 from headgate.jobs.state import JobState
 from headgate.limits.key import shown_key
-from headgate.storage.procedures import listing
 from headgate.storage.records import Dependency
 from headgate.tasks.status import JobProgress, JobStatus
 
@@ -111,19 +120,6 @@ class RunAgainRequest(JsonBody, frozen=True, kw_only=True):
     """The arguments of the new job; null: those of the old one."""
 
     payload: Arguments | None = None
-
-
-class JobsPage(msgspec.Struct, frozen=True):
-    """A page of jobs; `next` is the cursor of the next page, null at the end.
-
-    `read` is how many jobs were read if the page ended with them, before it was full; else it is null. The last of
-    them was enqueued at `reached`.
-    """
-
-    items: Sequence[ListedJobView]
-    next: str | None
-    read: int | None
-    reached: datetime | None
 
 
 class WaitView(msgspec.Struct, frozen=True):
@@ -259,7 +255,7 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     followers: Sequence[Dependency]
 
 
-async def jobs(caller: Caller, query: JobsQuery) -> JobsPage:
+async def jobs(caller: Caller, query: JobsQuery) -> ListedPage[ListedJobView]:
     """Return a page of the jobs that match the query; where fields are redacted, filters by them are for admins only.
 
     At most 10,000 jobs are read for it, so it may have fewer than `count`, or none, while `next` is not null.
@@ -268,8 +264,7 @@ async def jobs(caller: Caller, query: JobsQuery) -> JobsPage:
     found = await caller.admin.page(
         _allowed(caller, query), before=query.before, count=query.count, oldest_first=query.order == "oldest"
     )
-    read = listing.AT_ONCE if found.is_cut else None
-    return JobsPage(await listed(caller, found.jobs), found.next, read, found.reached)
+    return ListedPage(await listed(caller, found.items), found.next, found.read, found.reached)
 
 
 async def count_jobs(caller: Caller, query: JobQuery) -> JobCount:

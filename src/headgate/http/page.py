@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Sequence
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from headgate.http.endpoint import LARGEST_NUMBER, bad_request, require_storable
 from headgate.jobs.query import Key as Key
 from headgate.jobs.query import Name as Name
+from headgate.storage.records import Page as Page
 
 T = TypeVar("T")
 
@@ -21,13 +22,6 @@ MOST = 500
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST, description="How many at most.")]
 Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 Cursor = Annotated[str, msgspec.Meta(min_length=1, max_length=2000, description="The `next` of the page before it.")]
-
-
-class Page(msgspec.Struct, Generic[T], frozen=True):
-    """A page of a list; `next` is the cursor of the next page, null at the end."""
-
-    items: Sequence[T]
-    next: str | None = None
 
 
 def page_of(found: Sequence[T], count: int, cursor: Callable[[T], str]) -> Page[T]:

@@ -6,17 +6,19 @@ Instants are wall microseconds, except where a name says limit time (`limit_now`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from headgate.clock import SECOND
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobOptions, JobRecord, JobState
+from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobOptions, JobState
 from headgate.jobs.limit_sets import KnownLimitSets, LimitSets
 from headgate.jobs.query import JobView
 from headgate.limits.limit import AnyRule
 from headgate.storage.fetched import FetchedBalance
+
+T = TypeVar("T")
 
 LIMIT_SET_LIVES = 180 * SECOND
 """How long a limit set lives after it was last noted, if the caller gives no other time, in microseconds."""
@@ -385,15 +387,11 @@ class JobName(msgspec.Struct, frozen=True):
     task: str
 
 
-class JobPage(msgspec.Struct, frozen=True):
-    """A page of jobs; `next` is the cursor of the next page, None at the end.
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    """A page of a list; `next` is the cursor of the next page, null at the end."""
 
-    A page that `is_cut` ended before it was full because too many jobs were read for it; the next page may have more.
-    """
-
-    jobs: Sequence[JobRecord]
-    next: str | None
-    is_cut: bool = False
+    items: Sequence[T]
+    next: str | None = None
 
 
 class JobCount(msgspec.Struct, frozen=True):

@@ -84,7 +84,7 @@ class GraphsConformance(Conformance):
             (view,) = [
                 view
                 for view in VIEWS
-                if id in [job.id for job in (await store_user.storage.page(JobFilter(view=view))).jobs]
+                if id in [job.id for job in (await store_user.storage.page(JobFilter(view=view))).items]
             ]
             assert state == view
         clock.advance(61)

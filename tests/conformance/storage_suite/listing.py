@@ -60,8 +60,8 @@ async def bounded_pages(store_user: StoreUser, filter: JobFilter) -> list[str]:
     ids: list[str] = []
     while True:
         page = await store_user.storage.page(filter)
-        ids += [record.id for record in page.jobs]
-        assert len(page.jobs) < filter.count if page.is_cut else len(page.jobs) == filter.count or page.next is None
+        ids += [record.id for record in page.items]
+        assert len(page.items) <= filter.count
         if page.next is None:
             return ids
         filter = replace(filter, cursor=page.next)

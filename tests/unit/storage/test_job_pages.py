@@ -81,8 +81,8 @@ async def bounded_pages(storage: MemoryStorage, filter: JobFilter, *, oldest_fir
     asked = replace(filter, oldest_first=oldest_first, count=2)
     while True:
         page = await storage.page(asked)
-        found += [job.id for job in page.jobs]
-        assert len(page.jobs) < 2 if page.is_cut else len(page.jobs) == 2 or page.next is None
+        found += [job.id for job in page.items]
+        assert len(page.items) <= 2
         if page.next is None:
             return found
         asked = replace(asked, cursor=page.next)

@@ -37,12 +37,12 @@ from headgate.storage.records import (
     Dependency,
     JobCount,
     JobName,
-    JobPage,
     KeyBacklog,
     KeyWaiting,
     LimitBacklog,
     LimitFigures,
     LimitWaiting,
+    Page,
     QueueCounts,
     QueuePosition,
     QueueRecord,
@@ -203,20 +203,20 @@ async def batch_ids(tx: Transaction, prefix: str, count: int) -> Sequence[str]:
     return await tx.ids("batch_ids", lowest=lowest, highest=highest, count=count)
 
 
-async def page(tx: Transaction, filter: JobFilter) -> JobPage:
+async def page(tx: Transaction, filter: JobFilter) -> Page[JobRecord]:
     """Return a page of jobs, for which at most 10,000 are read, so it may end before it is full.
 
     The following pages have the other jobs that match.
     """
     # One more shows whether another page follows.
     read = await _read_page(tx, msgspec.structs.replace(filter, count=filter.count + 1))
-    if len(read.jobs) > filter.count:
-        jobs = read.jobs[: filter.count]
-        return JobPage(jobs, jobs[-1].id)
-    return JobPage(read.jobs, read.next, read.is_cut and len(read.jobs) < filter.count)
+    if len(read.items) <= filter.count:
+        return read
+    jobs = read.items[: filter.count]
+    return Page(jobs, jobs[-1].id)
 
 
-async def _read_page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -> JobPage:
+async def _read_page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -> Page[JobRecord]:
     most = AT_ONCE if at_once is None else at_once
     values, known = await _known(tx, filter, FEW)
     if known <= FEW:
@@ -232,7 +232,7 @@ async def _read_page(tx: Transaction, filter: JobFilter, at_once: int | None = N
         case _:
             last = await _last_read(tx, f"last_read{order}", filter.cursor, most)
             walked = await _page(tx, filter, "jobs", {**values, "last": last})
-    if walked.is_cut and await _count_known(tx, values, most) <= most:
+    if walked.next is not None and len(walked.items) < filter.count and await _count_known(tx, values, most) <= most:
         # The matching jobs are further away than that, but few enough to be sorted.
         return await _page(tx, filter, "jobs_known", values)
     return walked
@@ -244,13 +244,10 @@ async def _last_read(tx: Transaction, statement: str, cursor: str | None, most: 
     return last if len(rest) == 2 else None
 
 
-async def _page(tx: Transaction, filter: JobFilter, statement: str, values: dict[str, Any]) -> JobPage:
+async def _page(tx: Transaction, filter: JobFilter, statement: str, values: dict[str, Any]) -> Page[JobRecord]:
     order = "_oldest" if filter.oldest_first else ""
     found = await tx.fetch(_JOBS, f"{statement}{order}", cursor=filter.cursor, count=filter.count, **values)
-    if len(found) == filter.count:
-        return JobPage(found, found[-1].id)
-    last = values.get("last")
-    return JobPage(found, last, is_cut=last is not None)
+    return Page(found, found[-1].id if len(found) == filter.count else values.get("last"))
 
 
 async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
@@ -258,13 +255,13 @@ async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
     if filter.text is not None:
         # In one statement: the time of a search is bounded.
         values = {**_conditions(filter), **_instants(tx), "last": None}
-        return list((await _page(tx, filter, "jobs" if filter.tag is None else "tagged_jobs", values)).jobs)
+        return list((await _page(tx, filter, "jobs" if filter.tag is None else "tagged_jobs", values)).items)
     found: list[JobRecord] = []
     while True:
         rest = msgspec.structs.replace(filter, count=filter.count - len(found))
         read = await _read_page(tx, rest, MORE_AT_ONCE)
-        found += read.jobs
-        if not read.is_cut:
+        found += read.items
+        if read.next is None or len(found) == filter.count:
             return found
         filter = msgspec.structs.replace(filter, cursor=read.next)
 
