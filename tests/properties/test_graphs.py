@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from headgate import Headgate
 from headgate.admin.batches import cancel_batch
 from headgate.client.flow import BatchPlan, Step, batch, chain
-from headgate.client.flow_builder import NOTHING, FlowBuilder, PlacedBatch, PlacedJob
+from headgate.client.flow_builder import NOTHING, FlowBuilder, PlacedStep
 from headgate.client.task import Task
 from headgate.errors import BatchClosed, DeclarationError, IllegalTransition, LeaderNotRetried
 from headgate.jobs.audit import AuditRecord
@@ -210,11 +210,13 @@ class GraphUser:
         )
         for call, node in writer.jobs:
             (placed,) = builder.placed(call)
-            assert isinstance(placed, PlacedJob)
+            assert isinstance(placed, PlacedStep)
+            assert placed.jobs is None
             node.id = placed.id
         for plan, node in writer.batches:
             (placed,) = builder.placed(plan)
-            assert isinstance(placed, PlacedBatch)
+            assert isinstance(placed, PlacedStep)
+            assert placed.jobs is not None
             node.id = placed.id
         self.nodes += writer.nodes
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from headgate.arguments import require_storable
 from headgate.client.flow import BatchPlan, ChainPlan, Step, steps_to_add
-from headgate.client.flow_builder import NOTHING, FlowBuilder, Placed, PlacedBatch, PlacedChain, numbered_graph
+from headgate.client.flow_builder import NOTHING, FlowBuilder, Placed, PlacedChain, PlacedStep, numbered_graph
 from headgate.client.handles import Batch, Chain, Job, Schedule
 from headgate.client.portal import Portal, WaitingThread, is_running_here
 from headgate.clock import SECOND, Clock, to_datetime
@@ -314,7 +314,7 @@ class Client:
     async def enqueue_batch(self, plan: BatchPlan) -> Batch:
         """As `BatchPlan.enqueue`."""
 
-        async def store() -> PlacedBatch:
+        async def store() -> PlacedStep:
             builder = FlowBuilder(self.new_id)
             batch = builder.add_batch(plan, NOTHING)
             await self.enqueue_flow(*builder.flow())
@@ -322,26 +322,26 @@ class Client:
 
         return self._batch_handle(await with_new_ids(store))
 
-    def _batch_handle(self, placed: PlacedBatch) -> Batch:
+    def _batch_handle(self, placed: PlacedStep) -> Batch:
         then = [self._handle(each) for each in placed.then]
-        return Batch(placed.id, [Job(id, self) for id in placed.jobs], self, then)
+        return Batch(placed.id, [Job(id, self) for id in placed.jobs or ()], self, then)
 
     def _chain_handle(self, placed: PlacedChain) -> Chain[Any]:
         last: Placed = placed
         while True:
             if isinstance(last, PlacedChain):
                 last = last.last
-            elif isinstance(last, PlacedBatch) and len(last.then) == 1:
+            elif len(last.then) == 1:
                 (last,) = last.then
             else:
                 break
-        end = self._batch_handle(last) if isinstance(last, PlacedBatch) else Job[Any](last.id, self)
+        end = Job[Any](last.id, self) if last.jobs is None else self._batch_handle(last)
         return Chain([Job(id, self) for id in placed.jobs], end)
 
     def _handle(self, placed: Placed) -> Job[Any] | Batch | Chain[Any]:
-        if isinstance(placed, PlacedBatch):
-            return self._batch_handle(placed)
-        return self._chain_handle(placed) if isinstance(placed, PlacedChain) else Job(placed.id, self)
+        if isinstance(placed, PlacedChain):
+            return self._chain_handle(placed)
+        return Job(placed.id, self) if placed.jobs is None else self._batch_handle(placed)
 
     async def add_to_batch(self, batch_id: str, steps: Iterable[Step]) -> list[Job[Any]]:
         """As `Batch.add`."""

@@ -29,24 +29,15 @@ NOTHING = Following()
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedJob:
-    """A call that was added to a flow."""
+class PlacedStep:
+    """A call or a batch that was added to a flow, and the steps after the batch.
+
+    `jobs` are those of the batch, None for a call. What follows an empty batch follows what that does.
+    """
 
     id: str
-
-    @property
-    def follow(self) -> Following:
-        """Return what the next step follows."""
-        return Following((self.id,))
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedBatch:
-    """A batch that was added to a flow, with the steps after it. What follows an empty batch follows what that does."""
-
-    id: str
-    jobs: Sequence[str]
     itself: Following
+    jobs: Sequence[str] | None = None
     then: tuple[Placed, ...] = ()
 
     @property
@@ -70,7 +61,7 @@ class PlacedChain:
         return self.last.follow
 
 
-Placed: TypeAlias = "PlacedJob | PlacedBatch | PlacedChain"
+Placed: TypeAlias = "PlacedStep | PlacedChain"
 
 
 class _NewCall(NamedTuple):
@@ -113,7 +104,7 @@ class FlowBuilder:
             self._places[id] = place
             self._calls[id] = _NewCall(id, step, place, plan, batch, _results(step))
             self._grow(batch)
-            placed = PlacedJob(id)
+            placed = PlacedStep(id, Following((id,)))
         self._placed.setdefault(builtins.id(step), []).append(placed)
         return placed
 
@@ -130,7 +121,7 @@ class FlowBuilder:
 
     def add_batch(
         self, plan: BatchPlan, place: Following, outer_plan: BatchPlan | None = None, outer: str | None = None
-    ) -> PlacedBatch:
+    ) -> PlacedStep:
         """Add a batch after others, and the steps after it, which are beside it in the outer batch."""
         id = self._new_id(is_batch=True)
         self._batches[id] = FlowBatch(id, 0, outer, name=plan.name)
@@ -141,7 +132,7 @@ class FlowBuilder:
             self.add(step, place, plan, id)
         jobs = self._jobs_since(first)
         itself = Following((id,)) if self._batches[id].total or not place.ids else place
-        placed = PlacedBatch(id, jobs, itself)
+        placed = PlacedStep(id, itself, jobs)
         named: BatchPlan | None = plan
         while named is not None:
             self._placed.setdefault(builtins.id(named), []).append(placed)
@@ -235,7 +226,7 @@ class FlowBuilder:
                 f"{shown(call)} is after {shown(leader)}, which {found}; put that object itself into the batch, once"
             )
         (found_one,) = placed
-        if isinstance(leader, BatchPlan) and isinstance(found_one, PlacedBatch):
+        if isinstance(leader, BatchPlan) and isinstance(found_one, PlacedStep):
             # Not the steps after it, which a chain that ends with the batch waits for.
             return found_one.itself.ids
         return found_one.follow.ids
