@@ -99,17 +99,6 @@ class RunningJob(msgspec.Struct):
         return without(self.buckets, NO_BUCKETS if self.terms is None else self.terms.permits)
 
 
-class ReturnedJob(msgspec.Struct):
-    """A running job that has to wait again."""
-
-    job: RunningJob
-    unspent: bool
-    lost: bool = False
-    run_at: int | None = None
-    error: JobError | None = None
-    is_retry: bool = False
-
-
 class _EndedRow(msgspec.Struct):
     id: str
     state: JobState
@@ -200,14 +189,9 @@ async def finish(
     failed = [(job, ending.state, ending.error) for job, ending in finished if ending.state is not JobState.SUCCEEDED]
     await keep_attempts(tx, [*failed, *((job, ending.outcome, ending.error) for job, ending in returned)])
     await end(tx, [(job, ending.state, ending.result, ending.error) for job, ending in finished])
-    returned_jobs = [
-        ReturnedJob(job, not ending.spent, run_at=ending.run_at, error=ending.error, is_retry=ending.spent)
-        for job, ending in returned
-    ]
-    cancelled = await wait_again(tx, returned_jobs)
-    await release_held(
-        tx, [*((job, ending.state) for job, ending in finished), *states_after(returned_jobs, cancelled)]
-    )
+    cancelled = await wait_again(tx, returned)
+    states = states_after([job for job, _ in returned], cancelled)
+    await release_held(tx, [*((job, ending.state) for job, ending in finished), *states])
     for attempt, job in jobs.items():
         closed_for = _closed_for(by_attempt[attempt])
         if closed_for is not None:
@@ -285,40 +269,40 @@ async def end(
         await tx.execute("finish", ended=rows, now=tx.now, lost=int(are_lost))
 
 
-async def wait_again(tx: Transaction, returned_jobs: Sequence[ReturnedJob]) -> list[EndedJob]:
+async def wait_again(
+    tx: Transaction, returned: Sequence[tuple[RunningJob, Returned]], *, are_lost: bool = False
+) -> list[EndedJob]:
     """Let running jobs wait again in the lanes of their next buckets. Returns the jobs that become final instead.
 
-    These are jobs whose cancellation was requested, and jobs whose unique key another waiting job has by now.
+    These are jobs whose cancellation was requested, and jobs whose unique key another waiting job has by now. Attempts
+    that `are_lost` ended with their node.
     """
-    superseded = await _supersede(tx, [back.job for back in returned_jobs])
-    left = [back for back in returned_jobs if back.job.id not in superseded]
+    superseded = await _supersede(tx, [job for job, _ in returned])
+    left = [(job, ending) for job, ending in returned if job.id not in superseded]
     if left:
-        lanes = [_lane_after(back) for back in left]
-        rows = [_row_of(back, lane, tx.now) for back, lane in zip(left, lanes, strict=True)]
+        lanes = [_lane_after(job, ending, is_lost=are_lost) for job, ending in left]
+        rows = [
+            _row_of(job, ending, lane, tx.now, is_lost=are_lost)
+            for (job, ending), lane in zip(left, lanes, strict=True)
+        ]
         await tx.execute("give_back", back=rows, now=tx.now)
         await add_arrivals(
             tx,
             [
                 # Without a requested time, its time and its rank stay.
-                arrival_of(lane, row.run_at, back.job.rank, delayed=row.delayed)
-                for back, lane, row in zip(left, lanes, rows, strict=True)
-                if not back.job.cancel_requested
+                arrival_of(lane, row.run_at, job.rank, delayed=row.delayed)
+                for (job, _), lane, row in zip(left, lanes, rows, strict=True)
+                if not job.cancel_requested
             ],
         )
-    return [
-        back.job.ended(JobState.CANCELLED)
-        for back in returned_jobs
-        if back.job.cancel_requested or back.job.id in superseded
-    ]
+    return [job.ended(JobState.CANCELLED) for job, _ in returned if job.cancel_requested or job.id in superseded]
 
 
-def states_after(
-    returned_jobs: Iterable[ReturnedJob], final: Iterable[EndedJob]
-) -> Iterator[tuple[RunningJob, JobState]]:
+def states_after(returned: Iterable[RunningJob], final: Iterable[EndedJob]) -> Iterator[tuple[RunningJob, JobState]]:
     """Yield the new states of jobs that were to wait again, of which some are `final` instead."""
     cancelled = {job.id for job in final}
-    for back in returned_jobs:
-        yield back.job, JobState.CANCELLED if back.job.id in cancelled else JobState.WAITING
+    for job in returned:
+        yield job, JobState.CANCELLED if job.id in cancelled else JobState.WAITING
 
 
 async def release_held(tx: Transaction, jobs: Iterable[tuple[RunningJob, JobState]]) -> None:
@@ -412,27 +396,27 @@ async def _supersede(tx: Transaction, jobs: Sequence[RunningJob]) -> Collection[
     return successors.keys()
 
 
-def _lane_after(back: ReturnedJob) -> Lane:
-    job = back.job
-    return lane_of(job.queue, job.buckets, job.terms, union(job.kept(job.state_after), _passed_after(back)))
+def _lane_after(job: RunningJob, ending: Returned, *, is_lost: bool) -> Lane:
+    passed = _passed_after(job, ending, is_lost=is_lost)
+    return lane_of(job.queue, job.buckets, job.terms, union(job.kept(job.state_after), passed))
 
 
-def _passed_after(back: ReturnedJob) -> BucketMask:
-    terms = back.job.terms
-    return terms.free_retries if terms is not None and back.is_retry else back.job.passed
+def _passed_after(job: RunningJob, ending: Returned, *, is_lost: bool) -> BucketMask:
+    is_retry = ending.spent and not is_lost
+    return job.terms.free_retries if job.terms is not None and is_retry else job.passed
 
 
-def _row_of(back: ReturnedJob, lane: Lane, now: int) -> _ReturnedRow:
-    job, terms = back.job, back.job.terms
+def _row_of(job: RunningJob, ending: Returned, lane: Lane, now: int, *, is_lost: bool) -> _ReturnedRow:
+    terms, run_at = job.terms, ending.run_at
     return _ReturnedRow(
         id=job.id,
-        unspent=int(back.unspent),
-        lost=int(back.lost),
-        delayed=job.delayed or back.run_at is not None,
-        run_at=job.run_at if back.run_at is None else back.run_at,
-        error=back.error,
-        give_up_at=(back.run_at or now) + terms.patience if terms is not None and terms.patience else None,
+        unspent=int(not ending.spent),
+        lost=int(is_lost),
+        delayed=job.delayed or run_at is not None,
+        run_at=job.run_at if run_at is None else run_at,
+        error=ending.error,
+        give_up_at=(run_at or now) + terms.patience if terms is not None and terms.patience else None,
         held=job.kept(job.state_after),
-        passed=_passed_after(back),
+        passed=_passed_after(job, ending, is_lost=is_lost),
         lane=lane.id,
     )

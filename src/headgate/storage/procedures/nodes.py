@@ -17,13 +17,12 @@ from headgate.clock import SECOND
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import JobState
-from headgate.jobs.lifecycle import is_poisonous
+from headgate.jobs.lifecycle import Returned, is_poisonous
 from headgate.jobs.limit_sets import subject_of
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import poison_error
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.finish import (
-    ReturnedJob,
     end,
     keep_attempts,
     lock_all,
@@ -346,17 +345,19 @@ async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str
     found = await lock_all(tx, node, held)
     complete, jobs = [job for job in found if job.is_complete], [job for job in found if not job.is_complete]
     is_lost = gone == "dead"
+    outcome = "lost" if is_lost else "interrupted"
     await end(tx, [(job, JobState.SUCCEEDED, None, None) for job in complete])
-    await keep_attempts(tx, [(job, "lost" if is_lost else "interrupted", None) for job in jobs])
+    await keep_attempts(tx, [(job, outcome, None) for job in jobs])
     poisonous = {job.id: job for job in jobs if is_lost and is_poisonous(job.lost + 1) and not job.cancel_requested}
     await end(
         tx,
         [(job, JobState.FAILED, None, poison_error(job.lost + 1)) for job in poisonous.values()],
         are_lost=True,
     )
-    returned_jobs = [ReturnedJob(job, unspent=not is_lost, lost=is_lost) for job in jobs if job.id not in poisonous]
-    cancelled = await wait_again(tx, returned_jobs)
-    states = list(states_after(returned_jobs, cancelled))
+    returned = [job for job in jobs if job.id not in poisonous]
+    endings = [(job, Returned(job.id, job.fence, outcome, spent=is_lost)) for job in returned]
+    cancelled = await wait_again(tx, endings, are_lost=is_lost)
+    states = list(states_after(returned, cancelled))
     final = [
         *((job, JobState.SUCCEEDED) for job in complete),
         *((job, JobState.FAILED) for job in poisonous.values()),
