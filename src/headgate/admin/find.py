@@ -49,7 +49,7 @@ async def find(
     found: list[Found] = []
     if is_wanted("job", "batch") and _BEGINS_AN_ID.fullmatch(text):
         if is_wanted("job"):
-            jobs = await storage.names_of_jobs(text.lower(), count)
+            jobs = await storage.jobs_beginning(text.lower(), count)
             found += [Found("job", job.id, detail=job.task) for job in jobs]
         if is_wanted("batch"):
             found += [Found("batch", id) for id in await storage.batch_ids(text.lower(), count)]

@@ -380,13 +380,6 @@ CountedView = Literal["scheduled", "throttled", "ready", "blocked", "running"]
 FINAL_STATES = frozenset(state for state in JobState if state.is_final)
 
 
-class JobName(msgspec.Struct, frozen=True):
-    """The id of a job, and its task."""
-
-    id: JobId
-    task: str
-
-
 class Page(msgspec.Struct, Generic[T], frozen=True):
     """A page of a list; `next` is the cursor of the next page, null at the end."""
 

@@ -357,7 +357,7 @@ class Store:
     is_ranked: Final = read(listing.is_ranked, "lookup")
     buckets_by_trouble: Final = read(listing.buckets_by_trouble, "scan")
     keys: Final = read(listing.keys, "lookup")
-    names_of_jobs: Final = read(listing.names_of_jobs, "lookup")
+    jobs_beginning: Final = read(listing.jobs_beginning, "lookup")
     batch_ids: Final = read(listing.batch_ids, "lookup")
     keys_by_limit: Final = read(listing.keys_by_limit, "scan")
     limit_figures: Final = read(listing.limit_figures, "scan")

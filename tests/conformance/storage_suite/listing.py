@@ -435,9 +435,9 @@ class ListingConformance(Conformance):
         ids = sorted(record.id for record in await store_user.storage.jobs(JobFilter()))
         await store_user.claim()
         storage = store_user.storage
-        assert [job.id for job in await storage.names_of_jobs(ids[0], 5)] == [ids[0]]
-        assert [job.id for job in await storage.names_of_jobs(ids[0][:8], 3)] == ids[:0:-1]
-        assert await storage.names_of_jobs("ffff", 5) == []
+        assert [job.id for job in await storage.jobs_beginning(ids[0], 5)] == [ids[0]]
+        assert [job.id for job in await storage.jobs_beginning(ids[0][:8], 3)] == ids[:0:-1]
+        assert await storage.jobs_beginning("ffff", 5) == []
         assert await storage.batch_ids("0", 5) == []
         limits = ["api", "day"]
         both = [BucketRef("api", "acme"), BucketRef("api", "acme:2"), BucketRef("day", "acme")]

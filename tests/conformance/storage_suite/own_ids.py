@@ -51,7 +51,7 @@ class OwnIdsConformance(Conformance):
         ids = [f"abcd0000-0000-4000-8000-00000000000{number}" for number in range(3)]
         await store_user.storage.add([own(store_user, id) for id in [*ids, INVOICE]])
         await store_user.add()
-        found = store_user.storage.names_of_jobs
+        found = store_user.storage.jobs_beginning
         assert sorted(job.id for job in await found("abcd", 5)) == ids
         assert sorted(job.id for job in await found("abcd0000-", 2)) == ids[:2]
         assert [job.id for job in await found(ids[1], 5)] == [ids[1]]

@@ -36,7 +36,6 @@ from headgate.storage.records import (
     Dependencies,
     Dependency,
     JobCount,
-    JobName,
     KeyBacklog,
     KeyWaiting,
     LimitBacklog,
@@ -150,7 +149,6 @@ class _BatchTasks(msgspec.Struct, array_like=True):
     tasks: tuple[str, ...]
 
 
-_JOB_NAMES = RowDecoder(JobName, "job")
 _JOBS = RowDecoder(JobRecord, "job", state=JobState.WAITING)
 _BATCHES = RowDecoder(BatchRecord, "batch")
 _BATCH_TASKS = RowDecoder(_BatchTasks, "batch")
@@ -191,10 +189,12 @@ async def job(tx: Transaction, job_id: str) -> JobRecord | None:
     return found[0] if found else None
 
 
-async def names_of_jobs(tx: Transaction, prefix: str, count: int) -> Sequence[JobName]:
-    """Return the ids of jobs that begin so, with their tasks, newest first."""
+async def jobs_beginning(tx: Transaction, prefix: str, count: int) -> Sequence[JobRecord]:
+    """Return the jobs whose ids begin so, newest first."""
     lowest, highest = numbers_beginning(prefix)
-    return await tx.fetch(_JOB_NAMES, "job_ids", prefix=prefix, lowest=lowest, highest=highest, count=count)
+    ids = await tx.ids("job_ids", prefix=prefix, lowest=lowest, highest=highest, count=count)
+    found = {job.id: job for job in await jobs_by_id(tx, ids)}
+    return [found[id] for id in ids if id in found]
 
 
 async def batch_ids(tx: Transaction, prefix: str, count: int) -> Sequence[str]:

@@ -351,18 +351,18 @@ ORDER BY id DESC
 LIMIT :count
 
 -- name: job_ids
--- Return the ids of jobs that begin so, with their tasks, newest first; of those with an id of their own, the first ones.
-SELECT id, task
+-- Return the ids of jobs that begin so, newest first; of those with an id of their own, the first ones.
+SELECT id
 FROM (
     SELECT *
     FROM (
-        SELECT id, task FROM headgate.job WHERE id BETWEEN :lowest::bigint AND :highest::bigint
+        SELECT id FROM headgate.job WHERE id BETWEEN :lowest::bigint AND :highest::bigint
         ORDER BY id DESC LIMIT :count
     ) AS made
     UNION ALL
     SELECT *
     FROM (
-        SELECT id, task FROM headgate.job WHERE own_id >= :prefix::text AND own_id < :prefix::text || '~'
+        SELECT id FROM headgate.job WHERE own_id >= :prefix::text AND own_id < :prefix::text || '~'
         ORDER BY own_id LIMIT :count
     ) AS own
 ) AS job
