@@ -11,15 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import gt, itemgetter
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
 from msgspec.structs import astuple
 
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.identity import IdTaken, JobId, job_number
+from headgate.jobs.identity import IdTaken, job_number
 from headgate.jobs.job import BucketRef, JobOptions, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
 from headgate.storage.following import NO_PLACEMENTS, FollowerPlacement, Placements, leaders_of, rejected
-from headgate.storage.procedures.following import grow_batches, placements_of, store_dependencies
+from headgate.storage.procedures.following import StoredEnqueue, grow_batches, placements_of, store_dependencies
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals
 from headgate.storage.records import FINAL_STATES
@@ -54,17 +53,7 @@ class _LaneRow(NamedTuple):
     place: int
 
 
-class StoredJob(msgspec.Struct):
-    """A stored job: its task, and the enqueue that has stored it."""
-
-    id: JobId
-    own_id: str | None
-    task: str
-    enqueued_at: int
-    enqueued_by: str | None
-
-
-_STORED = RowDecoder(StoredJob, "job")
+_STORED = RowDecoder(StoredEnqueue, "job")
 
 
 def needs_transaction(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
@@ -79,8 +68,8 @@ def follows_stored(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
     return not leaders_of(jobs, batches) <= {job.id for job in jobs} | {batch.id for batch in batches}
 
 
-async def stored_jobs(tx: Transaction, ids: Sequence[str]) -> list[StoredJob]:
-    """Return those of these jobs that are stored."""
+async def stored_jobs(tx: Transaction, ids: Sequence[str]) -> list[StoredEnqueue]:
+    """Return the enqueues of those of these jobs that are stored."""
     return await tx.fetch(_STORED, "stored_jobs", ids=ids)
 
 

@@ -132,10 +132,12 @@ class _EndedMember(msgspec.Struct):
     is_join: bool
 
 
-class _StoredBatch(msgspec.Struct):
-    """A stored batch, and the enqueue that has stored it."""
+class StoredEnqueue(msgspec.Struct):
+    """The enqueue that has stored a job or a batch. A batch has an empty `task` and no `own_id`."""
 
     id: JobId
+    own_id: str | None
+    task: str
     enqueued_at: int
     enqueued_by: str | None
 
@@ -159,7 +161,7 @@ ENDED_JOBS = RowDecoder(EndedJob, "job", state=JobState.FAILED)
 _ENDED_LEADERS = RowDecoder(EndedLeader, "job", state=JobState.FAILED)
 _MEMBERS = RowDecoder(_Member, "job of batch")
 _ENDED_MEMBERS = RowDecoder(_EndedMember, "batch", state=JobState.FAILED)
-_STORED_BATCHES = RowDecoder(_StoredBatch, "batch")
+_STORED_BATCHES = RowDecoder(StoredEnqueue, "batch")
 _UNCOUNTED = RowDecoder(_Uncounted, "leader of batch")
 
 

@@ -84,7 +84,7 @@ ON CONFLICT (id) DO NOTHING
 
 -- name: stored_batches
 -- Return which enqueues have stored these batches.
-SELECT id, enqueued_at, enqueued_by FROM headgate.batch WHERE id {any:ids job_id}
+SELECT id, NULL AS own_id, '' AS task, enqueued_at, enqueued_by FROM headgate.batch WHERE id {any:ids job_id}
 
 -- name: grow_batch
 -- Count new jobs of a batch, which is locked and not final; of some the end is known from the start.
