@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -39,7 +39,7 @@ from headgate.cli.output import (
 from headgate.cli.query import note_unknown, query_at, takes_query
 from headgate.cli.times import instant, seconds
 from headgate.clock import SystemClock, sleep, to_datetime
-from headgate.errors import BatchNotFound, HeadgateError, JobNotFound
+from headgate.errors import BatchNotFound, HeadgateError, IllegalTransition, JobNotFound
 from headgate.escaping import indented, one_line
 from headgate.jobs.encoded import is_encoded, shown_encoded
 from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobRecord, JobState
@@ -52,13 +52,8 @@ MOST_PAGES = 200
 """The most pages that are read for one list: a million jobs."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobReport:
-    """The result of a command for one job."""
-
-    id: str
-    ok: bool
-    happened: str
+ChangeJob = Callable[[Admin, str], Awaitable[str]]
+"""Changes a job by its id, and returns what happened, as the command prints it. Raises HeadgateError if it cannot."""
 
 
 @click.group()
@@ -203,11 +198,11 @@ def reschedule(
     if delay is None and at is None and priority is None:
         raise click.UsageError("add --delay, --at or --priority")
 
-    async def change(admin: Admin, id: str) -> JobReport:
+    async def change(admin: Admin, id: str) -> str:
         await admin.reschedule(id, at=at, delay=delay, priority=priority)
         status = await admin.status(id)
         when = f"until {status.run_at:%Y-%m-%d %H:%M:%S} UTC" if status.is_scheduled else "to run as soon as it can"
-        return JobReport(id, True, f"waits {when}, with priority {status.priority}")
+        return f"waits {when}, with priority {status.priority}"
 
     def by(admin: Admin) -> Change:
         return partial(admin.reschedule_many, at=at, delay=delay, priority=priority)
@@ -386,28 +381,27 @@ async def _show_lines(admin: Admin, id: str, count: int | None, *, follow: bool,
             await sleep(clock, 0.5)
 
 
-async def _run_now(admin: Admin, id: str) -> JobReport:
+async def _run_now(admin: Admin, id: str) -> str:
     await admin.run_now(id)
-    return JobReport(id, True, "is ready now; it starts when its limits allow")
+    return "is ready now; it starts when its limits allow"
 
 
-async def _retry(admin: Admin, id: str) -> JobReport:
+async def _retry(admin: Admin, id: str) -> str:
     await admin.retry(id)
-    return JobReport(id, True, "waits again")
+    return "waits again"
 
 
-async def _come_back(admin: Admin, refused: JobReport) -> JobReport:
-    """Retry a refused job again after the others: the job that it follows may be among them."""
+async def _has_come_back(admin: Admin, id: str) -> bool:
+    """Whether a refused job waits by now: the job that it follows may have been retried after it."""
     try:
-        is_blocked = (await admin.status(refused.id)).is_blocked
+        return (await admin.status(id)).is_blocked
     except JobNotFound:
-        return refused
-    return JobReport(refused.id, True, "waits again, for the job it follows") if is_blocked else refused
+        return False
 
 
-async def _delete(admin: Admin, id: str) -> JobReport:
+async def _delete(admin: Admin, id: str) -> str:
     await admin.delete(id)
-    return JobReport(id, True, "deleted")
+    return "deleted"
 
 
 async def _purge(
@@ -425,18 +419,17 @@ def _as_bulk(purged: Purged) -> BulkResult:
     return BulkResult(matched, purged.deleted, refused, purged.is_dry_run, purged.is_cut)
 
 
-async def _cancel(admin: Admin, id: str) -> JobReport:
+async def _cancel(admin: Admin, id: str) -> str:
     if not await admin.cancel(id):
-        return JobReport(id, False, f"not changed, it was already {(await admin.job(id)).status.state}")
-    if (await admin.job(id)).status.state is JobState.RUNNING:
-        return JobReport(id, True, "is running and was asked to end")
-    return JobReport(id, True, "cancelled")
+        raise IllegalTransition(f"not changed, it was already {(await admin.job(id)).status.state}")
+    is_running = (await admin.job(id)).status.state is JobState.RUNNING
+    return "is running and was asked to end" if is_running else "cancelled"
 
 
 def _change(
     target: str,
     ids: Sequence[str],
-    change: Callable[[Admin, str], Awaitable[JobReport]],
+    change: ChangeJob,
     *,
     as_json: bool,
     criteria: dict[str, Any],
@@ -450,19 +443,19 @@ def _change(
     _change_each(target, ids, change, as_json=as_json)
 
 
-def _change_each(
-    target: str, ids: Sequence[str], change: Callable[[Admin, str], Awaitable[JobReport]], *, as_json: bool
-) -> None:
-    async def all_of_them(admin: Admin) -> list[JobReport]:
-        reports: list[JobReport] = []
+def _change_each(target: str, ids: Sequence[str], change: ChangeJob, *, as_json: bool) -> None:
+    async def all_of_them(admin: Admin) -> list[dict[str, Any]]:
+        reports: list[dict[str, Any]] = []
         for id in ids:
             try:
-                reports.append(await change(admin, id))
+                reports.append({"id": id, "ok": True, "happened": await change(admin, id)})
             except HeadgateError as error:
                 # An id that cannot be changed does not stop the others.
-                reports.append(JobReport(id, False, str(error)))
-        if change is _retry and any(report.ok for report in reports):
-            reports = [report if report.ok else await _come_back(admin, report) for report in reports]
+                reports.append({"id": id, "ok": False, "happened": str(error)})
+        if change is _retry and any(report["ok"] for report in reports):
+            for report in reports:
+                if not report["ok"] and await _has_come_back(admin, report["id"]):
+                    report.update(ok=True, happened="waits again, for the job it follows")
         return reports
 
     reports = ask(target, all_of_them)
@@ -470,8 +463,8 @@ def _change_each(
         print_json(reports)
     else:
         for report in reports:
-            click.echo(one_line(f"{report.id}: {report.happened}"))
-    if not all(report.ok for report in reports):
+            click.echo(one_line(f"{report['id']}: {report['happened']}"))
+    if not all(report["ok"] for report in reports):
         raise SystemExit(1)
 
 
