@@ -53,25 +53,20 @@ _URGENT = (
 _FINAL = ("succeeded", "failed", "cancelled", "skipped")
 
 
-class _Job(msgspec.Struct):
+class _StoredNode(msgspec.Struct):
+    """A job, a batch or a join; only a job has a task."""
+
     id: JobId
-    task: str
+    task: str | None
     state: str
+    batch: JobId | None
+    finished_at: int | None
     follows: JobId | None
     needs: str | None
-    batch: JobId | None
-    finished_at: int | None
-
-
-class _Batch(msgspec.Struct):
-    id: JobId
-    state: str
-    total: int
-    done: int
-    batch: JobId | None
-    is_join: bool
-    finished_at: int | None
+    total: int | None
+    done: int | None
     name: str | None
+    is_join: bool
 
 
 class _Joined(msgspec.Struct):
@@ -88,8 +83,7 @@ class _Count(msgspec.Struct):
     last: JobId
 
 
-_JOBS = RowDecoder(_Job, "job")
-_BATCHES = RowDecoder(_Batch, "batch")
+_NODES = RowDecoder(_StoredNode, "job or batch")
 _JOINED = RowDecoder(_Joined, "leader of batch")
 _COUNTS = RowDecoder(_Count, "count of jobs")
 
@@ -166,23 +160,16 @@ class _Graph:
         batch = id if id in self.nodes and self.nodes[id].task is None else self._batches.get(id)
         return batch if batch in self.nodes else None
 
-    def add_job(self, job: _Job) -> set[str]:
-        """Add a job. Returns the ids beside it."""
-        self.nodes[job.id] = GraphNode(job.id, job.task, job.state)
-        self._ended_at[job.id] = job.finished_at
-        if job.follows is not None:
-            self._follows[job.id] = (job.follows, job.needs or "success")
-        return {id for id in (job.follows, self._add_member(job.id, job.batch)) if id is not None}
-
-    def add_batch(self, batch: _Batch) -> set[str]:
-        """Add a batch. Returns the ids beside it."""
-        if batch.is_join:
-            self._leaders.setdefault(batch.id, set())
+    def add(self, node: _StoredNode) -> set[str]:
+        """Add a job, a batch or a join. Returns the ids beside it."""
+        if node.is_join:
+            self._leaders.setdefault(node.id, set())
         else:
-            self.nodes[batch.id] = GraphNode(batch.id, None, batch.state, batch.total, batch.done, name=batch.name)
-            self._ended_at[batch.id] = batch.finished_at
-        outer = self._add_member(batch.id, batch.batch)
-        return set() if outer is None else {outer}
+            self.nodes[node.id] = GraphNode(node.id, node.task, node.state, node.total, node.done, name=node.name)
+            self._ended_at[node.id] = node.finished_at
+        if node.follows is not None:
+            self._follows[node.id] = (node.follows, node.needs or "success")
+        return {id for id in (node.follows, self._add_member(node.id, node.batch)) if id is not None}
 
     def add_leader(self, joined: _Joined) -> set[str]:
         """Add a leader that a join counts. Returns both ids."""
@@ -315,12 +302,10 @@ async def _read(
 ) -> set[str]:
     """Add what has these ids to the graph. Returns the ids beside them."""
     beside: set[str] = set()
-    for job in await tx.fetch(_JOBS, "graph_jobs", ids=ids, now=tx.now, limit_now=tx.limit_now):
-        beside |= found.add_job(job)
-    for batch in await tx.fetch(_BATCHES, "graph_batches", ids=ids):
-        beside |= found.add_batch(batch)
-        if not batch.is_join and members:
-            beside |= set(await tx.ids("graph_members", id=batch.id, most=members, count=count))
+    for node in await tx.fetch(_NODES, "graph_nodes", ids=ids, now=tx.now, limit_now=tx.limit_now):
+        beside |= found.add(node)
+        if node.task is None and not node.is_join and members:
+            beside |= set(await tx.ids("graph_members", id=node.id, most=members, count=count))
     beside |= set(await tx.ids("graph_followers", ids=ids, count=count))
     joins = await tx.fetch(_JOINED, "graph_joins", ids=ids, count=most_edges + 1)
     found.has_too_many_edges = len(joins) > most_edges

@@ -1,8 +1,8 @@
 -- The jobs and batches that are connected with each other.
 
--- name: graph_jobs
--- Return those of these ids that are jobs, with what they follow and their batches. The state of a waiting job is what
--- it waits for.
+-- name: graph_nodes
+-- Return those of these ids that are jobs, batches or joins, with their batches and what they follow. The state of a
+-- waiting job is what it waits for.
 SELECT
     job.id, job.task,
     CASE
@@ -11,19 +11,16 @@ SELECT
         WHEN bucket.opens_at > :limit_now THEN 'throttled'
         ELSE 'ready'
     END AS state,
-    job.follows, {field:job.origin.on} AS needs, job.batch, job.finished_at
+    job.batch, job.finished_at, job.follows, {field:job.origin.on} AS needs, NULL AS total, NULL AS done, NULL AS name,
+    false AS is_join
 FROM headgate.job
 LEFT JOIN headgate.lane ON lane.id = job.lane AND job.waiting
 LEFT JOIN headgate.bucket ON bucket.id = lane.behind
 WHERE job.id {any:ids job_id}
-ORDER BY job.id
-
--- name: graph_batches
--- Return those of these ids that are batches or joins.
-SELECT id, @batch_state AS state, total, total - pending AS done, batch, is_join, finished_at, name
+UNION ALL
+SELECT id, NULL, @batch_state, batch, finished_at, NULL, NULL, total, total - pending, name, is_join
 FROM headgate.batch
 WHERE id {any:ids job_id}
-ORDER BY id
 
 -- name: graph_followers
 -- Return up to :count jobs that follow one of these.
