@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from headgate.admin import BucketStatus, DeclaredLimit, JobCount, JobQuery, LimitSummary, WhatIf
+from headgate.admin import BucketStatus, DeclaredLimit, LimitSummary, WhatIf
 from headgate.admin.audit import LimitAudit
 from headgate.http.caller import Caller
 from headgate.http.endpoint import (
@@ -24,7 +24,6 @@ from headgate.http.endpoint import (
 )
 from headgate.http.jobs import ListedJobView, listed
 from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor
-from headgate.jobs.state import JobState
 from headgate.limits.kinds import RateKind
 from headgate.storage.live_rules import Scope
 from headgate.storage.records import BucketPlace
@@ -147,13 +146,6 @@ class LimitRules(msgspec.Struct, frozen=True):
     settings: Sequence[SettingView]
 
 
-class NextJobs(msgspec.Struct, frozen=True):
-    """The jobs of a key that start next, with their positions and predictions, and how many wait in all."""
-
-    items: Sequence[ListedJobView]
-    waiting: JobCount
-
-
 class Reset(msgspec.Struct, frozen=True):
     """How many permits running jobs still hold."""
 
@@ -226,11 +218,9 @@ async def limit_rules(caller: Caller, limit: str) -> LimitRules:
     return LimitRules(declared.get(limit), await _settings(caller, limit))
 
 
-async def next_jobs(caller: Caller, limit: str, query: NextJobsQuery) -> NextJobs:
-    """Return the waiting jobs of a key that start next, in their order, and how many wait in all."""
-    found = await caller.admin.next_jobs(limit, query.key, count=query.count)
-    waiting = JobQuery(state=JobState.WAITING, limit=limit, key=query.key)
-    return NextJobs(await listed(caller, found), await caller.admin.bounded_count(waiting))
+async def next_jobs(caller: Caller, limit: str, query: NextJobsQuery) -> Page[ListedJobView]:
+    """Return the waiting jobs of a key that start next, in their order, with their positions and predictions."""
+    return Page(await listed(caller, await caller.admin.next_jobs(limit, query.key, count=query.count)))
 
 
 async def what_if(caller: Caller, limit: str, query: WhatIfQuery) -> WhatIf:

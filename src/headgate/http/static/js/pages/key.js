@@ -53,21 +53,22 @@ export const key = {
 /** @param {Context} context @param {AbortSignal} signal */
 async function loadKey(context, signal) {
   const { limit: name, key } = context.route.params;
-  const [declaration, bucket, next, history, whatIf] = await Promise.all([
+  const [declaration, bucket, next, waiting, history, whatIf] = await Promise.all([
     loadDeclared(name, signal),
     optional(get(path("limits", name, "bucket"), { key }, signal)),
     get(path("limits", name, "next-jobs"), { key }, signal),
+    // With an empty key, too: the jobs of a key are counted from its lanes, however many others wait.
+    get(`jobs/count?${new URLSearchParams({ state: "waiting", limit: name, key })}`, {}, signal),
     optional(get(path("limits", name, "history"), { key, span: spanOf(context), with_period_before: true }, signal)),
     loadWhatIf(context, signal),
   ]);
-  return { ...declaration, bucket, next, history, whatIf };
+  return { ...declaration, bucket, next, waiting, history, whatIf };
 }
 
 /** How many jobs of the key wait: as counted, or at least as many as the bucket has. @param {any} data */
-function waitingText({ next, bucket }) {
-  const { count, is_exact: isExact } = next.waiting;
-  if (isExact) return format.plural(count, "job");
-  return t("{count} jobs", { count: format.bounded(Math.max(count, bucket?.waiting ?? 0), false) });
+function waitingText({ waiting, bucket }) {
+  if (waiting.is_exact) return format.plural(waiting.count, "job");
+  return t("{count} jobs", { count: format.bounded(Math.max(waiting.count, bucket?.waiting ?? 0), false) });
 }
 
 /** @param {Context} context */
