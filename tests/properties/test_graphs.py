@@ -260,7 +260,7 @@ class GraphUser:
         """Cancel a batch: what the model says is cancelled, whatever end it needs, or asked to end."""
         storage = self._store_user.storage
         wanted = {each.id: each for each in cancelled_with(node, self.nodes)}
-        assert {job.id for job in await storage.downstream_of(node.id)} == wanted.keys()
+        assert await self._downstream_of(node) == wanted.keys()
         counted = await cancel_batch(storage, node.id, storage.cancel, _cancellation, dry_run=True)
         assert counted.changed == len(wanted)
         if self._random.random() < 0.5:
@@ -270,8 +270,9 @@ class GraphUser:
             # In portions, none of which releases a job of a later one: that would be waiting in between.
             most = self._random.randint(1, 3)
             while (await cancel_batch(storage, node.id, storage.cancel, _cancellation, most=most)).is_cut:
-                left = [job for job in await storage.downstream_of(node.id) if not job.is_blocked]
-                assert all(wanted[job.id].state == "waiting" for job in left)
+                for id in await self._downstream_of(node):
+                    is_blocked = (await self._store_user.record(id)).is_blocked
+                    assert is_blocked or wanted[id].state == "waiting"
         for id, each in wanted.items():
             if id in self._running:
                 await self._store_user.give_back(self._running.pop(id))
@@ -279,6 +280,10 @@ class GraphUser:
             # One that its leader's end has cancelled comes back with it.
             each.state = "unrun" if error is not None and error.type == LEADER_NOT_SUCCEEDED else "cancelled"
         self.acts.append(f"{self.nodes.index(node)}: its batch is cancelled, {len(wanted)} jobs")
+
+    async def _downstream_of(self, node: Node) -> set[str]:
+        found = await self._store_user.storage.downstream_of(node.id)
+        return {*found.released, *found.others, *found.requested}
 
     async def _act_on(self, node: Node) -> None:
         claimed = self._running.pop(node.id, None)

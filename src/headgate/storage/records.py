@@ -477,24 +477,17 @@ class Dependencies(msgspec.Struct, frozen=True):
     followers: Sequence[Dependency]
 
 
-class DownstreamJob(msgspec.Struct, frozen=True):
-    """A job that is cancelled with a batch: in it, or after it. `needs` is as in `Dependency`.
+class Downstream(msgspec.Struct, frozen=True):
+    """The ids of the jobs that are cancelled with a batch: those in it and after it, in the order to cancel them.
 
-    `depth` is greater than that of each job that it follows, also through batches; it is 0 if all followers that are
-    cancelled need a success.
+    First those that the end of others would release, each before the jobs that it follows. Of the `others`, blocked
+    ones come last: those that a leader's end cancels come back when that leader is retried. `requested` are jobs whose
+    cancellation was requested before.
     """
 
-    id: str
-    state: JobState
-    cancel_requested: bool
-    is_blocked: bool
-    needs: str | None
-    depth: int
-
-    @property
-    def runs_after_others_end(self) -> bool:
-        """Whether the cancellation of others releases it, and so it has to be cancelled before them."""
-        return self.is_blocked and self.needs not in (None, "success")
+    released: Sequence[str]
+    others: Sequence[str]
+    requested: Sequence[str]
 
 
 class DeployRecord(msgspec.Struct, frozen=True, array_like=True):
