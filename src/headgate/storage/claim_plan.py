@@ -33,10 +33,10 @@ from headgate.storage.admission import (
 )
 from headgate.storage.claim_rows import (
     BatchLanes,
-    JobStart,
     LaneHead,
     LaneMove,
     LaneRow,
+    StartRow,
 )
 from headgate.storage.endings import DroppedRow, late_ending, rejection_error
 from headgate.storage.fair_lines import FairLines
@@ -395,9 +395,9 @@ class ClaimPlan:
         """The jobs that start."""
         return [head for visit in self.visits for head in visit.heads[: visit.taken]]
 
-    def starts(self, visits: Iterable[LaneVisit], *, all: bool = True) -> list[JobStart]:
+    def starts(self, visits: Iterable[LaneVisit], *, all: bool = True) -> list[StartRow]:
         """Return the jobs of these lanes that start: all of them, or only those that have terms."""
-        rows: list[JobStart] = []
+        rows: list[StartRow] = []
         for visit in visits:
             views = () if visit.view is None else visit.view.buckets
             are_permits = [view.rule.holds_permits for view in views]
@@ -410,7 +410,7 @@ class ClaimPlan:
                 elif not all:
                     continue
                 is_deferred = throttled_for(head.run_at, self.now, opened_at) > 0
-                rows.append(JobStart(head.id, head.lane, head.fence, held, uncharged, is_deferred))
+                rows.append((head.id, head.lane, head.fence, held, uncharged, is_deferred))
         return rows
 
     def deferred(self, visits: Iterable[LaneVisit]) -> list[str]:

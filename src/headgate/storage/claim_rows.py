@@ -14,6 +14,10 @@ from headgate.jobs.terms import LimitTerms
 from headgate.storage.admission import RowId
 from headgate.storage.stored_rows import note_unreadable
 
+StartRow = tuple[str, RowId, int, BucketMask, BucketMask, bool]
+"""A job that starts: its id, lane and fence as they were read, the permits that it holds now, its buckets that were not
+charged, and whether it waited for a limit."""
+
 LOWEST_RANK = -9_000_000_000_000_000_000
 """Below the ranks of all jobs."""
 
@@ -121,20 +125,6 @@ class LaneHead(msgspec.Struct):
     def _refuse(self, fault: str) -> None:
         note_unreadable("job", self.id, fault)
         self.unreadable = fault if self.unreadable is None else f"{self.unreadable}; {fault}"
-
-
-class JobStart(msgspec.Struct):
-    """A job that starts, as it was read, with the permits that it holds now and the buckets that were not charged.
-
-    It `is_deferred` if it waited for a limit.
-    """
-
-    id: str
-    lane: RowId
-    fence: int
-    held: BucketMask
-    uncharged: BucketMask
-    is_deferred: bool
 
 
 class LaneMove(msgspec.Struct):

@@ -196,7 +196,7 @@ class ClaimWriter:
             starting=starting,
         )
         if len(started) != len(starting):
-            await self._skip_locked({start.id for start in starting} - set(started))
+            await self._skip_locked({id for id, *_ in starting} - set(started))
 
     async def _write_with_one_writer(self, visits: Sequence[LaneVisit], moves: Sequence[LaneMove]) -> None:
         """Write the claim with one statement for each table: on SQLite a statement is no round trip."""
