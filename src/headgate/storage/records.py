@@ -415,13 +415,6 @@ class ViewCount(msgspec.Struct, frozen=True, array_like=True):
     jobs: int
 
 
-class LimitWaiting(msgspec.Struct, frozen=True, array_like=True):
-    """How many jobs wait for one limit, for all its keys."""
-
-    limit: str
-    jobs: int
-
-
 class LimitBacklog(msgspec.Struct, frozen=True, array_like=True):
     """How many jobs wait for one limit, and for how many of its keys."""
 

@@ -40,7 +40,6 @@ from headgate.storage.records import (
     KeyWaiting,
     LimitBacklog,
     LimitFigures,
-    LimitWaiting,
     Page,
     QueueCounts,
     QueuePosition,
@@ -164,7 +163,6 @@ _COUNTS = RowDecoder(QueueCounts, "queue")
 _QUEUES = RowDecoder(QueueRecord, "queue")
 _PAUSED = RowDecoder(_PausedQueue, "queue")
 _BLOCKERS = RowDecoder(Blocker, "blocker", kind="blocks")
-_LIMITS_WAITING = RowDecoder(LimitWaiting, "limit")
 _LIMIT_FIGURES = RowDecoder(LimitFigures, "limit")
 _BUCKETS = RowDecoder(BucketRecord, "bucket", ref=UNREADABLE_BUCKETS[0])
 _POSITIONS = RowDecoder(_QueuePosition, "job")
@@ -632,7 +630,7 @@ async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) 
 
 async def keys_by_limit(tx: Transaction) -> Mapping[str, int]:
     """Return how many keys of each limit have a stored state; limits without are left out. It reads all of them."""
-    return {row.limit: row.jobs for row in await tx.fetch(_LIMITS_WAITING, "keys_by_limit")}
+    return {row.limit: row.keys for row in await tx.fetch(_LIMIT_FIGURES, "keys_by_limit")}
 
 
 async def limit_figures(

@@ -1023,7 +1023,7 @@ LIMIT :count
 
 -- name: keys_by_limit
 -- Return how many keys of each limit have a bucket.
-SELECT limit_name AS "limit", count(*) AS jobs
+SELECT limit_name AS "limit", count(*) AS keys, 0 AS unlimited
 FROM headgate.bucket
 GROUP BY limit_name
 ORDER BY limit_name
