@@ -298,8 +298,7 @@ class ClaimNotices:
 
     def take(self, claimed: Claimed) -> None:
         """Handle everything in the result of a claim but its jobs."""
-        if claimed.throttled:
-            self.publish_throttled(claimed.throttled)
+        self.publish_throttled(claimed.throttled)
         if claimed.dropped:
             publish_dropped(self._bus, self._callback_runner, self._clock, claimed.dropped)
         if claimed.limit_set_mismatches or claimed.has_unknown_lanes:
