@@ -20,7 +20,7 @@ from headgate.admin import (
     ListedPage,
     Purged,
 )
-from headgate.admin.timeline import Stretch, restarts
+from headgate.admin.timeline import Stretch, TimelineEntry, restarts
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import (
@@ -200,18 +200,6 @@ class AttemptView(msgspec.Struct, frozen=True):
     error: JobError | None
 
 
-class MomentView(msgspec.Struct, frozen=True):
-    """An event of a job; `attempt` and `restart` as in its attempts."""
-
-    at: datetime
-    what: str
-    attempt: int | None
-    restart: int
-    node: str | None
-    actor: str | None
-    detail: str | None
-
-
 class LogLineView(msgspec.Struct, frozen=True):
     """A log line of a job; numbers grow, with gaps."""
 
@@ -246,7 +234,7 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     expires_at: datetime | None
     audit: str
     attempts: Sequence[AttemptView]
-    timeline: Sequence[MomentView]
+    timeline: Sequence[TimelineEntry]
     stretches: Sequence[Stretch]
     last_lines: Sequence[LogLineView]
     cause: RootCause | None
@@ -512,15 +500,7 @@ def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
             for each, restart in zip(job.attempts, restarts(job.attempts), strict=True)
         ],
         timeline=[
-            MomentView(
-                at=each.at,
-                what=each.what,
-                attempt=each.attempt,
-                restart=each.restart,
-                node=each.node,
-                actor=each.actor,
-                detail=None if each.detail is None else redaction.text(each.detail, secrets),
-            )
+            each if each.detail is None else replace(each, detail=redaction.text(each.detail, secrets))
             for each in job.timeline
         ],
         stretches=job.stretches,
