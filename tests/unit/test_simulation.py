@@ -9,17 +9,7 @@ import pytest
 
 from headgate import Concurrency, DeclarationError, StrictRate
 from headgate.cli.gauge import bar, spark
-from headgate.cli.simulation.scenario import (
-    Scenario,
-    SimulatedArrival,
-    SimulatedJob,
-    SimulationRun,
-    in_groups,
-    keyed,
-    make_arrivals,
-    read_trace,
-    run_scenario,
-)
+from headgate.cli.simulation.scenario import Scenario, SimulatedArrival, SimulatedJob, SimulationRun, in_groups, keyed, make_arrivals, read_trace, run_scenario
 from headgate.cli.simulation.simulation_result import most_at_once, percentile, result_of_run
 from headgate.clock import SECOND
 from headgate.limits.limit import Limit
@@ -111,19 +101,20 @@ def test_a_concurrency_is_checked_by_when_jobs_ran() -> None:
     asked = scenario(keyed(Concurrency(3), "api", one_for_all=True), run_time=1.0)
     [limit] = result_of_run(asked, run_scenario(asked)).limits
     assert (limit.highest, limit.bound, limit.is_within_limit) == (3, 3, True)
-    assert most_at_once([SimulatedJob("a", 0, 0, 10), SimulatedJob("a", 0, 10, 20), SimulatedJob("a", 0, 5, 15)]) == 2
+    ran = [SimulatedArrival(0, "a", begin, begin + 10) for begin in (0, 10, 5)]
+    assert most_at_once(ran) == 2
 
 
 def test_a_limit_that_was_exceeded_is_reported_with_its_key() -> None:
     asked = scenario(keyed(StrictRate("2/m"), "api", one_for_all=False))
-    ran = [SimulatedJob("a", 0, 0, 0), *(SimulatedJob("b", 0, at, at) for at in (0, 1, 59 * SECOND))]
+    ran = [SimulatedArrival(0, "a", 0, 0), *(SimulatedArrival(0, "b", at, at) for at in (0, 1, 59 * SECOND))]
     [limit] = result_of_run(asked, SimulationRun(ran, 0, 0)).limits
     assert (limit.key, limit.highest, limit.is_within_limit) == ("b", 3, False)
 
 
 def test_waits_are_reported_of_the_busiest_the_median_and_the_lightest_key() -> None:
     ran = [
-        SimulatedJob(key, 0, at * SECOND, at * SECOND)
+        SimulatedArrival(0, key, at * SECOND, at * SECOND)
         for at, key in ((1, "a"), (2, "a"), (3, "c"), (4, "b"), (6, "b"), (9, "a"))
     ]
     received = result_of_run(scenario(jobs=6), SimulationRun(ran, 0, 0)).keys

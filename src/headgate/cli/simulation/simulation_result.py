@@ -11,6 +11,7 @@ from typing import Literal
 
 from headgate.admin.audit import highest_in_window
 from headgate.cli.simulation.scenario import Scenario, SimulatedJob, SimulationRun
+from headgate.cli.simulation.simulated_arrivals import SimulatedArrival
 from headgate.clock import SECOND
 from headgate.limits.limit import Limit
 
@@ -86,7 +87,7 @@ class SimulationResult:
 def result_of_run(scenario: Scenario, happened: SimulationRun) -> SimulationResult:
     """Return the result of a run."""
     ran = happened.ran
-    waits = sorted(each.started_at - each.came_at for each in ran)
+    waits = sorted(each.started_at - each.at for each in ran)
     last_end = max((each.ended_at for each in ran), default=0)
     step, starts = _throughput([each.started_at for each in ran])
     total = len(scenario.arrivals)
@@ -126,8 +127,8 @@ def _throughput(starts: Sequence[int]) -> tuple[float, list[int]]:
     return float(step), counts
 
 
-def _keys(ran: Sequence[SimulatedJob]) -> list[KeyWaits]:
-    by_key: defaultdict[str, list[SimulatedJob]] = defaultdict(list)
+def _keys(ran: Sequence[SimulatedArrival]) -> list[KeyWaits]:
+    by_key: defaultdict[str, list[SimulatedArrival]] = defaultdict(list)
     for each in ran:
         by_key[each.key].append(each)
     order = sorted(by_key, key=lambda key: (-len(by_key[key]), key))
@@ -141,12 +142,12 @@ def _keys(ran: Sequence[SimulatedJob]) -> list[KeyWaits]:
     return [_waits(which, key, by_key[key]) for which, key in chosen.items()]
 
 
-def _waits(which: Literal["busiest", "median", "lightest"], key: str, ran: Sequence[SimulatedJob]) -> KeyWaits:
-    waits = sorted(each.started_at - each.came_at for each in ran)
+def _waits(which: Literal["busiest", "median", "lightest"], key: str, ran: Sequence[SimulatedArrival]) -> KeyWaits:
+    waits = sorted(each.started_at - each.at for each in ran)
     return KeyWaits(which, key, len(ran), percentile(waits, 50), waits[-1] / SECOND, ran[-1].started_at / SECOND)
 
 
-def _held(limit: Limit, ran: Sequence[SimulatedJob]) -> LimitPeak:
+def _held(limit: Limit, ran: Sequence[SimulatedArrival]) -> LimitPeak:
     """Return the key of a limit that came closest to its bound, or exceeded it."""
     cost = limit.cost if isinstance(limit.cost, int) else 1
     one_for_all = limit.key is None
@@ -163,7 +164,7 @@ def _held(limit: Limit, ran: Sequence[SimulatedJob]) -> LimitPeak:
     return worst
 
 
-def most_at_once(ran: Sequence[SimulatedJob]) -> int:
+def most_at_once(ran: Sequence[SimulatedArrival]) -> int:
     """Return how many ran at once; a job that ends makes room for one that starts in the same microsecond."""
     changes = sorted([(each.started_at, 1) for each in ran] + [(each.ended_at, -1) for each in ran])
     running = highest = 0
