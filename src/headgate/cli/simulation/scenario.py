@@ -26,10 +26,12 @@ SKEWS: Sequence[str] = get_args(Skew)
 
 
 class SimulatedArrival(NamedTuple):
-    """A job that arrives `at` microseconds after the beginning, for that key."""
+    """A job that arrives `at` microseconds after the beginning, for that key; and its start and end if it ran."""
 
     at: int
     key: str
+    started_at: int = 0
+    ended_at: int = 0
 
 
 def make_arrivals(jobs: int, keys: int, skew: Skew, per_second: float | None, random: Random) -> list[SimulatedArrival]:
@@ -146,19 +148,10 @@ LOOK_EVERY = 5.0
 """Virtual seconds between two checks whether all jobs have ended."""
 
 
-class SimulatedJob(NamedTuple):
-    """A job of the scenario: its key, and when it arrived, started and ended (microseconds from the beginning)."""
-
-    key: str
-    came_at: int
-    started_at: int
-    ended_at: int
-
-
 class SimulationRun(NamedTuple):
     """The run of a scenario: the jobs that ran, by their start, and how many were rejected or still wait."""
 
-    ran: list[SimulatedJob]
+    ran: list[SimulatedArrival]
     rejected: int
     left: int
 
@@ -171,7 +164,7 @@ def run_scenario(scenario: Scenario) -> SimulationRun:
 
 async def _run(scenario: Scenario, clock: VirtualClock) -> SimulationRun:
     begin = clock.monotonic()
-    ran: list[SimulatedJob] = []
+    ran: list[SimulatedArrival] = []
     app = Headgate(
         "memory://", clock=clock, random=Random(scenario.seed), retry=RetryPolicy(retries=0), audit="none", log_lines=0
     )
@@ -182,7 +175,7 @@ async def _run(scenario: Scenario, clock: VirtualClock) -> SimulationRun:
         started_at = clock.monotonic() - begin
         if scenario.run_time:
             await sleep(clock, scenario.run_time)
-        ran.append(SimulatedJob(key, came_at, started_at, clock.monotonic() - begin))
+        ran.append(SimulatedArrival(came_at, key, started_at, clock.monotonic() - begin))
 
     async with app:
         last = begin + round(scenario.longest * SECOND)
@@ -191,7 +184,7 @@ async def _run(scenario: Scenario, clock: VirtualClock) -> SimulationRun:
             if begin + group[0].at > last:
                 break
             await sleep_until(clock, begin + group[0].at)
-            await job.enqueue_many([(key, at) for at, key in group])
+            await job.enqueue_many([(each.key, each.at) for each in group])
             come += len(group)
         while clock.monotonic() < last:
             (counts,) = [each for each in await app.admin.counts() if each.queue == QUEUE]

@@ -10,8 +10,7 @@ from math import ceil
 from typing import Literal
 
 from headgate.admin.audit import highest_in_window
-from headgate.cli.simulation.scenario import Scenario, SimulatedJob, SimulationRun
-from headgate.cli.simulation.simulated_arrivals import SimulatedArrival
+from headgate.cli.simulation.scenario import Scenario, SimulatedArrival, SimulationRun
 from headgate.clock import SECOND
 from headgate.limits.limit import Limit
 
