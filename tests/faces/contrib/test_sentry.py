@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import sentry_sdk
 from sentry_sdk.envelope import Envelope
+from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 
 from headgate import (
+    AttemptContext,
     Cancel,
     Fail,
     Headgate,
@@ -30,7 +34,7 @@ from headgate.contrib.sentry import Sentry
 from headgate.errors import DeclarationError
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.contrib import sentry_bodies
-from tests.until import result_within
+from tests.until import result_within, until
 
 AT_ONCE = RetryPolicy(retries=1, delay=0)
 
@@ -102,6 +106,7 @@ async def test_a_job_is_reported_once_when_it_has_failed_for_good() -> None:
     (error,) = sent.errors
     assert kinds([error]) == [("LookupError", "no address: ann")]
     assert error["exception"]["values"][-1]["stacktrace"]["frames"][-1]["function"] == "send"
+    assert "traceback" not in error.get("extra", {})
     assert error["exception"]["values"][-1]["mechanism"] == {"type": "headgate", "handled": False}
     assert error["tags"] == {
         "headgate.task": "send",
@@ -115,6 +120,52 @@ async def test_a_job_is_reported_once_when_it_has_failed_for_good() -> None:
     first, second = sent.transactions("send")
     assert error["contexts"]["trace"]["span_id"] == second["contexts"]["trace"]["span_id"]
     assert [each["contexts"]["trace"]["status"] for each in (first, second)] == ["internal_error"] * 2
+
+
+async def test_local_variables_are_sent_as_the_client_says() -> None:
+    sent = init(include_local_variables=False)
+    app = new_app()
+
+    @app.task
+    async def send(to: str) -> None:
+        raise Fail("refused")
+
+    async with app:
+        await failure_of(await send.enqueue("ann"))
+    (error,) = sent.errors
+    assert not any("vars" in frame for frame in error["exception"]["values"][-1]["stacktrace"]["frames"])
+
+
+async def test_keys_and_arguments_are_not_sent_if_the_client_refuses_those_of_queues() -> None:
+    sent = init(data_collection={"queues": False})
+    app = new_app()
+
+    @app.task(limits=[RateLimit("9/s", key="{to}", name="mail")])
+    async def send(to: str) -> None:
+        raise Fail("refused")
+
+    async with app:
+        await failure_of(await send.enqueue("ann"))
+    (error,) = sent.errors
+    assert error["contexts"]["job"]["limits"] == ["mail"]
+    assert "arguments" not in error["contexts"]["job"]
+
+
+async def test_the_log_line_of_a_failed_job_is_no_second_report() -> None:
+    sent = init(integrations=[LoggingIntegration()])
+    app = new_app()
+
+    @app.task
+    async def send() -> None:
+        logging.getLogger("shop").error("the carrier is closed")
+        raise Fail("refused")
+
+    async with app:
+        await failure_of(await send.enqueue())
+    logging.getLogger("headgate").error("a line about something else")
+    assert kinds([error for error in sent.errors if "exception" in error]) == [("Fail", "refused")]
+    lines = [error["logentry"]["message"] for error in sent.errors if "exception" not in error]
+    assert lines == ["the carrier is closed", "a line about something else"]
 
 
 @pytest.mark.filterwarnings("ignore:The send_default_pii option is deprecated")
@@ -192,8 +243,102 @@ def test_a_job_that_fails_without_an_attempt_is_reported_too() -> None:
     sent = init()
     job_id = run_virtual(main)
     (error,) = sent.errors
+    assert error["level"] == "error"
     assert error["tags"] == {"headgate.task": "late", "headgate.queue": "default", "headgate.job_id": job_id}
+    assert error["contexts"]["job"] == {"id": job_id, "attempt": 0}
     assert kinds([error]) == [("JobExpired", "the job was not started by its expires_at")]
+    assert error["exception"]["values"][-1]["module"] == "headgate.errors"
+
+
+@pytest.mark.parametrize("end", ["is retried", "is returned"])
+def test_an_error_of_an_attempt_that_decided_nothing_is_not_that_of_the_job(end: str) -> None:
+    """A job waits again after an attempt, and then expires."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=1, delay=100))
+        if end == "is returned":
+
+            @app.around_attempt
+            async def snooze(job: AttemptContext, run: Callable[[], Awaitable[Any]]) -> Any:
+                try:
+                    return await run()
+                except LookupError:
+                    raise Snooze(100) from None
+
+        app.instrument(Sentry())
+
+        @app.task
+        async def send() -> None:
+            raise LookupError("no address")
+
+        async with app:
+            await send.using(expires_at=app.admin.now() + timedelta(seconds=5)).enqueue()
+            await asyncio.sleep(200)
+
+    sent = init()
+    run_virtual(main)
+    assert [kind for kind, _ in kinds(sent.errors)] == ["JobExpired"]
+
+
+async def test_an_error_is_forgotten_if_the_job_succeeds_all_the_same_or_another_node_has_taken_it_over() -> None:
+    init()
+    app = Headgate("memory://", retry=AT_ONCE)
+
+    @app.around_attempt
+    async def forgive(job: AttemptContext, run: Callable[[], Awaitable[Any]]) -> Any:
+        with contextlib.suppress(LookupError):
+            await run()
+
+    sentry = Sentry()
+    app.instrument(sentry)
+
+    @app.task
+    async def send() -> None:
+        raise LookupError("no address")
+
+    async with app:
+        await result_within(await send.enqueue(), 15)
+        await until(lambda: not sentry._held, 5)
+
+
+async def test_a_job_that_is_cancelled_while_it_runs_is_no_error() -> None:
+    sent = init()
+    app = new_app()
+    running = asyncio.Event()
+
+    @app.task
+    async def wait() -> None:
+        running.set()
+        await asyncio.sleep(60)
+
+    async with app:
+        job = await wait.enqueue()
+        await running.wait()
+        await job.cancel()
+        with pytest.raises(JobCancelled):
+            await result_within(job, 15)
+    assert sent.errors == []
+    (attempt,) = sent.transactions("wait")
+    assert attempt["contexts"]["trace"]["status"] == "aborted"
+
+
+async def test_attempts_continue_the_trace_of_a_caller_without_a_span() -> None:
+    sent = init()
+    app = new_app()
+
+    @app.task
+    async def ship() -> str:
+        return current_job().headers["sentry-trace"]
+
+    async with app:
+        job = await ship.enqueue()
+        header = await result_within(job, 15)
+    (attempt,) = sent.items
+    caller = sentry_sdk.get_traceparent()
+    assert caller is not None
+    assert attempt["contexts"]["trace"]["trace_id"] == caller.split("-")[0]
+    # What the handler enqueues or calls by itself continues the attempt.
+    assert header.split("-")[:2] == [attempt["contexts"]["trace"][name] for name in ("trace_id", "span_id")]
 
 
 async def test_attempts_continue_the_trace_of_their_caller() -> None:
@@ -201,20 +346,21 @@ async def test_attempts_continue_the_trace_of_their_caller() -> None:
     app = new_app()
 
     @app.task
-    def ship(order: int) -> int:
+    def ship(order: int) -> float:
         with sentry_sdk.start_span(op="call", name="the carrier"):
-            return order
+            return current_job().waited_for
 
     async with app:
         with sentry_sdk.start_transaction(name="request") as request:
             job = await ship.enqueue(1)
-        assert await result_within(job, 15) == 1
+        waited = await result_within(job, 15)
         other = await ship.enqueue(2)
         await result_within(other, 15)
     (caller,) = sent.transactions("request")
     first, second = sent.transactions("ship")
     (publish,) = caller["spans"]
     assert (publish["op"], publish["description"]) == ("queue.publish", "ship")
+    assert publish["origin"] == "auto.queue.headgate"
     assert (
         publish["data"]
         | {
@@ -229,7 +375,11 @@ async def test_attempts_continue_the_trace_of_their_caller() -> None:
     assert (trace["op"], trace["trace_id"]) == ("queue.process", request.trace_id)
     assert trace["parent_span_id"] == publish["span_id"]
     assert trace["data"]["messaging.message.retry.count"] == 0
-    assert trace["data"]["messaging.message.receive.latency"] >= 0
+    assert trace["data"]["messaging.message.receive.latency"] == waited * 1000
+    assert (trace["data"]["messaging.system"], trace["data"]["messaging.destination.name"]) == ("headgate", "default")
+    assert trace["data"]["messaging.message.id"] == job.id
+    assert trace["origin"] == "auto.queue.headgate"
+    assert first["transaction_info"] == {"source": "task"}
     assert [span["description"] for span in first["spans"]] == ["the carrier"]
     assert second["contexts"]["trace"]["trace_id"] != request.trace_id
 
@@ -290,15 +440,21 @@ async def test_a_child_process_gets_the_trace_and_its_error_is_reported() -> Non
     assert "in render" in error["extra"]["traceback"]
 
 
-async def test_a_program_without_a_client_is_not_traced() -> None:
+async def test_a_program_without_a_client_is_not_traced(caplog: pytest.LogCaptureFixture) -> None:
     app = new_app()
 
     @app.task
     async def work() -> dict[str, str]:
         return dict(current_job().headers)
 
+    @app.task
+    async def fail() -> None:
+        raise LookupError("no address")
+
     async with app:
         assert await result_within(await work.enqueue(), 15) == {}
+        await failure_of(await fail.enqueue())
+    assert not [line for line in caplog.messages if "subscriber" in line]
 
 
 def test_an_app_reports_once() -> None:
