@@ -3,7 +3,9 @@
 A file has the statements of one subject. A block begins with `-- name: cancel_waiting`. Where a statement is better
 written twice, the block for one database begins with `-- name: add_arrivals [sqlite]`. `@locked_job` includes the block
 that begins with `-- part: locked_job`. A part may have arguments: in `-- part: ends_as(state)`, `$state` stands for
-what `@ends_as(ended.state)` passes. Statements name their tables as `headgate.job` and their parameters as `:name`.
+what `@ends_as(ended.state)` passes. Where statements differ in a word, or in the parts that they include,
+`-- name: logs(order: newest oldest)` begins two of them: `logs_newest`, in which `$order` stands for `newest`, and
+`logs_oldest`. Statements name their tables as `headgate.job` and their parameters as `:name`.
 `::type` applies to PostgreSQL; SQLite ignores it. Where the two differ, a macro is used:
 
 - `{rows:late(id text, error json, place)}` is a table of the rows in parameter `late`: tuples, or objects with an
@@ -31,20 +33,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from headgate.jobs.alert import AlertRecord
+from headgate.jobs.audit import AuditEntry
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.identity import job_number
 from headgate.jobs.job import AttemptRecord, JobRecord
+from headgate.jobs.report import LogLine
 
 S = TypeVar("S")
 
 _HEADER = re.compile(
-    r"^-- (?P<kind>name|part): (?P<name>\w+)(?:\((?P<arguments>[\w, ]+)\))?(?: \[(?P<database>\w+)\])?$"
+    r"^-- (?P<kind>name|part): (?P<name>\w+)(?:\((?P<arguments>[\w,: ]+)\))?(?: \[(?P<database>\w+)\])?$"
 )
 _INCLUDE = re.compile(r"@(?P<part>\w+)(?:\((?P<arguments>(?:[^()]|\([^()]*\))*)\))?")
 _MACRO = re.compile(
@@ -58,7 +64,14 @@ _encode = msgspec.json.Encoder().encode
 
 SQL = Path(__file__).with_name("sql")
 
-RECORDS: Mapping[str, type[msgspec.Struct]] = {"job": JobRecord, "batch": BatchRecord, "attempt": AttemptRecord}
+RECORDS: Mapping[str, type[msgspec.Struct]] = {
+    "job": JobRecord,
+    "batch": BatchRecord,
+    "attempt": AttemptRecord,
+    "log_line": LogLine,
+    "audit_entry": AuditEntry,
+    "alert": AlertRecord,
+}
 """The tables of which whole records are read: their columns are the fields of the record."""
 
 
@@ -212,7 +225,8 @@ class Statements(Mapping[str, S]):
         self._dialect = dialect
         self._prepare = prepare
         self._parts = {block.name: block for block in blocks if block.is_part}
-        self._blocks = {block.name: block for block in blocks if not block.is_part}
+        statements = (statement for block in blocks if not block.is_part for statement in _each(block))
+        self._blocks = {statement.name: statement for statement in statements}
         self._compiled: dict[str, S] = {}
 
     def __getitem__(self, name: str) -> S:
@@ -278,9 +292,22 @@ def _include(include: re.Match[str], parts: Mapping[str, _Block]) -> str:
     if not part.arguments:
         # What is in brackets belongs to the statement.
         return text + include[0][len(part.name) + 1 :]
-    for name, value in zip(part.arguments, _listed(include["arguments"]), strict=True):
+    return _filled(text, part.arguments, _listed(include["arguments"]))
+
+
+def _filled(text: str, arguments: Sequence[str], values: Sequence[str]) -> str:
+    for name, value in zip(arguments, values, strict=True):
         text = text.replace(f"${name}", value)
     return text
+
+
+def _each(block: _Block) -> Iterator[_Block]:
+    """Return the statements that a block begins: one for each choice of words for its arguments."""
+    declared = [argument.split(": ") for argument in block.arguments]
+    names = [name for name, _ in declared]
+    for words in product(*(words.split() for _, words in declared)):
+        lines = [_filled(line, names, words) for line in block.lines]
+        yield block._replace(name="_".join([block.name, *words]), lines=lines)
 
 
 def _compile(text: str, parts: Mapping[str, _Block], dialect: Dialect) -> Template:

@@ -12,7 +12,7 @@ from headgate import Headgate, RateLimit
 from headgate.storage.sqlite.dialect import STATEMENTS
 
 READ_FOR_PEOPLE = frozenset({
-    "check", "count_known", "count_known_jobs", "count_lanes_to_search", "jobs_known", "jobs_known_oldest",
+    "check", "count_known", "count_known_jobs", "count_lanes_to_search", "jobs_known_newest", "jobs_known_oldest",
     "jobs_of_batch", "lanes_in_turn", "starts", "waiting",
 })  # fmt: skip
 

@@ -31,3 +31,12 @@ def test_an_unknown_statement_is_a_key_error() -> None:
 @pytest.mark.parametrize("name", sorted(STATEMENTS))
 def test_each_statement_of_sqlite_compiles(name: str) -> None:
     assert "{" not in STATEMENTS[name].sql.replace("'{}'", "")
+
+
+def test_a_block_with_words_to_choose_from_begins_a_statement_for_each() -> None:
+    assert "ORDER BY number DESC" in STATEMENTS["logs_newest"].sql
+    assert "ORDER BY number ASC" in STATEMENTS["logs_oldest"].sql
+    assert "logs" not in STATEMENTS
+    lists = ("all", "failed", "tagged", "known")
+    chosen = {name for name in STATEMENTS if name.startswith("jobs_") and name.endswith(("newest", "oldest"))}
+    assert chosen == {f"jobs_{jobs}_{order}" for jobs in lists for order in ("newest", "oldest")}

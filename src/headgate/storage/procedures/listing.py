@@ -218,34 +218,32 @@ async def _read_page(tx: Transaction, filter: JobFilter, at_once: int | None = N
     most = AT_ONCE if at_once is None else at_once
     values, known = await _known(tx, filter, FEW)
     if known <= FEW:
-        return await _page(tx, filter, "jobs_known", values)
-    order = "_oldest" if filter.oldest_first else ""
-    match values["by"]:
-        case "failed":
-            last = await _last_read(tx, f"last_read_failed{order}", filter.cursor, most)
-            walked = await _page(tx, filter, "failed_jobs", {**values, "last": last})
-        case "tag":
-            last = await _last_read(tx, f"last_read_tagged{order}", filter.cursor, most, tag=filter.tag)
-            return await _page(tx, filter, "tagged_jobs", {**values, "last": last})
-        case _:
-            last = await _last_read(tx, f"last_read{order}", filter.cursor, most)
-            walked = await _page(tx, filter, "jobs", {**values, "last": last})
-    if walked.next is not None and len(walked.items) < filter.count and await _count_known(tx, values, most) <= most:
+        return await _page(tx, filter, "known", values)
+    which = {"failed": "failed", "tag": "tagged"}.get(values["by"], "all")
+    last = await _last_read(tx, which, filter, most)
+    walked = await _page(tx, filter, which, {**values, "last": last})
+    is_cut = walked.next is not None and len(walked.items) < filter.count
+    if which != "tagged" and is_cut and await _count_known(tx, values, most) <= most:
         # The matching jobs are further away than that, but few enough to be sorted.
-        return await _page(tx, filter, "jobs_known", values)
+        return await _page(tx, filter, "known", values)
     return walked
 
 
-async def _last_read(tx: Transaction, statement: str, cursor: str | None, most: int, **values: Any) -> str | None:
-    """Return the id of the last of `most` jobs, if there are more."""
-    last, *rest = [*await tx.ids(statement, cursor=cursor, skip=most - 1, **values), None]
+async def _last_read(tx: Transaction, which: str, filter: JobFilter, most: int) -> str | None:
+    """Return the id of the last of `most` jobs from the cursor on, if there are more."""
+    values = {"cursor": filter.cursor, "tag": filter.tag, "skip": most - 1}
+    last, *rest = [*await tx.ids(f"last_read_{which}_{_order(filter)}", **values), None]
     return last if len(rest) == 2 else None
 
 
-async def _page(tx: Transaction, filter: JobFilter, statement: str, values: dict[str, Any]) -> Page[JobRecord]:
-    order = "_oldest" if filter.oldest_first else ""
-    found = await tx.fetch(_JOBS, f"{statement}{order}", cursor=filter.cursor, count=filter.count, **values)
+async def _page(tx: Transaction, filter: JobFilter, which: str, values: dict[str, Any]) -> Page[JobRecord]:
+    statement = f"jobs_{which}_{_order(filter)}"
+    found = await tx.fetch(_JOBS, statement, cursor=filter.cursor, count=filter.count, **values)
     return Page(found, found[-1].id if len(found) == filter.count else values.get("last"))
+
+
+def _order(filter: JobFilter) -> str:
+    return "oldest" if filter.oldest_first else "newest"
 
 
 async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
@@ -253,7 +251,7 @@ async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
     if filter.text is not None:
         # In one statement: the time of a search is bounded.
         values = {**_conditions(filter), **_instants(tx), "last": None}
-        return list((await _page(tx, filter, "jobs" if filter.tag is None else "tagged_jobs", values)).items)
+        return list((await _page(tx, filter, "all" if filter.tag is None else "tagged", values)).items)
     found: list[JobRecord] = []
     while True:
         rest = msgspec.structs.replace(filter, count=filter.count - len(found))
@@ -270,7 +268,7 @@ async def bounded_count(tx: Transaction, filter: JobFilter, most: int) -> JobCou
     if values["by"] is not None:
         count = int(await tx.value("count_known_jobs", most=AT_ONCE, **values))
         return JobCount(min(count, most), known <= AT_ONCE and count <= most)
-    last = await _last_read(tx, "last_read", None, AT_ONCE)
+    last = await _last_read(tx, "all", JobFilter(), AT_ONCE)
     count = int(await tx.value("count_newest", last=last, most=most + 1, **values))
     return JobCount(min(count, most), last is None and count <= most)
 
@@ -283,8 +281,8 @@ async def count_jobs(tx: Transaction, filter: JobFilter, most: int) -> int:
         if known <= MORE_AT_ONCE or count >= most:
             return min(most, count)
     before, after = (None, filter.cursor) if filter.oldest_first else (filter.cursor, None)
-    statement = "count_tagged_jobs" if values["by"] == "tag" else "count_jobs"
-    return int(await tx.value(statement, most=most, before=before, after=after, **values))
+    which = "tagged" if values["by"] == "tag" else "all"
+    return int(await tx.value(f"count_jobs_{which}", most=most, before=before, after=after, **values))
 
 
 async def _known(tx: Transaction, filter: JobFilter, most: int) -> tuple[dict[str, Any], float]:

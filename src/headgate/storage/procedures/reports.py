@@ -60,6 +60,6 @@ async def logs(
 
     Lines below `level` are left out.
     """
-    statement = "last_logs" if newest else "logs"
+    statement = "logs_newest" if newest else "logs_oldest"
     lines = await tx.fetch(_LINES, statement, id=job_id, after=after, count=count, level=level)
     return lines[::-1] if newest else lines

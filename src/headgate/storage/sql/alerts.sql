@@ -29,7 +29,7 @@ WHERE alert {any:alerts text} AND ended_at IS NULL AND seen_at <= :before
 
 -- name: due_alerts
 -- Return those of these alerts whose next message is due, the longest due first.
-SELECT id, alert, condition, subject, value, started_at, seen_at, ended_at, sent, sent_at, tries, send_at, error
+SELECT {record:alert}
 FROM headgate.alert
 WHERE alert {any:alerts text} AND send_at <= :now
 ORDER BY send_at, id
@@ -37,7 +37,7 @@ LIMIT :count
 
 -- name: alerts
 -- Return all alerts, the oldest first.
-SELECT id, alert, condition, subject, value, started_at, seen_at, ended_at, sent, sent_at, tries, send_at, error
+SELECT {record:alert}
 FROM headgate.alert
 ORDER BY started_at, id
 LIMIT :count

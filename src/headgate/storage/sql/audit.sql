@@ -13,7 +13,7 @@ AND (:before::bigint IS NULL OR number < :before)
 
 -- name: audit_log
 -- Return a page of audit entries, newest first.
-SELECT number, at, actor, action, kind, subject, detail
+SELECT {record:audit_entry}
 FROM headgate.audit_entry
 WHERE @entries_of
 ORDER BY number DESC
@@ -21,7 +21,7 @@ LIMIT :count
 
 -- name: audit_log_of
 -- Return the same for one subject.
-SELECT number, at, actor, action, kind, subject, detail
+SELECT {record:audit_entry}
 FROM headgate.audit_entry
 WHERE subject = :subject AND @entries_of
 ORDER BY number DESC
@@ -29,7 +29,7 @@ LIMIT :count
 
 -- name: sign_outs
 -- Return the sign-outs since then, oldest first. Sessions that they ended are refused by all processes.
-SELECT number, at, actor, action, kind, subject, detail
+SELECT {record:audit_entry}
 FROM headgate.audit_entry
 WHERE kind <> 'job' AND at >= :since AND kind = 'user' AND action <> 'sign in'
 ORDER BY number

@@ -178,24 +178,25 @@ SELECT @job_record
 FROM headgate.job @with_lane
 WHERE job.id {any:ids job_id} AND (NOT :final::boolean OR job.finished_at IS NOT NULL)
 
--- part: before_cursor(id)
+-- part: newest
+DESC
+
+-- part: oldest
+ASC
+
+-- part: newest_beyond_cursor(id)
 $id < coalesce(:cursor::job_id, @highest_id)
 
--- part: after_cursor(id)
+-- part: oldest_beyond_cursor(id)
 $id > coalesce(:cursor::job_id, @lowest_id)
 
--- part: before_cursor_to_last(id)
-@before_cursor($id) AND $id >= coalesce(:last::job_id, @lowest_id)
+-- part: newest_to_last(id)
+@newest_beyond_cursor($id) AND $id >= coalesce(:last::job_id, @lowest_id)
 
--- part: after_cursor_to_last(id)
-@after_cursor($id) AND $id <= coalesce(:last::job_id, @highest_id)
+-- part: oldest_to_last(id)
+@oldest_beyond_cursor($id) AND $id <= coalesce(:last::job_id, @highest_id)
 
--- part: page(jobs, id, within, order)
-SELECT @job_record
-FROM (SELECT job.* FROM $jobs AND @$within($id) AND @job_filter ORDER BY $id $order LIMIT :count) AS job @with_lane
-ORDER BY job.id $order
-
--- part: all_jobs
+-- part: all
 headgate.job WHERE true
 
 -- part: failed
@@ -204,53 +205,33 @@ headgate.job WHERE failed_at IS NOT NULL
 -- part: tagged
 headgate.job_tag @its_job WHERE job_tag.tag = :tag
 
--- name: jobs
--- Return jobs for a page, newest first; none before :last, if that is not NULL.
-@page(@all_jobs, job.id, before_cursor_to_last, DESC)
+-- part: page(jobs, id, order)
+SELECT @job_record
+FROM (SELECT job.* FROM @$jobs AND @$order_to_last($id) AND @job_filter ORDER BY $id @$order LIMIT :count) AS job @with_lane
+ORDER BY job.id @$order
 
--- name: jobs_oldest
--- Return jobs for a page, oldest first; none after :last, if that is not NULL.
-@page(@all_jobs, job.id, after_cursor_to_last, ASC)
+-- name: jobs(which: all failed, order: newest oldest)
+-- Return jobs for a page, of all jobs, or of those that failed, or were cancelled or skipped; none beyond :last, if that is
+-- not NULL.
+@page($which, job.id, $order)
 
--- name: failed_jobs
--- The same of jobs that failed, or were cancelled or skipped.
-@page(@failed, job.id, before_cursor_to_last, DESC)
-
--- name: failed_jobs_oldest
-@page(@failed, job.id, after_cursor_to_last, ASC)
-
--- name: tagged_jobs
+-- name: jobs_tagged(order: newest oldest)
 -- The same of jobs with the tag of a filter.
-@page(@tagged, job_tag.job, before_cursor_to_last, DESC)
+@page(tagged, job_tag.job, $order)
 
--- name: tagged_jobs_oldest
-@page(@tagged, job_tag.job, after_cursor_to_last, ASC)
+-- part: last_of(jobs, id, order)
+SELECT $id FROM $jobs AND @$order_beyond_cursor($id) ORDER BY $id @$order LIMIT 2 OFFSET :skip
 
--- part: last_of(jobs, id, within, order)
-SELECT $id FROM $jobs AND @$within($id) ORDER BY $id $order LIMIT 2 OFFSET :skip
+-- name: last_read(which: all failed, order: newest oldest)
+-- Return the id of the last job that is read if so many are read in this order, and the id of the next job.
+@last_of(@$which, job.id, $order)
 
--- name: last_read
--- Return the id of the last job that is read if so many are read, newest first, and the id of the next job.
-@last_of(@all_jobs, job.id, before_cursor, DESC)
+-- name: last_read_tagged(order: newest oldest)
+@last_of(headgate.job_tag WHERE job_tag.tag = :tag, job_tag.job, $order)
 
--- name: last_read_oldest
-@last_of(@all_jobs, job.id, after_cursor, ASC)
-
--- name: last_read_failed
-@last_of(@failed, job.id, before_cursor, DESC)
-
--- name: last_read_failed_oldest
-@last_of(@failed, job.id, after_cursor, ASC)
-
--- name: last_read_tagged
-@last_of(headgate.job_tag WHERE job_tag.tag = :tag, job_tag.job, before_cursor, DESC)
-
--- name: last_read_tagged_oldest
-@last_of(headgate.job_tag WHERE job_tag.tag = :tag, job_tag.job, after_cursor, ASC)
-
--- name: count_jobs
+-- name: count_jobs(which: all tagged)
 -- Count the jobs that match a filter, up to a maximum.
-SELECT count(*) FROM (SELECT 1 FROM headgate.job WHERE @beyond_cursor AND @job_filter LIMIT :most) AS passing
+SELECT count(*) FROM (SELECT 1 FROM @$which AND @beyond_cursor AND @job_filter LIMIT :most) AS passing
 
 -- name: count_newest
 -- Count the same among jobs that are not before :last.
@@ -261,50 +242,34 @@ FROM (SELECT 1 FROM headgate.job WHERE id >= coalesce(:last::job_id, @lowest_id)
 -- Count the jobs that an index finds, up to a maximum.
 SELECT count(*) FROM (SELECT 1 FROM (@known_jobs) AS known LIMIT :most) AS counted
 
--- name: count_tagged_jobs
--- Count the jobs with the tag of a filter that match it, up to a maximum.
-SELECT count(*)
-FROM (
-    SELECT 1 FROM headgate.job_tag @its_job
-    WHERE job_tag.tag = :tag AND @beyond_cursor AND @job_filter
-    LIMIT :most
-) AS passing
-
 -- name: count_known_jobs
 -- Count the matching jobs among the first that an index finds.
 SELECT count(*)
 FROM (SELECT DISTINCT @place AS place FROM (SELECT @place FROM (@known_jobs) AS known LIMIT :most) AS few) AS known
 WHERE (SELECT true FROM headgate.job WHERE job.@place = known.place AND @job_filter)
 
--- part: page_of_known(within, order) [postgres]
+-- name: jobs_known(order: newest oldest) [postgres]
+-- Return the same pages where an index finds the jobs and they are few: they are sorted.
 SELECT @job_record
 FROM (
     SELECT job.*
-    FROM (SELECT DISTINCT id FROM (@known_jobs) AS known) AS known
-    CROSS JOIN LATERAL (SELECT * FROM headgate.job WHERE job.id = known.id OFFSET 0) AS job
-    WHERE @$within(job.id) AND @job_filter
-    ORDER BY job.id $order
+    FROM (SELECT DISTINCT id FROM (@known_jobs) AS known) AS known @looked_up(job, job.id = known.id)
+    WHERE @$order_beyond_cursor(job.id) AND @job_filter
+    ORDER BY job.id @$order
     LIMIT :count
 ) AS job @with_lane
-ORDER BY job.id $order
+ORDER BY job.id @$order
 
--- part: page_of_known(within, order) [sqlite]
+-- name: jobs_known(order: newest oldest) [sqlite]
 SELECT @job_record
 FROM (
     SELECT rowid AS place FROM job
-    WHERE job.rowid IN (@known_jobs) AND @$within(+job.id) AND @job_filter
-    ORDER BY +id $order
+    WHERE job.rowid IN (@known_jobs) AND @$order_beyond_cursor(+job.id) AND @job_filter
+    ORDER BY +id @$order
     LIMIT :count
 ) AS page
 CROSS JOIN job ON job.rowid = page.place @with_lane
-ORDER BY job.id $order
-
--- name: jobs_known
--- Return the same pages where an index finds the jobs and they are few: they are sorted.
-@page_of_known(before_cursor, DESC)
-
--- name: jobs_known_oldest
-@page_of_known(after_cursor, ASC)
+ORDER BY job.id @$order
 
 -- part: all_lanes [postgres]
 headgate.known_lane

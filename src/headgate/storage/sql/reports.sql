@@ -51,16 +51,9 @@ WHERE place <= room.lines + 1
 ORDER BY line.job, number
 ON CONFLICT (job, number) DO NOTHING
 
--- name: logs
--- Return the first log lines of a job after that number, of that level or a higher one.
-SELECT number, at, attempt, level, logger, message FROM headgate.log_line
+-- name: logs(order: newest oldest)
+-- Return the first or the last log lines of a job after that number, of that level or a higher one.
+SELECT {record:log_line} FROM headgate.log_line
 WHERE job = :id::job_id AND number > :after AND level >= :level::smallint
-ORDER BY number
-LIMIT :count
-
--- name: last_logs
--- Return the last log lines of a job after that number, of that level or a higher one; the last line first.
-SELECT number, at, attempt, level, logger, message FROM headgate.log_line
-WHERE job = :id::job_id AND number > :after AND level >= :level::smallint
-ORDER BY number DESC
+ORDER BY number @$order
 LIMIT :count
