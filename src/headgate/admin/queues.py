@@ -157,7 +157,7 @@ class QueuesAdmin:
 
     async def is_paused(self, queue: str) -> bool:
         """Whether the queue is paused."""
-        return await self._storage.is_paused(queue)
+        return queue in await self._storage.paused_queues()
 
     async def pause(self, queue: str) -> bool:
         """Start none of its jobs on any node until `resume`; running jobs continue, enqueued jobs wait.

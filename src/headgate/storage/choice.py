@@ -86,13 +86,8 @@ def _postgres(
 def address_of(url: str | None, storage: Store) -> StoreAddress:
     """Return the address of a store. One without a `url` is shown by the name of its class."""
     if storage.driver.file is not None:
-        return address_of_file(storage.driver.file)
+        return StoreAddress(str(storage.driver.file), storage.driver.file)
     return StoreAddress(type(storage).__name__ if url is None else displayed_url(url))
-
-
-def address_of_file(path: Path) -> StoreAddress:
-    """Return the address of a file: its absolute path."""
-    return StoreAddress(str(path), path)
 
 
 class StoreAddress(NamedTuple):

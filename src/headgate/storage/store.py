@@ -25,7 +25,6 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import BucketRef, JobRecord, NewJob
 from headgate.jobs.lifecycle import Ending
-from headgate.jobs.limit_sets import NO_LIMIT_SETS, GatedJob, KnownLimitSets
 from headgate.jobs.query import JobFilter
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
@@ -78,6 +77,10 @@ def _kind(filter: JobFilter, *_: object, **__: object) -> ReadKind:
 def _bounded_kind(filter: JobFilter, *_: object, **__: object) -> ReadKind:
     # For those of a key, all lanes may be read.
     return "list" if filter.text is None and filter.key is None else _kind(filter)
+
+
+def _kind_of_gated(tasks: object, *, ids: Sequence[str] | None = None, **_: object) -> ReadKind:
+    return "list" if ids is None else "lookup"
 
 
 def read(
@@ -334,7 +337,6 @@ class Store:
     counts: Final = read(listing.counts, "count")
     queues: Final = read(listing.queues, "count")
     paused_queues: Final = read(listing.paused_queues, "lookup")
-    is_paused: Final = read(listing.is_paused, "lookup")
     backlog: Final = read(listing.backlog, "lookup")
     waiting_by_key: Final = read(listing.waiting_by_key, "list")
 
@@ -426,26 +428,7 @@ class Store:
     limit_sets_done: Final = write(limit_set_notes.limit_sets_done, is_atomic=False)
     tasks_of_other_limits: Final = read(listing.tasks_of_other_limits, "list")
 
-    async def gated_jobs(
-        self,
-        tasks: frozenset[str],
-        *,
-        unknown_to: frozenset[str] | None = None,
-        other_than: KnownLimitSets = NO_LIMIT_SETS,
-        ids: Sequence[str] | None = None,
-        after: str = "",
-        count: int = 100,
-    ) -> Sequence[GatedJob]:
-        """Return waiting jobs of these tasks that carry other limit sets, by id; of `ids` only those, whatever they
-        carry.
-
-        With `unknown_to`, those that use a limit that is not in that set.
-        """
-        kind: ReadKind = "list" if ids is None else "lookup"
-        return await self.driver.read(
-            lambda tx: listing.gated_jobs(tx, tasks, unknown_to, other_than, ids, after, count), kind
-        )
-
+    gated_jobs: Final = read(listing.gated_jobs, _kind_of_gated)
     failed_holders: Final = read(listing.failed_holders, "list")
     release_failed: Final = write(waiting_jobs.release_failed, wakes=True, is_atomic=False)
     change_limit_sets: Final = write(waiting_jobs.change_limit_sets, wakes=True, is_atomic=False, empties_lanes=True)

@@ -233,15 +233,14 @@ class QueuesConformance(Conformance):
         clock.advance(5)
         assert not await storage.pause_queue("default")
         assert await storage.pause_queue("a queue")
-        assert await storage.is_paused("a queue")
-        assert not await storage.is_paused("another queue")
+        assert await storage.paused_queues() == {"default": paused_at, "a queue": storage.now()}
         assert list(await storage.queues()) == [
             QueueRecord("a queue", storage.now(), None, None),
             QueueRecord("default", paused_at, None, None),
         ]
         assert await storage.resume_queue("default")
         assert await storage.resume_queue("a queue")
-        assert not await storage.is_paused("a queue")
+        assert await storage.paused_queues() == {}
         assert list(await storage.queues()) == []
 
     async def test_resuming_wakes_watchers(self, store_user: StoreUser) -> None:

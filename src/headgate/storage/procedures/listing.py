@@ -17,7 +17,7 @@ from headgate.jobs.batch import BatchRecord
 from headgate.jobs.bucket_mask import BucketMask, union
 from headgate.jobs.identity import JobId, numbers_beginning
 from headgate.jobs.job import AttemptRecord, BucketRef, JobRecord, JobState
-from headgate.jobs.limit_sets import GatedJob, KnownLimitSets
+from headgate.jobs.limit_sets import NO_LIMIT_SETS, GatedJob, KnownLimitSets
 from headgate.jobs.query import JobFilter, pair_of
 from headgate.jobs.terms import LimitTerms
 from headgate.limits.fair import PREFIX
@@ -102,9 +102,9 @@ class _QueuePosition(msgspec.Struct, array_like=True):
     passed: BucketMask
 
 
-class _PausedQueue(msgspec.Struct, array_like=True):
-    queue: str
-    paused_at: int
+class _Numbered(msgspec.Struct, array_like=True):
+    name: str
+    number: int
 
 
 class _LaneJobs(msgspec.Struct, array_like=True):
@@ -161,8 +161,9 @@ _VIEWS = RowDecoder(ViewCount, "count", view="ready")
 _UNFINISHED = RowDecoder(_UnfinishedCount, "count", view="ready")
 _COUNTS = RowDecoder(QueueCounts, "queue")
 _QUEUES = RowDecoder(QueueRecord, "queue")
-_PAUSED = RowDecoder(_PausedQueue, "queue")
+_PAUSED = RowDecoder(_Numbered, "queue")
 _BLOCKERS = RowDecoder(Blocker, "blocker", kind="blocks")
+_KEYS_OF_LIMITS = RowDecoder(_Numbered, "limit")
 _LIMIT_FIGURES = RowDecoder(LimitFigures, "limit")
 _BUCKETS = RowDecoder(BucketRecord, "bucket", ref=UNREADABLE_BUCKETS[0])
 _POSITIONS = RowDecoder(_QueuePosition, "job")
@@ -425,13 +426,17 @@ async def tasks_of_batches(tx: Transaction, batch_ids: Collection[str], most: in
 async def gated_jobs(
     tx: Transaction,
     tasks: frozenset[str],
-    unknown_to: frozenset[str] | None,
-    other_than: KnownLimitSets,
-    ids: Sequence[str] | None,
-    after: str,
-    count: int,
-) -> list[GatedJob]:
-    """As `Store.gated_jobs`."""
+    *,
+    unknown_to: frozenset[str] | None = None,
+    other_than: KnownLimitSets = NO_LIMIT_SETS,
+    ids: Sequence[str] | None = None,
+    after: str = "",
+    count: int = 100,
+) -> Sequence[GatedJob]:
+    """Return waiting jobs of these tasks that carry other limit sets, by id; of `ids` only those, whatever they carry.
+
+    With `unknown_to`, those that use a limit that is not in that set.
+    """
     names = sorted(tasks)
     if ids is not None:
         return await tx.fetch(_GATED, "gated_jobs_by_id", tasks=names, ids=list(ids))
@@ -513,12 +518,7 @@ async def queues(tx: Transaction) -> Sequence[QueueRecord]:
 
 async def paused_queues(tx: Transaction) -> Mapping[str, int]:
     """Return the paused queues, and since when; it reads no lane and no job."""
-    return {each.queue: each.paused_at for each in await tx.fetch(_PAUSED, "paused_queues")}
-
-
-async def is_paused(tx: Transaction, queue: str) -> bool:
-    """Whether a queue is paused; it reads no lane and no job."""
-    return bool(await tx.value("is_paused", queue=queue))
+    return {each.name: each.number for each in await tx.fetch(_PAUSED, "paused_queues")}
 
 
 async def backlog(tx: Transaction, queue: str) -> int:
@@ -628,7 +628,7 @@ async def keys(tx: Transaction, limits: Sequence[str], prefix: str, count: int) 
 
 async def keys_by_limit(tx: Transaction) -> Mapping[str, int]:
     """Return how many keys of each limit have a stored state; limits without are left out. It reads all of them."""
-    return {row.limit: row.keys for row in await tx.fetch(_LIMIT_FIGURES, "keys_by_limit")}
+    return {each.name: each.number for each in await tx.fetch(_KEYS_OF_LIMITS, "keys_by_limit")}
 
 
 async def limit_figures(

@@ -90,30 +90,17 @@ SELECT id FROM headgate.lane WHERE gated AND behind IS NULL AND since IS NOT NUL
 UNION ALL SELECT id FROM headgate.lane WHERE group_id IS NOT NULL AND behind IS NULL AND since IS NOT NULL
 UNION ALL SELECT id FROM headgate.lane WHERE gated AND since IS NULL AND wakes_at IS NOT NULL
 UNION ALL SELECT id FROM headgate.lane WHERE id {any:ungated text}
-UNION ALL SELECT line.id FROM headgate.bucket @its_lanes WHERE bucket.opens_at <= :limit_now
+UNION ALL SELECT lane.id FROM headgate.bucket @looked_up(lane, behind = bucket.id) WHERE bucket.opens_at <= :limit_now
 @lanes_that_came
 
 -- part: closed_lanes
-SELECT line.id FROM headgate.bucket @its_lanes WHERE bucket.opens_at > :limit_now
+SELECT lane.id FROM headgate.bucket @looked_up(lane, behind = bucket.id) WHERE bucket.opens_at > :limit_now
 
--- part: its_lanes [postgres]
--- OFFSET 0 here and below keeps the planner from reading whole tables and joining them.
-CROSS JOIN LATERAL (SELECT id, queue, waiting FROM headgate.lane WHERE behind = bucket.id OFFSET 0) AS line
+-- part: its_jobs(which)
+@looked_up(job, lane = line.id AND waiting AND $which)
 
--- part: its_lanes [sqlite]
-CROSS JOIN lane AS line ON line.behind = bucket.id
-
--- part: its_jobs(which) [postgres]
-CROSS JOIN LATERAL (SELECT id FROM headgate.job WHERE lane = line.id AND waiting AND $which OFFSET 0) AS job
-
--- part: its_jobs(which) [sqlite]
-CROSS JOIN job ON job.lane = line.id AND job.waiting AND $which
-
--- part: its_job [postgres]
-CROSS JOIN LATERAL (SELECT * FROM headgate.job WHERE job.id = job_tag.job OFFSET 0) AS job
-
--- part: its_job [sqlite]
-CROSS JOIN job ON job.id = job_tag.job
+-- part: its_job
+@looked_up(job, job.id = job_tag.job)
 
 -- part: place_of_tagged [postgres]
 job_tag.job
@@ -485,33 +472,37 @@ CASE WHEN behind IS NOT NULL AND behind NOT IN (SELECT id FROM opened) THEN 'thr
 -- Buckets that have opened are few while nodes claim: to join 200,000 lanes with their buckets takes twice as long.
 opened AS MATERIALIZED (SELECT id FROM headgate.bucket WHERE opens_at <= :limit_now::bigint)
 
--- part: asleep_in_lanes
+-- part: asleep
 -- How many jobs of each lane wait for their time; only these are read.
-SELECT
-    line.queue, line.behind,
-    (
-        SELECT count(*) FROM headgate.job
-        WHERE lane = line.id AND waiting AND delayed AND run_at > :now::bigint
-    ) AS jobs
-FROM (@sleeping_lanes) AS line
+asleep AS MATERIALIZED (
+    SELECT queue, behind, jobs
+    FROM (
+        SELECT
+            line.queue, line.behind,
+            (
+                SELECT count(*) FROM headgate.job
+                WHERE lane = line.id AND waiting AND delayed AND run_at > :now::bigint
+            ) AS jobs
+        FROM (@sleeping_lanes) AS line
+    ) AS counted
+    WHERE jobs > 0
+)
+
+-- part: waiting_views
+-- Waiting jobs by queue and what they wait for, from the counts of lanes; those of `asleep` are counted in their lanes, too.
+SELECT queue, @view_of_lane AS view, sum(waiting) AS jobs FROM (@waiting_lines) AS line GROUP BY 1, 2
+UNION ALL
+SELECT queue, @view_of_lane AS view, -sum(jobs) FROM asleep GROUP BY 1, 2
+UNION ALL
+SELECT queue, 'scheduled', sum(jobs) FROM asleep GROUP BY queue
+UNION ALL
+SELECT queue, 'blocked', count(*) FROM headgate.job WHERE blocked GROUP BY queue
 
 -- name: views
--- Count waiting jobs by queue and what they wait for, from the counts of lanes.
-WITH
-@opened_buckets,
-asleep AS MATERIALIZED (
-    SELECT queue, @view_of_lane AS view, sum(jobs) AS jobs FROM (@asleep_in_lanes) AS counted GROUP BY 1, 2
-)
+-- Count waiting jobs by queue and what they wait for.
+WITH @opened_buckets, @asleep
 SELECT queue, view, sum(jobs)::bigint AS jobs
-FROM (
-    SELECT queue, @view_of_lane AS view, sum(waiting) AS jobs FROM (@waiting_lines) AS line GROUP BY 1, 2
-    UNION ALL
-    SELECT queue, view, -jobs FROM asleep
-    UNION ALL
-    SELECT queue, 'scheduled', jobs FROM asleep
-    UNION ALL
-    SELECT queue, 'blocked', count(*) FROM headgate.job WHERE blocked GROUP BY queue
-) AS each
+FROM (@waiting_views) AS each
 GROUP BY queue, view
 HAVING sum(jobs) > 0
 ORDER BY queue, view
@@ -554,7 +545,7 @@ WHERE jobs > 0
 -- job that waits behind it.
 WITH
 @opened_buckets,
-asleep AS MATERIALIZED (SELECT queue, behind, jobs FROM (@asleep_in_lanes) AS counted WHERE jobs > 0),
+@asleep,
 worst AS MATERIALIZED (
     SELECT id, limit_name, key, jobs, of_limit, keys
     FROM (
@@ -573,13 +564,7 @@ SELECT
     NULL::bigint AS keys, NULL::text AS state, NULL::bigint AS opens_at, NULL::bigint AS closed_until, NULL::text AS buckets,
     NULL::text AS costs
 FROM (
-    SELECT queue, @view_of_lane AS view, sum(waiting) AS jobs FROM (@waiting_lines) AS line GROUP BY 1, 2
-    UNION ALL
-    SELECT queue, @view_of_lane AS view, -sum(jobs) FROM asleep GROUP BY 1, 2
-    UNION ALL
-    SELECT queue, 'scheduled', sum(jobs) FROM asleep GROUP BY queue
-    UNION ALL
-    SELECT queue, 'blocked', count(*) FROM headgate.job WHERE blocked GROUP BY queue
+    @waiting_views
     UNION ALL
     SELECT queue, 'running', count(*) FROM headgate.job WHERE @is_running GROUP BY queue
 ) AS each
@@ -588,7 +573,7 @@ HAVING sum(jobs) > 0
 UNION ALL
 SELECT
     NULL, NULL, worst.jobs, worst.limit_name, worst.key, worst.of_limit::bigint, worst.keys,
-    coalesce(bucket.state, (@shared_state)), bucket.opens_at, bucket.closed_until, job.buckets, job.costs
+    coalesce(bucket.state, (@shared_state(bucket.limit_name))), bucket.opens_at, bucket.closed_until, job.buckets, job.costs
 FROM worst
 JOIN headgate.bucket ON bucket.id = worst.id
 LEFT JOIN headgate.job ON job.id = (
@@ -691,11 +676,7 @@ WHERE :most IN ((SELECT count(*) FROM closed), (SELECT count(*) FROM line), (SEL
 
 -- name: paused_queues
 -- Return the paused queues, and since when.
-SELECT queue, paused_at FROM headgate.paused_queue ORDER BY queue
-
--- name: is_paused
--- Whether a queue is paused.
-SELECT EXISTS (SELECT 1 FROM headgate.paused_queue WHERE queue = :queue)
+SELECT queue AS name, paused_at AS number FROM headgate.paused_queue ORDER BY queue
 
 -- part: lines_with_oldest [postgres]
 known AS (
@@ -934,17 +915,21 @@ SELECT
         )
     )
 
--- part: shared_state
+-- part: shared_state(limit_name)
 -- The state of a limit that has one for all its keys.
 SELECT shared.state FROM headgate.bucket AS shared
-WHERE shared.limit_name = bucket.limit_name AND shared.key = '' AND shared.state LIKE '1:dynamic:%'
+WHERE shared.limit_name = $limit_name AND shared.key = '' AND shared.state LIKE '1:dynamic:%'
 
--- part: waiting_behind
+-- part: waiting_behind(id)
 -- A lane may count less than 0 jobs until its arrivals are merged.
-{greatest}(0, coalesce((SELECT sum(waiting) FROM headgate.lane WHERE behind = bucket.id), 0)::bigint)
+{greatest}(0, coalesce((SELECT sum(waiting) FROM headgate.lane WHERE behind = $id), 0)::bigint)
+
+-- part: counted_bucket
+id, limit_name, key, state, opens_at, closed_until,
+CASE WHEN opens_at IS NULL THEN 0 ELSE @waiting_behind(bucket.id) END AS waiting
 
 -- part: bucket_record
-{array:limit_name, key} AS ref, coalesce(state, (@shared_state)) AS state, waiting, opens_at, closed_until,
+{array:limit_name, key} AS ref, coalesce(state, (@shared_state(bucket.limit_name))) AS state, waiting, opens_at, closed_until,
 CASE WHEN opens_at IS NULL THEN 0 ELSE (SELECT count(*) FROM headgate.lane WHERE behind = bucket.id) END AS lanes
 
 -- part: bucket_filter
@@ -962,7 +947,7 @@ SELECT count(*) FROM (SELECT 1 FROM headgate.bucket WHERE opens_at IS NOT NULL L
 -- Return buckets that lanes wait behind, most waiting first; if there are more than :most, those that open first.
 SELECT @bucket_record
 FROM (
-    SELECT id, limit_name, key, state, opens_at, closed_until, @waiting_behind AS waiting
+    SELECT @counted_bucket
     FROM (SELECT * FROM headgate.bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most) AS bucket
     WHERE @bucket_filter
 ) AS bucket
@@ -975,7 +960,7 @@ LIMIT :count
 -- twice :most, the :most that open first and the :most that open last.
 SELECT @bucket_record
 FROM (
-    SELECT id, limit_name, key, state, opens_at, closed_until, @waiting_behind AS waiting
+    SELECT @counted_bucket
     FROM (
         SELECT * FROM (SELECT * FROM headgate.bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most) AS first_open
         UNION
@@ -988,10 +973,7 @@ LIMIT :count
 
 -- name: keys_by_limit
 -- Return how many keys of each limit have a bucket.
-SELECT limit_name AS "limit", count(*) AS keys, 0 AS unlimited
-FROM headgate.bucket
-GROUP BY limit_name
-ORDER BY limit_name
+SELECT limit_name AS name, count(*) AS number FROM headgate.bucket GROUP BY limit_name ORDER BY limit_name
 
 -- name: limit_figures
 -- Return how many keys of each of these limits have a bucket, counted to :most, and how many starts since then were not
@@ -1010,7 +992,7 @@ ORDER BY limit_name
 -- Return buckets by limit and key, from one name to another; with :idle, those that no lane waits behind.
 SELECT @bucket_record
 FROM (
-    SELECT id, limit_name, key, state, opens_at, closed_until, CASE WHEN opens_at IS NULL THEN 0 ELSE @waiting_behind END AS waiting
+    SELECT @counted_bucket
     FROM headgate.bucket
     WHERE (limit_name, key) >= (:first_limit::text, :first_key::text) AND (limit_name, key) <= (:last_limit::text, :last_key::text)
         AND (NOT :idle::boolean OR opens_at IS NULL) AND @bucket_filter
@@ -1038,14 +1020,8 @@ LIMIT :count
 -- Return buckets in the order in which they are requested.
 SELECT
     {array:refs.limit_name, refs.key} AS ref,
-    coalesce(
-        bucket.state,
-        (
-            SELECT shared.state FROM headgate.bucket AS shared
-            WHERE shared.limit_name = refs.limit_name AND shared.key = '' AND shared.state LIKE '1:dynamic:%'
-        )
-    ) AS state,
-    {greatest}(0, coalesce((SELECT sum(waiting) FROM headgate.lane WHERE behind = refs.id), 0)::bigint) AS waiting,
+    coalesce(bucket.state, (@shared_state(refs.limit_name))) AS state,
+    @waiting_behind(refs.id) AS waiting,
     bucket.opens_at,
     coalesce(bucket.closed_until, 0) AS closed_until,
     (SELECT count(*) FROM headgate.lane WHERE behind = refs.id) AS lanes
