@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from headgate.jobs.job import BucketRef
-from headgate.storage.claim_rows import LOWEST_RANK, LaneRow
 from headgate.storage.postgres import database
 from headgate.storage.postgres.dialect import CompiledStatement, statements_of
 from headgate.storage.procedures.claim import LaneRange
+from headgate.storage.procedures.claim_snapshot import LOWEST_RANK, LaneRow
 from headgate.storage.stored_rows import lane_id
 from tests.durability.postgres import Endings, ask, count_endings, let_locks_be_waited_for, sent_id, session_at
 from tests.durability.processes import Children

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from operator import attrgetter
 
+import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
@@ -31,16 +32,11 @@ from headgate.storage.admission import (
     gated_share,
     remote_charges,
 )
-from headgate.storage.claim_rows import (
-    BatchLanes,
-    LaneHead,
-    LaneMove,
-    LaneRow,
-    StartRow,
-)
+from headgate.storage.claim_rows import StartRow
 from headgate.storage.endings import DroppedRow, late_ending, rejection_error
 from headgate.storage.fair_lines import FairLines
 from headgate.storage.procedures.buckets import PermitRelease
+from headgate.storage.procedures.claim_snapshot import LaneHead, LaneRow
 from headgate.storage.records import Claim, Claimed, Dropped, NeededFetch, Throttled
 from headgate.storage.stored_rows import bucket_id
 
@@ -49,6 +45,34 @@ EXPIRED_A_VISIT = 100
 
 LOCKED_FOR = SECOND
 """The time after which a lane is visited again if others have locked all its jobs. Their ends wake it too."""
+
+
+class JobStart(msgspec.Struct):
+    """A job that starts, as it was read, with the permits that it holds now and the buckets that were not charged.
+
+    It `is_deferred` if it waited for a limit.
+    """
+
+    id: str
+    lane: RowId
+    fence: int
+    held: BucketMask
+    uncharged: BucketMask
+    is_deferred: bool
+
+
+class LaneMove(msgspec.Struct):
+    """The new place of a lane after the claim, and how many jobs have left it."""
+
+    id: RowId
+    removed: int
+    since: int | None
+    behind: RowId | None
+    wakes_at: int | None
+    opened_at: int | None
+    virtual_time: int | None
+    version: int
+    front: int
 
 
 class LaneVisit:
@@ -502,18 +526,18 @@ class ClaimPlan:
         )
 
     @property
-    def batch_lanes(self) -> list[BatchLanes]:
+    def batch_lanes(self) -> list[tuple[RowId, str]]:
         """The buckets that lanes wait behind and that batches hold permits of, by id, each with the batch.
 
         All lanes of such a batch may start jobs: the batch returns its permit only when all its jobs are final. A
         paused bucket is left out until it is resumed and its lanes are visited again.
         """
-        lanes: list[BatchLanes] = []
+        lanes: list[tuple[RowId, str]] = []
         for view in self._touched():
             if view.id is None or view.closed_until > self.limit_now:
                 continue
             if view.rule.holds_permits and view.state is not None:
-                lanes += [BatchLanes(view.id, batch) for batch in batches_of(view.state)]
+                lanes += [(view.id, batch) for batch in batches_of(view.state)]
         return lanes
 
     def _touched(self) -> list[BucketView]:

@@ -21,7 +21,7 @@ from headgate.limits.fair import (
 )
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import QUANTUM, RowId
-from headgate.storage.claim_rows import LaneRow, TurnGroupRow, WrittenVirtualTime
+from headgate.storage.procedures.claim_snapshot import LaneRow, TurnGroupRow
 
 FAIR_LANES = 16
 """The lanes of a fair queue over which the starts of one claim are spread, if so many are in line."""
@@ -156,10 +156,10 @@ class FairLines:
         """Whether a group has started all jobs that were read, and has more lanes in line."""
         return any(group.is_exhausted and not group.is_complete for group in self._groups.values())
 
-    def written(self, moved: Iterable[LaneRow]) -> list[WrittenVirtualTime]:
-        """Return the virtual times of the groups of lanes that have moved."""
+    def written(self, moved: Iterable[LaneRow]) -> list[tuple[RowId, int]]:
+        """Return the groups of lanes that have moved, with their virtual times."""
         ids = {row.group_id for row in moved if row.group_id is not None}
-        return [WrittenVirtualTime(id, self._groups[id].virtual_time) for id in sorted(ids)]
+        return [(id, self._groups[id].virtual_time) for id in sorted(ids)]
 
     # ------------------------------------------------------------------------------------------ in parts
 

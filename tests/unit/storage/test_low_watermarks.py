@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from headgate.clock import SECOND
-from headgate.storage.claim_rows import LaneRow
 from headgate.storage.postgres.low_watermarks import (
     AFTER_FAILURE,
     REACH,
@@ -15,6 +14,7 @@ from headgate.storage.postgres.low_watermarks import (
     WHOLE_EVERY,
     LowWatermarks,
 )
+from headgate.storage.procedures.claim_snapshot import LaneRow
 from headgate.testing.manual_clock import ManualClock
 
 

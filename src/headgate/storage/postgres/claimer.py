@@ -14,7 +14,6 @@ from headgate.jobs.identity import job_number
 from headgate.limits.fair import PREFIX
 from headgate.storage.admission import RowId
 from headgate.storage.claim_plan import EXPIRED_A_VISIT, LOCKED_FOR
-from headgate.storage.claim_rows import LaneHead
 from headgate.storage.driver import WakeQueues
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.postgres.arrivals import MERGED_AT_ONCE, ProvenFront, merge
@@ -27,6 +26,7 @@ from headgate.storage.procedures.claim import SOON, TRIES, ClaimTransaction, com
 from headgate.storage.procedures.claim_snapshot import (
     MULTI_WRITER_SNAPSHOT,
     ClaimSnapshot,
+    LaneHead,
     MultiWriterSnapshotRow,
     open_lane,
     read_snapshot,

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from headgate.clock import SECOND, Clock
-from headgate.storage.claim_rows import LaneRow
+from headgate.storage.procedures.claim_snapshot import LaneRow
 
 SLOW = 3_000
 """A snapshot is slow if it takes more microseconds than this in the server."""

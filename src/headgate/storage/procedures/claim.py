@@ -35,7 +35,6 @@ from headgate.jobs.identity import job_text
 from headgate.jobs.job import BucketRef
 from headgate.storage.admission import RowId
 from headgate.storage.claim_plan import ClaimPlan, LaneVisit, sort_heads
-from headgate.storage.claim_rows import LOWEST_RANK, LaneHead, LaneRow, TurnGroupRow
 from headgate.storage.driver import Transaction
 from headgate.storage.fair_lines import FairLines
 from headgate.storage.live_rules import CachedRules
@@ -48,8 +47,12 @@ from headgate.storage.procedures.buckets import (
 )
 from headgate.storage.procedures.claim_snapshot import (
     LANES,
+    LOWEST_RANK,
     SINGLE_WRITER_SNAPSHOT,
     ClaimSnapshot,
+    LaneHead,
+    LaneRow,
+    TurnGroupRow,
     open_lane,
     read_snapshot,
 )

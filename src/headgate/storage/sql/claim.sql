@@ -370,8 +370,8 @@ SELECT
 -- name: behind [postgres]
 -- The lanes of each queue that have waited longest behind each opened bucket: as many as the bucket grants.
 WITH instant AS MATERIALIZED (SELECT :now::bigint AS now)
-SELECT lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, virtual_time, version, front, group_id,
-    0 AS group_most
+SELECT lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, virtual_time, version, group_id,
+    0 AS group_most, front
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN unnest(:queues::text[]) AS named
 CROSS JOIN LATERAL (
@@ -386,7 +386,7 @@ CROSS JOIN LATERAL (
 -- At most :most lanes of each queue and bucket.
 SELECT
     lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, virtual_time, 0 AS version,
-    @lowest_rank AS front, group_id, 0 AS group_most
+    group_id, 0 AS group_most, @lowest_rank AS front
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN json_each(:queues) AS named
 CROSS JOIN lane ON lane.id IN (
