@@ -13,7 +13,7 @@ import pytest
 
 from headgate import Headgate, JobFailed, JobState, batch, chain
 from headgate.jobs.identity import job_number, job_text
-from headgate.storage.following import FOLLOWERS_AT_ONCE
+from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE
 from tests.durability.postgres import ask
 from tests.internals import store_of
 from tests.postgres_server import PostgresServer

@@ -24,8 +24,14 @@ from headgate.limits.rate_limit import Gcra
 from headgate.limits.rule import NEVER
 from headgate.limits.strict_rate import SlidingLog
 from headgate.storage.admission import gated_share
-from headgate.storage.endings import EXPIRED_ERROR, REJECTED, poison_error
-from headgate.storage.following import LEADER_NOT_SUCCEEDED, LeaderError, leader_error
+from headgate.storage.endings import (
+    EXPIRED_ERROR,
+    LEADER_NOT_SUCCEEDED,
+    REJECTED,
+    LeaderError,
+    leader_error,
+    poison_error,
+)
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.records import Amendment, Claim, Claimed, Dropped
 

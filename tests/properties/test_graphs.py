@@ -22,7 +22,7 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, On
-from headgate.storage.following import LEADER_NOT_SUCCEEDED
+from headgate.storage.endings import LEADER_NOT_SUCCEEDED
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.store import Store

@@ -18,7 +18,7 @@ from headgate.jobs.event import unserved_text
 from headgate.jobs.job import JobRecord, JobState
 from headgate.limits.key import shown_key
 from headgate.plural import counted
-from headgate.storage.following import skipped_because
+from headgate.storage.endings import skipped_because
 from headgate.storage.records import FINAL_STATES, Dependency, NodeRecord
 from headgate.tasks.status import JobStatus
 

@@ -26,8 +26,7 @@ from headgate.errors import (
 )
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobError, JobRecord, JobState
-from headgate.storage.endings import EXPIRED_ERROR, REJECTED
-from headgate.storage.following import LEADER_NOT_SUCCEEDED, skipped_because
+from headgate.storage.endings import EXPIRED_ERROR, LEADER_NOT_SUCCEEDED, REJECTED, skipped_because
 from headgate.storage.store import Store
 from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.definition import TaskDefinition

@@ -1,17 +1,16 @@
-"""How jobs end that do not run, and whether an attempt's outcome has already been written."""
+"""How jobs end that do not run: late, rejected, or because of how the job ended that they follow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from headgate.clock import SECOND, to_datetime
-from headgate.errors import LimitInUse
+from headgate.errors import IllegalTransition, LeaderNotRetried
 from headgate.jobs.bucket_mask import BucketMask
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import BucketRef, JobError, JobState
-from headgate.jobs.lifecycle import Ending, Finished
+from headgate.jobs.job import BucketRef, JobError, JobState, Origin
 from headgate.jobs.terms import LimitTerms
 
 
@@ -27,6 +26,8 @@ EXPIRED_ERROR = JobError(type="headgate.errors.JobExpired", message="the job was
 
 
 REJECTED = "headgate.errors.LimitRejected"
+
+LEADER_NOT_SUCCEEDED = "LeaderNotSucceeded"
 
 
 def rejection_error(ref: BucketRef | None, opens_at: int | None, terms: LimitTerms | None) -> JobError:
@@ -73,48 +74,120 @@ class DroppedRow(msgspec.Struct):
     kept: BucketMask
 
 
-class EndedHere(msgspec.Struct, array_like=True):
-    """The stored state of a job that ran on a node; `state` is as stored, so it may be "blocked"."""
+class LeaderError(NamedTuple):
+    """The error of a leader that did not succeed.
 
-    id: JobId
-    fence: int
-    state: str
+    The error of a batch is that of one of its jobs; of a job that was cancelled for its own leader only if all were.
+    The error of a join, and of a batch in which only batches did not succeed, is a `leader_error` that names one of
+    them.
+    """
+
+    leader: JobId
     error: JobError | None
-    cancel_requested: int
-    is_complete: bool
-
-    def is_by(self, ending: Ending) -> bool:
-        """Whether this ending was written before and only its reply was lost.
-
-        A job that became final by another way has another error; a cancellation by a user has none, and counts if one
-        was requested. A job that its attempt had completed has succeeded, whatever this ending says.
-        """
-        if self.fence == ending.fence and self.is_complete and self.state == JobState.SUCCEEDED:
-            return True
-        if self.fence != ending.fence or not isinstance(ending, Finished) or ending.state != self.state:
-            return False
-        if ending.state is JobState.CANCELLED and ending.error is None:
-            return bool(self.cancel_requested)
-        return ending.error == self.error
+    is_batch: bool = False
+    is_join: bool = False
 
 
-LINES_AT_ONCE = 5000
-"""How many log lines are deleted in one commit at most, so that other writes do not wait long for it."""
+class RootLeader(NamedTuple):
+    """The job or batch at which a chain of followers failed, and which has to be retried for all of them."""
+
+    id: str
+    ended: JobState
+    is_batch: bool = False
+    error: str | None = None
+
+    @property
+    def how(self) -> str:
+        if self.ended is JobState.CANCELLED:
+            return "was cancelled"
+        return "failed" if self.error is None else f"failed with {self.error}"
+
+    @property
+    def named(self) -> str:
+        return f"batch {self.id}" if self.is_batch else self.id
+
+    @property
+    def remedy(self) -> str:
+        """Name the jobs that the user has to retry."""
+        if self.is_batch:
+            return f"the jobs of {self.named} (`headgate jobs retry --batch {self.id} --state {self.ended.value}`)"
+        return self.id
 
 
-def prunable_at_once(lines: Sequence[int]) -> int:
-    """Return how many of the jobs to prune go into one commit, given how many lines each has logged; at least 1."""
-    total = 0
-    for place, count in enumerate(lines):
-        total += count
-        if place and total > LINES_AT_ONCE:
-            return place
-    return len(lines)
+def root_of(leader: str, ended: JobState, cause: LeaderError | None) -> RootLeader:
+    """Return where the failure began: at the leader, or at the job or batch for which the leader was cancelled."""
+    error = None if cause is None else cause.error
+    if error is not None and error.type == LEADER_NOT_SUCCEEDED and error.data is not None:
+        data = error.data
+        type = data.get("root_error")
+        return RootLeader(
+            str(data.get("root", data.get("leader"))),
+            JobState(str(data.get("root_ended", data.get("ended")))),
+            data.get("root_kind") == "batch",
+            None if type is None else str(type),
+        )
+    is_batch = cause is not None and cause.is_batch
+    return RootLeader(leader, ended, is_batch, None if error is None else error.type)
 
 
-def limit_in_use(limit: str, waiting: int, held: int) -> LimitInUse:
-    """Return the error for removing a limit that jobs need."""
-    return LimitInUse(
-        f"limit {limit!r} cannot be removed while it is in use (waiting jobs: {waiting}, held permits: {held}); cancel "
-        "the jobs or let them finish first"
+def leader_error(leader: str, ended: JobState, cause: LeaderError | None = None) -> JobError:
+    """Return the error of a job that is cancelled because its leader did not succeed; it names where that began."""
+    root = root_of(leader, ended, cause)
+    if root.id == leader:
+        why = f"it follows {root.named}, which {root.how}"
+    elif cause is not None and cause.is_join:
+        why = f"it follows several jobs or batches, and one did not succeed because {root.named} {root.how}"
+    else:
+        why = f"it follows {leader}, which was cancelled because {root.named} {root.how}"
+    return JobError(
+        type=LEADER_NOT_SUCCEEDED,
+        message=f"{why}; retry {root.remedy}, and this job waits again with it",
+        data={
+            "leader": leader,
+            "ended": ended.value,
+            "root": root.id,
+            "root_kind": "batch" if root.is_batch else "job",
+            "root_ended": root.ended.value,
+            "root_error": root.error,
+        },
     )
+
+
+def skipped_because(origin: Origin | None) -> str:
+    """Return why a job of this origin was skipped; None: it cannot be read."""
+    return "it was not needed" if origin is None else _unneeded(origin.follows, origin.on)
+
+
+def _unneeded(leader: str | None, on: str) -> str:
+    if on == "failure":
+        return f"it runs only if {leader}, which it follows, fails or is cancelled"
+    return f"it follows {leader}, which was skipped"
+
+
+def not_retried(job_id: str, leader: str, ended: JobState, cause: LeaderError | None) -> LeaderNotRetried:
+    """Return the error for retrying a follower alone, which would run before its leader has succeeded."""
+    root = root_of(leader, ended, cause)
+    return LeaderNotRetried(
+        f"job {job_id} follows {leader}, and runs only after that has succeeded: {root.named} {root.how}; "
+        f"retry {root.remedy} first, which also brings back the jobs that were cancelled because of it",
+        root.id,
+    )
+
+
+def not_needed(job_id: str, leader: str, on: str) -> IllegalTransition:
+    """Return the error for retrying a job that is not needed after the end of its leader."""
+    return IllegalTransition(f"job {job_id} is not needed: {_unneeded(leader, on)}")
+
+
+def may_run_after(on: str, ended: JobState) -> bool:
+    """Whether a follower may run after its leader has ended so; `on` is the outcome that it needs."""
+    return on == "final" or (ended.is_failure if on == "failure" else ended is JobState.SUCCEEDED)
+
+
+def unrun_state(ended: JobState) -> JobState:
+    """Return the final state of a follower that may not run after its leader has ended so.
+
+    It is cancelled if something went wrong, so that somebody has to act: the leader failed or was cancelled. Otherwise
+    it is skipped, because it is not needed.
+    """
+    return JobState.CANCELLED if ended.is_failure else JobState.SKIPPED

@@ -30,13 +30,11 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.driver import Driver, ReadKind, Transaction, WakeQueues, WriteOptions
 from headgate.storage.facts import IndexFacts, StoreFacts
-from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting, read_settings
 from headgate.storage.migrations import Migration
 from headgate.storage.procedures import alerts as alert_rows
 from headgate.storage.procedures import (
     audit,
-    downstream,
     failures,
     finish,
     following,
@@ -51,7 +49,7 @@ from headgate.storage.procedures import reports as report_rows
 from headgate.storage.procedures import schedules as schedule_rows
 from headgate.storage.procedures import upkeep as upkeep_rows
 from headgate.storage.procedures import waiting as waiting_jobs
-from headgate.storage.procedures.following import without_held
+from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE, without_held
 from headgate.storage.records import (
     LIMIT_SET_LIVES,
     Amendment,
@@ -284,7 +282,7 @@ class Store:
         )
 
     cancel: Final = write(waiting_jobs.cancel, wakes=True, changes_job=True, empties_lanes=True)
-    downstream_of: Final = read(downstream.downstream_of, "scan")
+    downstream_of: Final = read(graph_rows.downstream_of, "scan")
 
     async def cancel_blocked(
         self, job_ids: Sequence[str], *, audit_records: Sequence[AuditRecord] = ()
@@ -295,7 +293,7 @@ class Store:
         """
         return await without_held(
             lambda held: self.driver.write(
-                lambda tx: downstream.cancel_blocked(tx, [id for id in job_ids if id not in held], audit_records),
+                lambda tx: following.cancel_blocked(tx, [id for id in job_ids if id not in held], audit_records),
                 wakes=bool,
             )
         )

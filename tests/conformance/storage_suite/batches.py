@@ -11,7 +11,7 @@ from headgate.clock import SECOND
 from headgate.errors import LeaderNotFound
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.job import BucketRef, JobState, Origin
-from headgate.storage.following import LEADER_NOT_SUCCEEDED
+from headgate.storage.endings import LEADER_NOT_SUCCEEDED
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.dependencies import (
     MUTEX,

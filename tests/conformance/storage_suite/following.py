@@ -13,8 +13,8 @@ from headgate.jobs.job import BucketRef, JobState, Origin
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.jobs.limit_sets import LimitSetChange
 from headgate.jobs.query import JobFilter
-from headgate.storage.endings import EXPIRED_ERROR, REJECTED
-from headgate.storage.following import FOLLOWERS_AT_ONCE, LEADER_NOT_SUCCEEDED
+from headgate.storage.endings import EXPIRED_ERROR, LEADER_NOT_SUCCEEDED, REJECTED
+from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.dependencies import (
     add_batch,

@@ -12,7 +12,7 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.history import ALL
 from headgate.jobs.job import JobState, NewJob, Origin
 from headgate.jobs.query import JobFilter
-from headgate.storage.following import FOLLOWERS_AT_ONCE
+from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE
 from headgate.storage.records import Dependency
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.dependencies import (

@@ -13,8 +13,7 @@ from headgate.client.handles import Batch, Chain, Job
 from headgate.clock import to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import ClaimedJob, JobRecord
-from headgate.storage.endings import EXPIRED_ERROR, REJECTED
-from headgate.storage.following import LEADER_NOT_SUCCEEDED
+from headgate.storage.endings import EXPIRED_ERROR, LEADER_NOT_SUCCEEDED, REJECTED
 from tests.engine.simulation.job_checker import Change, JobChecker
 
 if TYPE_CHECKING:

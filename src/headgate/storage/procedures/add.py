@@ -17,8 +17,17 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import IdTaken, job_number
 from headgate.jobs.job import BucketRef, JobOptions, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
-from headgate.storage.following import NO_PLACEMENTS, FollowerPlacement, Placements, leaders_of, rejected
-from headgate.storage.procedures.following import StoredEnqueue, grow_batches, placements_of, store_dependencies
+from headgate.storage.procedures.following import (
+    NO_PLACEMENTS,
+    FollowerPlacement,
+    Placements,
+    StoredEnqueue,
+    grow_batches,
+    leaders_of,
+    placements_of,
+    rejected,
+    store_dependencies,
+)
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals
 from headgate.storage.records import FINAL_STATES
@@ -183,6 +192,7 @@ def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes
             lanes[lane] = known
         number = job_number(job.id)
         place = placed.get(job.id) or (_WAITS if job.rejection is None else rejected(job))
+        state = "blocked" if place.is_blocked else str(place.state)
         origin = job.origin or _NO_ORIGIN
         rows.append(
             _in_order(
@@ -190,10 +200,10 @@ def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes
                     number,
                     *astuple(job)[1:],
                     lane,
-                    "blocked" if place.is_blocked else str(place.state),
+                    state,
                     place.error,
                     job.limit_set or job.task,
-                    job.give_up_at if place.enters_lane else None,
+                    job.give_up_at if state == "waiting" else None,
                     origin.follows,
                     origin.batch,
                     origin.schedule,

@@ -225,7 +225,7 @@ class PermitRelease(NamedTuple):
 
 
 class Holder(msgspec.Struct, array_like=True):
-    """A job that holds permits."""
+    """A job that may hold permits, by itself or by its batch."""
 
     id: JobId
     buckets: tuple[BucketRef, ...]

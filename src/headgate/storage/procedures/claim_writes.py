@@ -17,10 +17,9 @@ from headgate.storage.admission import RowId
 from headgate.storage.claim_plan import ClaimPlan, LaneMove, LaneVisit
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow
-from headgate.storage.following import EndedJob
 from headgate.storage.procedures.buckets import BucketViews, Charged, ensure_rows, return_permits
 from headgate.storage.procedures.claim_snapshot import LaneHead
-from headgate.storage.procedures.following import ENDED_JOBS, FollowersHeld, resolve_followers
+from headgate.storage.procedures.following import ENDED_JOBS, EndedJob, FollowersHeld, resolve_followers
 from headgate.storage.procedures.limits import BucketTimer
 from headgate.storage.stored_rows import RowDecoder, bucket_id
 

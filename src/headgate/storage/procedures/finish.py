@@ -17,8 +17,6 @@ from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.terms import LimitTerms
 from headgate.jobs.uniqueness import superseded_error
 from headgate.storage.driver import Transaction
-from headgate.storage.endings import EndedHere
-from headgate.storage.following import EndedJob
 from headgate.storage.procedures.buckets import (
     PermitRelease,
     buckets_of_batch,
@@ -27,7 +25,7 @@ from headgate.storage.procedures.buckets import (
     lock_buckets,
     remove_holders,
 )
-from headgate.storage.procedures.following import resolve_followers
+from headgate.storage.procedures.following import EndedJob, resolve_followers
 from headgate.storage.procedures.lanes import Lane, add_arrivals, arrival_of, lane_of
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.stored_rows import RowDecoder
@@ -99,6 +97,31 @@ class RunningJob(msgspec.Struct):
         return without(self.buckets, NO_BUCKETS if self.terms is None else self.terms.permits)
 
 
+class _EndedHere(msgspec.Struct, array_like=True):
+    """The stored state of a job that ran on a node; `state` is as stored, so it may be "blocked"."""
+
+    id: JobId
+    fence: int
+    state: str
+    error: JobError | None
+    cancel_requested: int
+    is_complete: bool
+
+    def is_by(self, ending: Ending) -> bool:
+        """Whether this ending was written before and only its reply was lost.
+
+        A job that became final by another way has another error; a cancellation by a user has none, and counts if one
+        was requested. A job that its attempt had completed has succeeded, whatever this ending says.
+        """
+        if self.fence == ending.fence and self.is_complete and self.state == JobState.SUCCEEDED:
+            return True
+        if self.fence != ending.fence or not isinstance(ending, Finished) or ending.state != self.state:
+            return False
+        if ending.state is JobState.CANCELLED and ending.error is None:
+            return bool(self.cancel_requested)
+        return ending.error == self.error
+
+
 class _EndedRow(msgspec.Struct):
     id: str
     state: JobState
@@ -133,7 +156,7 @@ class _ReturnedRow(msgspec.Struct):
 
 
 _RUNNING = RowDecoder(RunningJob, "job")
-_ENDED = RowDecoder(EndedHere, "job")
+_ENDED = RowDecoder(_EndedHere, "job")
 
 
 async def finish_plain(

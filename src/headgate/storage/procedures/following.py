@@ -9,37 +9,29 @@ finished later.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from headgate.errors import BatchClosed, BatchNotFound
+from headgate.errors import BatchClosed, BatchNotFound, LeaderNotFound
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch, ended_as
 from headgate.jobs.identity import IdTaken, JobId, process_name
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob
 from headgate.jobs.terms import LimitTerms
 from headgate.storage.driver import Transaction
-from headgate.storage.following import (
+from headgate.storage.endings import (
     LEADER_NOT_SUCCEEDED,
-    BatchCount,
-    EndedJob,
-    EndedLeader,
-    FollowerBudget,
     LeaderError,
-    Placements,
-    batch_count,
-    batch_counts,
     leader_error,
-    leaders_of,
     may_run_after,
     not_needed,
     not_retried,
-    not_succeeded,
-    placements,
     unrun_state,
 )
-from headgate.storage.procedures.buckets import buckets_of_batch, release_batch_permits
+from headgate.storage.procedures.audit import add_audit_record
+from headgate.storage.procedures.buckets import Holder, buckets_of_batch, release_batch_permits
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Lane, add_arrivals, arrival_of, lane_of
 from headgate.storage.records import FINAL_STATES
@@ -48,6 +40,11 @@ from headgate.storage.stored_rows import RowDecoder
 LEADERS_AT_ONCE = 100
 """The number of leaders whose followers are read in one commit."""
 
+FOLLOWERS_AT_ONCE = 1000
+"""How many followers are released or cancelled in one commit; later commits do the rest of the same leaders."""
+
+LEVEL_COST = 50
+"""How many followers a level costs beside its own. The followers of one job are a level, their followers the next."""
 
 R = TypeVar("R")
 
@@ -70,6 +67,70 @@ async def without_held(work: Callable[[frozenset[str]], Awaitable[R]]) -> R:
             if met.leaders <= held:
                 raise AssertionError(f"{sorted(met.leaders)} were to be left out") from met
             held |= met.leaders
+
+
+class FollowerPlacement(NamedTuple):
+    """The place of a new job: `blocked` until its leader is final, or final at once with an `error`, or waiting."""
+
+    state: JobState
+    is_blocked: bool = False
+    error: JobError | None = None
+
+
+class Placements(NamedTuple):
+    """The places of new jobs by id, and what is counted of new batches from the start."""
+
+    jobs: Mapping[str, FollowerPlacement]
+    counts: Mapping[str, _BatchCount]
+    ends: Mapping[str, JobState | None]
+    """The final states of all jobs and batches that were looked at; None or absent: not final."""
+
+
+NO_PLACEMENTS = Placements({}, {}, {})
+
+
+class EndedJob(NamedTuple):
+    """A job or a batch that has just become final; what follows a batch is always read."""
+
+    id: JobId
+    state: JobState
+    is_followed: bool
+    batch: JobId | None
+
+
+class EndedLeader(NamedTuple):
+    """A final job or batch whose followers, and joins, with ids above `after` still have to be handled."""
+
+    id: JobId
+    state: JobState
+    after: JobId = ""
+
+
+class FollowerBudget:
+    """How many more followers one commit may release or cancel."""
+
+    def __init__(self, most: int = FOLLOWERS_AT_ONCE) -> None:
+        self.left = most
+        self.rest: list[EndedLeader] = []
+
+    def take(self, leaders: Sequence[EndedLeader], followers: Sequence[tuple[str, str]]) -> None:
+        """Count a level: the leaders' followers, as (leader, id) in this order, of which at most `left` were read."""
+        if len(followers) >= self.left:
+            # The last leader, and the leaders after it, may have more followers.
+            leader, id = followers[-1]
+            more = [each for each in leaders if each.id >= leader]
+            self.rest += [each._replace(after=id) if each.id == leader else each for each in more]
+        self.left -= len(followers) + LEVEL_COST
+
+
+class _BatchCount(NamedTuple):
+    """How many jobs of a batch have become final, by state; negative if they are no longer final."""
+
+    id: str
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    skipped: int = 0
 
 
 class _LeaderState(msgspec.Struct):
@@ -147,19 +208,13 @@ class _Uncounted(msgspec.Struct):
     batch: JobId
 
 
-class _Member(msgspec.Struct):
-    id: JobId
-    buckets: tuple[BucketRef, ...]
-    terms: LimitTerms | None
-
-
 _LEADERS = RowDecoder(_LeaderState, "job")
 _BATCHES = RowDecoder(_BatchState, "batch")
 _CAUSES = RowDecoder(LeaderError, "job")
 _FOLLOWERS = RowDecoder(_Follower, "job")
 ENDED_JOBS = RowDecoder(EndedJob, "job", state=JobState.FAILED)
 _ENDED_LEADERS = RowDecoder(EndedLeader, "job", state=JobState.FAILED)
-_MEMBERS = RowDecoder(_Member, "job of batch")
+_MEMBERS = RowDecoder(Holder, "job of batch")
 _ENDED_MEMBERS = RowDecoder(_EndedMember, "batch", state=JobState.FAILED)
 _STORED_BATCHES = RowDecoder(StoredEnqueue, "batch")
 _UNCOUNTED = RowDecoder(_Uncounted, "leader of batch")
@@ -170,7 +225,124 @@ async def placements_of(tx: Transaction, jobs: Sequence[NewJob], batches: Sequen
     own = {job.id for job in jobs} | {batch.id for batch in batches}
     leaders = sorted(leaders_of(jobs, batches) - own)
     ends = await _locked_ends(tx, leaders) if leaders else {}
-    return placements(jobs, batches, ends, await _causes(tx, not_succeeded(ends)))
+    not_succeeded = sorted(id for id, end in ends.items() if end is not None and end.is_failure)
+    return _placements(jobs, batches, ends, await _causes(tx, not_succeeded))
+
+
+def leaders_of(jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> set[str]:
+    """Return the ids of the leaders that new jobs follow and new joins count."""
+    leaders = {job.origin.follows for job in jobs if job.origin is not None and job.origin.follows is not None}
+    return leaders.union(*(batch.leaders for batch in batches))
+
+
+def _placements(
+    jobs: Sequence[NewJob],
+    batches: Sequence[NewBatch],
+    ends: Mapping[str, JobState | None],
+    causes: Mapping[str, LeaderError],
+) -> Placements:
+    """Return where new jobs go. A leader among them comes before its followers, also through a batch.
+
+    `ends` has the final states of stored leaders (None: not final), and `causes` the errors of those that did not
+    succeed. Raises LeaderNotFound for a leader that is neither stored nor among the jobs and batches.
+    """
+    ended = _Ends(batches, ends, causes)
+    joined = {leader: batch.id for batch in batches for leader in batch.leaders}
+    for leader in joined.keys() - ended.known.keys() - {job.id for job in jobs}:
+        raise LeaderNotFound(joined[leader], leader)
+    placed: dict[str, FollowerPlacement] = {}
+    for job in jobs:
+        place = placed[job.id] = _place(job, ended)
+        if place.state.is_final:
+            ended.add(job.id, place.state, None if job.origin is None else job.origin.batch, place.error)
+        else:
+            ended.known[job.id] = None
+    counts = [_batch_count(id, states) for id, states in ended.counted.items()]
+    return Placements(placed, {count.id: count for count in counts}, ended.known)
+
+
+class _Ends:
+    """The ends that are final while new jobs are placed: stored leaders, new jobs, batches with only final members."""
+
+    def __init__(
+        self,
+        batches: Sequence[NewBatch],
+        ends: Mapping[str, JobState | None],
+        causes: Mapping[str, LeaderError],
+    ) -> None:
+        self.batches = {batch.id: batch for batch in batches}
+        self.counted: dict[str, list[JobState]] = {batch.id: [] for batch in batches}
+        self.causes = dict(causes)
+        self.known: dict[str, JobState | None] = dict.fromkeys(self.batches)
+        self._joins: dict[str, list[str]] = {}
+        for batch in batches:
+            for leader in batch.leaders:
+                self._joins.setdefault(leader, []).append(batch.id)
+        for id, state in ends.items():
+            if state is None:
+                self.known[id] = None
+            else:
+                cause = causes.get(id)
+                self.add(
+                    id, state, None, None if cause is None else cause.error, is_batch=bool(cause and cause.is_batch)
+                )
+        for batch in batches:
+            if not batch.total and not batch.grows:
+                self.add(batch.id, JobState.SUCCEEDED, batch.batch, None)
+
+    def add(
+        self, id: str, state: JobState, batch: str | None, error: JobError | None, *, is_batch: bool = False
+    ) -> None:
+        """Note an end: it is counted by its batch and by joins, which may be final then."""
+        self.causes.setdefault(id, LeaderError(id, error, is_batch))
+        left = [(id, state, batch)]
+        while left:
+            id, state, batch = left.pop()
+            self.known[id] = state
+            for counting in (batch, *self._joins.get(id, ())):
+                if counting not in self.batches or counting is None:
+                    continue
+                counted = self.counted[counting]
+                counted.append(state)
+                if state.is_failure:
+                    self._note_cause(self.batches[counting], id, state)
+                if len(counted) == self.batches[counting].total and not self.batches[counting].grows:
+                    end = ended_as(*_batch_count(counting, counted)[1:])
+                    left.append((counting, end, self.batches[counting].batch))
+
+    def _note_cause(self, batch: NewBatch, member: str, state: JobState) -> None:
+        cause = self.causes.get(member)
+        is_join = bool(batch.leaders)
+        if is_join or member in self.batches:
+            new = LeaderError(batch.id, leader_error(member, state, cause), True, is_join)
+        else:
+            new = LeaderError(batch.id, None if cause is None else cause.error, True)
+        before = self.causes.get(batch.id)
+        if before is None or (before.error is not None and before.error.type == LEADER_NOT_SUCCEEDED):
+            self.causes[batch.id] = new
+
+
+def rejected(job: NewJob) -> FollowerPlacement:
+    """Return where a rejected job goes."""
+    state = JobState.FAILED if job.terms is None else job.terms.rejected_as()
+    return FollowerPlacement(state, error=job.rejection)
+
+
+def _place(job: NewJob, ended: _Ends) -> FollowerPlacement:
+    if job.rejection is not None:
+        return rejected(job)
+    if job.origin is None or job.origin.follows is None:
+        return FollowerPlacement(JobState.WAITING)
+    leader, on = job.origin.follows, job.origin.on
+    if leader not in ended.known:
+        raise LeaderNotFound(job.id, leader)
+    end = ended.known[leader]
+    if end is None:
+        return FollowerPlacement(JobState.WAITING, is_blocked=True)
+    if may_run_after(on, end):
+        return FollowerPlacement(JobState.WAITING)
+    error = leader_error(leader, end, ended.causes.get(leader)) if end.is_failure else None
+    return FollowerPlacement(unrun_state(end), error=error)
 
 
 async def grow_batches(
@@ -192,16 +364,7 @@ async def grow_batches(
             raise BatchNotFound(id)
         await _require_open(tx, before[id])
         states = [placed.jobs[job].state for job in new if placed.jobs[job].state.is_final]
-        count = batch_count(id, states)
-        await tx.execute(
-            "grow_batch",
-            id=id,
-            count=len(new),
-            succeeded=count.succeeded,
-            failed=count.failed,
-            cancelled=count.cancelled,
-            skipped=count.skipped,
-        )
+        await tx.execute("grow_batch", count=len(new), **_batch_count(id, states)._asdict())
 
 
 async def _require_open(tx: Transaction, batch: _BatchState) -> None:
@@ -233,7 +396,7 @@ async def store_dependencies(
             bool(batch.leaders),
             batch.schedule,
             batch.name,
-            *placed.counts.get(batch.id, BatchCount(batch.id))[1:],
+            *placed.counts.get(batch.id, _BatchCount(batch.id))[1:],
         )
         for batch in batches
     ]
@@ -289,7 +452,7 @@ async def _leaders(tx: Transaction, ended: Sequence[EndedJob], roots: dict[str, 
     """Return those that have followers, and their batches that are final now, in the order of their ids."""
     states = {each.id: each.state for each in ended if each.is_followed}
     while ended:
-        final = await _count(tx, batch_counts((each.batch, each.state) for each in ended))
+        final = await _count(tx, _batch_counts((each.batch, each.state) for each in ended))
         batches = {batch.id for batch in final}
         for each in ended:
             if each.batch in batches:
@@ -323,7 +486,7 @@ async def _count_leaders(tx: Transaction, joined: Sequence[tuple[str, str, JobSt
     if not joined:
         return []
     await tx.execute("count_awaited_leaders", ended=joined)
-    return await _count(tx, batch_counts((join, state) for join, _, state in joined))
+    return await _count(tx, _batch_counts((join, state) for join, _, state in joined))
 
 
 async def _keep_ended(tx: Transaction, left: Sequence[EndedLeader]) -> None:
@@ -374,6 +537,18 @@ async def end_blocked(tx: Transaction, jobs: Sequence[tuple[str, JobState, JobEr
         await tx.execute("end_blocked", ended=jobs, now=tx.now)
 
 
+async def cancel_blocked(tx: Transaction, job_ids: Sequence[str], audit_records: Sequence[AuditRecord]) -> list[str]:
+    """As `Store.cancel_blocked`."""
+    found = await tx.fetch(ENDED_JOBS, "lock_blocked", ids=list(job_ids))
+    ids = {job.id for job in found}
+    for record in audit_records:
+        if record.subject in ids:
+            await add_audit_record(tx, record)
+    await end_blocked(tx, [(job.id, JobState.CANCELLED, None) for job in found])
+    await resolve_followers(tx, found)
+    return sorted(ids)
+
+
 async def lock_leader(tx: Transaction, leader: str | None) -> None:
     """Lock the leader of a job before the job is locked."""
     if leader is not None:
@@ -415,8 +590,8 @@ async def _uncount(tx: Transaction, back: Sequence[EndedJob]) -> list[EndedJob]:
     followed = sorted(each.id for each in back if each.is_followed)
     joined = await tx.fetch(_UNCOUNTED, "uncount_awaited_leaders", leaders=followed) if followed else []
     counts = [
-        BatchCount(count.id, *(-number for number in count[1:]))
-        for count in batch_counts(
+        _BatchCount(count.id, *(-number for number in count[1:]))
+        for count in _batch_counts(
             [*((each.batch, each.state) for each in back), *((each.batch, states[each.leader]) for each in joined)]
         )
     ]
@@ -450,7 +625,11 @@ async def _causes(tx: Transaction, leaders: Sequence[str]) -> dict[str, LeaderEr
         return {}
     causes = {cause.leader: cause for cause in await tx.fetch(_CAUSES, "causes", leaders=leaders)}
     # Of a batch without an own job that failed, a batch in it is named, of a join one of its leaders.
-    outer = [cause.leader for cause in causes.values() if cause.is_batch and _is_of_members(cause)]
+    outer = [
+        cause.leader
+        for cause in causes.values()
+        if cause.is_batch and (cause.error is None or cause.error.type == LEADER_NOT_SUCCEEDED)
+    ]
     members = await tx.fetch(_ENDED_MEMBERS, "ended_members", batches=outer) if outer else []
     inner = await _causes(tx, sorted({each.member for each in members}))
     for each in members:
@@ -459,11 +638,7 @@ async def _causes(tx: Transaction, leaders: Sequence[str]) -> dict[str, LeaderEr
     return causes
 
 
-def _is_of_members(cause: LeaderError) -> bool:
-    return cause.error is None or cause.error.type == LEADER_NOT_SUCCEEDED
-
-
-async def _count(tx: Transaction, counts: Sequence[BatchCount]) -> list[EndedJob]:
+async def _count(tx: Transaction, counts: Sequence[_BatchCount]) -> list[EndedJob]:
     """Count members of batches that have become final. Returns the batches that are final now."""
     final: list[EndedJob] = []
     for batch in await _write_counts(tx, counts):
@@ -476,7 +651,7 @@ async def _count(tx: Transaction, counts: Sequence[BatchCount]) -> list[EndedJob
 
 
 async def _write_counts(
-    tx: Transaction, counts: Sequence[BatchCount], *, are_locked: bool = False
+    tx: Transaction, counts: Sequence[_BatchCount], *, are_locked: bool = False
 ) -> list[_BatchState]:
     if not counts:
         return []
@@ -484,3 +659,18 @@ async def _write_counts(
         # In the order of their ids.
         await tx.fetch(_BATCHES, "counts_of_leaders", ids=[count.id for count in counts])
     return await tx.fetch(_BATCHES, "count_batches", counts=counts, now=tx.now)
+
+
+def _batch_count(id: str, states: Sequence[JobState]) -> _BatchCount:
+    """Return what members that ended in these states add to the counts of a batch."""
+    ends = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED)
+    return _BatchCount(id, *(states.count(state) for state in ends))
+
+
+def _batch_counts(ended: Iterable[tuple[str | None, JobState]]) -> list[_BatchCount]:
+    """Return what ended members, as (batch, state), add to the counts of batches, in the order of the batches' ids."""
+    found: dict[str, list[JobState]] = {}
+    for batch, state in ended:
+        if batch is not None:
+            found.setdefault(batch, []).append(state)
+    return [_batch_count(id, states) for id, states in sorted(found.items())]

@@ -1,17 +1,19 @@
-"""The jobs and batches that are connected with each other: what follows what, one by one or folded into groups."""
+"""The jobs and batches that are connected: what follows what, one by one or folded, and what is after a batch."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 
 from headgate.jobs.graph import critical_path, depths
 from headgate.jobs.identity import JobId
+from headgate.jobs.state import JobState
 from headgate.storage.driver import Transaction
-from headgate.storage.records import GraphEdge, GraphNode, JobGraph
+from headgate.storage.records import FINAL_STATES, Downstream, GraphEdge, GraphNode, JobGraph
 from headgate.storage.stored_rows import RowDecoder
 
 MOST_MEMBERS = 1_000
@@ -50,7 +52,6 @@ _URGENT = (
     "cancelled",
     "skipped",
 )
-_FINAL = ("succeeded", "failed", "cancelled", "skipped")
 
 
 class _StoredNode(msgspec.Struct):
@@ -83,9 +84,38 @@ class _Count(msgspec.Struct):
     last: JobId
 
 
+class _DownstreamJob(msgspec.Struct):
+    id: JobId
+    state: JobState
+    cancel_requested: bool
+    is_blocked: bool
+    needs: str | None
+    follows: JobId | None
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the cancellation of others releases it, and so it has to be cancelled before them."""
+        return self.is_blocked and self.needs not in (None, "success")
+
+
+class _Counted(msgspec.Struct):
+    """A job or a batch, and a batch or a join that counts it."""
+
+    id: JobId
+    counted_by: JobId
+
+
+class _Pending(msgspec.Struct):
+    id: JobId
+    pending: int
+
+
 _NODES = RowDecoder(_StoredNode, "job or batch")
 _JOINED = RowDecoder(_Joined, "leader of batch")
 _COUNTS = RowDecoder(_Count, "count of jobs")
+_DOWNSTREAM = RowDecoder(_DownstreamJob, "job", state=JobState.WAITING)
+_COUNTED = RowDecoder(_Counted, "member of batch")
+_PENDING = RowDecoder(_Pending, "batch")
 
 
 async def graph(tx: Transaction, start: str, most: int) -> JobGraph:
@@ -138,7 +168,7 @@ def _plain_groups(batch: str, counts: Sequence[_Count]) -> list[tuple[GraphNode,
 
 def _group(id: str, task: str | None, states: Mapping[str, int], depth: int, is_at_least: bool) -> GraphNode:
     state = next((state for state in _URGENT if states.get(state)), "succeeded")
-    done = sum(states.get(each, 0) for each in _FINAL)
+    done = sum(states.get(each, 0) for each in FINAL_STATES)
     return GraphNode(id, task, state, sum(states.values()), done, dict(sorted(states.items())), depth, is_at_least)
 
 
@@ -270,7 +300,8 @@ def _graph(
     read = {node.id for node in nodes}
     nodes = nodes + [node for node, _ in plain if node.id not in read]
     edges = edges | {edge for _, edge in plain}
-    return JobGraph(sorted(nodes, key=_id), sorted(edges, key=_ends), is_folded, critical)
+    in_order = sorted(edges, key=attrgetter("source", "target", "needs"))
+    return JobGraph(sorted(nodes, key=attrgetter("id")), in_order, is_folded, critical)
 
 
 async def _walk(tx: Transaction, found: _Graph, todo: set[str], most: int, most_edges: int) -> set[str]:
@@ -314,9 +345,45 @@ async def _read(
     return beside
 
 
-def _id(node: GraphNode) -> str:
-    return node.id
+async def downstream_of(tx: Transaction, batch_id: str) -> Downstream:
+    """Return the jobs to cancel with a batch, as far as they are not final.
+
+    Its jobs, those of the batches in it, and each job after them that then would wait for nothing else.
+
+    From each batch in it and each job that is found, go on to what follows it. A batch or join outside is reached when
+    all of its members that are not final are: what follows it waits for nothing else.
+    """
+    jobs: dict[str, _DownstreamJob] = {}
+    order: list[tuple[str, str]] = []
+    reached = {batch_id}
+    counted: Counter[str] = Counter()
+    inside = leaders = [batch_id]
+    while leaders:
+        found = await tx.fetch(_DOWNSTREAM, "downstream_jobs", batches=inside, leaders=leaders)
+        new = [job for job in found if job.id not in jobs]
+        jobs.update((job.id, job) for job in new)
+        members = [*(job.id for job in new), *leaders]
+        inside = [id for id in await tx.ids("pending_batches_in", batches=inside) if id not in reached]
+        counting = await tx.fetch(_COUNTED, "counting_batches", members=members)
+        counted.update(each.counted_by for each in counting)
+        order += [(each.id, each.counted_by) for each in counting]
+        touched = sorted({each.counted_by for each in counting} - reached - set(inside))
+        pending = await tx.fetch(_PENDING, "pending_of_batches", ids=touched) if touched else []
+        leaders = [*inside, *(each.id for each in pending if counted[each.id] >= each.pending)]
+        reached.update(leaders)
+    order += [(job.follows, job.id) for job in jobs.values() if job.follows is not None]
+    left = [job for job in jobs.values() if not job.cancel_requested]
+    released = [job for job in left if job.is_released]
+    # It takes 2 s for a million jobs, and matters only if the end of one releases another.
+    depth = depths(_earlier(order)) if released else {}
+    released.sort(key=lambda job: (-depth.get(job.id, 0), job.id))
+    others = sorted((job for job in left if not job.is_released), key=lambda job: (job.is_blocked, job.id))
+    requested = [job.id for job in jobs.values() if job.cancel_requested]
+    return Downstream([job.id for job in released], [job.id for job in others], requested)
 
 
-def _ends(edge: GraphEdge) -> tuple[str, str, str]:
-    return edge.source, edge.target, edge.needs
+def _earlier(order: Sequence[tuple[str, str]]) -> Mapping[str, Sequence[str]]:
+    earlier: dict[str, list[str]] = {id: [] for pair in order for id in pair}
+    for before, after in order:
+        earlier[after].append(before)
+    return earlier

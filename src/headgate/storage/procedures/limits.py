@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from headgate.errors import LimitInUse
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import BucketRef
 from headgate.limits.concurrency import load_permits
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
 from headgate.storage.driver import Transaction
-from headgate.storage.endings import limit_in_use
 from headgate.storage.fetched import FetchedBalance, dump_balance, load_balance
 from headgate.storage.live_rules import CachedRules, EditSetting, LimitSetting, edited, read_settings
 from headgate.storage.procedures.audit import add_audit_record
@@ -190,7 +190,10 @@ async def forget(tx: Transaction, limit: str, *, audit_record: AuditRecord | Non
     waiting = await tx.value("waits_for_limit", needle=limit_needle(limit))
     held = sum(load_permits(state).held for state in await tx.values("permits_of_limit", limit=limit))
     if waiting or held:
-        raise limit_in_use(limit, waiting, held)
+        raise LimitInUse(
+            f"limit {limit!r} cannot be removed while it is in use (waiting jobs: {waiting}, held permits: {held}); "
+            "cancel the jobs or let them finish first"
+        )
     forgotten = await tx.execute("forget_buckets", limit=limit)
     forgotten += await tx.execute("forget_settings", limit=limit)
     if forgotten:

@@ -8,8 +8,8 @@ from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen, difference
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, JobOptions, JobState
 from headgate.jobs.terms import LimitTerms
-from headgate.storage.following import EndedJob
 from headgate.storage.procedures.buckets import PermitRelease, buckets_of_batch
+from headgate.storage.procedures.following import EndedJob
 from headgate.storage.procedures.lanes import Lane, lane_of
 from headgate.storage.stored_rows import RowDecoder
 

@@ -21,7 +21,6 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.plural import counted
 from headgate.storage.driver import Transaction
-from headgate.storage.endings import prunable_at_once
 from headgate.storage.facts import Contradiction
 from headgate.storage.live_rules import LiveRules, read_settings
 from headgate.storage.procedures.add import remove_tags
@@ -90,6 +89,9 @@ class _LostTag(NamedTuple):
     job: JobId
     tag: str
 
+
+LINES_AT_ONCE = 5000
+"""How many log lines are deleted in one commit at most, so that other writes do not wait long for it."""
 
 LONGEST_CLOSED = 2 * FARTHEST
 """Microseconds. The periods of rules and penalties are half as long at most."""
@@ -160,7 +162,7 @@ async def delete(
 
 async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> list[str]:
     """Delete jobs that finished before then, as many as one commit may delete. Returns the ids of the deleted jobs."""
-    found = found[: prunable_at_once([job.lines for job in found])]
+    found = found[: _prunable_at_once([job.lines for job in found])]
     if not found:
         return []
     # A permit that was kept until a job succeeds is released with the job at the latest.
@@ -189,6 +191,16 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> l
     if batches:
         await tx.execute("prune_batches_of", ids=sorted(batches), before=before)
     return ids
+
+
+def _prunable_at_once(lines: Sequence[int]) -> int:
+    """Return how many of the jobs to prune go into one commit, given how many lines each has logged; at least 1."""
+    total = 0
+    for place, count in enumerate(lines):
+        total += count
+        if place and total > LINES_AT_ONCE:
+            return place
+    return len(lines)
 
 
 async def evict(tx: Transaction, count: int = 1000) -> int:

@@ -135,7 +135,7 @@ RETURNING
 
 -- name: member_of_batch
 -- Return the buckets and terms of one of the jobs of a batch.
-SELECT id, buckets, terms FROM headgate.job WHERE batch IS NOT NULL AND batch = :batch::job_id LIMIT 1
+SELECT id, buckets, terms, held FROM headgate.job WHERE batch IS NOT NULL AND batch = :batch::job_id LIMIT 1
 
 -- name: followers [postgres]
 -- Return up to :count blocked followers of these leaders, and joins that count them, those of each leader after an id,
@@ -300,7 +300,7 @@ WITH RECURSIVE found (id) AS (
 )
 SELECT
     job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, cancel_requested,
-    state = 'blocked' AS is_blocked, {field:origin.on} AS needs, job.follows
+    state = 'blocked' AS is_blocked, {field:origin.on} AS needs, job.follows, 0 AS depth
 FROM found
 CROSS JOIN headgate.job
 WHERE job.id = found.id
