@@ -33,7 +33,7 @@ from headgate.storage.admission import (
     remote_charges,
 )
 from headgate.storage.claim_rows import StartRow
-from headgate.storage.endings import DroppedRow, late_ending, rejection_error
+from headgate.storage.endings import late_ending, rejection_error
 from headgate.storage.fair_lines import FairLines
 from headgate.storage.procedures.buckets import PermitRelease
 from headgate.storage.procedures.claim_snapshot import LaneHead, LaneRow
@@ -451,23 +451,23 @@ class ClaimPlan:
         """Return when a lane's limit last opened for it, in wall time."""
         return None if row.opened_at is None else self.now - (self.limit_now - row.opened_at)
 
-    def drop(self) -> list[DroppedRow]:
+    def drop(self) -> list[Dropped]:
         """Return the jobs that end without running: expired, rejected, or with a cost that no limit can ever grant.
 
         Afterwards `given` has the permits that they release.
         """
-        rows: list[DroppedRow] = []
         for visit in self.visits:
             for head, state, error in self._endings(visit):
                 kept = NO_BUCKETS
-                self._dropped.append(Dropped(head.id, head.task, head.queue, state, error, head.attempt))
                 if head.held and head.terms is not None and head.buckets is not None:
                     kept = head.terms.kept(head.held, state)
                     self.given.append(
                         PermitRelease(head.id, head.buckets, head.terms, difference(head.held, kept), kept)
                     )
-                rows.append(DroppedRow(head.id, head.lane, state, error, kept))
-        return rows
+                self._dropped.append(
+                    Dropped(head.id, head.task, head.queue, state, error, head.attempt, head.lane, kept)
+                )
+        return self._dropped
 
     def _endings(self, visit: LaneVisit) -> Iterator[tuple[LaneHead, JobState, JobError]]:
         for head in visit.expired:

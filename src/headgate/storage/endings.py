@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
-
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import IllegalTransition, LeaderNotRetried
-from headgate.jobs.bucket_mask import BucketMask
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, JobError, JobState, Origin
 from headgate.jobs.terms import LimitTerms
@@ -62,16 +59,6 @@ def late_ending(
     if terms is None or give_up_at is None or (expires_at is not None and expires_at <= min(now, give_up_at)):
         return JobState.FAILED if terms is None else terms.expires_as(attempts), EXPIRED_ERROR
     return terms.rejected_as(attempts), rejection_error(behind, None, terms)
-
-
-class DroppedRow(msgspec.Struct):
-    """A waiting job that ends without running: its final state, its error, and which permits it keeps."""
-
-    id: str
-    lane: str
-    state: JobState
-    error: JobError
-    kept: BucketMask
 
 
 class LeaderError(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import msgspec
 
 from headgate.clock import SECOND
+from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobOptions, JobState
 from headgate.jobs.limit_sets import KnownLimitSets, LimitSets
@@ -106,7 +107,8 @@ class Deposit(msgspec.Struct, frozen=True):
 class Dropped(msgspec.Struct, frozen=True, array_like=True):
     """A waiting job that is final without running again: it expired, or its limits made it wait too long.
 
-    `attempt` is how many attempts it has had.
+    `attempt` is how many attempts it has had. For the write, it has the lane that it leaves and the permits that it
+    keeps.
     """
 
     id: str
@@ -115,6 +117,8 @@ class Dropped(msgspec.Struct, frozen=True, array_like=True):
     state: JobState
     error: JobError
     attempt: int = 0
+    lane: str = ""
+    kept: BucketMask = NO_BUCKETS
 
 
 class Deletion(msgspec.Struct, frozen=True):

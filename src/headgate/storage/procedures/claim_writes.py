@@ -16,11 +16,11 @@ from headgate.jobs.job import BucketRef
 from headgate.storage.admission import RowId
 from headgate.storage.claim_plan import ClaimPlan, LaneMove, LaneVisit
 from headgate.storage.driver import Transaction
-from headgate.storage.endings import DroppedRow
 from headgate.storage.procedures.buckets import BucketViews, Charged, ensure_rows, return_permits
 from headgate.storage.procedures.claim_snapshot import LaneHead
 from headgate.storage.procedures.following import ENDED_JOBS, EndedJob, FollowersHeld, resolve_followers
 from headgate.storage.procedures.limits import BucketTimer
+from headgate.storage.records import Dropped
 from headgate.storage.stored_rows import RowDecoder, bucket_id
 
 
@@ -128,7 +128,7 @@ class ClaimWriter:
             is_still_open=still_open or released > 0,
         )
 
-    async def _drop(self, dropped: Sequence[DroppedRow]) -> list[EndedJob]:
+    async def _drop(self, dropped: Sequence[Dropped]) -> list[EndedJob]:
         ended = await self._tx.fetch(ENDED_JOBS, "drop_waiting", dropped=dropped, now=self._plan.now)
         if len(ended) != len(dropped):
             await self._skip_locked({row.id for row in dropped} - {row.id for row in ended})
@@ -143,7 +143,7 @@ class ClaimWriter:
             self._skip(held.leaders)
         return any(row.is_followed or row.batch is not None for row in ended)
 
-    async def _moves(self, visits: Sequence[LaneVisit], dropped: Sequence[DroppedRow]) -> list[LaneMove]:
+    async def _moves(self, visits: Sequence[LaneVisit], dropped: Sequence[Dropped]) -> list[LaneMove]:
         """Return the new places of the lanes. Lanes that may be empty are read once more."""
         plan = self._plan
         # With several writers, the count of a lane lags behind.

@@ -19,7 +19,7 @@ from headgate.jobs.terms import kept_permits
 from headgate.jobs.uniqueness import key_taken
 from headgate.limits.concurrency import load_permits
 from headgate.storage.driver import Transaction
-from headgate.storage.endings import DroppedRow, late_ending
+from headgate.storage.endings import late_ending
 from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import (
@@ -190,23 +190,20 @@ async def expire(
     # A job that has moved to another lane since it was read is left to the next call.
     unmoved = {row.place for row in await tx.fetch(LOCKED_JOBS, "lock_waiting", ids=[job.id for job in late])}
     late = [job for job in late if job.place in unmoved]
-    rows = [_dropped(job, tx.now) for job in late]
-    ended = await tx.fetch(following.ENDED_JOBS, "drop_waiting", dropped=rows, now=tx.now)
+    dropped = [_dropped(job, tx.now) for job in late]
+    ended = await tx.fetch(following.ENDED_JOBS, "drop_waiting", dropped=dropped, now=tx.now)
     await reopen_behind(tx, {job.lane_id for job in late if job.has_costs and not job.is_blocked})
     await add_arrivals(tx, [Arrival(job.lane, -1) for job in late if not job.is_blocked])
-    given = [job.gives(difference(job.held, row.kept)) for job, row in zip(late, rows, strict=True)]
+    given = [job.gives(difference(job.held, each.kept)) for job, each in zip(late, dropped, strict=True)]
     await return_permits(tx, itertools.chain.from_iterable(given))
     await following.resolve_followers(tx, ended)
-    return [
-        Dropped(job.id, job.task, job.queue, row.state, row.error, job.attempt)
-        for job, row in zip(late, rows, strict=True)
-    ]
+    return dropped
 
 
-def _dropped(job: _Expired, now: int) -> DroppedRow:
+def _dropped(job: _Expired, now: int) -> Dropped:
     behind = None if job.limit is None else BucketRef(job.limit, job.key or "")
     state, error = late_ending(now, job.expires_at, job.give_up_at, job.terms, job.attempt, behind)
-    return DroppedRow(job.id, job.lane_id, state, error, job.kept(state))
+    return Dropped(job.id, job.task, job.queue, state, error, job.attempt, job.lane_id, job.kept(state))
 
 
 async def change_limit_sets(tx: Transaction, jobs: Sequence[LimitSetChange]) -> int:
