@@ -33,7 +33,7 @@ from headgate.storage.procedures.claim_snapshot import (
 )
 from headgate.storage.procedures.claim_writes import ClaimConflict, SkippedJobs
 from headgate.storage.procedures.following import without_held
-from headgate.storage.procedures.replacement_notes import give_back_noted
+from headgate.storage.procedures.unique import give_back_noted
 from headgate.storage.records import Claim, Claimed, Dropped
 
 

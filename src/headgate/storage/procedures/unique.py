@@ -9,6 +9,10 @@ same index makes others wait for it.
 
 The transaction may be a user's and stay open for long. So it locks only jobs under the key: the one that is replaced,
 or the running one that gets a successor.
+
+Where several clients write, a waiting job that is replaced may have held a permit, or the cost for which a bucket was
+closed. It is noted in a new row, because the transaction locks nothing but the job. The next claim after the commit
+gives it back, with the buckets locked.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.bucket_mask import BucketMask, difference, mask_where
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import JobState, NewJob
+from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.terms import kept_permits
 from headgate.jobs.uniqueness import (
     FollowRunning,
@@ -49,15 +53,17 @@ from headgate.jobs.uniqueness import (
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.add import add_jobs, add_tags, remove_tags, require_own, stored_jobs
 from headgate.storage.procedures.audit import add_audit_record
+from headgate.storage.procedures.buckets import leaving_holders, lock_buckets, remove_holders
 from headgate.storage.procedures.history import note_enqueued
-from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of, lane_of
+from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of, lane_of, reopen_behind
 from headgate.storage.procedures.locked_job import LOCKED_JOBS, LockedJob
-from headgate.storage.procedures.replacement_notes import ReplacementNote, give_back, keep_notes, note_of
 from headgate.storage.statements import as_json, optional_json
 from headgate.storage.stored_rows import RowDecoder
 
 TRIES = 100
 """How often another job under the key may disappear between two statements before the addition fails."""
+
+NOTES_AT_ONCE = 1000
 
 
 class ClaimedMeanwhile(Exception):
@@ -87,6 +93,18 @@ class _Replacement(NamedTuple):
     has_same_buckets: bool
 
 
+class ReplacementNote(msgspec.Struct):
+    """The permits that a replaced job gives back, by bucket and holder; for a job with costs also its lane.
+
+    For those costs, one of the buckets of the lane may have been closed.
+    """
+
+    permits: list[tuple[BucketRef, str]]
+    lane: str | None
+    buckets: tuple[BucketRef, ...]
+    id: int = 0
+
+
 class ReservedKey(NamedTuple):
     """A key that stays taken for a job until then."""
 
@@ -97,6 +115,7 @@ class ReservedKey(NamedTuple):
 
 
 _RIVALS = RowDecoder(WaitingRival, "job")
+_NOTES = RowDecoder(ReplacementNote, "replacement note")
 
 
 async def rivals(tx: Transaction, ids: Sequence[str]) -> list[WaitingRival]:
@@ -206,8 +225,10 @@ class _Addition:
 
     async def end(self) -> None:
         """Give back the permits and costs of replaced jobs. It comes last, because `add` may wait for other keys."""
-        if self._notes:
-            await (keep_notes if self._is_users else give_back)(self._tx, self._notes)
+        if self._notes and self._is_users:
+            await self._tx.execute("keep_replacement_notes", notes=self._notes)
+        elif self._notes:
+            await _give_back(self._tx, self._notes)
 
     async def _read_key(self, job: NewJob) -> list[LockedJob]:
         key = key_of(job)
@@ -322,14 +343,13 @@ class _Addition:
             await self._tx.execute("forget_starts", id=now.id)
         await remove_tags(self._tx, [now])
         await add_tags(self._tx, [job])
-        in_lane = not now.is_blocked
-        note = note_of(now.gives(after.released), before.id if now.has_costs and in_lane else None, before.buckets)
+        note = _note_of(now, after.released)
         if note is not None and self._tx.has_one_writer:
             # At once, while its lane still waits behind the bucket that may have been closed for its cost.
-            await give_back(self._tx, [note])
+            await _give_back(self._tx, [note])
         elif note is not None:
             self._notes.append(note)
-        if in_lane:
+        if not now.is_blocked:
             arrival = arrival_of(lane, job.run_at, rank, delayed=job.delayed)
             await add_arrivals(self._tx, [Arrival(before, -1), arrival])
         return True
@@ -345,6 +365,17 @@ def _replacement(old: LockedJob, new: NewJob) -> _Replacement:
     run_at = old.run_at if stays and not old.delayed and not new.delayed else new.run_at
     has_same_buckets = old.buckets == new.buckets and not old.has_costs and new.costs is None
     return _Replacement(replace(new, id=old.id, run_at=run_at), held, released, lane, has_same_buckets)
+
+
+def _note_of(old: LockedJob, released: BucketMask) -> ReplacementNote | None:
+    """Return the note for a replaced job that loses these permits; None if it gives nothing back."""
+    lane = old.lane
+    closing = lane.id if old.has_costs and not old.is_blocked else None
+    leaving = leaving_holders(old.gives(released))
+    if not leaving and closing is None:
+        return None
+    permits = [(ref, holder) for ref, holders in leaving.items() for holder in holders]
+    return ReplacementNote(permits, closing, lane.buckets)
 
 
 def _by_key(rows: Iterable[LockedJob]) -> defaultdict[Key, list[LockedJob]]:
@@ -370,3 +401,30 @@ def _key_holders(rows: Iterable[LockedJob]) -> KeyHolders:
 def _is_waiting(job: NewJob, rows: Iterable[LockedJob]) -> bool:
     """Whether a job is among the rows under its key as one that waits."""
     return any(row.id == job.id and row.state is JobState.WAITING for row in rows)
+
+
+async def read_notes(tx: Transaction) -> list[ReplacementNote]:
+    """Return the notes whose contents have not been given back."""
+    return await tx.fetch(_NOTES, "replacement_notes")
+
+
+async def give_back_noted(tx: Transaction) -> None:
+    """Give back what is noted, in a transaction of its own; notes that another transaction has taken are left out."""
+    await _give_back(tx, await tx.fetch(_NOTES, "take_replacement_notes", count=NOTES_AT_ONCE))
+
+
+async def _give_back(tx: Transaction, notes: Sequence[ReplacementNote]) -> None:
+    """Give back the contents of notes, and let the next claim visit the lanes that wait for them."""
+    leaving = holders_in(notes)
+    await lock_buckets(tx, [*leaving, *(ref for note in notes if note.lane is not None for ref in note.buckets)])
+    await remove_holders(tx, leaving)
+    await reopen_behind(tx, [note.lane for note in notes if note.lane is not None])
+
+
+def holders_in(notes: Iterable[ReplacementNote]) -> dict[BucketRef, list[str]]:
+    """Return the holders that leave each bucket."""
+    leaving: dict[BucketRef, list[str]] = {}
+    for note in notes:
+        for ref, holder in note.permits:
+            leaving.setdefault(ref, []).append(holder)
+    return leaving

@@ -40,8 +40,8 @@ from headgate.storage.procedures.buckets import (
 )
 from headgate.storage.procedures.lanes import Lane, lane_of
 from headgate.storage.procedures.nodes import missing_nodes
-from headgate.storage.procedures.replacement_notes import holders_in, read_notes
 from headgate.storage.procedures.schedules import evict_schedule_notes
+from headgate.storage.procedures.unique import holders_in, read_notes
 from headgate.storage.records import FINAL_STATES, Deletion
 from headgate.storage.stored_rows import UNREADABLE_BUCKETS, RowDecoder, bucket_id, lane_id
 
