@@ -14,11 +14,9 @@ from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen, difference
 from headgate.jobs.identity import JobId, job_number
 from headgate.jobs.job import BucketRef, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.jobs.terms import LimitTerms
 from headgate.jobs.uniqueness import superseded_error
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import (
-    PermitRelease,
     buckets_of_batch,
     close_buckets,
     leaving_holders,
@@ -27,6 +25,7 @@ from headgate.storage.procedures.buckets import (
 )
 from headgate.storage.procedures.following import EndedJob, resolve_followers
 from headgate.storage.procedures.lanes import Lane, add_arrivals, arrival_of, lane_of
+from headgate.storage.procedures.locked_job import LaneMember
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.stored_rows import RowDecoder
 
@@ -50,24 +49,13 @@ AttemptId = tuple[str, int]
 """An attempt by its job's id and its fence."""
 
 
-class RunningJob(msgspec.Struct):
+class RunningJob(LaneMember):
     """A running job."""
 
-    id: JobId
     fence: int
-    queue: str
-    buckets: tuple[BucketRef, ...]
     cancel_requested: bool
-    terms: LimitTerms | None
-    held: BucketMask
-    passed: BucketMask
     lost: int
     uncharged: BucketMask
-    delayed: bool
-    run_at: int
-    rank: int
-    is_followed: bool
-    batch: JobId | None
     is_unique: bool
     is_complete: bool
     """Whether this attempt has completed the job in a user's transaction: it has succeeded, however it ends."""
@@ -82,14 +70,6 @@ class RunningJob(msgspec.Struct):
     def state_after(self) -> JobState:
         """The state in which it is returned: waiting, or cancelled if that was requested."""
         return JobState.CANCELLED if self.cancel_requested else JobState.WAITING
-
-    def ended(self, state: JobState) -> EndedJob:
-        """Return the job as one that has become final in this state."""
-        return EndedJob(self.id, state, self.is_followed, self.batch)
-
-    def kept(self, state: JobState) -> BucketMask:
-        """Return the permits that it keeps when it becomes `state`."""
-        return NO_BUCKETS if self.terms is None else self.terms.kept(self.held, state)
 
     @property
     def rates(self) -> tuple[BucketRef, ...]:
@@ -330,11 +310,7 @@ def states_after(returned: Iterable[RunningJob], final: Iterable[EndedJob]) -> I
 
 async def release_held(tx: Transaction, jobs: Iterable[tuple[RunningJob, JobState]]) -> None:
     """Release the permits that these jobs do not keep in their new states; their rows are written already."""
-    given = [
-        PermitRelease(job.id, job.buckets, job.terms, difference(job.held, job.kept(state)), job.kept(state))
-        for job, state in jobs
-        if job.held and job.terms is not None
-    ]
+    given = [each for job, state in jobs if job.held for each in job.gives(difference(job.held, job.kept(state)))]
     if given:
         await remove_holders(tx, leaving_holders(given))
 

@@ -1,4 +1,4 @@
-"""A job as a transaction reads it that locks it: its place, its permits, its key and its leader."""
+"""A job as a transaction reads it that changes its state: its place in line, its permits, its key and its leader."""
 
 from __future__ import annotations
 
@@ -14,29 +14,48 @@ from headgate.storage.procedures.lanes import Lane, lane_of
 from headgate.storage.stored_rows import RowDecoder
 
 
-class LockedJob(msgspec.Struct):
-    """A job in any state; a waiting one `is_blocked` while its leader is not final.
-
-    For a unique key that stays taken, it is the final job for which it does, with the end of that time as `run_at`.
-    """
+class LaneMember(msgspec.Struct):
+    """A job with what decides about its lane and its permits."""
 
     id: JobId
-    task: str
-    unique_key: str | None
-    state: JobState
     queue: str
     buckets: tuple[BucketRef, ...]
     terms: LimitTerms | None
     held: BucketMask
     passed: BucketMask
-    has_costs: bool
-    is_blocked: bool
-    is_followed: bool
-    follows: JobId | None
-    batch: JobId | None
     delayed: bool
     run_at: int
     rank: int
+    is_followed: bool
+    batch: JobId | None
+
+    def kept(self, state: JobState) -> BucketMask:
+        """Return the permits that it keeps when it becomes `state`."""
+        return NO_BUCKETS if self.terms is None else self.terms.kept(self.held, state)
+
+    def ended(self, state: JobState) -> EndedJob:
+        """Return the job as one that has become final in this state."""
+        return EndedJob(self.id, state, self.is_followed, self.batch)
+
+    def gives(self, released: BucketMask) -> list[PermitRelease]:
+        """Return what it releases when it loses the permits `released`."""
+        if not released or self.terms is None:
+            return []
+        return [PermitRelease(self.id, self.buckets, self.terms, released, difference(self.held, released))]
+
+
+class LockedJob(LaneMember):
+    """A job in any state; a waiting one `is_blocked` while its leader is not final.
+
+    For a unique key that stays taken, it is the final job for which it does, with the end of that time as `run_at`.
+    """
+
+    task: str
+    unique_key: str | None
+    state: JobState
+    has_costs: bool
+    is_blocked: bool
+    follows: JobId | None
     attempt: int
     outcome: str | None
     options: JobOptions | None
@@ -66,20 +85,6 @@ class LockedJob(msgspec.Struct):
         if self.has_costs:
             return list(self.buckets)
         return [*chosen(self.buckets, self.held), *buckets_of_batch(self.buckets, self.terms)]
-
-    def kept(self, state: JobState) -> BucketMask:
-        """Return the permits that it keeps when it becomes `state`."""
-        return NO_BUCKETS if self.terms is None else self.terms.kept(self.held, state)
-
-    def ended(self, state: JobState) -> EndedJob:
-        """Return the job as one that has become final in this state."""
-        return EndedJob(self.id, state, self.is_followed, self.batch)
-
-    def gives(self, released: BucketMask) -> list[PermitRelease]:
-        """Return what it releases when it loses the permits `released`."""
-        if not released or self.terms is None:
-            return []
-        return [PermitRelease(self.id, self.buckets, self.terms, released, difference(self.held, released))]
 
     def waits_until(self, ready_at: int) -> int | None:
         """Return the end of its max_wait if it is ready then; None without one."""

@@ -76,8 +76,8 @@ SELECT array_agg(id) FROM written
 
 -- part: running_job
 -- The columns of a running job that the end of an attempt reads.
-id, fence, queue, buckets, cancel_requested, terms, held, passed, lost, uncharged, delayed, run_at, rank, is_followed, batch,
-unique_key IS NOT NULL AS is_unique, coalesce(completed_fence, -1) = fence AS is_complete, charged_at
+@lane_member, fence, cancel_requested, lost, uncharged, unique_key IS NOT NULL AS is_unique,
+coalesce(completed_fence, -1) = fence AS is_complete, charged_at
 
 -- part: running_under
 FROM headgate.job WHERE id {any:ids job_id} AND finished_at IS NULL AND NOT waiting AND node = :node

@@ -50,8 +50,8 @@ FROM {rows:keys(task text, unique_key text)}
 UNION ALL
 -- By the key, and not by the index of times.
 SELECT
-    reserved_key.job, reserved_key.task, reserved_key.unique_key, 'succeeded', '', '[]', NULL, 0, 0, false, false, false,
-    NULL, NULL, false, reserved_key.until, 0, 0, NULL, NULL
+    reserved_key.job, '', '[]', NULL, 0, 0, false, reserved_key.until, 0, false, NULL,
+    reserved_key.task, reserved_key.unique_key, 'succeeded', false, false, NULL, 0, NULL, NULL
 FROM {rows:keys(task text, unique_key text)}
 @looked_up(reserved_key, reserved_key.task = keys.task AND reserved_key.unique_key = keys.unique_key AND until + 0 > :now)
 

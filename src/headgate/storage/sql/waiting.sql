@@ -1,9 +1,11 @@
 -- Waiting jobs that leave their lanes without running, or move to another lane.
 
+-- part: lane_member
+job.id, job.queue, job.buckets, job.terms, job.held, job.passed, job.delayed, job.run_at, job.rank, job.is_followed, job.batch
+
 -- part: locked_job
-job.id, job.task, job.unique_key, CASE WHEN job.state = 'blocked' THEN 'waiting' ELSE job.state END AS state, job.queue,
-job.buckets, job.terms, job.held, job.passed, job.costs IS NOT NULL AS has_costs, job.state = 'blocked' AS is_blocked,
-job.is_followed, job.follows, job.batch, job.delayed, job.run_at, job.rank, job.attempt,
+@lane_member, job.task, job.unique_key, CASE WHEN job.state = 'blocked' THEN 'waiting' ELSE job.state END AS state,
+job.costs IS NOT NULL AS has_costs, job.state = 'blocked' AS is_blocked, job.follows, job.attempt,
 {field:job.origin.on} AS outcome, job.options
 
 -- name: find_job
