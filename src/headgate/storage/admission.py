@@ -21,7 +21,7 @@ from headgate.limits.concurrency import NO_PERMITS, batches_of
 from headgate.limits.fair import TurnGroup, TurnLine
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
-from headgate.storage.fetched import needs_fetch, remote_charge_of
+from headgate.storage.fetched import FetchedStarts
 from headgate.storage.records import FreeSlots, NeededFetch
 
 QUANTUM = 4
@@ -84,12 +84,17 @@ class BucketView:
 
     @property
     def remote_charge(self) -> RemoteCharge | None:
-        """The charge of its starts in another store, if its limit is kept in one."""
-        return remote_charge_of(self.rule, self.state)
+        """When its starts were charged in another store; None if its limit is kept in this one."""
+        state = self.state
+        if not isinstance(self.rule, FetchedStarts) or state is None or not state.charged_at:
+            return None
+        return RemoteCharge(state.charged_at, state.charged_at - state.fetched_at)
 
     def needs_fetch(self, now: int, cost: int = 1) -> bool:
         """Whether more starts have to be fetched from another store before it can grant `cost`."""
-        return self.closed_until <= now and needs_fetch(self.rule, self.state, now, cost)
+        if self.closed_until > now or not isinstance(self.rule, FetchedStarts):
+            return False
+        return self.rule.needs_fetch(self.state, now, cost)
 
     def is_held_by(self, holder: str | None) -> bool:
         """Whether `holder` already has a permit and so may start, whichever lanes wait behind the bucket."""

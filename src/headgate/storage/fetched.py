@@ -7,13 +7,12 @@ given back. If all nodes die in between, the fetched starts are lost budget; the
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
-from headgate.jobs.job import RemoteCharge
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Rule, Snapshot
 
@@ -106,28 +105,6 @@ class FetchedStarts(Rule[FetchedBalance], frozen=True):
 
     def describe(self) -> str:
         return f"{self.real.describe()}, kept elsewhere"
-
-
-def set_in_place_of(declared: AnyRule, new: AnyRule) -> AnyRule:
-    """Return a bucket's rule after `new` was set at run time; for fetched starts if `declared` is for those."""
-    return FetchedStarts(new) if isinstance(declared, FetchedStarts) else new
-
-
-def real_rule(rule: AnyRule) -> AnyRule:
-    """Return the rule by which starts are fetched, or the rule itself if its limit is kept in this store."""
-    return rule.real if isinstance(rule, FetchedStarts) else rule
-
-
-def needs_fetch(rule: AnyRule, state: Any, now: int, cost: int) -> bool:
-    """Whether starts have to be fetched for a bucket."""
-    return isinstance(rule, FetchedStarts) and rule.needs_fetch(state, now, cost)
-
-
-def remote_charge_of(rule: AnyRule, state: Any) -> RemoteCharge | None:
-    """Return when a bucket's starts were charged in another store; None if its limit is kept in this one."""
-    if not isinstance(rule, FetchedStarts) or state is None or not state.charged_at:
-        return None
-    return RemoteCharge(state.charged_at, state.charged_at - state.fetched_at)
 
 
 _HEAD = "1:fetched:"

@@ -20,7 +20,7 @@ from headgate.jobs.limit_sets import LIMIT_SUBJECT
 from headgate.limits.kinds import load_rule
 from headgate.limits.limit import AnyRule
 from headgate.storage.driver import Transaction
-from headgate.storage.fetched import real_rule, set_in_place_of
+from headgate.storage.fetched import FetchedStarts
 from headgate.storage.records import DECLARATION_LIVES
 from headgate.storage.stored_rows import RowDecoder, note_unreadable
 
@@ -78,8 +78,14 @@ class LiveRules:
         If none is set, it is what the newest release declares; else `declared`, which this process declares.
         """
         limit = self._limits.get(ref.limit)
-        found = None if limit is None else limit.rule(ref.key) or limit.newest(real_rule(declared).family)
-        return declared if found is None else set_in_place_of(declared, found)
+        if limit is None:
+            return declared
+        real = declared.real if isinstance(declared, FetchedStarts) else declared
+        found = limit.rule(ref.key) or limit.newest(real.family)
+        if found is None:
+            return declared
+        # Its starts are fetched from where those of the declared rule are.
+        return found if real is declared else FetchedStarts(found)
 
     def is_paused(self, ref: BucketRef) -> bool:
         """Whether nothing may start on the bucket until it is resumed."""

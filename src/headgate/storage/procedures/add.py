@@ -149,7 +149,8 @@ async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Placements) -
         if count < len(rows):
             await require_own(tx, jobs)
     await add_tags(tx, jobs)
-    await note_unrun(tx, final)
+    if final:
+        await note_unrun(tx, final)
 
 
 async def _insert_new(tx: Transaction, jobs: Sequence[NewJob], rows: list[_NewRow]) -> list[_NewRow]:
