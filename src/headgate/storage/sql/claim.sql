@@ -503,17 +503,11 @@ LEFT JOIN (
     ) AS locked
 ) AS held ON true
 
--- part: head
--- The columns of a job that a claim reads.
-job.id, job.lane, job.task, job.queue, job.payload, job.rank, job.run_at, job.attempt, job.fence, job.lost,
+-- part: head(payload)
+-- The columns of a job that a claim reads. SQLite stores values of any type in a column, so it reads the payload as text.
+job.id, job.lane, job.task, job.queue, $payload, job.rank, job.run_at, job.attempt, job.fence, job.lost,
 job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed, job.give_up_at,
 job.annotations, CASE WHEN job.held <> 0 THEN job.buckets END AS buckets, job.limit_set
-
--- part: head_as_text
--- As head, for a database that stores values of any type in a column.
-job.id, job.lane, job.task, job.queue, CAST(job.payload AS text) AS payload, job.rank, job.run_at, job.attempt, job.fence,
-job.lost, job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed,
-job.give_up_at, job.annotations, CASE WHEN job.held <> 0 THEN job.buckets END AS buckets, job.limit_set
 
 -- part: not_locked [postgres]
 -- Whether a job is not one that this process has found locked, by lane, id and fence.
@@ -524,7 +518,7 @@ true
 
 -- name: heads [postgres]
 -- The first jobs of each lane that requested no start time, from its floor on.
-SELECT @head
+SELECT @head(job.payload)
 FROM {rows:visited(lane text, floor bigint)}
 CROSS JOIN LATERAL (
     SELECT * FROM headgate.job
@@ -534,7 +528,7 @@ CROSS JOIN LATERAL (
 ) AS job
 
 -- name: heads [sqlite]
-SELECT @head_as_text
+SELECT @head(CAST(job.payload AS text) AS payload)
 FROM json_each(:lanes) AS visited
 CROSS JOIN job ON job.rowid IN (
     SELECT rowid FROM job
@@ -546,7 +540,7 @@ CROSS JOIN job ON job.rowid IN (
 -- name: heads_ready [postgres]
 -- The first ready jobs of each lane, with delayed jobs that are due: of all limit sets with :all, else of limit sets that the node
 -- may start.
-SELECT @head
+SELECT @head(job.payload)
 FROM unnest(:lanes::text[]) AS visited (lane)
 CROSS JOIN LATERAL (
     SELECT * FROM (
@@ -568,7 +562,7 @@ CROSS JOIN LATERAL (
 ) AS job
 
 -- name: heads_ready [sqlite]
-SELECT @head_as_text
+SELECT @head(CAST(job.payload AS text) AS payload)
 FROM json_each(:lanes) AS visited
 CROSS JOIN job ON job.rowid IN (
     SELECT rowid FROM (
@@ -611,14 +605,18 @@ left_lanes AS (
     SELECT lane, queue, '[]', '', -count(*), false, :limit_now FROM taken GROUP BY lane, queue
 )
 
+-- part: started
+-- What follows from the start of a waiting job on the node.
+state = 'running', waiting = false, node = :node, started_at = :now, attempt = job.attempt + 1, fence = job.fence + 1,
+holds_key = job.unique_key IS NOT NULL, cancel_requested = false, charged_at = :limit_now
+
 -- name: take_ungated [postgres]
 -- Start waiting jobs without limits on the node: the first `most` of each lane, from its floor on.
 -- The ids are an array, not a join: the planner expects few rows and uses the primary key, whatever the statistics say.
 WITH @unchanged_node,
 taken AS (
     UPDATE headgate.job
-    SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
-        holds_key = unique_key IS NOT NULL, cancel_requested = false, charged_at = :limit_now, uncharged = held | passed
+    SET @started, uncharged = held | passed
     WHERE job.id = ANY(
         ARRAY(
             SELECT first.id
@@ -635,7 +633,7 @@ taken AS (
             ) AS first
         )
     )
-    RETURNING @head
+    RETURNING @head(job.payload)
 ),
 @kept_claim,
 @left_lanes
@@ -679,10 +677,9 @@ chosen AS (
 ),
 taken AS (
     UPDATE headgate.job
-    SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
-        holds_key = unique_key IS NOT NULL, cancel_requested = false, charged_at = :limit_now, uncharged = held | passed
+    SET @started, uncharged = held | passed
     WHERE job.id = ANY(ARRAY(SELECT id FROM chosen))
-    RETURNING @head
+    RETURNING @head(job.payload)
 ),
 @kept_claim,
 @left_lanes
@@ -741,8 +738,7 @@ free AS (
     SELECT id FROM headgate.job WHERE id = ANY(:starting.id::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE headgate.job
-SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
-    holds_key = job.unique_key IS NOT NULL, cancel_requested = false, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged,
+SET @started, held = starting.held, uncharged = starting.uncharged,
     deferrals = CASE WHEN starting.is_deferred THEN coalesce(job.deferrals, 0) + 1 ELSE job.deferrals END
 FROM {rows:starting(id job_id, lane text, fence integer, held bigint, uncharged bigint, is_deferred boolean)}
 WHERE @by_key(job.id, starting.id) AND job.lane = starting.lane AND job.fence = starting.fence AND job.state = 'waiting'
@@ -752,16 +748,14 @@ RETURNING job.id
 -- name: start_jobs [sqlite]
 -- Start jobs without terms on the node. SQLite writes one table a statement; `charge` writes the buckets.
 UPDATE job
-SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
-    holds_key = unique_key IS NOT NULL, cancel_requested = 0, charged_at = :limit_now,
+SET @started,
     deferrals = CASE WHEN id {any:deferred job_id} THEN coalesce(deferrals, 0) + 1 ELSE deferrals END
 WHERE id {any:ids job_id} AND +waiting
 
 -- name: start_with_terms [sqlite]
 -- As start_jobs, for jobs with terms: they may hold permits, or be exempt from some of their buckets.
 UPDATE job
-SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
-    holds_key = job.unique_key IS NOT NULL, cancel_requested = 0, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged,
+SET @started, held = starting.held, uncharged = starting.uncharged,
     deferrals = CASE WHEN starting.is_deferred THEN coalesce(job.deferrals, 0) + 1 ELSE job.deferrals END
 FROM {rows:starting(id job_id, lane text, fence integer, held bigint, uncharged bigint, is_deferred boolean)}
 WHERE job.id = starting.id AND +waiting

@@ -12,35 +12,22 @@ WHERE id {any:ids job_id}
 ORDER BY id
 {for update}
 
--- name: causes [postgres]
+-- name: causes
 -- Return the errors of these leaders that failed or were cancelled. The error of a batch is that of one of its jobs; of a job
 -- that was cancelled for its own leader only if all were.
 SELECT id AS leader, error, false AS is_batch, false AS is_join FROM headgate.job WHERE id {any:leaders job_id}
 UNION ALL
-SELECT batch.id, member.error, true, is_join
-FROM headgate.batch
-LEFT JOIN LATERAL (
-    SELECT error FROM headgate.job
-    WHERE job.batch IS NOT NULL AND job.batch = batch.id AND job.state IN ('failed', 'cancelled')
-    ORDER BY coalesce({field:error.type}, '') = 'LeaderNotSucceeded', job.id
-    LIMIT 1
-) AS member ON true
-WHERE batch.id {any:leaders job_id}
-
--- name: causes [sqlite]
-SELECT id AS leader, error, false AS is_batch, false AS is_join FROM job WHERE id {any:leaders job_id}
-UNION ALL
 SELECT
     batch.id,
     (
-        SELECT error FROM job
+        SELECT error FROM headgate.job
         WHERE job.batch IS NOT NULL AND job.batch = batch.id AND job.state IN ('failed', 'cancelled')
         ORDER BY coalesce({field:error.type}, '') = 'LeaderNotSucceeded', job.id
         LIMIT 1
     ),
     true,
     is_join
-FROM batch
+FROM headgate.batch
 WHERE batch.id {any:leaders job_id}
 
 -- name: ended_members
