@@ -34,7 +34,7 @@ from headgate import (
 from headgate.clock import SECOND, SystemClock
 from headgate.jobs.encoded import codecs_of, is_encoded
 from headgate.jobs.event import Event, ScheduleFailed, ScheduleSuperseded
-from headgate.storage.schedules import ScheduleRecord
+from headgate.storage.records import ScheduleRecord
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, store_of

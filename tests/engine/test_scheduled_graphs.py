@@ -25,7 +25,7 @@ from headgate import (
 )
 from headgate.jobs.event import Event, ScheduleFailed, ScheduleTooFast
 from headgate.schedules.schedule import MAX_PER_COMMIT
-from headgate.storage.schedules import Fired
+from headgate.storage.records import Fired
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import registry_of, store_of

@@ -54,7 +54,7 @@ from headgate.schedules.stored_trigger import (
     load_trigger,
 )
 from headgate.schedules.trigger import Trigger
-from headgate.storage.schedules import Fired, ScheduleRecord
+from headgate.storage.records import Fired, ScheduleRecord
 from headgate.storage.store import Store
 from headgate.tasks.codec import Codecs
 from headgate.tasks.registry import Registry

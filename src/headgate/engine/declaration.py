@@ -22,7 +22,7 @@ from headgate.limits.limit import AnyRule
 from headgate.schedules.schedule import ScheduleRules, first_progress, is_over, updated_progress
 from headgate.schedules.stored_trigger import CodeOnlyTrigger, counted_from, dump_trigger, load_trigger
 from headgate.schedules.trigger import Trigger
-from headgate.storage.schedules import ScheduleRecord
+from headgate.storage.records import ScheduleRecord
 from headgate.storage.store import Store
 from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.registry import Registry

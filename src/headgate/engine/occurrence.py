@@ -13,7 +13,7 @@ from headgate.jobs.job import NewJob, Origin, truncated_error
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.jobs.terms import LimitTerms
 from headgate.schedules.schedule import ready_at
-from headgate.storage.schedules import ScheduleRecord
+from headgate.storage.records import ScheduleRecord
 from headgate.storage.store import Store
 from headgate.tasks.limit_set import UNGATED
 from headgate.tasks.registry import Registry

@@ -36,7 +36,7 @@ from headgate.jobs.event import (
 )
 from headgate.jobs.job import NewJob
 from headgate.schedules.schedule import LATE, DueOccurrences, due, occurrences_per_commit, set_back, without_refused
-from headgate.storage.schedules import Fired, ScheduleRecord
+from headgate.storage.records import Fired, ScheduleRecord
 from headgate.tasks.schedule import DeclaredSchedule
 
 CHANGE_INTERVAL = SECOND

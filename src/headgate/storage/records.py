@@ -11,15 +11,20 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import msgspec
 
 from headgate.clock import SECOND
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask
 from headgate.jobs.identity import JobId
-from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobOptions, JobState
+from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobOptions, JobState, NewJob
 from headgate.jobs.limit_sets import KnownLimitSets, LimitSets
 from headgate.jobs.query import JobView
+from headgate.jobs.scheduled import ScheduledCall
 from headgate.limits.limit import AnyRule
+from headgate.schedules.schedule import ScheduleProgress, ScheduleRules, Skipped
 from headgate.storage.fetched import FetchedBalance
 
 T = TypeVar("T")
+
+_encode = msgspec.json.Encoder().encode
 
 LIMIT_SET_LIVES = 180 * SECOND
 """How long a limit set lives after it was last noted, if the caller gives no other time, in microseconds."""
@@ -539,6 +544,88 @@ class JobGraph(msgspec.Struct, frozen=True):
     edges: Sequence[GraphEdge]
     is_folded: bool
     critical: Sequence[str] = ()
+
+
+class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A schedule as it is stored; instants are wall microseconds.
+
+    `last_job` is the id of the last job that it enqueued, or of the last batch around a graph. It is paused since
+    `paused_at`. `revision` grows with each write; a write compares it with the one that it has read. `is_declared`:
+    code has declared it with `@app.schedule`; `formerly` is its earlier name if that code has renamed it. `skipped` is
+    why its last occurrence that did not run was skipped, at `skipped_at`; `skips` of them were counted. `unreadable`
+    names the fields of the row that could not be read, and why; they are blank, and such a record is never written
+    back.
+    """
+
+    name: str
+    call: ScheduledCall
+    rules: ScheduleRules
+    course: ScheduleProgress
+    last_job: JobId | None = None
+    paused_at: int | None = None
+    revision: int = 0
+    is_declared: bool = False
+    formerly: str | None = None
+    skipped: Skipped | None = None
+    skipped_at: int | None = None
+    skips: int = 0
+    unreadable: str | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of its row except the revision; values that are not scalar are JSON text."""
+        return {
+            "name": self.name,
+            "task": self.call.task,
+            "call": _encode(self.call).decode(),
+            "rules": _encode(self.rules).decode(),
+            "started_at": self.course.started_at,
+            "next_at": self.course.next_at,
+            "last_at": self.course.last_at,
+            "runs": self.course.runs,
+            "last_job": self.last_job,
+            "paused_at": self.paused_at,
+            "is_declared": self.is_declared,
+            "formerly": self.formerly,
+            "skipped": self.skipped,
+            "skipped_at": self.skipped_at,
+            "skips": self.skips,
+        }
+
+
+class Fired(msgspec.Struct, frozen=True):
+    """The jobs of one schedule, and its progress after them; written only if the schedule's revision is unchanged."""
+
+    name: str
+    revision: int
+    next_at: int | None
+    last_at: int | None
+    jobs: Sequence[NewJob] = ()
+    skipped: Skipped | None = None
+    skipped_at: int | None = None
+    skips: int = 0
+    batches: Sequence[NewBatch] = ()
+
+    @property
+    def runs(self) -> Sequence[str]:
+        """The ids of the batches that are occurrences: those of a graph."""
+        return [batch.id for batch in self.batches if batch.schedule is not None]
+
+    @property
+    def last_job(self) -> str | None:
+        """The id of the last job; for a graph, the id of its batch."""
+        return self.runs[-1] if self.batches else self.jobs[-1].id if self.jobs else None
+
+    @property
+    def opened(self) -> int:
+        """How many of the jobs are not final at once; of graphs, how many there are."""
+        return len(self.runs) if self.batches else sum(job.rejection is None for job in self.jobs)
+
+
+class DueSchedules(msgspec.Struct, frozen=True):
+    """The due schedules, the longest overdue first, and when the next one is due (None: never)."""
+
+    due: Sequence[ScheduleRecord]
+    next_at: int | None
 
 
 class EndedAttempt(msgspec.Struct, frozen=True, array_like=True):

@@ -17,7 +17,7 @@ from headgate.jobs.lifecycle import Finished
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.jobs.terms import LimitTerms
 from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
-from headgate.storage.schedules import Fired, ScheduleRecord
+from headgate.storage.records import Fired, ScheduleRecord
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.dependencies import batch_of, new_batch_id
 from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, strict

@@ -13,7 +13,7 @@ from headgate.clock import SECOND, to_datetime
 from headgate.errors import ScheduleNotFound, StorageUnavailable
 from headgate.jobs.job import JobRecord, NewJob
 from headgate.schedules.schedule import LATE
-from headgate.storage.schedules import Fired, ScheduleRecord
+from headgate.storage.records import Fired, ScheduleRecord
 from tests.engine.simulation.job_checker import Change, JobChecker
 
 if TYPE_CHECKING:

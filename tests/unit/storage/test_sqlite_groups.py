@@ -21,8 +21,7 @@ from headgate.limits.limit import AnyRule
 from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.procedures import add
-from headgate.storage.records import Claim, FreeSlots
-from headgate.storage.schedules import ScheduleRecord
+from headgate.storage.records import Claim, FreeSlots, ScheduleRecord
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.tags import statements

@@ -3,47 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
 
-from headgate.jobs.identity import JobId
 from headgate.jobs.scheduled import ScheduledCall
-from headgate.schedules.schedule import ScheduleProgress, ScheduleRules, Skipped
+from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.history import note_enqueued
-from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord, blank_call
+from headgate.storage.records import DueSchedules, Fired, ScheduleRecord
 from headgate.storage.stored_rows import RowDecoder
 
 
-class _ScheduleRow(msgspec.Struct):
-    name: str
-    call: ScheduledCall
-    rules: ScheduleRules
-    started_at: int
-    next_at: int | None
-    last_at: int | None
-    runs: int
-    open: int
-    last_job: JobId | None
-    paused_at: int | None
-    revision: int
-    is_declared: bool
-    formerly: str | None
-    skipped: Skipped | None
-    skipped_at: int | None
-    skips: int
-    unreadable: str | None = None
-
-    @property
-    def record(self) -> ScheduleRecord:
-        columns = asdict(self)
-        course = ScheduleProgress(**{name: columns.pop(name) for name in ScheduleProgress.__struct_fields__})
-        return ScheduleRecord(course=course, **columns)
+def _blank_call(stored: Any) -> ScheduledCall:
+    """Return a blank call in place of one that cannot be read, with its task if that can be read."""
+    try:
+        known = msgspec.json.decode(stored) if isinstance(stored, str) else stored
+    except (msgspec.DecodeError, UnicodeError):
+        known = None
+    task = known.get("task") if isinstance(known, dict) else None
+    return ScheduledCall(task=task if isinstance(task, str) else "", queue="", payload="")
 
 
-_SCHEDULES = RowDecoder(_ScheduleRow, "schedule", call=blank_call, rules=ScheduleRules(trigger=""))
+_SCHEDULES = RowDecoder(
+    ScheduleRecord, "schedule", call=_blank_call, rules=ScheduleRules(trigger=""), course=ScheduleProgress(0, None)
+)
 
 
 async def put_schedule(tx: Transaction, record: ScheduleRecord, *, replaces: int | None, anew: bool = False) -> bool:
@@ -127,8 +112,7 @@ async def schedules(
     tx: Transaction, *, name: str | None = None, formerly: str | None = None, after: str = "", count: int = 1000
 ) -> Sequence[ScheduleRecord]:
     """Return schedules by name, beyond `after`: all, the one of that `name`, or those once named `formerly`."""
-    rows = await tx.fetch(_SCHEDULES, "schedules", name=name, formerly=formerly, after=after, count=count)
-    return [row.record for row in rows]
+    return await tx.fetch(_SCHEDULES, "schedules", name=name, formerly=formerly, after=after, count=count)
 
 
 async def due_schedules(
@@ -136,8 +120,8 @@ async def due_schedules(
 ) -> DueSchedules:
     """Return schedules of these tasks that are due and not paused, except those that a node is `unable` to fire."""
     values = {"now": tx.now, "tasks": sorted(tasks), "unable": sorted(unable)}
-    rows = await tx.fetch(_SCHEDULES, "due_schedules", count=count, **values)
-    return DueSchedules([row.record for row in rows], await tx.value("next_schedule", **values))
+    due = await tx.fetch(_SCHEDULES, "due_schedules", count=count, **values)
+    return DueSchedules(due, await tx.value("next_schedule", **values))
 
 
 async def overdue_schedules(
@@ -145,7 +129,7 @@ async def overdue_schedules(
 ) -> Sequence[ScheduleRecord]:
     """Return schedules due before then and not paused, of other tasks than these or in `unable`."""
     values = {"before": before, "tasks": sorted(tasks), "unable": sorted(unable), "count": count}
-    return [row.record for row in await tx.fetch(_SCHEDULES, "overdue_schedules", **values)]
+    return await tx.fetch(_SCHEDULES, "overdue_schedules", **values)
 
 
 async def schedules_ahead(
@@ -159,7 +143,7 @@ async def schedules_ahead(
 ) -> Sequence[ScheduleRecord]:
     """Return schedules of these tasks that were declared or had an occurrence after then, by name, `beyond` one."""
     values = {"after": after, "tasks": sorted(tasks), "unable": sorted(unable), "beyond": beyond, "count": count}
-    return [row.record for row in await tx.fetch(_SCHEDULES, "schedules_ahead", **values)]
+    return await tx.fetch(_SCHEDULES, "schedules_ahead", **values)
 
 
 async def _announce_new(tx: Transaction) -> None:

@@ -2,14 +2,17 @@
 -- schedule is written. With one writer, a trigger counts them at once.
 
 -- part: schedule_columns [postgres]
-name, call, rules, started_at, next_at, last_at,
-    runs + coalesce((SELECT sum(note.runs) FROM headgate.schedule_note AS note WHERE note.schedule = name), 0)::bigint AS runs,
-    open + coalesce((SELECT sum(note.open) FROM headgate.schedule_note AS note WHERE note.schedule = name), 0)::bigint AS open,
-    last_job, paused_at, revision, is_declared, formerly, skipped, skipped_at, skips
+name, call, rules,
+json_build_array(
+    started_at, next_at, last_at,
+    runs + coalesce((SELECT sum(note.runs) FROM headgate.schedule_note AS note WHERE note.schedule = name), 0),
+    open + coalesce((SELECT sum(note.open) FROM headgate.schedule_note AS note WHERE note.schedule = name), 0)
+)::text AS course,
+last_job, paused_at, revision, is_declared, formerly, skipped, skipped_at, skips
 
 -- part: schedule_columns [sqlite]
-name, call, rules, started_at, next_at, last_at, runs, open, last_job, paused_at, revision, is_declared, formerly, skipped,
-skipped_at, skips
+name, call, rules, json_array(started_at, next_at, last_at, runs, open) AS course, last_job, paused_at, revision,
+is_declared, formerly, skipped, skipped_at, skips
 
 -- name: schedules
 -- Return a page of schedules by name: all, the one of that name, or those that had one before.
