@@ -12,7 +12,6 @@ import pytest
 from headgate.jobs.job import BucketRef
 from headgate.storage.postgres import database
 from headgate.storage.postgres.dialect import CompiledStatement, statements_of
-from headgate.storage.procedures.claim import LaneRange
 from headgate.storage.procedures.claim_snapshot import LOWEST_RANK, LaneRow
 from headgate.storage.stored_rows import lane_id
 from tests.durability.postgres import Endings, ask, count_endings, let_locks_be_waited_for, sent_id, session_at
@@ -177,7 +176,7 @@ LANE = lane_id("default", (BucketRef("monthly", "acme"),), "")
 
 async def pages_of_heads(postgres: PostgresServer, front: int) -> int:
     """How many pages are read to find the first jobs of a lane from there on."""
-    return await pages_of(postgres, "heads", {"visited": [LaneRange(LANE, front)], "count": 50, "locked": []})
+    return await pages_of(postgres, "heads", {"visited": [(LANE, front)], "count": 50, "locked": []})
 
 
 async def pages_of(postgres: PostgresServer, name: str, parameters: dict[str, Any]) -> int:

@@ -89,21 +89,6 @@ The step is corrected by then.
 """
 
 
-class LaneRange(msgspec.Struct):
-    """A lane whose first jobs are read, from the rank `floor` on. Statements that take them take `most`."""
-
-    lane: RowId
-    floor: int
-    most: int = 0
-
-
-class _Granting(msgspec.Struct):
-    """An opened bucket, and how many starts it grants."""
-
-    bucket: RowId
-    grants: int
-
-
 class _LockedNode(msgspec.Struct):
     id: str
 
@@ -248,7 +233,7 @@ class ClaimTransaction:
         return await self._tx.fetch(
             LANES,
             "behind",
-            granting=[_Granting(bucket, count) for bucket, count in grants.items()],
+            granting=list(grants.items()),
             most=max(grants.values()),
             queues=list(self._claim.free_slots),
             limits=list(self._claim.rules),
@@ -397,8 +382,8 @@ class ClaimTransaction:
         mixed = [visit for visit in visits if visit.wakes_by(plan.now)]
         plain = [visit for visit in visits if not visit.wakes_by(plan.now)]
         if plain:
-            visited = [LaneRange(visit.row.id, visit.row.front) for visit in plain]
-            heads = await self._heads("heads", plain, most, visited=visited)
+            floors = [(visit.row.id, visit.row.front) for visit in plain]
+            heads = await self._heads("heads", plain, most, visited=floors)
             if plan.has_unknown(heads):
                 mixed, plain, heads = [*visits], [], []
             plan.assign_heads(plain, heads, most)
@@ -460,7 +445,7 @@ class ClaimTransaction:
             node=self._claim.node,
             now=plan.now,
             limit_now=plan.limit_now,
-            visited=[LaneRange(lane, floors[queue], counts[queue]) for queue, lane in lanes.items()],
+            visited=[(lane, counts[queue], floors[queue]) for queue, lane in lanes.items()],
             revision=self._snapshot.revision,
             queues=list(counts),
             **self._known,

@@ -19,7 +19,6 @@ from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import BucketViews, Charged, ensure_rows, return_permits
 from headgate.storage.procedures.claim_snapshot import LaneHead
 from headgate.storage.procedures.following import ENDED_JOBS, EndedJob, FollowersHeld, resolve_followers
-from headgate.storage.procedures.limits import BucketTimer
 from headgate.storage.records import Dropped
 from headgate.storage.stored_rows import RowDecoder, bucket_id
 
@@ -57,13 +56,6 @@ class Written(NamedTuple):
     """Whether permits or followers were released."""
     is_still_open: bool
     """Whether an opened bucket, or one that a batch holds, grants more."""
-
-
-class _UnsureLane(msgspec.Struct):
-    """A lane to read again, from its front on."""
-
-    lane: RowId
-    front: int
 
 
 class _Remaining(msgspec.Struct):
@@ -118,7 +110,7 @@ class ClaimWriter:
         )
         timers = plan.timers(reopened)
         if timers:
-            rows = [BucketTimer(bucket_id(view.ref), opens_at) for view, opens_at in timers]
+            rows = [(bucket_id(view.ref), opens_at) for view, opens_at in timers]
             await tx.execute("set_timers", timer=rows)
         still_open = any(opens_at <= plan.limit_now for _, opens_at in timers)
         has_followers = await self._resolve_followers(ended) if dropped else False
@@ -153,7 +145,7 @@ class ClaimWriter:
         if unsure:
             leaving = [head.id for visit in visits for head in visit.heads[: visit.taken]]
             leaving += [row.id for row in dropped]
-            lanes = [_UnsureLane(visit.row.id, visit.front) for visit in unsure]
+            lanes = [(visit.row.id, visit.front) for visit in unsure]
             locked = self._skipped.locked_names
             rows = await self._tx.fetch(_REMAINING, "left_in_lanes", named=lanes, leaving=leaving, locked=locked)
             left = {row.lane: row for row in rows}

@@ -102,26 +102,6 @@ class _EndedHere(msgspec.Struct, array_like=True):
         return ending.error == self.error
 
 
-class _EndedRow(msgspec.Struct):
-    id: str
-    state: JobState
-    result: str | None
-    error: JobError | None
-    held: BucketMask
-
-
-class _SettledRow(msgspec.Struct):
-    id: str
-    charged_at: int | None
-    costs: Sequence[int] | None
-
-
-class _AttemptRow(msgspec.Struct):
-    id: str
-    outcome: str
-    error: JobError | None
-
-
 class _ReturnedRow(msgspec.Struct):
     id: str
     unspent: int
@@ -258,7 +238,7 @@ async def running_on(tx: Transaction, node: str, *, since: int = 0) -> list[Runn
 
 async def keep_attempts(tx: Transaction, attempts: Iterable[tuple[RunningJob, str, JobError | None]]) -> None:
     """Store attempts that did not succeed: of which jobs, with which outcomes and errors."""
-    rows = [_AttemptRow(job.id, outcome, error) for job, outcome, error in attempts]
+    rows = [(job.id, outcome, error) for job, outcome, error in attempts]
     if rows:
         await tx.execute("keep_attempts", ended=rows, now=tx.now)
 
@@ -268,7 +248,7 @@ async def end(
 ) -> None:
     """Make running jobs final: in which states, with which results and errors."""
     if jobs:
-        rows = [_EndedRow(job.id, state, result, error, job.kept(state)) for job, state, result, error in jobs]
+        rows = [(job.id, state, result, error, job.kept(state)) for job, state, result, error in jobs]
         await tx.execute("finish", ended=rows, now=tx.now, lost=int(are_lost))
 
 
@@ -368,7 +348,7 @@ async def lock_attempts(tx: Transaction, node: str, jobs: dict[AttemptId, Runnin
 
 async def _settle(tx: Transaction, endings: Iterable[tuple[RunningJob, Ending]]) -> None:
     rows = [
-        _SettledRow(job.id, charge.at, None if charge.costs is None else spread(charge.costs, job.uncharged, 1))
+        (job.id, charge.at, None if charge.costs is None else spread(charge.costs, job.uncharged, 1))
         for job, ending in endings
         if (charge := ending.charge) is not None
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -23,13 +23,6 @@ from headgate.storage.procedures.waiting import release_idle
 from headgate.storage.records import Amendment, Deposit, StartMove
 from headgate.storage.statements import limit_needle
 from headgate.storage.stored_rows import bucket_id
-
-
-class BucketTimer(NamedTuple):
-    """The instant at which a bucket opens for the lanes behind it."""
-
-    id: str
-    opens_at: int
 
 
 async def amend(
@@ -113,7 +106,7 @@ async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
     await lock_or_insert(tx, buckets)
     await tx.execute("charge", target=[_with_balance(deposit.ref, deposit.balance) for deposit in deposits])
     timers = [
-        BucketTimer(bucket_id(deposit.ref), tx.limit_now if deposit.balance.left else deposit.balance.opens_at)
+        (bucket_id(deposit.ref), tx.limit_now if deposit.balance.left else deposit.balance.opens_at)
         for deposit in deposits
     ]
     await tx.execute("set_timers", timer=timers)

@@ -105,15 +105,6 @@ class ReplacementNote(msgspec.Struct):
     id: int = 0
 
 
-class ReservedKey(NamedTuple):
-    """A key that stays taken for a job until then."""
-
-    task: str
-    unique_key: str
-    job: str
-    until: int
-
-
 _RIVALS = RowDecoder(WaitingRival, "job")
 _NOTES = RowDecoder(ReplacementNote, "replacement note")
 
@@ -295,7 +286,7 @@ class _Addition:
     async def _keep_keys(self, jobs: Iterable[NewJob]) -> None:
         """Keep the keys of stored jobs taken, of those that ask for that."""
         kept = [
-            ReservedKey(job.task, job.unique_key, job.id, job.enqueued_at + job.unique_terms.taken_for)
+            (job.task, job.unique_key, job.id, job.enqueued_at + job.unique_terms.taken_for)
             for job in jobs
             if job.unique_key is not None and job.unique_terms.taken_for is not None
         ]
