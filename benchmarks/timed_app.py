@@ -16,15 +16,19 @@ HOPS = struct.Struct("<qqqq")
 """The number of a probe; when its claim was sent and answered, and when its handler began (monotonic, ns)."""
 
 
-class TimedStore(Store):
-    """A store that records when its last claim was sent and answered."""
+class LastClaim:
+    """When the last claim of a store that took jobs was sent and answered."""
 
     sent_at = 0
     answered_at = 0
 
-    async def claim(self, claim: Claim) -> Claimed:
+    def __init__(self, store: Store) -> None:
+        self._claim = store.claim
+        setattr(store, "claim", self._timed)  # noqa: B010
+
+    async def _timed(self, claim: Claim) -> Claimed:
         sent_at = time.monotonic_ns()
-        claimed = await super().claim(claim)
+        claimed = await self._claim(claim)
         if claimed.jobs:
             self.sent_at, self.answered_at = sent_at, time.monotonic_ns()
         return claimed
@@ -32,14 +36,15 @@ class TimedStore(Store):
 
 def make_app(url: str, receiver: str) -> tuple[Headgate, Task[[int], None]]:
     """The app, and its task that sends its hops to `receiver`."""
-    store = TimedStore(storage_at(url).driver)
+    store = storage_at(url)
+    last_claim = LastClaim(store)
     app = Headgate._on_store(store, migrate=True)
     send = raw_start_sender(receiver) if receiver else None
 
     @app.task(name="probe")
     async def probe(number: int) -> None:
         assert send is not None
-        send(HOPS.pack(number, store.sent_at, store.answered_at, time.monotonic_ns()))
+        send(HOPS.pack(number, last_claim.sent_at, last_claim.answered_at, time.monotonic_ns()))
 
     return app, probe
 

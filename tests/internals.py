@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from headgate.client.client import Client
     from headgate.engine.bus import EventBus
     from headgate.engine.node import Node
-    from headgate.storage.sqlite.driver import SqliteDriver
+    from headgate.storage.sqlite.storage import SqliteStorage
     from headgate.storage.store import Store
     from headgate.tasks.registry import Registry
     from headgate.testing.workbench import Workbench
@@ -59,8 +59,8 @@ def new_node(app: Headgate) -> Node:
     return app._make_node()
 
 
-def writer_of(driver: SqliteDriver) -> sqlite3.Connection:
+def writer_of(storage: SqliteStorage) -> sqlite3.Connection:
     """The connection that writes."""
-    writer = driver._writer
+    writer = storage._writer
     assert writer is not None, "the store is not open"
     return writer

@@ -243,7 +243,7 @@ class Headgate(RefusesForeignWords):
             log_jobs=bool(self._settings.log_jobs),
             limits_url=self._settings.limits_url,
             grace=self._settings.grace,
-            migrate=storage.driver.migrates_when_opened if self._settings.migrate is None else self._settings.migrate,
+            migrate=storage.migrates_when_opened if self._settings.migrate is None else self._settings.migrate,
             payload_folder=self._payload_folder if self._uses_payload_folder else None,
         )
 

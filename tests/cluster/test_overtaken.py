@@ -618,7 +618,7 @@ async def merge_some(stores: TwoStores) -> None:
 
 def low_watermark_of_arrivals(stores: TwoStores) -> int:
     assert isinstance(stores.left.storage, PostgresStorage)
-    return stores.left.storage.driver._claimers[False].low_watermarks.arrivals
+    return stores.left.storage._claimers[False].low_watermarks.arrivals
 
 
 async def test_an_arrival_committed_after_later_ones_were_merged_is_merged_by_the_next_claim(stores: TwoStores) -> None:

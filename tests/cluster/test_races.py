@@ -122,7 +122,7 @@ class RaceRun:
                         # It replaces a job that waits, or whose node may die, or follows one that runs.
                         others = await store.add_in(connection, [self.unique(job)])
                     else:
-                        session = Session(connection, statements_of(store.driver.schema), is_pooled=False)
+                        session = Session(connection, statements_of(store.schema), is_pooled=False)
                         await add_jobs(PostgresTransaction(session, 0, store.limit_now()), [job])
                     await asyncio.sleep(self.random.uniform(0.05, 0.4))
                 self.added |= {job.id} - others.keys()

@@ -63,7 +63,7 @@ async def store(server: tuple[str, str, str], tmp_path: Path) -> AsyncIterator[D
         storage = sqlite = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
 
         async def run(sql: str) -> None:
-            writer_of(sqlite.driver).execute(sql.replace("headgate.", ""))
+            writer_of(sqlite).execute(sql.replace("headgate.", ""))
 
     else:
         storage = PostgresStorage(url, clock, schema=schema, own_time=True)

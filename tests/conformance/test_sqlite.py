@@ -26,4 +26,4 @@ class TestSqliteStorage(StorageConformance):
 
     def writes(self, storage: Store) -> int | None:
         assert isinstance(storage, SqliteStorage)
-        return writer_of(storage.driver).total_changes
+        return writer_of(storage).total_changes

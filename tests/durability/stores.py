@@ -79,21 +79,21 @@ async def on_writer(storage: SqliteStorage, statement: str) -> list[Any]:
     """Run a statement on the connection that the store writes with, in its own thread."""
 
     def run() -> list[Any]:
-        return writer_of(storage.driver).execute(statement).fetchall()
+        return writer_of(storage).execute(statement).fetchall()
 
-    assert storage.driver._write_thread is not None
-    return await asyncio.get_running_loop().run_in_executor(storage.driver._write_thread, run)
+    assert storage._write_thread is not None
+    return await asyncio.get_running_loop().run_in_executor(storage._write_thread, run)
 
 
 def checkpointer_of(storage: SqliteStorage) -> Checkpointer:
-    found = storage.driver._checkpointer
+    found = storage._checkpointer
     assert found is not None, "the store is not open"
     return found
 
 
 async def look_at_the_log(storage: SqliteStorage) -> None:
     """What the store does every quarter of a second in which the log was written to."""
-    await storage.driver._read_data_version()
+    await storage._read_data_version()
 
 
 async def allow_no_more_pages(storage: SqliteStorage) -> None:

@@ -42,9 +42,9 @@ class Meter:
     async def claim(self, claim: Claim) -> tuple[int, Claimed]:
         """The steps that this claim took, and what it came to."""
         self._calls = 0
-        writer_of(self._storage.driver).set_progress_handler(self._count, STEP)
+        writer_of(self._storage).set_progress_handler(self._count, STEP)
         claimed = await self._storage.claim(claim)
-        writer_of(self._storage.driver).set_progress_handler(None, 0)
+        writer_of(self._storage).set_progress_handler(None, 0)
         return self._calls * STEP, claimed
 
     def _count(self) -> int:
@@ -204,14 +204,14 @@ async def test_a_job_that_only_waits_is_never_written(database: Path) -> None:
 
         await on_writer(storage, "PRAGMA wal_checkpoint(TRUNCATE)")
         before = _fingerprint(database)
-        written = writer_of(storage.driver).total_changes
+        written = writer_of(storage).total_changes
         for _ in range(300):
             clock.advance(10)
             claimed = await storage.claim(claim_for(RULES))
             assert claimed.jobs == []
             assert not claimed.more
             await storage.expire()
-        assert writer_of(storage.driver).total_changes == written
+        assert writer_of(storage).total_changes == written
         assert _fingerprint(database) == before
         assert await storage.check() == []
 

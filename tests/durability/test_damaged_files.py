@@ -156,8 +156,8 @@ async def test_a_database_whose_tables_are_only_in_its_log_opens(database: Path,
     async with open_store(tmp_path / "new.db") as storage:
         # As after a crash: all that was written is in the log, the id of the file too.
         await storage.add([new_job(now=1) for _ in range(3)])
-        copy(storage.driver.path, other)
-        copy(log_of(storage.driver.path), log_of(other))
+        copy(storage.path, other)
+        copy(log_of(storage.path), log_of(other))
     async with open_store(other) as storage:
         assert (await storage.counts())[0].waiting == 3
 
@@ -167,12 +167,12 @@ async def test_a_file_whose_log_is_just_being_emptied_into_it_opens(database: Pa
     other = tmp_path / "copy.db"
     async with open_store(tmp_path / "new.db") as storage:
         await storage.add([new_job(now=1) for _ in range(300)])
-        copy(log_of(storage.driver.path), log_of(other))
-        before = size(storage.driver.path)
-        emptying = sqlite3.connect(storage.driver.path)
+        copy(log_of(storage.path), log_of(other))
+        before = size(storage.path)
+        emptying = sqlite3.connect(storage.path)
         emptying.execute("PRAGMA wal_checkpoint(PASSIVE)")
         emptying.close()
-        copy(storage.driver.path, other)
+        copy(storage.path, other)
     assert size(other) > before
     cut(other, before)
     async with open_store(other) as storage:

@@ -138,7 +138,7 @@ async def test_a_cancelled_transaction_stops_waiting_for_another_program(
 ) -> None:
     storage = SqliteStorage(tmp_path / "jobs.db", SystemClock(), patience=FOR_EVER)
     await storage.open(migrate=True)
-    begin, begins = storage.driver._begin, asyncio.Event()
+    begin, begins = storage._begin, asyncio.Event()
     with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
 
         async def begin_too_late(*arguments: Any) -> None:
@@ -150,7 +150,7 @@ async def test_a_cancelled_transaction_stops_waiting_for_another_program(
             async with storage.transaction():
                 raise AssertionError("the file is locked")
 
-        monkeypatch.setattr(storage.driver, "_begin", begin_too_late)
+        monkeypatch.setattr(storage, "_begin", begin_too_late)
         waiting = asyncio.ensure_future(pay())
         await asyncio.wait_for(begins.wait(), patient(5))
         waiting.cancel()

@@ -142,8 +142,8 @@ async def test_a_silent_listener_is_detected_and_jobs_are_found_by_polling_meanw
 def is_listening(work: Work) -> bool:
     storage = store_of(work.app)
     assert isinstance(storage, PostgresStorage)
-    assert storage.driver._wake_ups is not None
-    return storage.driver._wake_ups._is_listening
+    assert storage._wake_ups is not None
+    return storage._wake_ups._is_listening
 
 
 async def test_many_connection_resets_lose_no_job_and_end_none_twice(postgres: PostgresServer) -> None:

@@ -216,7 +216,7 @@ async def test_a_repeat_is_made_even_if_the_clock_of_a_test_stands_still(
 ) -> None:
     storage = PostgresStorage(postgres_url, ManualClock(), schema=postgres_schema, own_time=True)
     await storage.open()
-    data = storage.driver._database
+    data = storage._database
     once, failures = data._once, [Deadlocked("a deadlock"), StorageUnavailable("the server was restarted")]
 
     async def fails_twice(work: Callable[[Session], Awaitable[R]]) -> R:
@@ -244,6 +244,6 @@ async def test_a_full_notification_queue_stops_no_worker(narrow: PostgresServer)
         # Notifications that failed then are sent again now.
         storage = store_of(other.app)
         assert isinstance(storage, PostgresStorage)
-        assert storage.driver._wake_ups is not None
-        assert not any(task.done() for task in storage.driver._wake_ups._tasks)
+        assert storage._wake_ups is not None
+        assert not any(task.done() for task in storage._wake_ups._tasks)
         assert work.failures == []

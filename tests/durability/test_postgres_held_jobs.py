@@ -22,7 +22,7 @@ from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.limit_sets import LimitSetChange
 from headgate.jobs.query import JobFilter, JobQuery
-from headgate.storage.postgres import driver
+from headgate.storage.postgres import storage as postgres_storage
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.testing.manual_clock import ManualClock
@@ -411,7 +411,7 @@ async def test_a_job_is_cancelled_once_its_follower_is_unlocked_and_locks_nothin
         pausing.set()
         await sleep(clock, seconds)
 
-    monkeypatch.setattr(driver, "sleep", pause)
+    monkeypatch.setattr(postgres_storage, "sleep", pause)
     stores.rule(shared=strict(10))
     leader, new = await _followed(stores, buckets=[("shared", "")], costs=(2,))
     async with stores.user.holding(new):

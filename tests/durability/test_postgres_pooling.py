@@ -54,8 +54,8 @@ async def test_the_isolation_level_of_the_database_is_not_that_of_the_store(
         storage = store_of(local.app)
         assert isinstance(storage, PostgresStorage)
         levels = [
-            await storage.driver._database.run(lambda session: session.row("enlisted_at")),
-            await storage.driver._database.transact(lambda session: session.row("enlisted_at")),
+            await storage._database.run(lambda session: session.row("enlisted_at")),
+            await storage._database.transact(lambda session: session.row("enlisted_at")),
         ]
         assert [level for _, level, _ in levels] == ["read committed"] * 2
         jobs = [

@@ -376,7 +376,7 @@ async def test_other_rows_that_cannot_be_read_delay_nothing(
             now = store_of(app).now()
             await store_of(app).add_history([JobsStep(10, "default", "plain", now - now % 10_000_000)], [])
         if place.schema is not None and table == "lane":
-            await store_of(app).driver._merge()  # type: ignore[attr-defined]
+            await store_of(app)._merge()  # type: ignore[attr-defined]
         assert await place.write(table, column, value, where) > 0
         # Settings are read again when they have changed.
         await place.write("limit_revision", "revision", 99, "true")

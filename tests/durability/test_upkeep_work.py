@@ -40,8 +40,8 @@ class Meter:
     def __init__(self, storage: SqliteStorage) -> None:
         self.commits = 0
         self._calls = 0
-        writer_of(storage.driver).set_trace_callback(self._note)
-        writer_of(storage.driver).set_progress_handler(self._count, STEP)
+        writer_of(storage).set_trace_callback(self._note)
+        writer_of(storage).set_progress_handler(self._count, STEP)
 
     @property
     def steps(self) -> int:
@@ -104,7 +104,7 @@ def test_charts_cost_no_statement_for_a_job_and_one_every_ten_seconds_for_a_proc
             return number
 
         async with app:
-            writer_of(store.driver).set_trace_callback(
+            writer_of(store).set_trace_callback(
                 lambda said: about.append(said) if "INTO jobs_history" in said else None
             )
             for number in range(9):
@@ -308,5 +308,5 @@ async def test_pruning_jobs_does_not_read_batches_of_other_jobs(tmp_path: Path) 
 async def test_readers_of_a_file_do_not_wait_for_its_writer(database: Path) -> None:
     """The fault: without a write-ahead log, whoever looked at jobs and whoever wrote them locked each other out."""
     async with open_store(database, ManualClock()) as storage:
-        (mode,) = writer_of(storage.driver).execute("PRAGMA journal_mode").fetchone()
+        (mode,) = writer_of(storage).execute("PRAGMA journal_mode").fetchone()
         assert mode == "wal"

@@ -29,13 +29,12 @@ from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.claim import claim_alone
 from headgate.storage.procedures.finish import FinishResult, finish_all
 from headgate.storage.records import Claim, Claimed
-from headgate.storage.sqlite import driver as sqlite_driver
 from headgate.storage.sqlite import peer_notifier
+from headgate.storage.sqlite import storage as sqlite_storage
 from headgate.storage.sqlite.connection import Checkpointer
-from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.peer_notifier import PeerNotifier
+from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.sqlite.threads import Reader
-from headgate.storage.store import Store
 from tests.internals import app_on
 
 RATE = 6
@@ -103,11 +102,11 @@ async def finish_watched(tx: driver.Transaction, node: str, endings: Sequence[En
 
 def watch() -> None:
     """Let the storage of this process remember what it writes."""
-    setattr(sqlite_driver, "claim_alone", claim_watched)  # noqa: B010
-    setattr(sqlite_driver, "finish_all", finish_watched)  # noqa: B010
+    setattr(sqlite_storage, "claim_alone", claim_watched)  # noqa: B010
+    setattr(sqlite_storage, "finish_all", finish_watched)  # noqa: B010
 
 
-class HoldingDriver(SqliteDriver):
+class HoldingStorage(SqliteStorage):
     """Stops on either side of a commit."""
 
     def __init__(self, path: Path, points: Points) -> None:
@@ -132,7 +131,7 @@ class HoldingDriver(SqliteDriver):
         return results
 
 
-def make_app(storage: Store, run_log: Path, points: Points, **settings: Any) -> Headgate:
+def make_app(storage: HoldingStorage, run_log: Path, points: Points, **settings: Any) -> Headgate:
     app = app_on(storage, **settings)
     proceed = asyncio.Event()
 
@@ -235,7 +234,7 @@ async def main(options: dict[str, Any]) -> None:
         setattr(NodeWatch, "_check_store", nothing)  # noqa: B010
         setattr(PeerNotifier, "_receive", lambda self: self._socket.recv(64))  # noqa: B010
     watch()
-    app = make_app(Store(HoldingDriver(path, points)), run_log, points, **options)
+    app = make_app(HoldingStorage(path, points), run_log, points, **options)
     listening = asyncio.ensure_future(app.listen())  # type: ignore[attr-defined]
     await app.run(grace=grace)
     listening.cancel()

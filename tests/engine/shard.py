@@ -321,7 +321,7 @@ class Shard(MemoryStorage):
             await self.reset(ref)
             rules_in_key_time = {ref.limit: _in_key_time(rules[ref.limit], ahead)}
             await self.visit(ref, rules_in_key_time, partial(_put_state, stored=stored, now=now))
-        self.driver._wake()
+        self._wake()
 
     async def _end_departure(self, key: str, arrived: dict[str, int]) -> dict[str, int]:
         """The key comes back: what had not arrived elsewhere is at home again, and its number is used up."""
@@ -376,7 +376,7 @@ class Shard(MemoryStorage):
                     # Its row has another id in each database.
                     self._rows(f"INSERT INTO attempt VALUES (NULL{', ?' * (len(attempt) - 1)})", *attempt[1:])
         self._homes[key] = replace(place, arrived={**place.arrived, batch.source: batch.number})
-        self.driver._wake()
+        self._wake()
 
     async def departed(self, key: str, number: int) -> None:
         """The batch has arrived."""
@@ -392,7 +392,7 @@ class Shard(MemoryStorage):
         return bool(self._rows("SELECT 1 FROM job WHERE id = ?", job_number(id)))
 
     def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self.driver._connection.execute(sql, values).fetchall()
+        return self._connection.execute(sql, values).fetchall()
 
     def _require_home(self, key: str) -> Place:
         place = self.executor_of(key)

@@ -14,9 +14,8 @@ from headgate import Headgate
 from headgate.clock import SECOND, SystemClock
 from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.errors import DeclarationError, StorageUnusable
-from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.memory import MemoryStorage
-from headgate.storage.store import Store
+from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
 from tests.until import patient, result_within
@@ -106,13 +105,13 @@ async def test_a_sqlite_file_whose_opening_is_cancelled_has_no_connection_left(t
     is_connecting, may_connect = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    class Slow(SqliteDriver):
+    class Slow(SqliteStorage):
         def _anchor(self, writer: sqlite3.Connection) -> int:
             loop.call_soon_threadsafe(is_connecting.set)
             may_connect.wait(patient(5))
             return super()._anchor(writer)
 
-    store = Store(Slow(tmp_path / "jobs.db", SystemClock(), synchronous="OFF", patience=30))
+    store = Slow(tmp_path / "jobs.db", SystemClock(), synchronous="OFF")
     opening = asyncio.create_task(store.open())
     await is_connecting.wait()
     for _ in range(3):

@@ -40,7 +40,7 @@ def test_a_job_of_a_node_that_does_not_exist_runs_within_a_minute() -> None:
         async with app.open():
             job = await work.enqueue()
             await store.join("ghost", "ghost")
-            writer = writer_of(store.driver)
+            writer = writer_of(store)
             ((limit_set,),) = writer.execute("SELECT limit_set FROM job")
             limit_sets = LimitSets({(work.name, "default"): limit_set})
             claimed = await store.claim(

@@ -20,7 +20,6 @@ from headgate import DuplicateJob, Headgate, HeadgateError, IdInUse, JobState, N
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobEnqueued
-from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.internals import app_on, client_of, store_of, writer_of
 from tests.until import patient, until_now
@@ -38,8 +37,8 @@ def make_app(path: Path) -> Headgate:
     return app
 
 
-def driver_of(app: Headgate) -> SqliteDriver:
-    return cast(SqliteDriver, store_of(app).driver)
+def storage_of(app: Headgate) -> SqliteStorage:
+    return cast(SqliteStorage, store_of(app))
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def warm_up(app: Headgate) -> None:
 def commits_of(app: Headgate, call: Callable[[], object]) -> list[bool]:
     """Return for each commit during the call whether this thread made it."""
     here, found = threading.get_ident(), []
-    writer = writer_of(driver_of(app))
+    writer = writer_of(storage_of(app))
 
     def trace(statement: str) -> None:
         if statement == "COMMIT":
@@ -75,7 +74,9 @@ def commits_of(app: Headgate, call: Callable[[], object]) -> list[bool]:
 
 def numbers(app: Headgate) -> list[int]:
     """The arguments of all jobs, in the order of their ids."""
-    rows = sqlite3.connect(driver_of(app).path).execute("SELECT json_extract(payload, '$.number') FROM job ORDER BY id")
+    rows = sqlite3.connect(storage_of(app).path).execute(
+        "SELECT json_extract(payload, '$.number') FROM job ORDER BY id"
+    )
     return [number for (number,) in rows]
 
 
@@ -223,7 +224,7 @@ def test_an_interrupt_at_any_point_leaves_the_store_usable(app: Headgate) -> Non
             if left > 0:
                 break
         until_now(lambda: store_of(app).can_add_in_thread)
-        assert not writer_of(driver_of(app)).in_transaction
+        assert not writer_of(storage_of(app)).in_transaction
         assert commits_of(app, lambda point=point: note.sync.enqueue(-point)) == [True]  # type: ignore[misc]
         acknowledged.append(-point)
     assert point > 100
@@ -234,7 +235,7 @@ def test_an_interrupt_at_any_point_leaves_the_store_usable(app: Headgate) -> Non
 
 @pytest.mark.parametrize("verb", ["sync", "loop"])
 def test_what_two_interrupts_have_left_open_is_rolled_back(app: Headgate, verb: str) -> None:
-    note, writer = app.tasks["note"], writer_of(driver_of(app))
+    note, writer = app.tasks["note"], writer_of(storage_of(app))
     writer.execute("BEGIN IMMEDIATE")
     if verb == "sync":
         note.sync.enqueue(1)
@@ -257,9 +258,9 @@ def test_a_signal_handler_in_the_middle_of_a_commit_is_refused_instead_of_waitin
             except HeadgateError as error:
                 errors.append(str(error))
 
-    writer_of(driver_of(app)).set_trace_callback(handle)
+    writer_of(storage_of(app)).set_trace_callback(handle)
     note.sync.enqueue(1)
-    writer_of(driver_of(app)).set_trace_callback(None)
+    writer_of(storage_of(app)).set_trace_callback(None)
     assert len(errors) == 1
     assert "this would wait for the transaction that is open here" in errors[0]
     note.sync.enqueue(3)
@@ -304,15 +305,15 @@ def test_counts_of_a_thread_that_come_after_the_last_write_are_written_by_the_ne
     writer = client_of(app).history_writer
     with app.open():
         warm_up(app)
-        add_in_thread = SqliteDriver.add_in_thread
+        add_in_thread = SqliteStorage.add_in_thread
 
-        def close_first(driver: SqliteDriver, jobs: Any) -> Any:
-            stored = add_in_thread(driver, jobs)
+        def close_first(storage: SqliteStorage, jobs: Any) -> Any:
+            stored = add_in_thread(storage, jobs)
             app.sync.run(writer.close(1))
             return stored
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SqliteDriver, "add_in_thread", close_first)
+            patch.setattr(SqliteStorage, "add_in_thread", close_first)
             app.tasks["note"].sync.enqueue(1)
     with app.open():
         pass
@@ -351,19 +352,19 @@ def test_threads_that_enqueue_while_the_app_is_closed_lose_nothing(tmp_path: Pat
 
 
 def test_a_commit_of_the_loop_waits_for_that_of_a_thread_and_no_thread_begins_before_it(app: Headgate) -> None:
-    driver, note = driver_of(app), app.tasks["note"]
-    holder = sqlite3.connect(driver.path, isolation_level=None)
+    storage, note = storage_of(app), app.tasks["note"]
+    holder = sqlite3.connect(storage.path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with ThreadPoolExecutor(2) as pool:
         here = pool.submit(note.sync.enqueue, 1)
-        until_now(driver._writer_lock.locked)
+        until_now(storage._writer_lock.locked)
         on_the_loop = pool.submit(app.sync.run, note.enqueue(2))
-        until_now(lambda: driver._is_writer_wanted)
-        assert not driver.can_add_in_thread
+        until_now(lambda: storage._is_writer_wanted)
+        assert not storage.can_add_in_thread
         holder.execute("ROLLBACK")
         here.result(patient(10))
         on_the_loop.result(patient(10))
-    until_now(lambda: driver.can_add_in_thread)
+    until_now(lambda: storage.can_add_in_thread)
     assert sorted(numbers(app)) == [0, 1, 2]
 
 
@@ -380,7 +381,7 @@ async def note(number: int) -> None: ...
 
 if __name__ == "__main__":
     note.sync.enqueue(0)
-    with app._storage.driver._writer_lock:
+    with app._storage._writer_lock:
         child = os.fork()
     if child == 0:
         try:

@@ -370,7 +370,7 @@ async def test_a_connection_to_somewhere_else_is_refused_by_name(
             task = elsewhere.task(name="mail")(_nothing)
             async with elsewhere.open():
                 storage: Any = store_of(elsewhere)
-                storage.driver._identity = "another"
+                storage._identity = "another"
                 with pytest.raises(UnfitConnection, match="does not have the jobs of this app"):
                     await task.using(connection=server).enqueue()
                 await server.execute(f'SET LOCAL search_path TO "{elsewhere._settings.schema}"')

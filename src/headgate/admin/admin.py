@@ -438,7 +438,7 @@ class Admin:
         To continue later, pass the `cursor` of the last event as `after`: some events then come again, with the same
         ids. Raises DeclarationError.
         """
-        return follow(self._storage, self._storage.driver.clock, after, EndQuery(**criteria))
+        return follow(self._storage, self._storage.clock, after, EndQuery(**criteria))
 
     async def read_ends(self, after: Place) -> EndsRead:
         """Return the first ends after a place, for an `EndFollower`."""

@@ -43,7 +43,7 @@ def backup(target: str, words: tuple[str, ...], as_json: bool) -> None:
 
 def _instead(app: Headgate, copy: Path) -> str:
     """Return what to do for a store that is no file."""
-    schema = getattr(app._storage.driver, "schema", None)
+    schema = getattr(app._storage, "schema", None)
     if schema is None:
         return f"{app._client.address.shown} is in the memory of its process, and cannot be copied"
     command = ["pg_dump", f"--schema={schema}", "--format=custom", f"--file={copy}", app._client.address.shown]

@@ -71,7 +71,7 @@ def _writes_files(plan: Callable[..., Plan]) -> Callable[..., None]:
         app = locate(target)
         for queue in queues or ():
             app._registry.require_queue(queue, "-q")
-        if app._storage.driver.is_in_process:
+        if app._storage.is_in_process:
             raise click.ClickException(
                 "the jobs of memory:// end with their process; use sqlite:///path or postgresql://host/database"
             )

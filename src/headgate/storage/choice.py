@@ -85,8 +85,8 @@ def _postgres(
 
 def address_of(url: str | None, storage: Store) -> StoreAddress:
     """Return the address of a store. One without a `url` is shown by the name of its class."""
-    if storage.driver.file is not None:
-        return StoreAddress(str(storage.driver.file), storage.driver.file)
+    if storage.file is not None:
+        return StoreAddress(str(storage.file), storage.file)
     return StoreAddress(type(storage).__name__ if url is None else displayed_url(url))
 
 

@@ -26,6 +26,7 @@ from headgate.storage.stored_rows import RowDecoder
 if TYPE_CHECKING:
     from headgate.storage.live_rules import CachedRules
     from headgate.storage.records import Claim, Claimed
+    from headgate.storage.store import Store
 
 R = TypeVar("R")
 
@@ -145,13 +146,14 @@ WakeQueues = Callable[[Collection[str] | None], None]
 
 
 class Driver(ABC):
-    """One database: its connections, transactions, time and wake-ups.
+    """The part of a store that differs between databases: connections, transactions, time and wake-ups.
 
-    Raises StorageUnavailable for what may not have been stored or read, and otherwise the same errors as `Store`.
+    `Store` adds the verbs that are procedures. What a verb has changed is durable when it returns; else it raises
+    StorageUnavailable.
     """
 
     is_in_process = False
-    """Whether the jobs are in the memory of this process."""
+    """Whether the jobs are in the memory of this process: no other process can read them, and they end with it."""
 
     migrates_when_opened = False
     """Whether an app creates the tables when it opens the store, unless a setting decides it."""
@@ -172,7 +174,7 @@ class Driver(ABC):
 
     @property
     def place(self) -> object | None:
-        """As `Store.place`."""
+        """The place of its tables, equal to the `place` of a bucket store there; None if there can be none."""
         return None
 
     @property
@@ -186,12 +188,15 @@ class Driver(ABC):
         return None
 
     def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """As `Store.watch`."""
+        """Call `wake` on the loop when jobs may have become claimable or final, in this or another process.
+
+        It may be called without a change, and once for many changes. Returns the function that ends the watch.
+        """
         self._watchers.append(wake)
         return lambda: self._watchers.remove(wake)
 
     def watch_queues(self, wake: WakeQueues) -> Callable[[], None]:
-        """As `Store.watch_queues`."""
+        """As `watch`, for jobs that may have become claimable: `wake` gets their queues, or None if it may be any."""
         self._queue_watchers.append(wake)
         return lambda: self._queue_watchers.remove(wake)
 
@@ -206,36 +211,47 @@ class Driver(ABC):
             wake(queues)
 
     @abstractmethod
-    async def open(self, *, migrate: bool) -> None:
-        """As `Store.open`."""
+    async def open(self, *, migrate: bool = True) -> None:
+        """Connect, and create or migrate the tables.
+
+        Without `migrate` nothing is created. Raises StorageUnusable for what is not a Headgate database, and without
+        `migrate` also for one that does not exist or lacks a migration.
+        """
 
     @abstractmethod
     async def close(self) -> None:
-        """As `Store.close`."""
+        """Close all connections; a second call does nothing."""
 
     @abstractmethod
-    async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
-        """As `Store.migrate`."""
+    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+        """Bring the schema up to date without opening the store; what was applied, or with `dry_run` would be."""
 
     @abstractmethod
-    def scratch(self) -> AbstractAsyncContextManager[Callable[[], Driver]]:
-        """As `Store.scratch`, for drivers."""
+    def scratch(self) -> AbstractAsyncContextManager[Callable[[], Store]]:
+        """Make an empty store beside this one, on the same disk or server; the returned function opens it, repeatedly.
+
+        It is deleted when the block ends, even by an error. Every store that was opened must be closed before. Raises
+        StorageUnusable where none can be made, as beside a store that `is_in_process`.
+        """
 
     @abstractmethod
     def now(self) -> int:
-        """As `Store.now`."""
+        """Return the store's wall time in microseconds: all stored instants are compared with it.
+
+        It is the same for all nodes, so a node with a wrong clock runs nothing early or late.
+        """
 
     @abstractmethod
     def limit_now(self) -> int:
-        """As `Store.limit_now`."""
+        """Return limit time in microseconds."""
 
     @abstractmethod
     async def facts(self) -> StoreFacts:
-        """As `Store.facts`."""
+        """Return facts about the store and the machine that it runs on."""
 
     @abstractmethod
     async def check_indexes(self) -> IndexFacts:
-        """As `Store.check_indexes`."""
+        """Return whether indexes have the rows of their tables; all tables and indexes are read for it."""
 
     @abstractmethod
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
@@ -252,8 +268,18 @@ class Driver(ABC):
         """
 
     @abstractmethod
-    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
-        """As `Store.add`. Additions that wait at the same time are made together."""
+    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
+        """Store waiting jobs, all or none. Returns, by the ids of duplicates, the ids of the existing jobs.
+
+        Batches are stored with all their jobs, and before jobs that follow them. A job that follows one which is not
+        final is blocked and in no lane. The commit that makes its leader final puts it into its lane, ready then or at
+        its own `run_at`; or cancels it and its own followers. Raises LeaderNotFound.
+
+        Jobs with unique keys are stored as if one after the other. Raises DuplicateJob. An own id under which another
+        enqueue has stored a job is mapped to itself. Raises IdInUse if it is a job of another task.
+
+        Additions that wait at the same time are made together.
+        """
 
     @property
     def can_add_in_thread(self) -> bool:
@@ -261,28 +287,51 @@ class Driver(ABC):
         return False
 
     def add_in_thread(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | None:
-        """As `Store.add_in_thread`."""
+        """As `add`, in the calling thread, which must not be that of the loop; None if only the loop can store them.
+
+        Nothing is stored then. It blocks until the commit, and calls no watcher in this thread.
+        """
         return None
 
     @abstractmethod
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
-        """As `Store.add_in`."""
+        """As `add`, but the jobs exist if and only if the open transaction of the caller's connection commits.
+
+        That commit wakes the watchers. It suspends only where the connection itself is awaited. Raises UnfitConnection,
+        for any connection if the store `is_in_process`.
+        """
 
     @abstractmethod
     async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
-        """As `Store.complete_in`."""
+        """Complete a running job if and only if the open transaction of the caller's connection commits.
+
+        However its attempt ends then, and also if its node dies, the job has succeeded. False if it does not run under
+        this fence any more. It suspends only where the connection itself is awaited. Raises UnfitConnection, as
+        `add_in` does.
+        """
 
     @abstractmethod
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """As `Store.transaction`."""
+        """Open a connection for the caller, with a transaction that commits at the end of the block.
+
+        Raises UnfitConnection if the store `is_in_process`, StorageUnavailable if it cannot be reached.
+        """
 
     @abstractmethod
     async def claim(self, claim: Claim) -> Claimed:
-        """As `Store.claim`."""
+        """Take jobs that may run now, and charge their buckets, atomically."""
 
     @abstractmethod
     async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
-        """As `Store.finish`."""
+        """Write how attempts ended; False for each whose job is no longer running under this node and fence.
+
+        None is for each whose job another open transaction has locked: it is not written and has to be tried again. It
+        delays no other ending.
+
+        To repeat it changes nothing: an ending that is already stored, by this node under this fence, counts as
+        written. A job whose cancellation was requested is cancelled instead of waiting again. Permits that its terms do
+        not keep are returned in the same commit.
+        """
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Store: the verbs that engines, admins and clients call, on the database of a driver.
+"""Store: the verbs that engines, admins and clients call. Most are procedures, which a database runs as a `Driver`.
 
 Jobs wait in *lanes*. All waiting jobs of one queue that use the same buckets share a lane, and the jobs without
 buckets share the queue's open lane. A lane is empty, due, asleep until its earliest `run_at`, or waits behind exactly
@@ -14,24 +14,18 @@ which never goes back.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack
 
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.batch import NewBatch
 from headgate.jobs.history import Flush, JobsStep, LimitStep
-from headgate.jobs.job import BucketRef, JobRecord, NewJob
-from headgate.jobs.lifecycle import Ending
+from headgate.jobs.job import BucketRef, JobRecord
 from headgate.jobs.query import JobFilter
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
-from headgate.storage.driver import Driver, ReadKind, Transaction, WakeQueues, WriteOptions
-from headgate.storage.facts import IndexFacts, StoreFacts
+from headgate.storage.driver import Driver, ReadKind, Transaction, WriteOptions
 from headgate.storage.live_rules import EditSetting, LimitSetting, read_settings
-from headgate.storage.migrations import Migration
 from headgate.storage.procedures import alerts as alert_rows
 from headgate.storage.procedures import (
     audit,
@@ -53,8 +47,6 @@ from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE, without_hel
 from headgate.storage.records import (
     LIMIT_SET_LIVES,
     Amendment,
-    Claim,
-    Claimed,
     Dropped,
     NodeControls,
     NodeRecord,
@@ -93,7 +85,7 @@ def read(
     @wraps(procedure)
     async def verb(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> R:
         kind_of_it = kind(*args, **kwargs) if callable(kind) else kind
-        return await self.driver.read(lambda tx: procedure(tx, *args, **kwargs), kind_of_it)
+        return await self.read(lambda tx: procedure(tx, *args, **kwargs), kind_of_it)
 
     return verb
 
@@ -112,161 +104,29 @@ def write(
     @wraps(procedure)
     async def verb(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> R:
         job = str(args[0] if args else kwargs["job_id"]) if changes_job else None
-        return await self.driver.write(lambda tx: procedure(tx, *args, **kwargs), changes_job=job, **options)
+        return await self.write(lambda tx: procedure(tx, *args, **kwargs), changes_job=job, **options)
 
     return verb
 
 
-class Store:
-    """The storage of jobs. What a verb has changed is durable when it returns; else it raises StorageUnavailable.
+class Store(Driver):
+    """The storage of jobs, as engines, admins and clients use it.
 
-    The tests that a store has to pass with each driver are in `tests/conformance/storage_suite`.
+    The tests that a store has to pass with each database are in `tests/conformance/storage_suite`.
     """
-
-    driver: Driver
-
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-
-    def __str__(self) -> str:
-        return str(self.driver)
-
-    @property
-    def is_in_process(self) -> bool:
-        """Whether its jobs are in the memory of this process: no other process can read them, and they end with it."""
-        return self.driver.is_in_process
-
-    @property
-    def place(self) -> object | None:
-        """The place of its tables, equal to the `place` of a bucket store there; None if there can be none."""
-        return self.driver.place
-
-    async def open(self, *, migrate: bool = True) -> None:
-        """Connect, and create or migrate the tables.
-
-        Without `migrate` nothing is created. Raises StorageUnusable for what is not a Headgate database, and without
-        `migrate` also for one that does not exist or lacks a migration.
-        """
-        await self.driver.open(migrate=migrate)
-
-    async def close(self) -> None:
-        """Close all connections; a second call does nothing."""
-        await self.driver.close()
-
-    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
-        """Bring the schema up to date without opening the store; what was applied, or with `dry_run` would be."""
-        return await self.driver.migrate(dry_run=dry_run)
-
-    @contextlib.asynccontextmanager
-    async def scratch(self) -> AsyncIterator[Callable[[], Store]]:
-        """Make an empty store beside this one, on the same disk or server; the returned function opens it, repeatedly.
-
-        It is deleted when the block ends, even by an error. Every store that was opened must be closed before. Raises
-        StorageUnusable where none can be made, as beside a store that `is_in_process`.
-        """
-        async with self.driver.scratch() as make:
-            yield lambda: Store(make())
-
-    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` on the loop when jobs may have become claimable or final, in this or another process.
-
-        It may be called without a change, and once for many changes. Returns the function that ends the watch.
-        """
-        return self.driver.watch(wake)
-
-    def watch_queues(self, wake: WakeQueues) -> Callable[[], None]:
-        """As `watch`, for jobs that may have become claimable: `wake` gets their queues, or None if it may be any."""
-        return self.driver.watch_queues(wake)
-
-    def now(self) -> int:
-        """Return the store's wall time in microseconds: all stored instants are compared with it.
-
-        It is the same for all nodes, so a node with a wrong clock runs nothing early or late.
-        """
-        return self.driver.now()
-
-    def limit_now(self) -> int:
-        """Return limit time in microseconds."""
-        return self.driver.limit_now()
-
-    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
-        """Store waiting jobs, all or none. Returns, by the ids of duplicates, the ids of the existing jobs.
-
-        Batches are stored with all their jobs, and before jobs that follow them. A job that follows one which is not
-        final is blocked and in no lane. The commit that makes its leader final puts it into its lane, ready then or at
-        its own `run_at`; or cancels it and its own followers. Raises LeaderNotFound.
-
-        Jobs with unique keys are stored as if one after the other. Raises DuplicateJob. An own id under which another
-        enqueue has stored a job is mapped to itself. Raises IdInUse if it is a job of another task.
-        """
-        return await self.driver.add(jobs, batches)
-
-    @property
-    def can_add_in_thread(self) -> bool:
-        """Whether `add_in_thread` would store jobs now; any thread may ask."""
-        return self.driver.can_add_in_thread
-
-    def add_in_thread(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | None:
-        """As `add`, in the calling thread, which must not be that of the loop; None if only the loop can store them.
-
-        Nothing is stored then. It blocks until the commit, and calls no watcher in this thread.
-        """
-        return self.driver.add_in_thread(jobs)
-
-    async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
-        """As `add`, but the jobs exist if and only if the open transaction of the caller's connection commits.
-
-        That commit wakes the watchers. It suspends only where the connection itself is awaited. Raises UnfitConnection,
-        for any connection if the store `is_in_process`.
-        """
-        return await self.driver.add_in(connection, jobs)
-
-    async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
-        """Complete a running job if and only if the open transaction of the caller's connection commits.
-
-        However its attempt ends then, and also if its node dies, the job has succeeded. False if it does not run under
-        this fence any more. It suspends only where the connection itself is awaited. Raises UnfitConnection, as
-        `add_in` does.
-        """
-        return await self.driver.complete_in(connection, job_id, fence)
 
     async def producer(self) -> int | None:
         """Return the number with which this process is to make ids; None if the database gives none."""
-        if not self.driver.numbers_producers:
+        if not self.numbers_producers:
             return None
-        return int(await self.driver.write(lambda tx: tx.value("next_producer"), is_atomic=False))
+        return int(await self.write(lambda tx: tx.value("next_producer"), is_atomic=False))
 
     is_complete: Final = read(finish.is_complete, "lookup")
-
-    def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """Open a connection for the caller, with a transaction that commits at the end of the block.
-
-        Raises UnfitConnection if the store `is_in_process`, StorageUnavailable if it cannot be reached.
-        """
-        return self.driver.transaction()
-
-    async def claim(self, claim: Claim) -> Claimed:
-        """Take jobs that may run now, and charge their buckets, atomically."""
-        return await self.driver.claim(claim)
-
-    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
-        """Write how attempts ended; False for each whose job is no longer running under this node and fence.
-
-        None is for each whose job another open transaction has locked: it is not written and has to be tried again. It
-        delays no other ending.
-
-        To repeat it changes nothing: an ending that is already stored, by this node under this fence, counts as
-        written. A job whose cancellation was requested is cancelled instead of waiting again. Permits that its terms do
-        not keep are returned in the same commit.
-        """
-        return await self.driver.finish(node, endings)
 
     async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         """Correct the cost and time of starts in their buckets; the next claim can use what is refunded."""
         refunds = any(amendment.actual < amendment.cost for amendment in amendments)
-        await self.driver.write(
-            lambda tx: limits.amend(tx, amendments, rules, self.driver.live), wakes=refunds, has_rows=True
-        )
+        await self.write(lambda tx: limits.amend(tx, amendments, rules, self.live), wakes=refunds, has_rows=True)
 
     async def move_starts(
         self, node: str, starts: Sequence[StartMove], rules: Mapping[str, AnyRule]
@@ -277,9 +137,7 @@ class Store:
         longer owns under that fence, jobs that another transaction has locked, and jobs whose charge may have made room
         for others by now. A repeated move counts the start once, at the later instant.
         """
-        return await self.driver.write(
-            lambda tx: limits.move_starts(tx, node, starts, rules, self.driver.live), has_rows=True
-        )
+        return await self.write(lambda tx: limits.move_starts(tx, node, starts, rules, self.live), has_rows=True)
 
     cancel: Final = write(waiting_jobs.cancel, wakes=True, changes_job=True, empties_lanes=True)
     downstream_of: Final = read(graph_rows.downstream_of, "scan")
@@ -292,7 +150,7 @@ class Store:
         A job that another transaction has locked is left as it is.
         """
         return await without_held(
-            lambda held: self.driver.write(
+            lambda held: self.write(
                 lambda tx: following.cancel_blocked(tx, [id for id in job_ids if id not in held], audit_records),
                 wakes=bool,
             )
@@ -316,7 +174,7 @@ class Store:
 
     async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         """Return those of the jobs that are final."""
-        return await self.driver.read(lambda tx: listing.jobs_by_id(tx, job_ids, final=True), "lookup")
+        return await self.read(lambda tx: listing.jobs_by_id(tx, job_ids, final=True), "lookup")
 
     attempts: Final = read(listing.attempts, "list")
     newest_failed: Final = read(failures.newest_failed, "search")
@@ -344,13 +202,11 @@ class Store:
         Its jobs can still be added, expired, cancelled and finished. A claim ignores the queue: it causes no `more` and
         no `next_in`. The queue need not have had a job.
         """
-        return await self.driver.write(lambda tx: upkeep_rows.pause_queue(tx, queue, audit_record), wakes=True)
+        return await self.write(lambda tx: upkeep_rows.pause_queue(tx, queue, audit_record), wakes=True)
 
     async def resume_queue(self, queue: str, *, audit_record: AuditRecord | None = None) -> bool:
         """End a pause and wake the watchers; False if the queue was not paused."""
-        return await self.driver.write(
-            lambda tx: upkeep_rows.pause_queue(tx, queue, audit_record, ends=True), wakes=True
-        )
+        return await self.write(lambda tx: upkeep_rows.pause_queue(tx, queue, audit_record, ends=True), wakes=True)
 
     blockers: Final = read(listing.blockers, "lookup")
     buckets: Final = read(listing.buckets, "scan")
@@ -372,8 +228,8 @@ class Store:
         It may be called again if the commit fails. What it stores under an `id` is there at the next visit with that
         id, until it is deleted.
         """
-        answer, _ = await self.driver.write(
-            lambda tx: limits.visit(tx, ref, rules, change, id, self.driver.live),
+        answer, _ = await self.write(
+            lambda tx: limits.visit(tx, ref, rules, change, id, self.live),
             wakes=lambda visited: visited[1],
             takes_buckets=True,
         )
@@ -400,7 +256,7 @@ class Store:
         reads beside the lists, like a search, and raises SearchTooLong and TooManySearches.
         """
         kind: ReadKind = "search" if is_bounded else "scan"
-        return await self.driver.read(lambda tx: listing.starts(tx, limit, key, since, until, skip, count), kind)
+        return await self.read(lambda tx: listing.starts(tx, limit, key, since, until, skip, count), kind)
 
     async def note_limit_sets(
         self, limit_sets: Mapping[str, str], *, lives: int = LIMIT_SET_LIVES
@@ -417,10 +273,10 @@ class Store:
         the rule of a limit as "limit NAME": the newest one is in force for all nodes and plain code, and lanes that
         wait for the limit are visited again under it.
         """
-        noted = await self.driver.write(lambda tx: limit_set_notes.note_limit_sets(tx, limit_sets, lives))
+        noted = await self.write(lambda tx: limit_set_notes.note_limit_sets(tx, limit_sets, lives))
         if noted.changed:
             # A claim that is running may start jobs for a node whose limit set is no longer the newest.
-            await self.driver.write(lambda tx: limit_set_notes.await_claims(tx, noted.changed), wakes=True)
+            await self.write(lambda tx: limit_set_notes.await_claims(tx, noted.changed), wakes=True)
         return noted.to_move
 
     limit_sets_done: Final = write(limit_set_notes.limit_sets_done, is_atomic=False)
@@ -440,10 +296,10 @@ class Store:
         `edit` gets the stored setting, and no other change comes in between. A setting that sets nothing is removed.
         The audit record is stored with a change. Lanes that wait for the limit are visited again under the new rules.
         """
-        becomes = await self.driver.write(lambda tx: limits.edit_setting(tx, about, edit, audit_record))
+        becomes = await self.write(lambda tx: limits.edit_setting(tx, about, edit, audit_record))
         if becomes is None:
             return False
-        await self.driver.write(lambda tx: limits.reopen(tx, becomes), wakes=True)
+        await self.write(lambda tx: limits.reopen(tx, becomes), wakes=True)
         return True
 
     penalize: Final = write(limits.penalize)
@@ -460,16 +316,15 @@ class Store:
 
     async def nodes(self) -> Sequence[NodeRecord]:
         """Return all nodes."""
-        return await self.driver.read(lambda tx: node_rows.nodes(tx, self.driver.clock.boot_id()), "engine")
+        return await self.read(lambda tx: node_rows.nodes(tx, self.clock.boot_id()), "engine")
 
     async def node_update(self, node: str = "") -> NodeUpdate:
         """Return what a node reads every second: its peers, what it is set to do, and whether there is other work.
 
         Until a node has joined, everything in it is empty.
         """
-        driver = self.driver
-        return await driver.read(
-            lambda tx: node_rows.node_update(tx, node, driver.clock.boot_id(), driver.arrival_floor), "engine"
+        return await self.read(
+            lambda tx: node_rows.node_update(tx, node, self.clock.boot_id(), self.arrival_floor), "engine"
         )
 
     async def join(
@@ -488,11 +343,10 @@ class Store:
         `tasks` are the names that it declares, by queue. If no other node runs its `release`, and the last deploy was
         of another one, this is a deploy.
         """
-        driver = self.driver
         chosen = controls or NodeControls({})
-        await driver.write(
+        await self.write(
             lambda tx: node_rows.join(
-                tx, node, name, driver.clock.boot_id(), chosen, labels, tasks or {}, version, release, driver.port
+                tx, node, name, self.clock.boot_id(), chosen, labels, tasks or {}, version, release, self.port
             ),
             is_atomic=False,
             may_repeat=True,
@@ -507,14 +361,12 @@ class Store:
 
     async def leave(self, node: str) -> Recovered:
         """Remove a node that has stopped; jobs that it still owns wait again, and their attempts do not count."""
-        return await without_held(
-            lambda held: self.driver.write(lambda tx: node_rows.leave(tx, node, held), wakes=True)
-        )
+        return await without_held(lambda held: self.write(lambda tx: node_rows.leave(tx, node, held), wakes=True))
 
     async def recover(self, node: str, beat: int) -> Recovered | None:
         """Take back the jobs of a dead node; None if it has sent a heartbeat since `beat`."""
         return await without_held(
-            lambda held: self.driver.write(
+            lambda held: self.write(
                 lambda tx: node_rows.recover(tx, node, beat, held), wakes=lambda recovered: recovered is not None
             )
         )
@@ -524,7 +376,7 @@ class Store:
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
         """End up to `count` waiting jobs whose `expires_at` or `give_up_at` has passed."""
         return await without_held(
-            lambda held: self.driver.write(
+            lambda held: self.write(
                 lambda tx: waiting_jobs.expire(tx, count, held=held), wakes=bool, empties_lanes=True
             )
         )
@@ -535,10 +387,10 @@ class Store:
         The commit that makes a job or batch final handles the first `FOLLOWERS_AT_ONCE`, and notes that others are
         left. Returns for how many leaders followers were read; 0 if none are left or other nodes work on all of them.
         """
-        if not await self.driver.read(following.are_followers_left, "engine"):
+        if not await self.read(following.are_followers_left, "engine"):
             return 0
         return await without_held(
-            lambda held: self.driver.write(lambda tx: following.release_followers(tx, count, held), wakes=bool)
+            lambda held: self.write(lambda tx: following.release_followers(tx, count, held), wakes=bool)
         )
 
     prune: Final = write(upkeep_rows.prune, reads_summaries=True)
@@ -563,7 +415,7 @@ class Store:
             procedure = partial(
                 history.add_history, jobs=jobs[portion], limits=limits[portion], flush=flush, portion=start
             )
-            await self.driver.write(procedure, may_be_lost=True)
+            await self.write(procedure, may_be_lost=True)
 
     gather_history: Final = write(history.gather_history, is_atomic=False)
     jobs_history: Final = read(history.jobs_history, "list")
@@ -579,7 +431,7 @@ class Store:
 
     async def lost_nodes(self, since: int) -> Sequence[str]:
         """Return the names of the nodes that were found dead since then, at most a day ago."""
-        return await self.driver.read(lambda tx: tx.values("lost_nodes", since=since), "engine")
+        return await self.read(lambda tx: tx.values("lost_nodes", since=since), "engine")
 
     evict: Final = write(upkeep_rows.evict, is_atomic=False)
     identity: Final = read(upkeep_rows.identity, "lookup")
@@ -587,12 +439,4 @@ class Store:
     note_folder_used: Final = write(upkeep_rows.note_folder_used, may_repeat=True)
     stored_ids: Final = read(upkeep_rows.stored_ids, "lookup")
 
-    async def facts(self) -> StoreFacts:
-        """Return facts about the store and the machine that it runs on."""
-        return await self.driver.facts()
-
     check: Final = read(upkeep_rows.check, "scan")
-
-    async def check_indexes(self) -> IndexFacts:
-        """Return whether indexes have the rows of their tables; all tables and indexes are read for it."""
-        return await self.driver.check_indexes()

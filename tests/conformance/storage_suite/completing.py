@@ -13,7 +13,7 @@ from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreU
 
 async def complete_now(store_user: StoreUser, job: ClaimedJob) -> bool:
     """Complete the job as a user's transaction does that commits at once."""
-    return await store_user.storage.driver.write(lambda tx: complete(tx, job.id, job.fence))
+    return await store_user.storage.write(lambda tx: complete(tx, job.id, job.fence))
 
 
 class CompletingConformance(Conformance):
@@ -50,7 +50,7 @@ class CompletingConformance(Conformance):
     async def test_only_the_running_attempt_completes_its_job(self, store_user: StoreUser, clock: ManualClock) -> None:
         waiting = await store_user.add_one()
         storage = store_user.storage
-        assert not await storage.driver.write(lambda tx: complete(tx, waiting, 0))
+        assert not await storage.write(lambda tx: complete(tx, waiting, 0))
         first = await store_user.take_one()
         await store_user.give_back(first)
         assert not await complete_now(store_user, first)

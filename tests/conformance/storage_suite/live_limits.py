@@ -65,7 +65,7 @@ class LiveLimitsConformance(Conformance):
         paused = await store_user.pause("api")
         ids = await store_user.add(2, buckets=API)
         assert (await store_user.claim()).next_in is None
-        write, commits = store_user.storage.driver.write, 0
+        write, commits = store_user.storage.write, 0
 
         async def write_once(*args: Any, **options: Any) -> Any:
             nonlocal commits
@@ -75,7 +75,7 @@ class LiveLimitsConformance(Conformance):
             return await write(*args, **options)
 
         with monkeypatch.context() as patched, contextlib.suppress(StorageUnavailable):
-            patched.setattr(store_user.storage.driver, "write", write_once)
+            patched.setattr(store_user.storage, "write", write_once)
             await store_user.unset(paused)
         assert commits
         assert await store_user.take_ids() == ids

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 import headgate.storage.postgres.database as postgres_database
-import headgate.storage.sqlite.driver as sqlite_driver
+import headgate.storage.sqlite.storage as sqlite_storage
 import headgate.storage.sqlite.threads as sqlite_reader
 from headgate import Headgate, SearchTooLong, TooManySearches
 from headgate.cli.main import main
@@ -113,7 +113,7 @@ def test_a_search_waits_for_others_a_moment_and_is_then_refused() -> None:
 async def test_a_search_that_takes_too_long_is_ended_and_says_what_to_do(
     app: Headgate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_driver, "SEARCH_TIMEOUT", 0.0)
+    monkeypatch.setattr(sqlite_storage, "SEARCH_TIMEOUT", 0.0)
     monkeypatch.setattr(sqlite_reader, "PROGRESS", 1)
     monkeypatch.setattr(postgres_database, "SEARCH_TIMEOUT", 0.02)
     async with app.open(), client(dashboard(app, auth=EVERYBODY)) as caller:
@@ -198,7 +198,7 @@ def test_the_command_line_says_that_a_search_was_ended_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(sqlite_driver, "SEARCH_TIMEOUT", 0.0)
+    monkeypatch.setattr(sqlite_storage, "SEARCH_TIMEOUT", 0.0)
     monkeypatch.setattr(sqlite_reader, "PROGRESS", 1)
     name = f"searched_{uuid.uuid4().hex}"
     (tmp_path / f"{name}.py").write_text("from headgate import Headgate\napp = Headgate('sqlite:///jobs.db')\n")

@@ -152,18 +152,18 @@ async def test_limit_time_does_not_go_back_when_a_boot_begins_with_an_earlier_wa
 ) -> None:
     clock.advance(100)
     await storage.add([job("gated", clock)])
-    connection = writer_of(storage.driver)
+    connection = writer_of(storage)
     assert connection is not None
     used = storage.limit_now()
     await asyncio.get_running_loop().run_in_executor(
-        storage.driver._write_thread, connection.execute, f"UPDATE limit_time SET last_used = {used}"
+        storage._write_thread, connection.execute, f"UPDATE limit_time SET last_used = {used}"
     )
 
     class NextBoot(ManualClock):
         def boot_id(self) -> str:
             return "the next"
 
-    later = SqliteStorage(storage.driver.path, NextBoot(clock.now() - 3_600_000_000), synchronous="OFF")
+    later = SqliteStorage(storage.path, NextBoot(clock.now() - 3_600_000_000), synchronous="OFF")
     await later.open()
     try:
         assert later.limit_now() >= used
@@ -174,7 +174,7 @@ async def test_limit_time_does_not_go_back_when_a_boot_begins_with_an_earlier_wa
 def commits_of(storage: SqliteStorage) -> list[str]:
     """Grows by each commit of the store."""
     commits: list[str] = []
-    writer_of(storage.driver).set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+    writer_of(storage).set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
     return commits
 
 
@@ -222,7 +222,7 @@ async def test_a_setting_whose_group_was_rolled_back_is_not_cached(storage: Sqli
     call = ScheduledCall(task="work", queue="default", payload="x" * 10_000_000)
     huge = ScheduleRecord("huge", call, ScheduleRules(trigger="{}"), ScheduleProgress(0, None))
     await storage.add([job(f"{number}", clock, buckets=(BucketRef("api", ""),)) for number in range(100)])
-    writer = writer_of(storage.driver)
+    writer = writer_of(storage)
     assert writer is not None
 
     # The disk gets full in the group of a change and a claim, which has read the new setting by then.

@@ -57,7 +57,7 @@ async def stored_lane(storage: SqliteStorage) -> tuple[Any, ...]:
     async def read(tx: Any) -> Any:
         return tx._connection.execute(f"SELECT {columns} FROM lane WHERE queue = 'default'").fetchall()
 
-    (row,) = await storage.driver.read(read, "lookup")
+    (row,) = await storage.read(read, "lookup")
     return tuple(row)
 
 

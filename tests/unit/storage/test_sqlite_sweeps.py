@@ -47,9 +47,9 @@ async def steps_beside(size: int, read: str) -> int:
         steps += 1
         return 0
 
-    writer_of(storage.driver).set_progress_handler(count, 1)
+    writer_of(storage).set_progress_handler(count, 1)
     await READS[read](storage)
-    writer_of(storage.driver).set_progress_handler(None, 0)
+    writer_of(storage).set_progress_handler(None, 0)
     return steps
 
 

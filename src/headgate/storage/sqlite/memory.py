@@ -17,11 +17,10 @@ from headgate.storage.driver import Procedure
 from headgate.storage.facts import IndexFacts, MemoryFacts, StoreFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.sqlite.connection import connect, migrate
-from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.facts import check_file
+from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.sqlite.threads import Reader
 from headgate.storage.sqlite.transactions import Write
-from headgate.storage.store import Store
 
 R = TypeVar("R")
 
@@ -29,8 +28,12 @@ IN_MEMORY = Path(":memory:")
 """SQLite's name for a database in memory."""
 
 
-class MemoryDriver(SqliteDriver):
-    """Runs a verb where it is called, on one connection, without a thread."""
+class MemoryStorage(SqliteStorage):
+    """Jobs in the memory of this process, for as long as this object lives; `open` and `close` change nothing.
+
+    A verb runs where it is called, on one connection, and never suspends: it is one step of its event loop. Verbs may
+    be called from several threads and event loops; the verb that wakes watchers calls them.
+    """
 
     is_in_process = True
 
@@ -47,13 +50,13 @@ class MemoryDriver(SqliteDriver):
     def __str__(self) -> str:
         return "memory://"
 
-    async def open(self, *, migrate: bool) -> None:
+    async def open(self, *, migrate: bool = True) -> None:
         """Do nothing: the database exists already."""
 
     async def close(self) -> None:
         """Do nothing: what was stored can still be read."""
 
-    async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
+    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
         return []
 
     def scratch(self) -> NoReturn:
@@ -92,19 +95,6 @@ class MemoryDriver(SqliteDriver):
 
     async def _search(self, procedure: Procedure[R]) -> R:
         return await self._look(None, procedure)
-
-
-class MemoryStorage(Store):
-    """Jobs in the memory of this process, for as long as this object lives; `open` and `close` change nothing.
-
-    A verb runs where it is called, on one connection, and never suspends: it is one step of its event loop. Verbs may
-    be called from several threads and event loops; the verb that wakes watchers calls them.
-    """
-
-    driver: MemoryDriver
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(MemoryDriver(clock))
 
 
 def _unreachable() -> UnfitConnection:

@@ -1,12 +1,97 @@
-"""SqliteStorage: a store in one SQLite file."""
+"""SqliteStorage: a store in one SQLite file, with one thread that writes and others that read."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar, copy_context
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from typing import Any, TypeVar, Unpack
 
-from headgate.clock import Clock
-from headgate.storage.sqlite.driver import SqliteDriver
+import msgspec
+
+from headgate.clock import Clock, microseconds
+from headgate.errors import (
+    ForkedConnection,
+    HeadgateError,
+    StorageLost,
+    StorageUnavailable,
+    StorageUnusable,
+    raise_instead,
+)
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.job import NewJob
+from headgate.jobs.lifecycle import Ending
+from headgate.jobs.uniqueness import may_have_duplicates
+from headgate.shielding import shield_until_done
+from headgate.storage.batcher import Batcher
+from headgate.storage.driver import (
+    Procedure,
+    ReadKind,
+    Transaction,
+    WriteOptions,
+    refusing_unstorable,
+    run_to_end,
+)
+from headgate.storage.enlisting import enlisted
+from headgate.storage.facts import IndexFacts, StoreFacts
+from headgate.storage.live_rules import CachedRules
+from headgate.storage.migrations import Migration
+from headgate.storage.procedures.add import add_jobs
+from headgate.storage.procedures.claim import claim_alone
+from headgate.storage.procedures.finish import FinishResult, complete, finish_all
+from headgate.storage.procedures.unique import add_unique, enlist
+from headgate.storage.records import Claim, Claimed
+from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
+from headgate.storage.sqlite import connection as sqlite_file
+from headgate.storage.sqlite.connection import Checkpointer
+from headgate.storage.sqlite.dialect import STATEMENTS
+from headgate.storage.sqlite.facts import check_file, read_facts
+from headgate.storage.sqlite.peer_notifier import PeerNotifier
+from headgate.storage.sqlite.threads import CallThread, Reader
+from headgate.storage.sqlite.transactions import (
+    Change,
+    Places,
+    SqliteTransaction,
+    Write,
+    WriteRolledBack,
+    change_of,
+    run_all,
+    run_each,
+    run_in,
+)
 from headgate.storage.store import Store
+
+R = TypeVar("R")
+
+logger = logging.getLogger("headgate.storage")
+
+# How often each process has opened each file. A fork inherits it, as it inherits the state of the SQLite library.
+_opened: Counter[tuple[Path, int]] = Counter()
+
+
+class UserTransaction:
+    """A transaction that a handler has open on a file, or a thread that commits its own jobs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_open = True
+
+
+# Tasks that are started inside the block inherit it: the block probably waits for them.
+_transactions: ContextVar[tuple[UserTransaction, ...]] = ContextVar("headgate_sqlite_transactions", default=())
+
+_PORTS = STATEMENTS["ports"].sql
+_OFFSET = "SELECT boot_id, ahead, last_used FROM limit_time"
+_decode_ports = msgspec.json.Decoder(list[int]).decode
 
 
 class SqliteStorage(Store):
@@ -15,9 +100,617 @@ class SqliteStorage(Store):
     With `synchronous` "FULL" (default), a write is on the disk when it returns. "NORMAL" may lose the last writes in a
     power failure, but not in a crash of the program. `patience` (30 s) is how long a write waits for the transaction of
     another connection before it raises StorageUnavailable.
+
+    One thread writes. Writes that wait while a commit is in flight share the next one. While that thread has nothing to
+    do, a thread without an event loop commits its own jobs: see `add_in_thread`.
     """
 
-    driver: SqliteDriver
+    migrates_when_opened = True
 
     def __init__(self, path: str | Path, clock: Clock, *, synchronous: str = "FULL", patience: float = 30.0) -> None:
-        super().__init__(SqliteDriver(path, clock, synchronous=synchronous, patience=patience))
+        if synchronous not in ("FULL", "NORMAL", "EXTRA", "OFF"):
+            raise ValueError(f"synchronous={synchronous!r} of a SQLite storage must be FULL, NORMAL, EXTRA or OFF")
+        super().__init__(clock)
+        self.live: CachedRules = CachedRules()
+        self.path: Path = Path(path).absolute()
+        self.file: Path | None = self.path
+        self._synchronous = synchronous
+        self._patience = patience
+        self._batcher: Batcher[Write] = Batcher(self._commit)
+        self._writer: sqlite3.Connection | None = None
+        # Held while a thread uses the writer.
+        self._writer_lock = threading.Lock()
+        self._is_writer_wanted = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._checkpointer: Checkpointer | None = None
+        # Each kind of read has a reader of its own.
+        self._lookups: Reader | None = None
+        self._lists: Reader | None = None
+        self._counter: Reader | None = None
+        self._searcher: Reader | None = None
+        self._searches = Searches(clock, at_once=1)
+        self._write_thread: CallThread | None = None
+        self._transaction_thread: CallThread | None = None
+        self._transaction_turn = asyncio.Lock()
+        self._peers: PeerNotifier | None = None
+        self._ports: list[int] = []
+        self._pid = 0
+        self._ahead = 0
+        self._places = Places()
+        self._broken: str | None = None
+        # What the commit in flight has changed.
+        self._change: Change = None
+
+    @property
+    def port(self) -> int | None:
+        return None if self._peers is None else self._peers.port
+
+    def __str__(self) -> str:
+        return f"sqlite:///{self.path}"
+
+    @contextlib.asynccontextmanager
+    async def scratch(self) -> AsyncIterator[Callable[[], SqliteStorage]]:
+        """As `Store.scratch`: a file of its own in a folder beside this one."""
+        import tempfile  # Only benchmarks need it, and it imports 8 modules.
+
+        try:
+            folder = tempfile.TemporaryDirectory(prefix=".headgate-scratch-", dir=self.path.parent)
+        except OSError as error:
+            raise StorageUnusable(f"no file can be created beside {self.path}: {error.strerror or error}") from error
+        with folder as name:
+            path = Path(name) / self.path.name
+            yield lambda: SqliteStorage(path, self.clock, synchronous=self._synchronous, patience=self._patience)
+
+    # ---------------------------------------------------------------------------------------- open, close
+
+    async def open(self, *, migrate: bool = True) -> None:
+        self._require_no_fork()
+        if self._write_thread is not None:
+            return
+        if self._pid != os.getpid():
+            # A thread that does not exist in this fork may have held it.
+            self._writer_lock = threading.Lock()
+        self._pid = os.getpid()
+        self._broken = None
+        _opened[self._open_file] += 1
+        self._write_thread = CallThread("headgate-sqlite-writer")
+        self._loop = asyncio.get_running_loop()
+        # A lock belongs to one event loop.
+        self._transaction_turn = asyncio.Lock()
+        try:
+            await self._take_connections(self._write_thread, migrate)
+            self._peers = PeerNotifier(self.path, self.clock, self._read_data_version, self._wake, self._break)
+            await self._peers.open()
+        except BaseException:
+            await shield_until_done(self.close())
+            raise
+
+    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+        self._require_no_fork()
+        return await asyncio.to_thread(self._migrate, dry_run)
+
+    def _migrate(self, dry_run: bool) -> Sequence[Migration]:
+        applied = sqlite_file.prepare(self.path, self.clock, synchronous=self._synchronous, dry_run=dry_run)
+        if not dry_run:
+            try:
+                writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
+                with contextlib.closing(writer):
+                    # So that the first process to enqueue may do so in a transaction of its own.
+                    self._anchor(writer)
+            except sqlite3.Error as error:
+                raise_instead(sqlite_file.translate(error, self.path), error)
+        return applied
+
+    async def _take_connections(self, thread: CallThread, migrate: bool) -> None:
+        connecting = asyncio.get_running_loop().run_in_executor(thread, self._connect, migrate)
+        # A thread cannot be cancelled, and the connections that it opens have to be closed.
+        try:
+            await shield_until_done(connecting)
+        finally:
+            self._writer, self._checkpointer, self._lookups, self._lists, self._ahead = connecting.result()
+
+    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Checkpointer, Reader, Reader, int]:
+        if migrate:
+            sqlite_file.prepare(self.path, self.clock, synchronous=self._synchronous)
+        else:
+            sqlite_file.require_prepared(self.path, self.clock)
+        with contextlib.ExitStack() as made:
+            try:
+                # `begin` waits for locks.
+                writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
+                made.callback(writer.close)
+                lookups = Reader(self.path, "lookups")
+                made.callback(lookups.discard)
+                lists = Reader(self.path, "lists")
+                made.callback(lists.discard)
+                ahead = self._anchor(writer)
+                checkpointer = Checkpointer(self.path, writer, self.clock, self._synchronous)
+            except sqlite3.Error as error:
+                raise_instead(sqlite_file.translate(error, self.path), error)
+            made.pop_all()
+        return writer, checkpointer, lookups, lists, ahead
+
+    def _anchor(self, writer: sqlite3.Connection) -> int:
+        """Return the offset of limit time from the boot clock, set by the first process to open the file in a boot.
+
+        An offset that is set is read without the write lock: the thread that waits for this may hold it.
+        """
+        boot_id = self.clock.boot_id()
+        try:
+            row = writer.execute(_OFFSET).fetchone()
+        except sqlite3.OperationalError as error:
+            logger.debug("the offset of %s is read in a transaction, which waits: %s", self.path, error)
+            row = None
+        if row is not None and row[0] == boot_id:
+            return int(row[1])
+        sqlite_file.begin(writer, self._patience, self.clock, self._warn_slow)
+        try:
+            row = writer.execute(_OFFSET).fetchone()
+            if row is not None and row[0] == boot_id:
+                ahead: int = row[1]
+            else:
+                wall = self.clock.now()
+                began = wall if row is None else max(wall, row[2])
+                ahead = began - self.clock.monotonic()
+                writer.execute(
+                    "INSERT OR REPLACE INTO limit_time (id, boot_id, ahead, last_used) VALUES (1, ?, ?, ?)",
+                    (boot_id, ahead, began),
+                )
+            writer.execute("COMMIT")
+        finally:
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+        return ahead
+
+    async def close(self) -> None:
+        if self._write_thread is None or self._pid != os.getpid():
+            return
+        if self._peers is not None:
+            await self._peers.close()
+            self._peers = None
+        await self._batcher.drain()
+        if self._searcher is not None:
+            self._searcher.interrupt()
+        readers = self._lookups, self._lists, self._counter, self._searcher
+        thread = self._write_thread
+        checkpointer, self._checkpointer = self._checkpointer, None
+        self._lookups = self._lists = self._counter = self._searcher = self._write_thread = None
+        for reader in readers:
+            if reader is not None:
+                await reader.close()
+        if checkpointer is not None:
+            await self._in_thread(thread, checkpointer.close)
+        await self._in_thread(thread, self._alone, self._close_writer)
+        thread.shutdown()
+        # A transaction that is still open refers to its thread, which ends after it.
+        self._transaction_thread = None
+        _opened[self._open_file] -= 1
+
+    def _close_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    @property
+    def _open_file(self) -> tuple[Path, int]:
+        return self.path.resolve(), self._pid
+
+    def _require_no_fork(self) -> None:
+        """Raise ForkedConnection in a fork: SQLite counts locks per file and process; a fork copies only the count."""
+        here = os.getpid()
+        for (path, pid), count in _opened.items():
+            if count and pid != here and path == self.path.resolve():
+                raise ForkedConnection(
+                    f"{self.path} was open in process {pid} when this process was forked from it, and SQLite's locks "
+                    "do not survive a fork, so a write could be lost; open the app after the fork, or start the "
+                    "process with 'spawn'"
+                )
+
+    def now(self) -> int:
+        return self.clock.now()
+
+    def limit_now(self) -> int:
+        return self.clock.monotonic() + self._ahead
+
+    # -------------------------------------------------------------------------------------------- writes
+
+    async def write(
+        self, procedure: Procedure[R], *, changes_job: str | None = None, **options: Unpack[WriteOptions]
+    ) -> R:
+        with contextlib.nullcontext() if options.get("has_rows") else refusing_unstorable():
+            return await self._write(Write(procedure, wakes=options.get("wakes", False)))  # type: ignore[no-any-return]
+
+    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
+        return await self._write(_addition(jobs, batches)) or {}
+
+    @property
+    def can_add_in_thread(self) -> bool:
+        """Whether nothing else uses the writer or waits for it.
+
+        Where several threads enqueue at once, all but one share a commit of the thread that writes.
+        """
+        if self._is_writer_wanted or self._writer_lock.locked() or not self._batcher.is_idle:
+            return False
+        # What is wrong with the store is raised on the loop.
+        return self._write_thread is not None and self._broken is None and self._pid == os.getpid()
+
+    def add_in_thread(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | None:
+        if not self.can_add_in_thread:
+            return None
+        self._require_no_transaction()
+        try:
+            # In a context of its own, which ends with it, whatever interrupts it.
+            added = copy_context().run(self._add_in_thread, jobs)
+        finally:
+            self._wake_from_thread()
+        if isinstance(added, Exception):
+            raise added
+        return added
+
+    def _add_in_thread(self, jobs: Sequence[NewJob]) -> Mapping[str, str] | Exception | None:
+        # A signal handler that writes in the middle would wait for the thread that it interrupts: this refuses it.
+        current = UserTransaction(self.path)
+        _transactions.set((*_transactions.get(), current))
+        try:
+            # A lock in C is released by every interrupt.
+            with self._writer_lock:
+                if self._write_thread is None or self._writer is None:
+                    return None
+                self._end_interrupted()
+                (result,), _ = self._commit_group([_addition(jobs, ())])
+        finally:
+            current.is_open = False
+        return {} if result is None else result
+
+    def _end_interrupted(self) -> None:
+        """Roll back what a second KeyboardInterrupt has left open."""
+        if self._writer is not None and self._writer.in_transaction:
+            self._writer.execute("ROLLBACK")
+
+    def _wake_from_thread(self) -> None:
+        loop = self._loop
+        if loop is not None and (self._watchers or self._queue_watchers):
+            # A loop that is closed has no watchers any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._wake)
+
+    def _alone(self, work: Callable[..., R], *arguments: Any) -> R:
+        """Run `work` in the thread that writes, while no other thread uses the writer; no further one begins to."""
+        self._is_writer_wanted = True
+        try:
+            with self._writer_lock:
+                self._end_interrupted()
+                return work(*arguments)
+        finally:
+            self._is_writer_wanted = False
+
+    async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        """As `Store.add_in`. Nodes notice the changed file within 250 ms."""
+        self._require_usable()
+
+        def add(callers: sqlite3.Connection) -> Mapping[str, str]:
+            return run_to_end(enlist(self._transaction(callers), jobs))
+
+        return await run_in(await enlisted(connection), self.path, add)
+
+    async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
+        self._require_usable()
+
+        def complete_job(callers: sqlite3.Connection) -> bool:
+            return run_to_end(complete(self._transaction(callers), job_id, fence))
+
+        return await run_in(await enlisted(connection), self.path, complete_job)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
+        """As `Store.transaction`. No other connection can write until it ends.
+
+        The invariant: what ends a transaction never waits behind what waits for that end.
+        - Transactions of this process take turns in the order of their calls, so at most one begins or is open, and its
+          commit has the thread of transactions for itself.
+        - The writes that wait when a turn begins are committed first. So a heartbeat waits for two transactions at
+          most, however many handlers open one.
+        - A write inside the block is refused: it would wait for the block, and the block for it.
+        """
+        self._require_file()
+        self._require_no_transaction()
+        async with self._transaction_turn:
+            await self._batcher.write(Write(_change_nothing))
+            self._require_file()
+            thread = self._transaction_thread
+            if thread is None:
+                thread = self._transaction_thread = CallThread("headgate-sqlite-transactions")
+            connection = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
+            current = UserTransaction(self.path)
+            try:
+                await self._begin(thread, connection)
+                _transactions.set((*(each for each in _transactions.get() if each.is_open), current))
+                yield connection
+                await self._commit_transaction(thread, connection)
+            finally:
+                current.is_open = False
+                # A transaction that is still open is rolled back.
+                connection.close()
+
+    async def _begin(self, thread: CallThread, connection: sqlite3.Connection) -> None:
+        """Begin a write transaction in a thread, which stops waiting for other processes if the caller is cancelled."""
+        is_cancelled = threading.Event()
+        begin = partial(sqlite_file.begin, is_over=is_cancelled.is_set)
+        beginning = self._in_thread(thread, begin, connection, self._patience, self.clock, self._warn_slow)
+        running = asyncio.ensure_future(beginning)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            is_cancelled.set()
+            await shield_until_done(asyncio.gather(running, return_exceptions=True))
+            raise
+        except sqlite3.Error as error:
+            raise_instead(self._translated(error), error)
+
+    async def _commit_transaction(self, thread: CallThread, connection: sqlite3.Connection) -> None:
+        """Commit in a thread, to its end, even if the caller is cancelled."""
+        try:
+            await shield_until_done(self._in_thread(thread, connection.execute, "COMMIT"))
+        except sqlite3.Error as error:
+            raise_instead(self._translated(error), error)
+
+    def _require_no_transaction(self) -> None:
+        """Raise HeadgateError inside the block of a transaction on this file, for which the caller would wait."""
+        if any(each.is_open and each.path == self.path for each in _transactions.get()):
+            raise HeadgateError(
+                f"this would wait for the transaction that is open here on {self.path}, and nothing was stored: pass "
+                "its connection, as in `await task.using(connection=connection).enqueue(…)`, or call it after the block"
+            )
+
+    async def claim(self, claim: Claim) -> Claimed:
+        # The claim takes the time as late as possible: the writes before it in the same commit have taken some.
+        claimed: Claimed = await self._write(
+            Write(lambda tx: claim_alone(self._transaction(self._writer), claim, self.live, self.clock))
+        )
+        if claimed.dropped:
+            # Callers may be waiting for the results of the dropped jobs.
+            self._wake()
+        return claimed
+
+    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
+        finished: FinishResult = await self._write(
+            Write(lambda tx: finish_all(tx, node, endings), wakes=attrgetter("wakes"), ends_jobs=True)
+        )
+        return finished.written
+
+    def _write(self, write: Write) -> Awaitable[Any]:
+        self._require_usable()
+        if _transactions.get():
+            self._require_no_transaction()
+        return self._batcher.write(write)
+
+    def _commit(self, group: Sequence[Write]) -> asyncio.Future[Sequence[Any]]:
+        assert self._write_thread is not None
+        # Through the loop, so that virtual time stands still meanwhile.
+        thread = self._write_thread
+        committing = asyncio.get_running_loop().run_in_executor(thread, self._alone, self._commit_for_loop, group)
+        committing.add_done_callback(self._wake_after)
+        return committing
+
+    def _wake_after(self, _committed: asyncio.Future[Sequence[Any]]) -> None:
+        """Call the watchers, before the callers, if the commit that has ended changed what they watch."""
+        change, self._change = self._change, None
+        if change is not None:
+            self._wake(only_endings=change == "endings")
+
+    def _commit_for_loop(self, group: Sequence[Write]) -> Sequence[Any]:
+        results, self._change = self._commit_group(group)
+        return results
+
+    def _commit_group(self, group: Sequence[Write]) -> tuple[Sequence[Any], Change]:
+        """Run all writes in one transaction; a write that fails is rolled back alone, and its error is its result.
+
+        Returns the results, and what watchers are to be woken for.
+        """
+        connection = self._writer
+        assert connection is not None
+        try:
+            # Without savepoints at first: hardly any write fails after it has changed something.
+            results = self._transact(group, partial(run_all, connection, self._transaction_again))
+        except WriteRolledBack:
+            results = self._transact(group, partial(run_each, connection, self._transaction_again))
+        change, peers = change_of(group, results), self._peers
+        if change is not None and peers is not None:
+            # From this thread, so that a node of another process does not wait for this process's event loop.
+            peers.notify(self._ports, only_endings=change == "endings")
+        return [self._translated(each) if isinstance(each, sqlite3.Error) else each for each in results], change
+
+    def _transaction_again(self) -> SqliteTransaction:
+        """Return the transaction as of now, without the settings that were read before a rollback."""
+        self.live.forget()
+        return self._transaction(self._writer)
+
+    def _transact(
+        self, group: Sequence[Write], run: Callable[[SqliteTransaction, Sequence[Write]], Sequence[Any]]
+    ) -> Sequence[Any]:
+        connection = self._writer
+        assert connection is not None
+        try:
+            try:
+                sqlite_file.begin(connection, self._patience, self.clock, self._warn_slow)
+                results = run(self._transaction(connection), group)
+                if self._peers is not None and any(write.wakes or write.ends_jobs for write in group):
+                    # Read here, so that a node that has just joined is notified too.
+                    self._ports = _decode_ports(connection.execute(_PORTS).fetchall()[0][0])
+                connection.execute("COMMIT")
+            except BaseException:
+                # The settings that were read may not have been committed.
+                self.live.forget()
+                raise
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+        except (sqlite3.Error, OSError) as error:
+            raise_instead(self._translated(error), error)
+        # After the commit: a write to a file that can no longer be opened is not reported as stored.
+        self._require_same_file()
+        return results
+
+    # --------------------------------------------------------------------------------------------- reads
+
+    async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
+        with refusing_unstorable():
+            return await self._read_as(procedure, kind)
+
+    async def _read_as(self, procedure: Procedure[R], kind: ReadKind) -> R:
+        if kind == "search":
+            return await self._searches.run(partial(self._search, procedure))
+        if kind == "count":
+            return await self._count(procedure)
+        # An engine does not wait for an operator's list or count.
+        return await self._look(self._lookups if kind in ("engine", "lookup") else self._lists, procedure)
+
+    async def facts(self) -> StoreFacts:
+        return await self._read(self._lists, partial(read_facts, self.path, self._synchronous))
+
+    async def check_indexes(self) -> IndexFacts:
+        """As `Store.check_indexes`, on a connection of its own: it reads the whole file, and lists must not wait."""
+        reader = await self._open_reader("check")
+        try:
+            return await reader.run_until(partial(check_file, self.path), lambda: False)
+        except (sqlite3.Error, OSError) as error:
+            raise_instead(self._translated(error), error)
+        finally:
+            await reader.close()
+
+    async def _search(self, procedure: Procedure[R]) -> R:
+        """Search payloads on a connection of its own, because it reads whole tables and lists must not wait."""
+        if self._searcher is None:
+            self._searcher = await self._open_reader("searches")
+        until = self.clock.monotonic() + microseconds(SEARCH_TIMEOUT)
+        try:
+            return await self._searcher.run_until(
+                lambda connection: run_to_end(procedure(self._transaction(connection))),
+                lambda: self.clock.monotonic() >= until,
+            )
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                raise too_long() from None
+            raise_instead(self._translated(error), error)
+
+    async def _count(self, procedure: Procedure[R]) -> R:
+        """Count on a connection of its own, which the first count opens; a count ends if it is cancelled."""
+        self._require_usable()
+        if (counter := self._counter) is None:
+            opened = await self._open_reader("counts")
+            if self._counter is None:
+                self._counter = opened
+            else:
+                # Another count has opened one meanwhile.
+                await opened.close()
+            counter = self._counter
+        try:
+            return await counter.run_until(
+                lambda connection: run_to_end(procedure(self._transaction(connection))), lambda: False
+            )
+        except (sqlite3.Error, OSError) as error:
+            raise_instead(self._translated(error), error)
+
+    async def _open_reader(self, name: str) -> Reader:
+        self._require_file()
+        reader = await asyncio.to_thread(Reader, self.path, name)
+        try:
+            # The store may have been closed meanwhile, or the file lost: then this connection is to another file.
+            self._require_file()
+        except BaseException:
+            await reader.close()
+            raise
+        return reader
+
+    async def _look(self, reader: Reader | None, procedure: Procedure[R]) -> R:
+        """Return the result of a procedure that only reads."""
+        return await self._read(reader, lambda connection: run_to_end(procedure(self._transaction(connection))))
+
+    def _transaction(self, connection: sqlite3.Connection | None) -> SqliteTransaction:
+        assert connection is not None
+        return SqliteTransaction(connection, self.clock.now(), self.clock.monotonic() + self._ahead, self._places)
+
+    async def _read(self, reader: Reader | None, query: Callable[[sqlite3.Connection], R]) -> R:
+        self._require_usable()
+        assert reader is not None
+        try:
+            return await reader.run(query)
+        except (sqlite3.Error, OSError) as error:
+            raise_instead(self._translated(error), error)
+
+    # ------------------------------------------------------------------------------------------- helpers
+
+    async def _in_thread(self, thread: CallThread, work: Callable[..., R], *arguments: Any) -> R:
+        return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
+
+    def _require_file(self) -> None:
+        """Raise unless the store is open, on the file that it has opened."""
+        self._require_usable()
+        self._require_same_file()
+
+    def _require_same_file(self) -> None:
+        peers = self._peers
+        if peers is not None and peers.is_file_lost():
+            lost = peers.lost()
+            self._break(lost)
+            raise lost
+
+    def _require_usable(self) -> None:
+        if self._broken is not None:
+            # A new error each time: an error that is raised again and again keeps a traceback of all its raises.
+            raise StorageLost(self._broken)
+        if self._pid != os.getpid():
+            self._require_no_fork()
+            raise StorageUnavailable(f"{self.path} is not open")
+        if self._write_thread is None:
+            raise StorageUnavailable(f"{self.path} is not open")
+
+    def _translated(self, error: sqlite3.Error | OSError) -> Exception:
+        if isinstance(error, OSError):
+            # This process has no file descriptors or memory left, which is temporary.
+            return StorageUnavailable(f"{self.path} could not be used: {error}")
+        translated = sqlite_file.translate(error, self.path)
+        if isinstance(translated, StorageUnusable):
+            self._break(translated)
+            return StorageLost(str(translated))
+        return translated or sqlite_file.missing_table_error(error, self.path) or error
+
+    def _break(self, error: HeadgateError) -> None:
+        """Let every verb raise this from now on: the file was damaged or replaced."""
+        if self._broken is None:
+            self._broken = str(error)
+            logger.critical("storage stopped: %s", error)
+
+    def _warn_slow(self, seconds: float) -> None:
+        logger.warning(
+            "waiting for %.0f s to write to %s: another connection has an open write transaction%s",
+            seconds,
+            self.path,
+            sqlite_file.lock_holder(self.path),
+        )
+
+    async def _read_data_version(self) -> int:
+        """Return the file's data version, which other processes change when they commit; checkpoint a long log."""
+        assert self._write_thread is not None
+        return await self._in_thread(self._write_thread, self._alone, self._data_version)
+
+    def _data_version(self) -> int:
+        if self._writer is None:
+            return 0
+        try:
+            if self._checkpointer is not None and self._checkpointer.is_due():
+                self._checkpointer.run()
+            return int(self._writer.execute("PRAGMA data_version").fetchone()[0])
+        except (sqlite3.Error, OSError) as error:
+            raise_instead(self._translated(error), error)
+
+
+def _addition(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Write:
+    """Return the write that adds the jobs; its result is None, or the existing jobs by the ids of duplicates."""
+    if may_have_duplicates(jobs):
+        return Write(lambda tx: add_unique(tx, jobs, batches), wakes=True)
+    return Write(lambda tx: add_jobs(tx, jobs, batches), jobs=jobs, batches=batches, wakes=True)
+
+
+async def _change_nothing(tx: Transaction) -> None:
+    """Be committed after the writes that wait already."""
