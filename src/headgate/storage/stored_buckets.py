@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,11 +37,11 @@ class StoredBuckets:
         """Do nothing: the app closes the store."""
 
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
-        return await self._visit(bucket, lambda visit: _take(visit, cost, count), id)
+        return await self._visit(bucket, lambda visit: _take(visit, cost, count), id, may_repeat=id is not None)
 
     async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
         """As `BucketStore.reserve`. Raises LimitRejected while the limit is paused for the key."""
-        taken = await self._visit(bucket, lambda visit: _reserve(visit, cost), id)
+        taken = await self._visit(bucket, lambda visit: _reserve(visit, cost), id, may_repeat=True)
         if taken is None:
             raise LimitRejected(
                 f"nothing was reserved: limit {bucket.limit!r} is paused for {bucket.key!r}; "
@@ -63,28 +63,41 @@ class StoredBuckets:
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
         ref = BucketRef(bucket.limit, bucket_key(bucket.key))
-        await self._storage.penalize(ref, self._storage.limit_now() + closed_for)
+        await self._ask(lambda: self._storage.penalize(ref, self._storage.limit_now() + closed_for), may_repeat=True)
 
     async def refuse(self, bucket: Bucket, charged_at: int | None = None) -> None:
         await self._visit(bucket, lambda visit: _refuse(visit, charged_at))
 
     async def snapshot(self, bucket: Bucket) -> Snapshot:
-        return await self._visit(bucket, _snapshot)
+        return await self._visit(bucket, _snapshot, may_repeat=True)
 
     async def reset(self, bucket: Bucket) -> None:
-        await self._storage.reset(BucketRef(bucket.limit, bucket_key(bucket.key)))
-        if bucket.rule.shares_state:
-            await self._storage.reset(BucketRef(bucket.limit, FOR_ALL_KEYS))
+        async def reset() -> None:
+            await self._storage.reset(BucketRef(bucket.limit, bucket_key(bucket.key)))
+            if bucket.rule.shares_state:
+                await self._storage.reset(BucketRef(bucket.limit, FOR_ALL_KEYS))
 
-    async def _visit(self, bucket: Bucket, change: Callable[[BucketVisit], R], id: str | None = None) -> R:
+        await self._ask(reset, may_repeat=True)
+
+    async def _ask(self, request: Callable[[], Awaitable[R]], *, may_repeat: bool = False) -> R:
+        """Return the answer of the store; `may_repeat`: to ask again after a lost answer gives the same one."""
+        return await request()
+
+    async def _visit(
+        self,
+        bucket: Bucket,
+        change: Callable[[BucketVisit], R],
+        id: str | None = None,
+        *,
+        may_repeat: bool = False,
+    ) -> R:
         if bucket.rule.holds_permits:
             raise DeclarationError(
                 f"limit {bucket.limit!r} grants permits, which belong to jobs: if a job crashes, its permit is "
                 "returned, but if plain code crashes, it would not be; make the code a job, or use a rate"
             )
-        return await self._storage.visit(
-            BucketRef(bucket.limit, bucket_key(bucket.key)), {bucket.limit: bucket.rule}, change, id=id
-        )
+        ref, rules = BucketRef(bucket.limit, bucket_key(bucket.key)), {bucket.limit: bucket.rule}
+        return await self._ask(lambda: self._storage.visit(ref, rules, change, id=id), may_repeat=may_repeat)
 
 
 class _StoredReservation(msgspec.Struct, array_like=True):

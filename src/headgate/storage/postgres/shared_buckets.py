@@ -11,8 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 from headgate.arguments import parse_seconds
 from headgate.clock import SECOND, Clock, Duration, SystemClock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable
-from headgate.limits.bucket_store import Bucket, ServerReport, Taken
-from headgate.limits.rule import Snapshot
+from headgate.limits.bucket_store import ServerReport
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.urls import displayed_url, without_secrets
@@ -97,56 +96,20 @@ class PostgresBuckets(StoredBuckets):
                 await asyncio.wait([sweeping])
                 await self._tables.close()
 
-    async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
-        ask = super().take
-        if id is None:
-            return await self._within_timeout(lambda: ask(bucket, cost, count=count))
-        return await self._within_timeout(
-            lambda: self._repeat_until_answered(lambda: ask(bucket, cost, count=count, id=id))
-        )
-
-    async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
-        ask = super().reserve
-        return await self._within_timeout(lambda: self._repeat_until_answered(lambda: ask(bucket, cost, id=id)))
-
-    async def cancel(self, bucket: Bucket, *, id: str) -> bool:
-        ask = super().cancel
-        return await self._within_timeout(lambda: ask(bucket, id=id))
-
-    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
-        ask = super().amend
-        await self._within_timeout(lambda: ask(bucket, charged_at, cost, started_at, actual))
-
-    async def penalize(self, bucket: Bucket, closed_for: int) -> None:
-        ask = super().penalize
-        await self._within_timeout(lambda: self._repeat_until_answered(lambda: ask(bucket, closed_for)))
-
-    async def refuse(self, bucket: Bucket, charged_at: int | None = None) -> None:
-        ask = super().refuse
-        await self._within_timeout(lambda: ask(bucket, charged_at))
-
-    async def snapshot(self, bucket: Bucket) -> Snapshot:
-        ask = super().snapshot
-        return await self._within_timeout(lambda: self._repeat_until_answered(lambda: ask(bucket)))
-
-    async def reset(self, bucket: Bucket) -> None:
-        ask = super().reset
-        await self._within_timeout(lambda: self._repeat_until_answered(lambda: ask(bucket)))
-
-    async def _within_timeout(self, work: Callable[[], Awaitable[R]]) -> R:
+    async def _ask(self, request: Callable[[], Awaitable[R]], *, may_repeat: bool = False) -> R:
         try:
             async with asyncio.timeout(self._timeout):  # noqa: TID251  # real connections, real time
-                return await work()
+                return await (self._repeat_until_answered(request) if may_repeat else request())
         except TimeoutError as error:
             raise StorageUnavailable(f"{self._tables} did not answer within {self._timeout:g} s") from error
 
-    async def _repeat_until_answered(self, work: Callable[[], Awaitable[R]]) -> R:
+    async def _repeat_until_answered(self, request: Callable[[], Awaitable[R]]) -> R:
         """Repeat a request whose answer is the same each time while the connection is lost, for `timeout` seconds."""
         until = self._clock.monotonic() + round(self._timeout * SECOND)
         pause = 0.01
         while True:
             try:
-                return await work()
+                return await request()
             except StorageUnavailable:
                 if self._sweeping is None or self._clock.monotonic() + pause * SECOND > until:
                     raise
