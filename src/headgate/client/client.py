@@ -44,7 +44,8 @@ from headgate.jobs.scheduled import ScheduledCall
 from headgate.observe.log import log_event, logged_kinds
 from headgate.shielding import in_thread
 from headgate.storage.choice import StoreAddress
-from headgate.storage.enlisting import require_blocking, run_at_once
+from headgate.storage.driver import run_to_end
+from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
 from headgate.tasks.call import Call, FlowBatch, FlowCall
 from headgate.tasks.definition import TaskDefinition
@@ -256,7 +257,7 @@ class Client:
         async def store(task: TaskDefinition, groups: Sequence[CallGroup]) -> list[Job[Any]]:
             jobs = await self.enqueuer.jobs_for_transaction(task, groups)
             adding = self.enqueuer.add_in_transaction(connection, jobs)
-            return self._handles(await in_thread(caller, partial(copy_context().run, run_at_once, adding)))
+            return self._handles(await in_thread(caller, partial(copy_context().run, run_to_end, adding)))
 
         return self.portal.run(self._enqueue(task, calls, store), caller)
 

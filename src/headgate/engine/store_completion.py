@@ -8,7 +8,8 @@ from typing import Any
 
 from headgate.errors import AttemptLost, StorageUnavailable
 from headgate.jobs.job import ClaimedJob
-from headgate.storage.enlisting import require_blocking, run_at_once
+from headgate.storage.driver import run_to_end
+from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
 
 
@@ -28,7 +29,7 @@ class StoreCompletion:
 
     def complete_blocking(self, job: ClaimedJob, connection: Any) -> None:
         require_blocking(connection)
-        run_at_once(self.complete(job, connection))
+        run_to_end(self.complete(job, connection))
 
     @contextlib.asynccontextmanager
     async def transaction(self, job: ClaimedJob) -> AsyncIterator[Any]:

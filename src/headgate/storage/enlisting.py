@@ -6,12 +6,9 @@ The jobs exist if the caller commits.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from headgate.errors import UnfitConnection
-
-T = TypeVar("T")
 
 Driver = Literal["sqlite3", "aiosqlite", "asyncpg", "psycopg", "psycopg async"]
 
@@ -70,17 +67,6 @@ def require_blocking(connection: Any) -> None:
         raise UnfitConnection(
             "this connection is async: await the call without .sync, as in `await task.using(connection=…).enqueue(…)`"
         )
-
-
-def run_at_once(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, and return its result."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    work.close()
-    raise AssertionError("a coroutine that must not suspend has suspended")
 
 
 def _driver(connection: Any) -> Driver | None:

@@ -28,8 +28,7 @@ from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.query import JobFilter
 from headgate.jobs.tags import parse_tags
 from headgate.jobs.words import parse_tags
-from headgate.storage.driver import WakeQueues
-from headgate.storage.enlisting import run_at_once
+from headgate.storage.driver import WakeQueues, run_to_end
 from headgate.storage.procedures.finish import complete
 from headgate.storage.records import Claim, Claimed, FreeSlots, JobFilter
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -102,7 +101,7 @@ class Workbench:
             filter = JobFilter(
                 task=None if task is None else task.name, state=expected, oldest_first=True, cursor=cursor, count=PAGE
             )
-            page = run_at_once(self._storage.jobs(filter))
+            page = run_to_end(self._storage.jobs(filter))
             records += page
             if len(page) < PAGE:
                 break
