@@ -94,7 +94,7 @@ class Workbench:
         """Return all jobs of this test, oldest first, in every state; of one task, or in one state, if given."""
         task = None if task is None else _own(task)
         expected = None if state is None else JobState(state)
-        run_at_once(self._storage.remove_rolled_back())
+        run_to_end(self._storage.remove_rolled_back())
         records: list[Any] = []
         cursor: str | None = None
         while True:
@@ -394,7 +394,7 @@ class SharedMemory(MemoryStorage):
 
     async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
         """Complete the job at once: a test does not use the connections of the code that it tests."""
-        return await self.driver.write(lambda tx: complete(tx, job_id, fence))
+        return await self.write(lambda tx: complete(tx, job_id, fence))
 
     def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
         return super().watch(_in_this_loop(wake))

@@ -17,10 +17,8 @@ from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import AnyStatement, CompiledStatement, fit
 from headgate.storage.procedures.unique import ClaimedMeanwhile, enlist
 
-INTRANS = 2
-"""libpq's state of a connection with an open transaction that has not failed."""
-
 IDLE = 0
+"""libpq's state of a connection without an open transaction."""
 
 TRIES = 100
 """How often another job under the key may begin to run before the addition fails."""
@@ -38,10 +36,10 @@ async def session_of(caller: Enlisted, statements: Mapping[str, AnyStatement], n
             return Session(connection, statements, is_pooled=False)
         case "psycopg":
             _require_psycopg_transaction(connection)
-            return PsycopgSession(connection, statements)
+            return PsycopgSession(connection, statements, is_pooled=False)
         case "psycopg async":
             _require_psycopg_transaction(connection)
-            return AsyncPsycopgSession(connection, statements)
+            return AsyncPsycopgSession(connection, statements, is_pooled=False)
         case _:
             raise UnfitConnection(
                 f"this connection is from {caller.driver}, but the jobs of this app are in {name}; nothing was stored"
@@ -91,11 +89,9 @@ async def require_same_place(session: Session, identity: str, *, has_unique: boo
 class PsycopgSession(Session):
     """Statements by name on a synchronous psycopg connection."""
 
-    def __init__(self, connection: Any, statements: Mapping[str, AnyStatement]) -> None:
-        super().__init__(connection, statements, is_pooled=False)
-
     async def fetch(self, statement: str, /, **values: Any) -> list[Any]:
-        return _rows(self._run(statement, values))
+        cursor = self._run(statement, values)
+        return [] if cursor.description is None else list(cursor.fetchall())
 
     async def execute(self, statement: str, /, **values: Any) -> int:
         return int(self._run(statement, values).rowcount)
@@ -104,7 +100,10 @@ class PsycopgSession(Session):
         self._connection.execute(sql)
 
     def _run(self, statement: str, values: Mapping[str, Any]) -> Any:
-        cursor = _cursor(self._connection)
+        from psycopg.rows import namedtuple_row
+
+        # The caller may have set another row factory.
+        cursor = self._connection.cursor(row_factory=namedtuple_row)
         return cursor.execute(*_translated(*fit(self._statements[statement], values)))
 
 
@@ -120,17 +119,6 @@ class AsyncPsycopgSession(PsycopgSession):
 
     async def script(self, sql: str) -> None:
         await self._connection.execute(sql)
-
-
-def _rows(cursor: Any) -> list[Any]:
-    return [] if cursor.description is None else list(cursor.fetchall())
-
-
-def _cursor(connection: Any) -> Any:
-    from psycopg.rows import namedtuple_row
-
-    # The caller may have set another row factory.
-    return connection.cursor(row_factory=namedtuple_row)
 
 
 def _translated(statement: CompiledStatement, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
