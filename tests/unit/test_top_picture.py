@@ -9,7 +9,8 @@ from rich.console import Console
 
 from headgate.admin import BucketStatus, JobTotals, NodeCounts, Overview, QueueOverview
 from headgate.admin.history import JobsPoint
-from headgate.admin.verdict import Sentence, verdict
+from headgate.admin.sentence import Sentence
+from headgate.admin.verdict import verdict
 from headgate.cli.live.render import ORDERS, LiveView, next_order, render_snapshot
 from headgate.cli.live.snapshot import BARS, LiveSnapshot, throughput_between, throughput_of
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headgate.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headgate.admin.admin import Admin, DeclaredTask, JobDetails
+    from headgate.admin.admin import Admin, JobDetails
     from headgate.admin.alerts import AlertStatus
     from headgate.admin.audit import Audited
     from headgate.admin.bulk import BulkResult
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
     from headgate.admin.purge import Purged
     from headgate.admin.queues import DeclaredQueue, QueueKey, QueueKeys, QueuesAdmin, QueueStatus
+    from headgate.admin.readings import DeclaredTask, SlowCounts
     from headgate.admin.schedules import ScheduleDefinition
-    from headgate.admin.slow_counts import SlowCounts
     from headgate.admin.timeline import Stretch, TimelineEntry
     from headgate.jobs.query import JobQuery
     from headgate.storage.records import Dependency, JobCount, JobGraph
@@ -116,7 +116,7 @@ __all__ = [
 
 _PLACES = {
     "Admin": "headgate.admin.admin",
-    "DeclaredTask": "headgate.admin.admin",
+    "DeclaredTask": "headgate.admin.readings",
     "JobDetails": "headgate.admin.admin",
     "AlertStatus": "headgate.admin.alerts",
     "Audited": "headgate.admin.audit",
@@ -169,7 +169,7 @@ _PLACES = {
     "QueuesAdmin": "headgate.admin.queues",
     "QueueStatus": "headgate.admin.queues",
     "ScheduleDefinition": "headgate.admin.schedules",
-    "SlowCounts": "headgate.admin.slow_counts",
+    "SlowCounts": "headgate.admin.readings",
     "Stretch": "headgate.admin.timeline",
     "TimelineEntry": "headgate.admin.timeline",
     "JobCount": "headgate.storage.records",

@@ -13,11 +13,8 @@ import msgspec
 from msgspec.structs import replace as replaced
 
 from headgate.admin.actor import this_process
-from headgate.admin.alerts import AlertStatus, alert_status
 from headgate.admin.batches import cancel_batch
 from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many, reschedule
-from headgate.admin.checkup import Checkup, unknown_tasks
-from headgate.admin.columns import Column
 from headgate.admin.ended import AT_ONCE, EndCriteria, EndEvent, EndPage, EndQuery, Place, end_page, follow, read_ends
 from headgate.admin.enqueueing import (
     EnqueueCalls,
@@ -33,18 +30,14 @@ from headgate.admin.enqueueing import (
 from headgate.admin.explain import Explanation, LimitInfo, Turn, reason_for, with_last_error
 from headgate.admin.failures import FailureDetails, FailureReport, failures, failures_like
 from headgate.admin.find import Found, FoundKind, find
-from headgate.admin.history import HistoryAdmin
 from headgate.admin.holders import holders_of
-from headgate.admin.limits import LimitsAdmin
 from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage, batch_details
-from headgate.admin.nodes import NodeStatus, by_process, find_node, node_ended, node_status, with_slots
-from headgate.admin.overview import Overview, overview
-from headgate.admin.pauses import Pause, pause_of_limit, pause_of_queue, pauses_with_jobs
+from headgate.admin.nodes import find_node, node_ended, with_slots
+from headgate.admin.pauses import Pause, pause_of_limit, pause_of_queue
 from headgate.admin.purge import Purged, purge
-from headgate.admin.queues import QueuesAdmin, describe_queue
+from headgate.admin.readings import Readings
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.set_rules import SetRules
-from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import Stretch, TimelineEntry, stretches, timeline
 from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_instant, require_storable
 from headgate.clock import FARTHEST, Duration, to_datetime
@@ -61,18 +54,13 @@ from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
 from headgate.storage.procedures import listing
 from headgate.storage.records import (
-    BacklogCounts,
-    Blocker,
     BucketRecord,
     Dependencies,
     EditNode,
     EndsRead,
     JobCount,
     JobGraph,
-    QueueCounts,
     QueuePosition,
-    ViewCount,
-    WaitingCount,
 )
 from headgate.storage.store import Store
 from headgate.tasks.call import Call
@@ -86,40 +74,6 @@ LAST_LINES = 20
 
 NEXT_AMONG = 100
 """How many waiting jobs of a key are read to find those that start next."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredTask:
-    """A task that an app declares: the queue of its jobs unless a call names another, and its arguments by name.
-
-    `required` are those of its arguments that have no default. `limits` are those that its jobs use: those of the
-    task, then those of the queue. `requires` are the labels that a node needs to run its jobs, `tags` those of all its
-    jobs. `unique_key` is the template of their unique keys; a function is shown by its name.
-    """
-
-    task: str
-    queue: str
-    arguments: Sequence[str] = ()
-    required: Sequence[str] = ()
-    limits: Sequence[str] = ()
-    requires: Sequence[str] = ()
-    tags: Sequence[str] = ()
-    unique_key: str | None = None
-
-
-TASK_COLUMNS = (
-    Column("task", "Task"),
-    Column("queue", "Queue"),
-    Column("limits", "Limits", "names"),
-    Column("throughput", "Throughput", "rate", only="dashboard"),
-    Column("failure_share", "Failures", "share", only="dashboard"),
-    Column("run_p95", "Run, p95", "duration", only="dashboard"),
-    Column("waiting", "Waiting", "count"),
-    Column("oldest", "Oldest", "duration", only="dashboard"),
-    Column("requires", "Requires", "names", is_rare=True),
-    Column("tags", "Tags", "names", is_rare=True),
-    Column("unique_key", "Unique key", is_rare=True),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +95,7 @@ class JobDetails:
     dependencies: Dependencies
 
 
-class Admin:
+class Admin(Readings):
     """Reads and changes one app's storage, whichever process runs the jobs.
 
     `limits`, `queues` and `schedules` are for those; `history` has the data of charts. Actions are recorded with the
@@ -161,25 +115,13 @@ class Admin:
         address: str = "",
         large_payloads: LargePayloads | None = None,
     ) -> None:
+        self.actor: str = actor or this_process()
+        super().__init__(storage, other_stores, registry, schedules, actor=self.actor, address=address)
         self._large_payloads = large_payloads
-        self._storage = storage
         self._codecs = registry.codecs
-        self.address = address
-        self._registry = registry
-        self._rules = rules = registry.rules
-        self._tasks = {name: task.queue for name, task in registry.named()}
+        self._rules = registry.rules
         self._requires = {name: task.requires for name, task in registry.named() if task.requires}
         self._enqueue = enqueue
-        self.actor: str = actor or this_process()
-        self.queues: QueuesAdmin = QueuesAdmin(
-            storage, {name: describe_queue(queue) for name, queue in registry.queues.items()}, self.actor
-        )
-        # The order of a fair queue makes no job wait, so it is not shown as a limit.
-        limits = {name: rule for name, rule in rules.items() if not rule.orders_turns}
-        self.limits: LimitsAdmin = LimitsAdmin(storage, limits, other_stores, self.actor, registry.call_sizes)
-        self.history: HistoryAdmin = HistoryAdmin(storage, limits)
-        self.schedules = schedules
-        self.schedules.actor = self.actor
 
     def by(self, actor: str) -> Self:
         """Return a copy for another actor: `app.admin.by("ada@dashboard").cancel(id)`."""
@@ -189,10 +131,6 @@ class Admin:
         other.queues, other.limits, other.schedules = copy(self.queues), copy(self.limits), copy(self.schedules)
         other.queues.actor = other.limits.actor = other.schedules.actor = actor
         return other
-
-    def now(self) -> datetime:
-        """Return the store's wall time, aware: all instants in answers are comparable with it."""
-        return to_datetime(self._storage.now())
 
     def decoded(self, stored: str) -> str:
         """Return a stored payload or result as JSON. Raises PayloadError if this app cannot decode it."""
@@ -213,107 +151,6 @@ class Admin:
         if self._large_payloads is None:
             raise DeclarationError("this app has no folder of large payloads: pass large_payloads= to Headgate")
         return await self._large_payloads.sweep()
-
-    async def counts(self) -> Sequence[QueueCounts]:
-        """Return the numbers of jobs by queue and state."""
-        return await self._storage.counts()
-
-    async def nodes(self) -> Sequence[NodeStatus]:
-        """Return the nodes by machine, including those that have died and are not recovered yet.
-
-        `jobs(node=…, state=JobState.RUNNING)` returns the jobs that a node runs.
-        """
-        now = self.now()
-        return sorted((node_status(record, now) for record in await self._storage.nodes()), key=by_process)
-
-    async def waiting(self) -> Sequence[WaitingCount]:
-        """Count waiting jobs by queue, task and what they wait for, among the first 100,000 that the store finds."""
-        return await self._storage.waiting()
-
-    async def views(self) -> Sequence[ViewCount]:
-        """Count all waiting jobs by queue and what they wait for."""
-        return await self._storage.views()
-
-    async def unfinished(self) -> BacklogCounts:
-        """Count all jobs that run and wait, at one instant: by queue, and those that wait for limits by limit and key.
-
-        For each limit it names the 20 keys with most waiting jobs.
-        """
-        return await self._storage.count_unfinished()
-
-    @property
-    def tasks(self) -> frozenset[str]:
-        """The names and aliases of the tasks that this app declares."""
-        return frozenset(self._tasks)
-
-    async def declared_by_nodes(self) -> frozenset[str]:
-        """Return what running nodes declare for queues that they serve, each as `task@queue`.
-
-        A node that is stopping starts no more jobs, so it does not count.
-        """
-        return await self._storage.declared_subjects()
-
-    @property
-    def declared_tasks(self) -> Sequence[DeclaredTask]:
-        """The tasks that this app declares, and their aliases, by name."""
-        # The order of a fair queue is not shown as a limit.
-        return [
-            DeclaredTask(
-                name,
-                task.queue,
-                task.payload.parameters,
-                task.payload.required,
-                [
-                    limit
-                    for limit in self._registry.limit_set(task, task.queue).names
-                    if not self._registry.rules[limit].orders_turns
-                ],
-                sorted(task.requires),
-                task.tags,
-                task.unique_template,
-            )
-            for name, task in sorted(self._registry.named(), key=lambda named: named[0])
-        ]
-
-    async def overview(self, counts: SlowCounts | None = None) -> Overview:
-        """Return an overview of queues, nodes, limits and problems.
-
-        Pass a `SlowCounts` to reuse counts between calls: without it, all final jobs are counted each time, which takes
-        PostgreSQL a second for two million.
-        """
-        return await overview(self, counts)
-
-    async def blockers(self) -> Sequence[Blocker]:
-        """Return what delays the store: transactions that are open for long, connections that block others."""
-        return await self._storage.blockers()
-
-    async def alerts(self) -> Sequence[AlertStatus]:
-        """Return the alerts of `app.alert` that last, or whose messages are not all delivered, the oldest first.
-
-        There are up to 1,000, of all apps that use the store.
-        """
-        return [alert_status(record) for record in await self._storage.alerts()]
-
-    async def checkup(self, *, deep: bool = False) -> Checkup:
-        """Return the facts for `headgate doctor`; `headgate.admin.findings.findings_of` evaluates them.
-
-        `deep` also checks whether jobs, nodes, lanes and buckets agree, and indexes with their tables; it reads all of
-        them.
-        """
-        waiting = await self.waiting()
-        return Checkup(
-            now=self.now(),
-            store=await self._storage.facts(),
-            nodes=await self.nodes(),
-            waiting=waiting,
-            pauses=await pauses_with_jobs(self._storage, waiting),
-            unknown_tasks=unknown_tasks(waiting, self._tasks),
-            overdue=await self.schedules.overdue(),
-            blockers=await self.blockers(),
-            alerts=await self.alerts(),
-            contradictions=await self._storage.check(self._registry.rules) if deep else None,
-            indexes=await self._storage.check_indexes() if deep else None,
-        )
 
     async def jobs(
         self,

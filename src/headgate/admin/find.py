@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from headgate.admin.readings import Readings
 from headgate.limits.key import bucket_key
 from headgate.storage.store import Store
-
-if TYPE_CHECKING:
-    from headgate.admin.admin import Admin
 
 FoundKind = Literal["job", "batch", "task", "queue", "limit", "key", "schedule", "node"]
 
@@ -39,7 +37,7 @@ class Found:
 
 
 async def find(
-    admin: Admin, storage: Store, text: str, kind: FoundKind | None, queues: Iterable[str], count: int
+    seen: Readings, storage: Store, text: str, kind: FoundKind | None, queues: Iterable[str], count: int
 ) -> Sequence[Found]:
     """As `Admin.find`."""
 
@@ -54,10 +52,10 @@ async def find(
         if is_wanted("batch"):
             found += [Found("batch", id) for id in await storage.batch_ids(text.lower(), count)]
     if is_wanted("task"):
-        found += _best(text, (Found("task", each.task, detail=each.queue) for each in admin.declared_tasks), count)
+        found += _best(text, (Found("task", each.task, detail=each.queue) for each in seen.declared_tasks), count)
     if is_wanted("queue"):
         found += _best(text, (Found("queue", queue) for queue in queues), count)
-    limits = [each.limit for each in admin.limits.all_declared()]
+    limits = [each.limit for each in seen.limits.all_declared()]
     if is_wanted("limit"):
         found += _best(text, (Found("limit", limit) for limit in limits), count)
     if is_wanted("key") and text:
@@ -67,7 +65,7 @@ async def find(
         schedules = await storage.schedules(count=MOST_SCHEDULES)
         found += _best(text, (Found("schedule", each.name) for each in schedules), count)
     if is_wanted("node"):
-        nodes = await admin.nodes()
+        nodes = await seen.nodes()
         found += _best(text, (Found("node", each.name, detail=each.id) for each in nodes), count)
     return sorted(found, key=lambda each: _distance(text, each))
 

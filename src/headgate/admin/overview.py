@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from headgate.admin.alerts import AlertStatus
 from headgate.admin.checkup import is_declared
 from headgate.admin.limits import BucketStatus, LimitStatus
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.queues import QueueStatus
-from headgate.admin.slow_counts import SlowCounts
-from headgate.admin.verdict import Sentence, verdict
+from headgate.admin.sentence import Sentence
 from headgate.clock import to_datetime
-from headgate.jobs.state import JobState
 from headgate.storage.background_counts import CountReading
 from headgate.storage.records import Blocker, CountedView, QueueCounts, ViewCount, WaitingCount
 from headgate.tasks.status import ScheduleStatus
-
-if TYPE_CHECKING:
-    from headgate.admin.admin import Admin
-
-MOST_FAILED = 10_000
-"""Up to how many jobs that failed in the last hour are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +143,6 @@ class Overview:
     verdict: Sequence[Sentence] = ()
     silent_since: datetime | None = None
 
-    def as_last_known(self, silent_since: datetime, now: datetime) -> Overview:
-        """Return it as of a later time, while the store has not answered since then."""
-        return replace(self, now=now, silent_since=silent_since, verdict=verdict(self, silent_since))
-
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedCounts:
@@ -169,87 +155,6 @@ class UnfinishedCounts:
     failed_last_hour: int
     limits: Sequence[LimitStatus]
     throttled: Sequence[BucketStatus]
-
-
-async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
-    """Read each part, one after the other, so that an overview takes one connection of the store.
-
-    With `counts`, all numbers of jobs come from there; without, everything is counted now.
-    """
-    if counts is not None:
-        # These counts run while the rest is read.
-        counts.unfinished.begin(lambda: _count_unfinished(admin), admin.now)
-        counts.finals.begin(admin.counts, admin.now)
-        counts.tasks.begin(admin.waiting, admin.now)
-    nodes = _node_counts(await admin.nodes())
-    blockers = await admin.blockers()
-    overdue = await admin.schedules.overdue()
-    counted_at: datetime | None = admin.now()
-    tasks_at: datetime | None = counted_at
-    finals_at: datetime | None = counted_at
-    failed: int | None
-    if counts is None:
-        unfinished = await _count_unfinished(admin, finals=True)
-        queues, failed = unfinished.queues, unfinished.failed_last_hour
-        limits, throttled = unfinished.limits, unfinished.throttled
-        waiting = await admin.waiting()
-    else:
-        paused = await admin.queues.paused()
-        counted, finals, tasks = await asyncio.gather(
-            counts.unfinished.read(), counts.finals.read(), counts.tasks.read()
-        )
-        queues = with_finals(with_pauses(() if counted is None else counted.found.queues, paused), finals)
-        failed = None if counted is None else counted.found.failed_last_hour
-        limits, throttled = ((), ()) if counted is None else (counted.found.limits, counted.found.throttled)
-        counted_at = None if counted is None else counted.at
-        finals_at = None if finals is None else finals.at
-        tasks_at = None if tasks is None else tasks.at
-        waiting = () if tasks is None else tasks.found
-    queues = with_undeclared(queues, waiting, admin.tasks, await admin.declared_by_nodes())
-    alerts = await admin.alerts()
-    lately = await admin.history.jobs(step=10, span=300)
-    totals = _totals(queues, is_counted=counted_at is not None)
-    # A page that begins to load after this instant has all that is in here, and does not load again for it.
-    now = admin.now()
-    seen = Overview(
-        now=now,
-        store=admin.address,
-        totals=totals,
-        queues=queues,
-        nodes=nodes if totals.running is None else nodes.with_running(totals.running),
-        throttled=throttled,
-        unknown_tasks=_unknown(waiting, admin.tasks),
-        overdue_schedules=overdue,
-        blockers=[_blocker(blocker, now) for blocker in blockers],
-        failed_last_hour=None if failed is None else min(failed, MOST_FAILED),
-        finals_at=finals_at,
-        counted_at=counted_at,
-        tasks_at=tasks_at,
-        retried_lately=sum(each.retried for each in lately),
-        succeeded_lately=sum(each.succeeded for each in lately),
-        alerts=alerts,
-        is_failed_cut=failed is not None and failed > MOST_FAILED,
-        limits=limits,
-    )
-    return replace(seen, verdict=verdict(seen))
-
-
-async def _count_unfinished(admin: Admin, *, finals: bool = False) -> UnfinishedCounts:
-    unfinished = await admin.unfinished()
-    views = _by_queue(unfinished.views)
-    queues = {queue.queue: queue for queue in await admin.queues.list(finals=finals)}
-    since = admin.now() - timedelta(hours=1)
-    failed = await admin.count(state=JobState.FAILED, finished_after=since, most=MOST_FAILED + 1)
-    limits, throttled = await admin.limits.statuses(unfinished)
-    return UnfinishedCounts(
-        [
-            queue_overview(queues.get(name) or QueueStatus(name, 0, 0, 0, 0, 0), views.get(name, {}))
-            for name in sorted(queues.keys() | views.keys())
-        ],
-        failed,
-        limits,
-        throttled,
-    )
 
 
 def queue_overview(queue: QueueStatus, views: Mapping[CountedView, int]) -> QueueOverview:
@@ -330,14 +235,14 @@ def with_finals(
     return found
 
 
-def _by_queue(views: Sequence[ViewCount]) -> Mapping[str, Mapping[CountedView, int]]:
+def by_queue(views: Sequence[ViewCount]) -> Mapping[str, Mapping[CountedView, int]]:
     found: dict[str, dict[CountedView, int]] = {}
     for each in views:
         found.setdefault(each.queue, {})[each.view] = each.jobs
     return found
 
 
-def _totals(queues: Sequence[QueueOverview], *, is_counted: bool) -> JobTotals:
+def totals_of(queues: Sequence[QueueOverview], *, is_counted: bool) -> JobTotals:
     def total(name: str) -> int | None:
         return _sum(getattr(queue, name) for queue in queues)
 
@@ -360,7 +265,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return total
 
 
-def _node_counts(nodes: Sequence[NodeStatus]) -> NodeCounts:
+def node_counts(nodes: Sequence[NodeStatus]) -> NodeCounts:
     states = Counter(node.state for node in nodes)
     alive = [node for node in nodes if node.state == "alive"]
     return NodeCounts(
@@ -373,7 +278,7 @@ def _node_counts(nodes: Sequence[NodeStatus]) -> NodeCounts:
     )
 
 
-def _unknown(waiting: Sequence[WaitingCount], declared: frozenset[str]) -> Sequence[UnknownTaskCount]:
+def unknown_tasks_in(waiting: Sequence[WaitingCount], declared: frozenset[str]) -> Sequence[UnknownTaskCount]:
     jobs = Counter[tuple[str, str]]()
     for each in waiting:
         if each.task not in declared:
@@ -381,7 +286,7 @@ def _unknown(waiting: Sequence[WaitingCount], declared: frozenset[str]) -> Seque
     return [UnknownTaskCount(task, queue, count) for (task, queue), count in sorted(jobs.items())]
 
 
-def _blocker(blocker: Blocker, now: datetime) -> BlockerStatus:
+def blocker_status(blocker: Blocker, now: datetime) -> BlockerStatus:
     since = to_datetime(blocker.since)
     age = max(0.0, (now - since).total_seconds())
     return BlockerStatus(blocker.kind, blocker.pid, since, round(age, 3), blocker.what, blocker.statement)

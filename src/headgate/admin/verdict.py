@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    from headgate.admin.overview import Overview
+from headgate.admin.overview import Overview
+from headgate.admin.sentence import Sentence
 
 MOST_SENTENCES = 3
 
@@ -18,90 +17,6 @@ LAG = 10.0
 RETRIES = 20
 """Failed attempts in five minutes from which the verdict names them, if there are more than jobs that succeeded."""
 
-SentenceKind = Literal[
-    "store_silent",
-    "no_worker",
-    "alerts",
-    "blocked",
-    "workers_silent",
-    "undeclared",
-    "queue_paused",
-    "limit_paused",
-    "lag",
-    "limit",
-    "overdue",
-    "retrying",
-    "failed",
-    "counting",
-    "ready",
-    "idle",
-]
-
-Tone = Literal["bad", "warn", "info", "good"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sentence:
-    """One sentence of a verdict: what it says, by `kind`, and the numbers, names and times in it.
-
-    `str()` is the sentence in English, with times in UTC.
-    """
-
-    kind: SentenceKind
-    tone: Tone
-    count: int | None = None
-    name: str | None = None
-    key: str | None = None
-    at: datetime | None = None
-    seconds: float | None = None
-    more: int = 0
-
-    def __str__(self) -> str:
-        count, jobs = self.count or 0, _plural(self.count or 0, "job")
-        match self.kind:
-            case "store_silent":
-                return f"The store has not answered since {_clock(self.at)}."
-            case "no_worker":
-                if not count:
-                    return "No worker is running."
-                return f"No worker is running. {jobs} {_are(count)} {'ready' if self.name == 'ready' else 'waiting'}."
-            case "alerts":
-                return f"{_plural(count, 'alert')} {_are(count)} firing: {self.name}."
-            case "blocked":
-                return f"A database session has delayed the store for {self.seconds or 0:.0f} s."
-            case "workers_silent":
-                return f"{_plural(count, 'worker')} {'does' if count == 1 else 'do'} not respond."
-            case "undeclared":
-                return f"{jobs} {'waits' if count == 1 else 'wait'} for a task that no running worker declares."
-            case "queue_paused":
-                return f"Queue {self.name} is paused; {jobs} {'waits' if count == 1 else 'wait'} in it."
-            case "limit_paused":
-                return f"Limit {self.name} is paused; {jobs} {'waits' if count == 1 else 'wait'} for it."
-            case "lag":
-                return f"Jobs in queue {self.name} wait {self.seconds or 0:.0f} s for a free slot."
-            case "limit":
-                wait = f"{_plural(count, 'key')} {'waits' if count == 1 else 'wait'} for {self.name}"
-                if self.at is None:
-                    return f"{wait}; {_key(self.key)} has most jobs."
-                return f"{wait}; {_key(self.key)} is clear at {_clock(self.at)}."
-            case "overdue":
-                return f"{_plural(count, 'schedule')} {_are(count)} overdue."
-            case "retrying":
-                attempts = f"{_plural(count, 'attempt')} failed and will be retried"
-                return f"In the last 5 minutes {attempts}; {_plural(self.more, 'job')} succeeded."
-            case "failed":
-                return f"{_plural(count, 'job')}{' or more' if self.more else ''} failed in the last hour."
-            case "counting":
-                return "Jobs are being counted."
-            case "ready":
-                return f"{jobs} {_are(count)} ready for a free slot."
-            case "idle":
-                return (
-                    "Nothing waits."
-                    if not count
-                    else f"Nothing waits but {jobs} for {'its' if count == 1 else 'their'} time."
-                )
-
 
 def verdict(seen: Overview, silent_since: datetime | None = None) -> Sequence[Sentence]:
     """Return one to three sentences about an overview, worst first; `silent_since`: the store does not answer."""
@@ -110,6 +25,11 @@ def verdict(seen: Overview, silent_since: datetime | None = None) -> Sequence[Se
         # What follows is the last known state.
         return [Sentence("store_silent", "bad", at=silent_since), *found][:MOST_SENTENCES]
     return found or [_calm(seen)]
+
+
+def last_known(seen: Overview, silent_since: datetime, now: datetime) -> Overview:
+    """Return an overview as of a later time, while the store has not answered since `silent_since`."""
+    return replace(seen, now=now, silent_since=silent_since, verdict=verdict(seen, silent_since))
 
 
 def _troubles(seen: Overview) -> Iterator[Sentence]:
@@ -162,19 +82,3 @@ def _calm(seen: Overview) -> Sentence:
     if totals.ready:
         return Sentence("ready", "good", count=totals.ready)
     return Sentence("idle", "good", count=totals.scheduled)
-
-
-def _plural(count: int, one: str) -> str:
-    return f"{count:,} {one}{'' if count == 1 else 's'}"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
-def _key(key: str | None) -> str:
-    return key or "the limit"
-
-
-def _clock(at: datetime | None) -> str:
-    return "an unknown time" if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC"

@@ -20,7 +20,7 @@ from headgate.admin import (
     SlowCounts,
     UnknownTaskCount,
 )
-from headgate.admin.verdict import Sentence
+from headgate.admin.sentence import Sentence
 from headgate.cli.alerts import print_alerts
 from headgate.cli.locate import ask_with_time, takes_app
 from headgate.cli.nodes import print_nodes

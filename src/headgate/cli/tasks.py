@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import click
 
 from headgate.admin import Admin, DeclaredTask
-from headgate.admin.admin import TASK_COLUMNS
+from headgate.admin.readings import TASK_COLUMNS
 from headgate.cli.locate import ask, locate, takes_app
 from headgate.cli.output import json_option, print_json, print_list
 from headgate.clock import SECOND

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from headgate.admin.slow_counts import SlowCounts
+from headgate.admin.readings import SlowCounts
 from headgate.app import Headgate
 from headgate.cli.live.render import LiveView, next_order, render_snapshot
 from headgate.cli.live.snapshot import LiveSnapshot, read_snapshot

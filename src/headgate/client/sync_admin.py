@@ -10,12 +10,12 @@ from operator import attrgetter
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, Unpack
 
 from headgate.admin import Admin
-from headgate.admin.admin import DeclaredTask
 from headgate.admin.ended import EndCriteria, EndEvent
 from headgate.admin.enqueueing import TaskArgument
 from headgate.admin.history import HistoryAdmin
 from headgate.admin.limits import DeclaredLimit, LimitsAdmin
 from headgate.admin.queues import DeclaredQueue, QueuesAdmin
+from headgate.admin.readings import DeclaredTask
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.client.portal import Portal
 from headgate.limits.limit import AnyRule

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from headgate.admin import Overview
+from headgate.admin.verdict import last_known
 from headgate.clock import SECOND, Clock, to_datetime
 from headgate.errors import StorageUnavailable
 
@@ -103,7 +104,7 @@ class OverviewPoller:
         if self._silent_since is None:
             self._silent_since = asked_at
         assert self._seen is not None
-        return self._seen.overview.as_last_known(to_datetime(self._silent_since), to_datetime(self._clock.now()))
+        return last_known(self._seen.overview, to_datetime(self._silent_since), to_datetime(self._clock.now()))
 
     def changed(self) -> None:
         """Drop what was read before, or is being read, because something was changed."""

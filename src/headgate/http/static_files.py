@@ -14,13 +14,13 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headgate.admin.admin import TASK_COLUMNS
 from headgate.admin.columns import Column
 from headgate.admin.failures import FAILURE_COLUMNS
 from headgate.admin.limits import BUCKET_COLUMNS
 from headgate.admin.listed import AUDIT_COLUMNS, BATCH_COLUMNS, JOB_COLUMNS
 from headgate.admin.nodes import NODE_COLUMNS
 from headgate.admin.queues import QUEUE_COLUMNS
+from headgate.admin.readings import TASK_COLUMNS
 from headgate.admin.schedules import SCHEDULE_COLUMNS
 from headgate.http.compression import accepts_gzip, zipped
 from headgate.http.http_error import HttpError

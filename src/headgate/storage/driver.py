@@ -24,9 +24,7 @@ from headgate.storage.migrations import Migration
 from headgate.storage.stored_rows import RowDecoder
 
 if TYPE_CHECKING:
-    from headgate.storage.live_rules import CachedRules
     from headgate.storage.records import Claim, Claimed
-    from headgate.storage.store import Store
 
 R = TypeVar("R")
 
@@ -164,9 +162,6 @@ class Driver(ABC):
     file: Path | None = None
     """The file of the jobs, if they are in one."""
 
-    live: CachedRules
-    """The rules and settings of limits as this process last read them."""
-
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._watchers: list[Callable[[], None]] = []
@@ -225,14 +220,6 @@ class Driver(ABC):
     @abstractmethod
     async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
         """Bring the schema up to date without opening the store; what was applied, or with `dry_run` would be."""
-
-    @abstractmethod
-    def scratch(self) -> AbstractAsyncContextManager[Callable[[], Store]]:
-        """Make an empty store beside this one, on the same disk or server; the returned function opens it, repeatedly.
-
-        It is deleted when the block ends, even by an error. Every store that was opened must be closed before. Raises
-        StorageUnusable where none can be made, as beside a store that `is_in_process`.
-        """
 
     @abstractmethod
     def now(self) -> int:

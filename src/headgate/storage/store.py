@@ -14,7 +14,9 @@ which never goes back.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack
 
@@ -25,7 +27,7 @@ from headgate.jobs.query import JobFilter
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.driver import Driver, ReadKind, Transaction, WriteOptions
-from headgate.storage.live_rules import EditSetting, LimitSetting, read_settings
+from headgate.storage.live_rules import CachedRules, EditSetting, LimitSetting, read_settings
 from headgate.storage.procedures import alerts as alert_rows
 from headgate.storage.procedures import (
     audit,
@@ -114,6 +116,17 @@ class Store(Driver):
 
     The tests that a store has to pass with each database are in `tests/conformance/storage_suite`.
     """
+
+    live: CachedRules
+    """The rules and settings of limits as this process last read them."""
+
+    @abstractmethod
+    def scratch(self) -> AbstractAsyncContextManager[Callable[[], Store]]:
+        """Make an empty store beside this one, on the same disk or server; the returned function opens it, repeatedly.
+
+        It is deleted when the block ends, even by an error. Every store that was opened must be closed before. Raises
+        StorageUnusable where none can be made, as beside a store that `is_in_process`.
+        """
 
     async def producer(self) -> int | None:
         """Return the number with which this process is to make ids; None if the database gives none."""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from headgate import Calendar, Cron, Every, Headgate, JobFailed
-from headgate.admin import overview
+from headgate.admin import readings
 from headgate.storage.procedures import listing
 from tests.faces.http.stage import LIMIT, browser, make_app
 from tests.until import result_within, until
@@ -75,7 +75,7 @@ async def test_more_failures_than_are_counted_are_said_to_be_more(app: Headgate)
                 with pytest.raises(JobFailed):
                     await result_within(job)
         for most, shown in ((2, (2, True)), (3, (3, False))):
-            with mock.patch.object(overview, "MOST_FAILED", most):
+            with mock.patch.object(readings, "MOST_FAILED", most):
                 found = await app.admin.overview()
             assert (found.failed_last_hour, found.is_failed_cut) == shown
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.admin.overview import QueueOverview
-from headgate.admin.verdict import Tone
+from headgate.admin.sentence import Tone
 from headgate.cli.gauge import budget, spark
 from headgate.cli.live.snapshot import LiveSnapshot
 from headgate.cli.output import as_text, counted_ago, lasting, until

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from headgate.admin import Admin, NodeStatus, Overview
 from headgate.admin.history import JobsPoint
-from headgate.admin.slow_counts import SlowCounts
+from headgate.admin.readings import SlowCounts
 from headgate.jobs.job import JobState
 from headgate.tasks.status import JobStatus
 

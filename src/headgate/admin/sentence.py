@@ -1,0 +1,107 @@
+"""One sentence of a verdict, in English."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+SentenceKind = Literal[
+    "store_silent",
+    "no_worker",
+    "alerts",
+    "blocked",
+    "workers_silent",
+    "undeclared",
+    "queue_paused",
+    "limit_paused",
+    "lag",
+    "limit",
+    "overdue",
+    "retrying",
+    "failed",
+    "counting",
+    "ready",
+    "idle",
+]
+
+Tone = Literal["bad", "warn", "info", "good"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One sentence of a verdict: what it says, by `kind`, and the numbers, names and times in it.
+
+    `str()` is the sentence in English, with times in UTC.
+    """
+
+    kind: SentenceKind
+    tone: Tone
+    count: int | None = None
+    name: str | None = None
+    key: str | None = None
+    at: datetime | None = None
+    seconds: float | None = None
+    more: int = 0
+
+    def __str__(self) -> str:
+        count, jobs = self.count or 0, _plural(self.count or 0, "job")
+        match self.kind:
+            case "store_silent":
+                return f"The store has not answered since {_clock(self.at)}."
+            case "no_worker":
+                if not count:
+                    return "No worker is running."
+                return f"No worker is running. {jobs} {_are(count)} {'ready' if self.name == 'ready' else 'waiting'}."
+            case "alerts":
+                return f"{_plural(count, 'alert')} {_are(count)} firing: {self.name}."
+            case "blocked":
+                return f"A database session has delayed the store for {self.seconds or 0:.0f} s."
+            case "workers_silent":
+                return f"{_plural(count, 'worker')} {'does' if count == 1 else 'do'} not respond."
+            case "undeclared":
+                return f"{jobs} {'waits' if count == 1 else 'wait'} for a task that no running worker declares."
+            case "queue_paused":
+                return f"Queue {self.name} is paused; {jobs} {'waits' if count == 1 else 'wait'} in it."
+            case "limit_paused":
+                return f"Limit {self.name} is paused; {jobs} {'waits' if count == 1 else 'wait'} for it."
+            case "lag":
+                return f"Jobs in queue {self.name} wait {self.seconds or 0:.0f} s for a free slot."
+            case "limit":
+                wait = f"{_plural(count, 'key')} {'waits' if count == 1 else 'wait'} for {self.name}"
+                if self.at is None:
+                    return f"{wait}; {_key(self.key)} has most jobs."
+                return f"{wait}; {_key(self.key)} is clear at {_clock(self.at)}."
+            case "overdue":
+                return f"{_plural(count, 'schedule')} {_are(count)} overdue."
+            case "retrying":
+                attempts = f"{_plural(count, 'attempt')} failed and will be retried"
+                return f"In the last 5 minutes {attempts}; {_plural(self.more, 'job')} succeeded."
+            case "failed":
+                return f"{_plural(count, 'job')}{' or more' if self.more else ''} failed in the last hour."
+            case "counting":
+                return "Jobs are being counted."
+            case "ready":
+                return f"{jobs} {_are(count)} ready for a free slot."
+            case "idle":
+                return (
+                    "Nothing waits."
+                    if not count
+                    else f"Nothing waits but {jobs} for {'its' if count == 1 else 'their'} time."
+                )
+
+
+def _plural(count: int, one: str) -> str:
+    return f"{count:,} {one}{'' if count == 1 else 's'}"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _key(key: str | None) -> str:
+    return key or "the limit"
+
+
+def _clock(at: datetime | None) -> str:
+    return "an unknown time" if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC"
