@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from headgate.limits.key import header
     from headgate.limits.rate_limit import RateLimit
     from headgate.limits.sliding_window import SlidingWindow
-    from headgate.limits.standalone.budget import Decision
+    from headgate.limits.standalone.decision import Decision
     from headgate.limits.standalone.limiter import Limiter
     from headgate.limits.standalone.rate_gate import RateGate, limit_rate
     from headgate.limits.strict_rate import StrictRate
@@ -234,7 +234,7 @@ _PLACES = {
     "header": "headgate.limits.key",
     "RateLimit": "headgate.limits.rate_limit",
     "SlidingWindow": "headgate.limits.sliding_window",
-    "Decision": "headgate.limits.standalone.budget",
+    "Decision": "headgate.limits.standalone.decision",
     "limit_rate": "headgate.limits.standalone.rate_gate",
     "Limiter": "headgate.limits.standalone.limiter",
     "RateGate": "headgate.limits.standalone.rate_gate",

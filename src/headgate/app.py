@@ -48,7 +48,7 @@ from headgate.jobs.words import parse_labels
 from headgate.keywords import names_keywords
 from headgate.limits.limit import Limit, OnLimit, WaitTerms, changed, wait_terms
 from headgate.limits.standalone.app_limiter import CurrentBuckets, ReportingLimiter
-from headgate.limits.standalone.budget import Decision
+from headgate.limits.standalone.decision import Decision
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.instrument import Instrument, Observed

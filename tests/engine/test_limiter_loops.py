@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -92,8 +93,8 @@ def test_a_caller_that_waits_on_a_loop_that_ends_waits_on_another(redis_url: str
         )
         waiter = threads.submit(call)
         # It waits on the first loop when its line is there.
-        budget = limiter._budget
-        until_now(lambda: budget._home._home.calls)  # type: ignore[attr-defined]
+        budget: Any = limiter._budget
+        until_now(lambda: budget._home._home.calls)
         ends.set()
         home.result(patient(10))
         assert not waiter.done()

@@ -13,7 +13,7 @@ from headgate.jobs.job import BucketRef
 from headgate.limits.bucket_store import Bucket, Taken, snapshot_of
 from headgate.limits.key import bucket_key
 from headgate.limits.rule import NEVER, Snapshot
-from headgate.limits.standalone.budget import full_again_at
+from headgate.limits.standalone.decision import full_again_at
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView, BucketVisit
 from headgate.storage.store import Store
 from headgate.storage.stored_rows import load_state, note_unreadable

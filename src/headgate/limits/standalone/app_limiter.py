@@ -11,8 +11,8 @@ from headgate.clock import Clock, Duration
 from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Taken
 from headgate.limits.limit import Limit
 from headgate.limits.rule import Snapshot
-from headgate.limits.standalone.budget import Budget, Decision
-from headgate.limits.standalone.limiter import Limiter, SyncLimiter
+from headgate.limits.standalone.decision import Decision
+from headgate.limits.standalone.limiter import Budget, Limiter, SyncLimiter
 from headgate.limits.standalone.refusal_log import RefusalLog
 
 Report = Callable[[str, Decision], None]

@@ -12,7 +12,7 @@ from headgate.clock import SECOND, Clock
 from headgate.limits.bucket_store import Taken, snapshot_of
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
-from headgate.limits.standalone.budget import FROM_STORE, Decision, full_again_at
+from headgate.limits.standalone.decision import FROM_STORE, Decision, full_again_at
 from headgate.limits.standalone.waiting_lines import WaitingLines
 
 V = TypeVar("V")
@@ -142,7 +142,7 @@ class BucketTable:
         self.ahead = ahead
         """How far (µs) limit time is ahead of `clock.monotonic()`."""
         self.closed: ClosedKeys = siblings[0].closed if siblings else ClosedKeys()
-        self.lines = WaitingLines(self.lock, clock)
+        self.lines: WaitingLines = WaitingLines(self.lock, clock)
         self._states: ExpiringMap[Any] = ExpiringMap(rule.idle_at)
         self._answers: ExpiringMap[dict[str, _Answer]] = ExpiringMap(_forgettable_at)
         # Slots follow one another at a fixed distance, so each late wake-up would reduce the rate permanently. Rules

@@ -1,70 +1,277 @@
-"""Permits shared with other programs: leases that a block renews while it runs."""
+"""Permits shared with other programs: leases that a block renews while it runs.
+
+The session of one event loop waits for leases, renews them, and notices that one is lost.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, NoReturn
 
-from headgate.clock import SECOND, Clock, Duration
-from headgate.errors import GateClosed, HeadgateError, LeaseLost
+from headgate.clock import SECOND, Clock, Duration, sleep_until, wait_for_event
+from headgate.errors import GateClosed, HeadgateError, LeaseLost, StorageUnavailable
 from headgate.limits.bucket_store import BucketStore, Taken
-from headgate.limits.leases import Leases
-from headgate.limits.standalone.budget import FROM_STORE, Budget, Decision, HeldStart, SyncHeldStart
-from headgate.limits.standalone.lease_session import Lease, LeaseSession
+from headgate.limits.limit import AnyRule
+from headgate.limits.standalone.decision import FROM_STORE, Decision
+from headgate.limits.standalone.limiter import HeldStart, Holding, SyncHeldStart
 from headgate.limits.standalone.shared_budget import SharedBudget
+from headgate.limits.standalone.shared_session import SharedSession
 from headgate.shielding import shield_until_done
 
+POLL = SECOND // 5
+"""How often (µs) a waiter asks for a lease that another program may give back."""
 
-class HeldLease(HeldStart):
+RETRY_PAUSE = SECOND // 5
+"""How long (µs) after a renewal that the store did not answer."""
+
+RENEWALS = 3
+"""How often a lease is renewed before it would end."""
+
+DRIFT = 50
+"""A holder relies on its lease for 1/50 less: the clocks of machines do not run at exactly the same speed."""
+
+logger = logging.getLogger("headgate.limiter")
+
+
+class Lease:
+    """A lease that was granted at limit time `token`, to a request of clock time `asked_at` (monotonic µs).
+
+    The store granted or renewed it after it was asked, so its holder, who relies on it for `duration` from then on,
+    never relies on it for longer than the store does. That is checked on the clock of the holder alone.
+    """
+
+    def __init__(self, key: str, cost: int, token: int, asked_at: int, duration: int) -> None:
+        self.key = key
+        self.cost = cost
+        self.token = token
+        self.asked_at = asked_at
+        self.duration = duration
+        self.starts: list[int] = [token]
+        """The instants at which the store may count its start; several if the reply to a renewal was lost."""
+        self.is_lost = False
+        self.is_given_back = False
+        self.on_lost: Callable[[], object] | None = None
+        """Is called once when it is lost, on the event loop of the session."""
+        self._first_asked_at = asked_at
+
+    @property
+    def relied_on_until(self) -> int:
+        """The clock time until which the holder may rely on it."""
+        return self.asked_at + self.duration - self.duration // DRIFT
+
+    @property
+    def renewal_at(self) -> int:
+        """The clock time of the next renewal."""
+        return self.asked_at + self.duration // RENEWALS
+
+    def start_for(self, asked_at: int) -> int:
+        """Return the start that a renewal of that clock time moves it to; it is not before that time on the store."""
+        return self.token + asked_at - self._first_asked_at
+
+    def renewed(self, asked_at: int) -> None:
+        """Note that a renewal was answered in time."""
+        self.asked_at = asked_at
+        self.starts = [self.start_for(asked_at)]
+
+    def lose(self) -> None:
+        """Note that it may have been granted to another holder."""
+        if not self.is_lost and not self.is_given_back:
+            self.is_lost = True
+            if self.on_lost is not None:
+                self.on_lost()
+
+
+class LeaseSession(SharedSession):
+    """A shared session whose bucket grants leases; `rule` is a `Leases`.
+
+    The waiters of one key in this process are served first come, first served; one of them asks the store. Each lease
+    is renewed by a task until it is given back.
+
+    Each lock and each lease has one owner at each instant, and only the owner gives it back: the task that waits for it
+    until that task has ended, then the call of `lease`, then the block. `HomeLoop` returns the lease of a call whose
+    caller has left, and a closed session renews nothing.
+    """
+
+    def __init__(self, store: BucketStore, limit: str, rule: AnyRule, clock: Clock, *, closes_store: bool) -> None:
+        super().__init__(store, limit, rule, clock, closes_store=closes_store)
+        self._turns: defaultdict[str, _Turn] = defaultdict(_Turn)
+        self._keepers: dict[Lease, asyncio.Task[None]] = {}
+
+    async def lease(self, key: str, cost: int, until: int | None) -> Lease | None:
+        """Wait for a lease until clock time `until`; None if there was none."""
+        await self._ready(cost)
+        turn = self._turns[key]
+        turn.waiters += 1
+        try:
+            if not await self._enter(turn, until):
+                return None
+            try:
+                return await self._poll(turn, key, cost, until)
+            finally:
+                turn.lock.release()
+        finally:
+            turn.waiters -= 1
+            if not turn.waiters:
+                self._turns.pop(key, None)
+
+    async def give_back(self, lease: Lease) -> None:
+        """End a lease. If the store does not answer, that is logged, and it ends by itself."""
+        lease.is_given_back = True
+        keeper = self._keepers.pop(lease, None)
+        if keeper is not None:
+            keeper.cancel()
+        try:
+            for start in lease.starts:
+                await self._store.amend(self._bucket(lease.key), start, lease.cost, start, 0)
+        except StorageUnavailable as error:
+            seconds = lease.duration / SECOND
+            logger.warning("%r could not be given back, and ends by itself within %g s: %s", lease.key, seconds, error)
+        if lease.key in self._turns:
+            self._turns[lease.key].called.set()
+
+    def undo_lease(self, lease: Lease | None) -> None:
+        """Give back, in the background, a lease whose caller has left without it."""
+        if lease is not None:
+            self._in_background(self.give_back(lease))
+
+    async def close(self) -> None:
+        for lease, keeper in self._keepers.items():
+            keeper.cancel()
+            lease.lose()
+        self._keepers.clear()
+        for turn in self._turns.values():
+            turn.called.set()
+        await super().close()
+
+    # -------------------------------------------------------------------------------------------------- waiting
+
+    async def _enter(self, turn: _Turn, until: int | None) -> bool:
+        """Wait for the lock of the waiters; False if clock time `until` came first."""
+        entering = asyncio.ensure_future(turn.lock.acquire())
+        timer = None if until is None else self._clock.call_at(until, entering.cancel)  # type: ignore[arg-type]
+        try:
+            await asyncio.wait([entering])
+        except asyncio.CancelledError:
+            # If the timer has cancelled `entering` in this turn of the loop, another waiter has the lock.
+            if not entering.cancel() and not entering.cancelled():
+                turn.lock.release()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return not entering.cancelled()
+
+    async def _poll(self, turn: _Turn, key: str, cost: int, until: int | None) -> Lease | None:
+        while True:
+            await self._ready(cost)
+            turn.called.clear()
+            asked_at = self._clock.monotonic()
+            taken = await self._take(key, cost)
+            if taken.granted:
+                lease = Lease(key, cost, taken.now, asked_at, self._rule.period)
+                if self._is_closed:
+                    self._in_background(self.give_back(lease))
+                    raise GateClosed
+                self._keepers[lease] = asyncio.ensure_future(self._keep(lease))
+                return lease
+            if until is not None and asked_at >= until:
+                return None
+            wakes_at = asked_at + min(POLL, max(1, taken.opens_at - taken.now))
+            if until is not None:
+                wakes_at = min(wakes_at, until)
+            await wait_for_event(self._clock, turn.called, (wakes_at - self._clock.monotonic()) / SECOND)
+
+    async def _refund(self, key: str, cost: int, charged_at: int) -> None:
+        await self.give_back(Lease(key, cost, charged_at, self._clock.monotonic(), self._rule.period))
+
+    # ------------------------------------------------------------------------------------------------- renewing
+
+    async def _keep(self, lease: Lease) -> None:
+        """Renew a lease until it is given back or lost."""
+        try:
+            while not lease.is_lost:
+                await sleep_until(self._clock, min(lease.renewal_at, lease.relied_on_until))
+                await self._renew(lease)
+        finally:
+            # Whatever ended the renewing, nothing renews it any more.
+            lease.lose()
+            self._keepers.pop(lease, None)
+
+    async def _renew(self, lease: Lease) -> None:
+        asked_at = self._clock.monotonic()
+        if asked_at >= lease.relied_on_until:
+            # This process was stopped for long, or the store has not answered.
+            lease.lose()
+            return
+        renewing = asyncio.ensure_future(self._move(lease, lease.start_for(asked_at)))
+        timer = self._clock.call_at(lease.relied_on_until, renewing.cancel)  # type: ignore[arg-type]
+        try:
+            await asyncio.wait([renewing])
+        finally:
+            timer.cancel()
+            renewing.cancel()
+        if renewing.cancelled() or self._clock.monotonic() >= lease.relied_on_until:
+            # An answer that comes later may be of a renewal that found nothing left to renew.
+            lease.lose()
+            return
+        error = renewing.exception()
+        if error is None:
+            lease.renewed(asked_at)
+        elif isinstance(error, StorageUnavailable):
+            if len(lease.starts) == 2:  # the first failure since a renewal
+                logger.warning("the lease of %r could not be renewed; trying again: %s", lease.key, error)
+            await sleep_until(self._clock, min(self._clock.monotonic() + RETRY_PAUSE, lease.relied_on_until))
+        else:
+            raise error
+
+    async def _move(self, lease: Lease, start: int) -> None:
+        before = list(lease.starts)
+        lease.starts.append(start)
+        for each in before:
+            await self._store.amend(self._bucket(lease.key), each, lease.cost, start, lease.cost)
+
+
+class _Turn:
+    """The waiters of one key in this process."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.called = asyncio.Event()
+        self.waiters = 0
+
+
+class _OfLease(Holding):
+    def __init__(self, budget: SharedBudget, lease: Lease) -> None:
+        ends_at = lease.token + lease.duration
+        granted = Taken(1, ends_at, lease.token, 0, ends_at)
+        super().__init__(budget, lease.key, lease.cost, Decision(True, lease.token, lease.token, FROM_STORE, granted))
+        self._lease = lease
+
+    @property
+    def fencing_token(self) -> int:
+        return self._lease.token
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lease.is_lost
+
+
+class HeldLease(_OfLease, HeldStart):
     """A permit on a shared store: a lease, renewed until the block ends."""
 
-    def __init__(self, budget: Budget, lease: Lease) -> None:
-        super().__init__(budget, lease.key, lease.cost, _decision(lease))
-        self._lease = lease
 
-    @property
-    def fencing_token(self) -> int:
-        return self._lease.token
-
-    @property
-    def is_lost(self) -> bool:
-        return self._lease.is_lost
-
-
-class SyncHeldLease(SyncHeldStart):
+class SyncHeldLease(_OfLease, SyncHeldStart):
     """A permit on a shared store, held by a thread."""
-
-    def __init__(self, budget: Budget, lease: Lease) -> None:
-        super().__init__(budget, lease.key, lease.cost, _decision(lease))
-        self._lease = lease
-
-    @property
-    def fencing_token(self) -> int:
-        return self._lease.token
-
-    @property
-    def is_lost(self) -> bool:
-        return self._lease.is_lost
-
-
-def _decision(lease: Lease) -> Decision:
-    ends_at = lease.token + lease.duration
-    return Decision(True, lease.token, lease.token, FROM_STORE, Taken(1, ends_at, lease.token, 0, ends_at))
 
 
 class LeaseBudget(SharedBudget):
-    """A Budget of leases on an async store. Only `hold` takes one: something has to renew it, and to end it."""
+    """A budget of leases on an async store. Only `hold` takes one: something has to renew it, and to end it."""
 
     hands_out_permits = True
     session_kind = LeaseSession
-
-    def __init__(
-        self, open_store: Callable[[], BucketStore], limit: str, rule: Leases, clock: Clock, *, is_new: bool
-    ) -> None:
-        super().__init__(open_store, limit, rule, clock, is_new=is_new)
-        self._duration = rule.period
 
     @asynccontextmanager
     async def hold_async(self, key: str, cost: int, timeout: Duration | None) -> AsyncIterator[HeldLease | None]:
@@ -79,14 +286,14 @@ class LeaseBudget(SharedBudget):
             yield HeldLease(self, lease)
         except asyncio.CancelledError:
             if block.end():
-                raise self._lost(lease) from None
+                raise _lost(lease) from None
             raise
         finally:
             block.end()
             with suppress(GateClosed):  # then it ends by itself
                 await shield_until_done(self._run_async(LeaseSession.give_back, lease))
         if lease.is_lost:
-            raise self._lost(lease)
+            raise _lost(lease)
 
     @contextmanager
     def hold(self, key: str, cost: int, timeout: Duration | None) -> Iterator[SyncHeldLease | None]:
@@ -101,22 +308,24 @@ class LeaseBudget(SharedBudget):
             with suppress(GateClosed):
                 self._run(LeaseSession.give_back, lease)
         if lease.is_lost:
-            raise self._lost(lease)
+            raise _lost(lease)
 
-    def _lost(self, lease: Lease) -> LeaseLost:
-        return LeaseLost(lease.key, lease.token, self._duration / SECOND)
+    def release(self, key: str, cost: int) -> None:
+        raise _needs_hold()
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise HeadgateError(
-            "a permit on a shared store is a lease, which has to be renewed and given back: use `hold()`; a permit of "
-            'this process alone, store="memory://", has the other verbs'
-        )
+    def _check(self, verb: Callable[..., object]) -> None:
+        if verb in _NOT_OF_LEASES:
+            raise _needs_hold()
+        super()._check(verb)
 
-    async def _refuse_async(self, *_: Any, **__: Any) -> NoReturn:
-        self._refuse()
 
-    try_acquire = acquire = release = reserve = penalize = reset = _refuse
-    try_acquire_async = acquire_async = reserve_async = penalize_async = reset_async = _refuse_async
+_NOT_OF_LEASES = (
+    SharedSession.try_acquire,
+    SharedSession.acquire,
+    SharedSession.reserve,
+    SharedSession.penalize,
+    SharedSession.reset,
+)
 
 
 class _Block:
@@ -146,3 +355,14 @@ class _Block:
         if not self._has_ended and not self._is_cancelled:
             self._is_cancelled = True
             self._task.cancel()
+
+
+def _lost(lease: Lease) -> LeaseLost:
+    return LeaseLost(lease.key, lease.token, lease.duration / SECOND)
+
+
+def _needs_hold() -> HeadgateError:
+    return HeadgateError(
+        "a permit on a shared store is a lease, which has to be renewed and given back: use `hold()`; a permit of "
+        'this process alone, store="memory://", has the other verbs'
+    )

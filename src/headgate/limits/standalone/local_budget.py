@@ -12,22 +12,24 @@ from headgate.errors import CostExceedsLimit, GateClosed, HeadgateError
 from headgate.limits.bucket_store import Taken
 from headgate.limits.rule import NEVER, Rule, Snapshot
 from headgate.limits.standalone.bucket_table import BucketTable, check_cost
-from headgate.limits.standalone.budget import Decision
+from headgate.limits.standalone.decision import Decision
 from headgate.limits.standalone.waiting_lines import ONLY_WHEN_CALLED
 
 
 class LocalBudget:
-    """A Budget that uses one table; only `acquire` waits."""
+    """The budget of a limiter in one table; only `acquire` waits."""
 
     decides_at_once = True
+    """Whether `try_acquire` returns without blocking, so that a task need not await it."""
 
     def __init__(self, table: BucketTable) -> None:
         self.table = table
-        self.hands_out_permits = table.rule.holds_permits
-        self.is_closed = False
+        self.hands_out_permits: bool = table.rule.holds_permits
+        """Whether what is acquired must be released; a start need not be."""
+        self.is_closed: bool = False
         self.try_acquire: Callable[[str, int], Decision] = table.take_nowait
-        self.add_holder = table.add_holder
-        self.remove_holder = table.remove_holder
+        self.add_holder: Callable[[str], None] = table.add_holder
+        self.remove_holder: Callable[[str], None] = table.remove_holder
 
     def acquire(self, key: str, cost: int, timeout: Duration | None) -> Decision:
         attempt = _Attempt(self, key, cost, timeout)

@@ -20,7 +20,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
-from headgate.limits.standalone.shared_line import SharedLine
+from headgate.limits.standalone.shared_session import SharedLine
 from headgate.limits.strict_rate import StrictRate
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
