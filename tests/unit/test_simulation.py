@@ -9,17 +9,19 @@ import pytest
 
 from headgate import Concurrency, DeclarationError, StrictRate
 from headgate.cli.gauge import bar, spark
-from headgate.cli.simulation.scenario import (
+from headgate.cli.simulation import (
     Scenario,
     SimulatedArrival,
     SimulationRun,
     in_groups,
     keyed,
     make_arrivals,
+    most_at_once,
+    percentile,
     read_trace,
+    result_of_run,
     run_scenario,
 )
-from headgate.cli.simulation.simulation_result import most_at_once, percentile, result_of_run
 from headgate.clock import SECOND
 from headgate.limits.limit import Limit
 

@@ -13,19 +13,21 @@ import click
 from headgate.cli.gauge import bar, spark
 from headgate.cli.locate import locate
 from headgate.cli.output import json_option, lasting, print_json, print_table
-from headgate.cli.simulation.scenario import (
+from headgate.cli.simulation import (
+    PERCENTS,
     SKEWS,
     Scenario,
     SimulatedArrival,
+    SimulationResult,
     Skew,
     keyed,
     limits_of,
     make_arrivals,
     read_trace,
+    result_of_run,
     run_scenario,
     with_rule,
 )
-from headgate.cli.simulation.simulation_result import PERCENTS, SimulationResult, result_of_run
 from headgate.cli.times import seconds
 from headgate.clock import SECOND
 from headgate.limits.kinds import KINDS, limit_of, spelled_limit

@@ -1,1 +1,0 @@
-"""The parts of `headgate simulate`: arrivals, the engine on virtual time, the result."""
