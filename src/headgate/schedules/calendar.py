@@ -15,12 +15,11 @@ from msgspec.structs import force_setattr, replace
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.keywords import NamesKeywords
-from headgate.schedules.times_of_day import ListedTimes
-from headgate.schedules.wall_clock import WallClock, zone_of
+from headgate.schedules.wall_clock import ListedTimes, WallClock, zone_of
 
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _FULL_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _FULL_MONTHS = (
     "january", "february", "march", "april", "may", "june",
     "july", "august", "september", "october", "november", "december",
@@ -247,7 +246,7 @@ def _monthly(day: str | int) -> _DayOfMonth:
 
 def _month(month: str | int) -> int:
     if isinstance(month, str):
-        for names in (_MONTHS, _FULL_MONTHS):
+        for names in (MONTHS, _FULL_MONTHS):
             if month.strip().lower() in names:
                 return names.index(month.strip().lower()) + 1
     elif not isinstance(month, bool) and isinstance(month, int) and 1 <= month <= 12:

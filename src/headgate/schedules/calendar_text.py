@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any
 
 from headgate.errors import DeclarationError
-from headgate.schedules.calendar import Calendar
+from headgate.schedules.calendar import MONTHS, Calendar
 
 CALENDAR_FORMS = (
     'write "every 2 weeks on mon, wed at 9:00, 17:30", "on first monday at 8:00", "on 1, 15", "every 3 months on last '
@@ -65,9 +65,8 @@ def calendar_text(calendar: Calendar) -> str:
 
 
 def _named(months: str | int | Sequence[str | int]) -> Sequence[str | int]:
-    names = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
     listed = (months,) if isinstance(months, str | int) else months
-    return [names[month - 1] if isinstance(month, int) else month for month in listed]
+    return [MONTHS[month - 1] if isinstance(month, int) else month for month in listed]
 
 
 def _listed(items: str | int | Sequence[str | int]) -> str:

@@ -14,8 +14,8 @@ from msgspec.structs import force_setattr
 
 from headgate.errors import DeclarationError
 from headgate.keywords import NamesKeywords
-from headgate.schedules.times_of_day import TimeFields
-from headgate.schedules.wall_clock import WallClock, zone_of
+from headgate.schedules.calendar import MONTHS
+from headgate.schedules.wall_clock import TimeFields, WallClock, zone_of
 
 _FORMS = (
     'write "minute hour day month weekday", or six fields with the second first; each is *, a value, a range 1-5, a '
@@ -31,12 +31,7 @@ _MACROS = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_MONTHS = {
-    name: number
-    for number, name in enumerate(
-        ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"), start=1
-    )
-}
+_MONTHS = {name: number for number, name in enumerate(MONTHS, start=1)}
 _WEEKDAYS = {name: number for number, name in enumerate(("sun", "mon", "tue", "wed", "thu", "fri", "sat"))}
 
 MonthDays = Callable[[int, int], set[int]]

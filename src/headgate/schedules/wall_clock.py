@@ -1,23 +1,105 @@
-"""Time zones, and the conversion of their local times to instants, across changes of the clock.
+"""Times of day, and time zones: the conversion of local times to instants, across changes of the clock.
 
 A local time that the clock skips maps to the first instant after the gap; one that it shows twice maps to the first of
 the two. So a daily job runs once on each day, whatever the zone does. An hourly job differs: it runs whenever the clock
 shows the time, which is every real hour.
 
-Local times are counted like instants, in seconds since 1970 on the wall clock itself.
+Local times are counted like instants, in seconds since 1970 on the wall clock itself. Times of day are seconds since
+midnight: a list, or the fields of a cron expression.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import MAXYEAR, UTC, date, datetime, timedelta
+from typing import Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from headgate.clock import SECOND
 from headgate.errors import DeclarationError
-from headgate.schedules.times_of_day import DAY, TimesOfDay
 from headgate.suggestion import did_you_mean
+
+DAY = 86400
+HOUR = 3600
+MINUTE = 60
+
+
+class TimesOfDay(Protocol):
+    """A sorted set of at least one time of day."""
+
+    def first_from(self, time: int) -> int | None:
+        """Return the first time that is not before `time`; None if there is none."""
+        ...
+
+    def last_until(self, time: int) -> int | None:
+        """Return the last time that is not after `time`; None if there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTimes:
+    """A sorted list of times."""
+
+    times: Sequence[int]
+
+    def first_from(self, time: int) -> int | None:
+        return _first_from(self.times, time)
+
+    def last_until(self, time: int) -> int | None:
+        return _last_until(self.times, time)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeFields:
+    """All times with one of these hours, one of these minutes and one of these seconds, each sorted."""
+
+    hours: Sequence[int]
+    minutes: Sequence[int]
+    seconds: Sequence[int]
+
+    def first_from(self, time: int) -> int | None:
+        hour, minute, second = _parts(time)
+        if hour in self.hours:
+            if minute in self.minutes:
+                found = _first_from(self.seconds, second)
+                if found is not None:
+                    return hour * HOUR + minute * MINUTE + found
+            found = _first_from(self.minutes, minute + 1)
+            if found is not None:
+                return hour * HOUR + found * MINUTE + self.seconds[0]
+        found = _first_from(self.hours, hour + 1)
+        return None if found is None else found * HOUR + self.minutes[0] * MINUTE + self.seconds[0]
+
+    def last_until(self, time: int) -> int | None:
+        hour, minute, second = _parts(time)
+        if hour in self.hours:
+            if minute in self.minutes:
+                found = _last_until(self.seconds, second)
+                if found is not None:
+                    return hour * HOUR + minute * MINUTE + found
+            found = _last_until(self.minutes, minute - 1)
+            if found is not None:
+                return hour * HOUR + found * MINUTE + self.seconds[-1]
+        found = _last_until(self.hours, hour - 1)
+        return None if found is None else found * HOUR + self.minutes[-1] * MINUTE + self.seconds[-1]
+
+
+def _parts(time: int) -> tuple[int, int, int]:
+    hour, rest = divmod(time, HOUR)
+    return hour, rest // MINUTE, rest % MINUTE
+
+
+def _first_from(values: Sequence[int], value: int) -> int | None:
+    index = bisect_left(values, value)
+    return values[index] if index < len(values) else None
+
+
+def _last_until(values: Sequence[int], value: int) -> int | None:
+    index = bisect_right(values, value)
+    return values[index - 1] if index else None
+
 
 MONTHS_OF_A_CYCLE = 400 * 12
 """The months of 400 years, after which the calendar repeats: a day that has not come by then never comes."""
@@ -143,14 +225,7 @@ class WallClock:
 
     def _change(self, local: int, before: int, after: int) -> int:
         """Return the instant at which the offset changes, near a local time that is skipped or shown twice."""
-        low, high = sorted((local - before, local - after))
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._offset_at(middle) == before:
-                low = middle
-            else:
-                high = middle
-        return high
+        return change_between(self.zone, local - max(before, after), local - min(before, after))
 
     # -------------------------------------------------------------------------------------------- the calendar
 
@@ -208,6 +283,18 @@ class WallClock:
 def offset_at(zone: ZoneInfo, second: int) -> int:
     """Return the seconds by which the clock of the zone is ahead of UTC at this second since 1970."""
     return _seconds((_EPOCH_UTC + timedelta(seconds=second)).astimezone(zone).utcoffset())
+
+
+def change_between(zone: ZoneInfo, low: int, high: int) -> int:
+    """Return the first second at which the zone has the offset of second `high`, which is not that of `low`."""
+    after = offset_at(zone, high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if offset_at(zone, middle) == after:
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def _seconds(offset: timedelta | None) -> int:
