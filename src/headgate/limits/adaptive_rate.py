@@ -16,7 +16,7 @@ from headgate.arguments import parse_duration
 from headgate.clock import FARTHEST as HUNDRED_YEARS
 from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
-from headgate.limits.limit import Limit, RateOptions
+from headgate.limits.limit import Limit, RateOptions, changed
 from headgate.limits.rate import Rate, parse_rate
 from headgate.limits.rate_limit import FARTHEST
 from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
@@ -207,7 +207,9 @@ class Aimd(Rule[AimdState], frozen=True, tag="adaptive", tag_field="kind"):
             text, climb=like.climb / SECOND, backoff=like.kept / 100, burst=like.burst if burst is None else burst
         )
         start = min(high, max(low, like.start * highest.period // like.period))
-        return _with_rule(limit, Aimd(low, high, highest.period, start, like.climb, like.kept, limit.rule.burst))
+        found = changed(limit, rule=Aimd(low, high, highest.period, start, like.climb, like.kept, limit.rule.burst))
+        found.rule.require_bounded()
+        return found
 
     def _new(self, now: int) -> AimdState:
         return AimdState(self.start, now * TICKS, now, 0)
@@ -280,12 +282,6 @@ class AdaptiveRate(Limit):
         climbing = parse_duration(climb, "climb", where, allow_zero=False)
         rule = Aimd(low, high, highest.period, first, climbing, round(backoff * 100), burst)
         super().__init__(rule, **options)
-
-
-def _with_rule(limit: Limit, rule: Aimd) -> Limit:
-    object.__setattr__(limit, "rule", rule)
-    rule.require_bounded()
-    return limit
 
 
 def _opening(now: int, debt: int) -> int:

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Unpack
 import msgspec
 
 from headgate.arguments import LARGEST_COUNT
-from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.errors import DeclarationError
 from headgate.limits.limit import HoldUntil, Key, Limit, LimitOptions, PermitOptions
+from headgate.limits.rate import PermitRule
 from headgate.limits.rule import NEVER, Rule, Snapshot, SpelledOptions
 
 MUTEX = "mutex"
@@ -37,22 +38,16 @@ class HeldPermits(msgspec.Struct, frozen=True, array_like=True):
     holders: Mapping[str, Hold] = {}
 
 
-class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="kind"):
+class Semaphore(PermitRule[HeldPermits], frozen=True, tag="concurrency", tag_field="kind"):
     """Grants a permit while fewer than `count` are held; all starts of one holder share its permit.
 
     Time opens nothing: a permit comes back when its last use ends.
     """
 
-    count: int
-
     kind: ClassVar[str] = "concurrency"
     family: ClassVar[str] = "concurrency"
     holds_permits: ClassVar[bool] = True
     spelling: ClassVar[str | None] = "5"
-
-    @property
-    def period(self) -> int:
-        return 0
 
     def take(self, state: HeldPermits | None, now: int, cost: int = 1) -> tuple[int, HeldPermits]:
         """Return when a permit is free: now, or NEVER. It takes none: without a holder no one could return it."""
@@ -87,12 +82,6 @@ class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="ki
         known = holders.pop(holder)
         return HeldPermits(state.held - known.cost, holders)
 
-    def check_cost(self, cost: int) -> None:
-        if cost > self.count:
-            raise CostExceedsLimit(
-                f"cost={cost} is more than a concurrency of {self.count} can ever grant; raise it or lower the cost"
-            )
-
     def counts_until(self, charged_at: int) -> int:
         return NEVER
 
@@ -108,10 +97,6 @@ class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="ki
         available = max(0, self.count - used)
         return Snapshot(used=used, available=available, opens_at=now if available else NEVER)
 
-    def bound(self, window: int) -> int:
-        """Return how many permits can be held at once; how many start in a window depends on how long they run."""
-        return self.count
-
     def idle_at(self, state: HeldPermits) -> int:
         return NEVER if state.holders else 0
 
@@ -121,9 +106,6 @@ class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="ki
     def load(self, stored: str, now: int) -> HeldPermits:
         # Under another kind of rule there were no permits.
         return load_permits(stored)
-
-    def describe(self) -> str:
-        return f"{self.count} at once"
 
     @classmethod
     def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:

@@ -5,32 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
-from msgspec.structs import replace
-
 from headgate.clock import SECOND, Duration
-from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.errors import DeclarationError
 from headgate.limits.limit import Limit, RateOptions
-from headgate.limits.rate import described, parse_margin, parse_rate
+from headgate.limits.rate import CountRule, described, parse_margin, parse_rate
 from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
 
 Window = tuple[int, int]
 """The instant a window begins, and how much was used in it."""
 
 
-class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
+class WindowCounter(CountRule[Window], frozen=True, tag="fixed", tag_field="kind"):
     """Grants `count` starts in each window; windows are half open and follow one another from the Unix epoch on.
 
     The state is the latest window with a start. It may lie ahead, after reservations or after the clock went back: the
     rule grants nothing before it begins, since it no longer holds what was used before.
     """
 
-    count: int
     period: int
     margin: int = 0
 
     kind: ClassVar[str] = "fixed"
-    repeats_every_count: ClassVar[bool] = True
-    spelling: ClassVar[str | None] = "15/m"
+    shape: ClassVar[str] = "a fixed window"
     lua: ClassVar[str | None] = "fixed_window"
 
     def take(self, state: Window | None, now: int, cost: int = 1) -> tuple[int, Window]:
@@ -50,16 +46,6 @@ class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
         if begin > now:
             return begin, (begin, used)
         return now, (begin, used)
-
-    def check_cost(self, cost: int) -> None:
-        if cost > self.count:
-            raise CostExceedsLimit(
-                f"cost={cost} is more than a fixed window of {self.describe()} can ever grant; "
-                "raise its count or lower the cost"
-            )
-
-    def divided(self, sharers: int) -> WindowCounter:
-        return replace(self, count=self.share_of(self.count, sharers))
 
     def counts_until(self, charged_at: int) -> int:
         return self._window(charged_at) + self.period

@@ -10,8 +10,8 @@ from typing import ClassVar
 import msgspec
 
 from headgate.clock import SECOND
-from headgate.errors import CostExceedsLimit
-from headgate.limits.rule import LuaNumbers, Rule, Snapshot
+from headgate.limits.rate import PermitRule
+from headgate.limits.rule import LuaNumbers, Snapshot
 
 KEPT_FOR = 86400 * SECOND
 """How long (µs) the instant of the last grant is kept, so that a clock which is set back repeats no instant."""
@@ -24,7 +24,7 @@ class LeaseLog(msgspec.Struct, frozen=True):
     ends: tuple[int, ...]
 
 
-class Leases(Rule[LeaseLog], frozen=True, tag="lease", tag_field="kind"):
+class Leases(PermitRule[LeaseLog], frozen=True, tag="lease", tag_field="kind"):
     """Grants a lease of `period` while fewer than `count` have not ended. No two grants have the same instant.
 
     So the instant of its grant is the fencing token of a lease. A holder renews its lease by moving its start to a
@@ -32,7 +32,6 @@ class Leases(Rule[LeaseLog], frozen=True, tag="lease", tag_field="kind"):
     key has granted, with its own period, is respected until its own end.
     """
 
-    count: int
     period: int
 
     kind: ClassVar[str] = "lease"
@@ -47,12 +46,6 @@ class Leases(Rule[LeaseLog], frozen=True, tag="lease", tag_field="kind"):
         if excess > 0:
             opens_at = max(opens_at, ends[excess - 1])
         return opens_at, LeaseLog(opens_at, _with(_open(state, opens_at), opens_at + self.period, cost))
-
-    def check_cost(self, cost: int) -> None:
-        if cost > self.count:
-            raise CostExceedsLimit(
-                f"cost={cost} is more than a concurrency of {self.count} can ever grant; raise it or lower the cost"
-            )
 
     def counts_until(self, charged_at: int) -> int:
         return charged_at + self.period

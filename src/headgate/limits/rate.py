@@ -1,13 +1,19 @@
-"""Rates as text: "15/m", "100/s", "15/30s", "15 per minute"."""
+"""Rates: as text ("15/m", "100/s", "15/30s", "15 per minute"), and what the rules of one shape share."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar, Self, TypeVar
+
+from msgspec.structs import replace
 
 from headgate.arguments import LARGEST_COUNT, duration_in, parse_duration
 from headgate.clock import FARTHEST, SECOND, Duration
-from headgate.errors import DeclarationError
+from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.limits.rule import Rule
+
+S = TypeVar("S")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _RATE = re.compile(r"([0-9]{1,18})(?:\s*/\s*|\s+per\s+)([0-9a-z. ]*[a-z])")
@@ -32,6 +38,49 @@ class Rate:
                 many = seconds // length
                 return f"{self.count}/{many if many > 1 else ''}{unit}"
         raise AssertionError("every whole number of seconds is some number of seconds")
+
+
+class CountRule(Rule[S], frozen=True):
+    """What the rules share that grant up to `count` starts in a window. `shape` is its kind, in words."""
+
+    count: int
+
+    shape: ClassVar[str]
+    repeats_every_count: ClassVar[bool] = True
+    spelling: ClassVar[str | None] = "15/m"
+
+    def check_cost(self, cost: int) -> None:
+        if cost > self.count:
+            raise CostExceedsLimit(
+                f"cost={cost} is more than {self.shape} of {self.describe()} can ever grant; "
+                "raise its count or lower the cost"
+            )
+
+    def divided(self, sharers: int) -> Self:
+        return replace(self, count=self.share_of(self.count, sharers))
+
+
+class PermitRule(Rule[S], frozen=True):
+    """What the rules share that grant up to `count` permits at once."""
+
+    count: int
+
+    @property
+    def period(self) -> int:
+        return 0
+
+    def check_cost(self, cost: int) -> None:
+        if cost > self.count:
+            raise CostExceedsLimit(
+                f"cost={cost} is more than a concurrency of {self.count} can ever grant; raise it or lower the cost"
+            )
+
+    def bound(self, window: int) -> int:
+        """Return how many permits can be held at once; how many start in a window depends on how long they run."""
+        return self.count
+
+    def describe(self) -> str:
+        return f"{self.count} at once"
 
 
 def described(count: int, period: int, margin: int) -> str:

@@ -6,12 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
-from msgspec.structs import replace
-
 from headgate.clock import Duration
-from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.errors import DeclarationError
 from headgate.limits.limit import Limit, RateOptions
-from headgate.limits.rate import described, parse_margin, parse_rate
+from headgate.limits.rate import CountRule, described, parse_margin, parse_rate
 from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
 
 DEFAULT_SLICES = 60
@@ -24,21 +22,19 @@ Slices = tuple[int, int, int, tuple[int, ...]]
 are not empty, oldest first: number, used, number, used, …"""
 
 
-class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
+class SliceCounter(CountRule[Slices], frozen=True, tag="sliding", tag_field="kind"):
     """Grants a start when the slice it falls in and the `slices - 1` before it hold fewer than `count`.
 
     Slice number n is the half-open time from `n * slice` to `(n + 1) * slice`. The state may lie ahead, after
     reservations or after the clock went back: the rule grants nothing before its newest slice begins.
     """
 
-    count: int
     slice: int
     slices: int
     margin: int = 0
 
     kind: ClassVar[str] = "sliding"
-    repeats_every_count: ClassVar[bool] = True
-    spelling: ClassVar[str | None] = "15/m"
+    shape: ClassVar[str] = "a sliding window"
     lua: ClassVar[str | None] = "sliding_window"
     counted: ClassVar[tuple[str, ...]] = ("count", "slices")
 
@@ -62,16 +58,6 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
         if begin > now:
             return begin, after
         return now, after
-
-    def check_cost(self, cost: int) -> None:
-        if cost > self.count:
-            raise CostExceedsLimit(
-                f"cost={cost} is more than a sliding window of {self.describe()} can ever grant; "
-                "raise its count or lower the cost"
-            )
-
-    def divided(self, sharers: int) -> SliceCounter:
-        return replace(self, count=self.share_of(self.count, sharers))
 
     def counts_until(self, charged_at: int) -> int:
         return (charged_at // self.slice + self.slices) * self.slice

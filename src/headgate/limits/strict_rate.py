@@ -8,12 +8,10 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
-from msgspec.structs import replace
-
 from headgate.clock import Duration
-from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.errors import DeclarationError
 from headgate.limits.limit import Limit, RateOptions
-from headgate.limits.rate import described, parse_margin, parse_rate
+from headgate.limits.rate import CountRule, described, parse_margin, parse_rate
 from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
 
 MAX_COUNT = 1000
@@ -22,20 +20,18 @@ DEFAULT_MARGIN = 0.02
 Starts = tuple[int, ...]
 
 
-class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
+class SlidingLog(CountRule[Starts], frozen=True, tag="strict", tag_field="kind"):
     """Grants a start when fewer than `count` lie in the period that ends with it.
 
     The state is the instants that still count, oldest first. A window is half open: a start at `t` stops counting at
     exactly `t + period`.
     """
 
-    count: int
     period: int
     margin: int = 0
 
     kind: ClassVar[str] = "strict"
-    repeats_every_count: ClassVar[bool] = True
-    spelling: ClassVar[str | None] = "15/m"
+    shape: ClassVar[str] = "a strict rate"
     lua: ClassVar[str | None] = "strict_rate"
 
     def take(self, state: Starts | None, now: int, cost: int = 1) -> tuple[int, Starts]:
@@ -51,16 +47,6 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
             opens_at = max(opens_at, starts[excess - 1] + self.period)
             starts = self._counting(starts, opens_at)
         return opens_at, starts + (opens_at,) * cost
-
-    def check_cost(self, cost: int) -> None:
-        if cost > self.count:
-            raise CostExceedsLimit(
-                f"cost={cost} is more than a strict rate of {self.describe()} can ever grant; "
-                "raise its count or lower the cost"
-            )
-
-    def divided(self, sharers: int) -> SlidingLog:
-        return replace(self, count=self.share_of(self.count, sharers))
 
     def counts_until(self, charged_at: int) -> int:
         return charged_at + self.period

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from headgate.arguments import parse_until, parse_wait
 from headgate.clock import Duration
-from headgate.errors import CostExceedsLimit, GateClosed, HeadgateError
+from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Taken
-from headgate.limits.rule import NEVER, Rule, Snapshot
+from headgate.limits.rate import PermitRule
+from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.standalone.bucket_table import BucketTable, check_cost
 from headgate.limits.standalone.decision import Decision
 from headgate.limits.standalone.waiting_lines import ONLY_WHEN_CALLED
@@ -157,28 +158,16 @@ class _Attempt:
         return ONLY_WHEN_CALLED if opens_at >= NEVER else opens_at - self._table.ahead
 
 
-class LocalPermits(Rule[int], frozen=True, tag="permits", tag_field="kind"):
+class LocalPermits(PermitRule[int], frozen=True, tag="permits", tag_field="kind"):
     """Grants a permit while fewer than `count` are held. The state is the number held; time returns none."""
-
-    count: int
 
     kind: ClassVar[str] = "permits"
     holds_permits: ClassVar[bool] = True
-
-    @property
-    def period(self) -> int:
-        return 0
 
     def take(self, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
         self.check_cost(cost)
         held = (state or 0) + cost
         return now if held <= self.count else NEVER, held
-
-    def check_cost(self, cost: int) -> None:
-        if cost > self.count:
-            raise CostExceedsLimit(
-                f"cost={cost} is more than a concurrency of {self.count} can ever grant; raise it or lower the cost"
-            )
 
     def counts_until(self, charged_at: int) -> int:
         return NEVER
@@ -191,9 +180,6 @@ class LocalPermits(Rule[int], frozen=True, tag="permits", tag_field="kind"):
         available = max(0, self.count - used)
         return Snapshot(used=used, available=available, opens_at=now if available else NEVER)
 
-    def bound(self, window: int) -> int:
-        return self.count
-
     def idle_at(self, state: int) -> int:
         return NEVER if state else 0
 
@@ -204,6 +190,3 @@ class LocalPermits(Rule[int], frozen=True, tag="permits", tag_field="kind"):
         # Under another kind of rule there were no permits.
         head = f"1:{self.kind}:"
         return int(stored[len(head) :]) if stored.startswith(head) else 0
-
-    def describe(self) -> str:
-        return f"{self.count} at once"
