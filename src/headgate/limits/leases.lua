@@ -1,49 +1,15 @@
--- Leases: the Lua version of `Leases` in leases.py. KEYS, ARGV and results: see bucket.lua.
+-- Leases: the Lua version of `Leases` in leases.py. This comes after instants.lua. KEYS, ARGV and results: see
+-- bucket.lua.
 --
 -- ARGV[10..]  count, period
--- state       the instant of the last grant, then when each lease ends, earliest first: little-endian integers of 8 bytes
+-- state       the instant of the last grant, then when each lease ends, see instants.lua
 
 local KIND = 'lease'
 local COUNT, PERIOD = tonumber(ARGV[10]), tonumber(ARGV[11])
 local KEPT_FOR = 86400 * 1000000
 
-local function packed(instant)
-  return struct.pack('<i8', instant)
-end
-
-local function size(ends)
-  return #ends / 8
-end
-
-local function at(ends, place)
-  return (struct.unpack('<i8', ends, 8 * place - 7))
-end
-
--- How many are not later than `instant`.
-local function not_after(ends, instant)
-  local low, high = 0, size(ends)
-  while low < high do
-    local middle = math.floor((low + high + 1) / 2)
-    if at(ends, middle) <= instant then
-      low = middle
-    else
-      high = middle - 1
-    end
-  end
-  return low
-end
-
-local function without_first(ends, many)
-  return many > 0 and string.sub(ends, 8 * many + 1) or ends
-end
-
 local function open(ends, now)
   return without_first(ends, not_after(ends, now))
-end
-
-local function with(ends, instant, many)
-  local place = not_after(ends, instant)
-  return string.sub(ends, 1, 8 * place) .. string.rep(packed(instant), many) .. without_first(ends, place)
 end
 
 local function load(text)
@@ -69,12 +35,8 @@ end
 
 local function amend(state, charged_at, cost, started_at, actual)
   -- A lease that has ended, and was granted to another holder since, is not there any more.
-  local lease = charged_at + PERIOD
-  local first, past = not_after(state.ends, lease - 1), not_after(state.ends, lease)
-  local known = math.min(cost, past - first)
-  local rest = string.sub(state.ends, 1, 8 * first) .. without_first(state.ends, first + known)
-  local moved = math.max(0, known + actual - cost)
-  return {last = state.last, ends = with(rest, started_at + PERIOD, moved)}
+  local rest, known = without(state.ends, charged_at + PERIOD, cost)
+  return {last = state.last, ends = with(rest, started_at + PERIOD, math.max(0, known + actual - cost))}
 end
 
 local function full_at(state)

@@ -1,37 +1,12 @@
--- StrictRate: the Lua version of `SlidingLog` in strict_rate.py. KEYS, ARGV and results: see bucket.lua.
+-- StrictRate: the Lua version of `SlidingLog` in strict_rate.py. This comes after instants.lua. KEYS, ARGV and results:
+-- see bucket.lua.
 --
 -- ARGV[10..]  count, period
--- state       the instants that still count, oldest first, each a little-endian integer of 8 bytes
+-- state       the instants that still count, see instants.lua
 
 local KIND = 'strict'
 local MAX_COUNT = 1000
 local COUNT, PERIOD = tonumber(ARGV[10]), tonumber(ARGV[11])
-
-local function size(starts)
-  return #starts / 8
-end
-
-local function at(starts, place)
-  return (struct.unpack('<i8', starts, 8 * place - 7))
-end
-
--- How many are not later than `instant`.
-local function not_after(starts, instant)
-  local low, high = 0, size(starts)
-  while low < high do
-    local middle = math.floor((low + high + 1) / 2)
-    if at(starts, middle) <= instant then
-      low = middle
-    else
-      high = middle - 1
-    end
-  end
-  return low
-end
-
-local function without_first(starts, many)
-  return many > 0 and string.sub(starts, 8 * many + 1) or starts
-end
 
 local function counting(starts, now)
   return without_first(starts, not_after(starts, now - PERIOD))
@@ -55,19 +30,15 @@ local function take(state, now, cost)
     opens_at = math.max(opens_at, at(starts, excess) + PERIOD)
     starts = counting(starts, opens_at)
   end
-  return opens_at, starts .. string.rep(struct.pack('<i8', opens_at), cost)
+  return opens_at, starts .. string.rep(packed(opens_at), cost)
 end
 
 local function amend(state, charged_at, cost, started_at, actual)
   -- More starts at one instant than any count allows would all be stored and close the window no longer.
   cost, actual = math.min(cost, MAX_COUNT), math.min(actual, MAX_COUNT)
   -- What has left the window meanwhile no longer counts and is not brought back.
-  local first, past = not_after(state, charged_at - 1), not_after(state, charged_at)
-  local known = math.min(cost, past - first)
-  local rest = string.sub(state, 1, 8 * first) .. without_first(state, first + known)
-  local place = not_after(rest, started_at)
-  local moved = string.rep(struct.pack('<i8', started_at), math.max(0, known + actual - cost))
-  return string.sub(rest, 1, 8 * place) .. moved .. without_first(rest, place)
+  local rest, known = without(state, charged_at, cost)
+  return with(rest, started_at, math.max(0, known + actual - cost))
 end
 
 local function snapshot(state, now)

@@ -19,13 +19,19 @@ LARGEST_EXACT_COUNT: Final = 1 << 52
 """Lua computes with doubles, exact up to 2^53; half of that leaves room for one sum."""
 
 
+_LIBRARY = {"strict_rate": "instants", "leases": "instants"}
+"""The shared part that the own part of a rule uses."""
+
+
 class Script:
-    """A script: a rule's own part above the shared parts. Redis identifies it by its SHA-1."""
+    """A script: a rule's own part, above the shared parts that use it. Redis identifies it by its SHA-1."""
 
     def __init__(self, *parts: str, rule: str | None = None) -> None:
         own, shared = files("headgate.limits"), files("headgate.limits.redis") / "lua"
         sources = [] if rule is None else [own / f"{rule}.lua"]
         sources += [shared / f"{part}.lua" for part in parts]
+        if rule in _LIBRARY:
+            sources.insert(0, shared / f"{_LIBRARY[rule]}.lua")
         self.source = b"\n".join(source.read_bytes() for source in sources)
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
