@@ -14,9 +14,7 @@ import pytest_asyncio
 from headgate import FixedWindow, RateLimit, SlidingWindow, StrictRate
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule, Limit
-from headgate.limits.redis.async_lines import AsyncLines
-from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.message_lines import BucketLine, Steps
+from headgate.limits.redis.message_lines import AsyncLines, BlockingLines, BucketLine, Steps
 from headgate.limits.redis.redis_buckets import RedisBuckets
 from tests.durability.tcp_proxy import Break, TcpProxy
 from tests.redis_server import redis_url  # noqa: F401

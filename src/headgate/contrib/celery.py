@@ -14,15 +14,15 @@ about to run one charges the key.
 from __future__ import annotations
 
 import base64
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.limits.limit import Limit
-from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.gated_task import GatedTask, declare, single_limit
-from headgate.limits.redis.message_lines import BucketLine
+from headgate.limits.redis.gated_task import GatedTasks, declare, single_limit
+from headgate.limits.redis.message_lines import BlockingLines, BucketLine
 
 try:
     from celery import Celery, Task, bootsteps, signals
@@ -62,10 +62,11 @@ class CeleryGate:
             raise DeclarationError(f"{app} has a gate already; give that one all its limits")
         self._app = app
         self._declared: dict[str, Limit] = {}
-        self._gated: dict[str, GatedTask] = {}
+        self._gated = GatedTasks(self._declaration, lambda: app.tasks)
         self._wrapped: set[Any] = set()
-        self._lines = BlockingLines(store, name, publish=self._publish, find=self._find)
-        self._send = _lazy(app.amqp._create_task_sender)
+        self._lines = BlockingLines(store, name, publish=self._publish, find=self._gated.find)
+        # Made on first use: an app may be configured after its gate is made.
+        self._send = functools.cache(app.amqp._create_task_sender)
         app.amqp.send_task_message = self._send_task_message
         app.steps["worker"].add(self._step())
         signals.task_revoked.connect(self._forget, weak=False)
@@ -77,7 +78,7 @@ class CeleryGate:
     # ------------------------------------------------------------------------------------------------ when publishing
 
     def _send_task_message(self, producer: Any, name: str, message: Any, **options: Any) -> Any:
-        gated = self._of(name)
+        gated = self._gated.of(name)
         # A message with an ETA waits for its time first; one of the old protocol has no id in its headers.
         if gated is None or not message.headers.get("id") or message.headers.get("eta"):
             return self._send()(producer, name, message, **options)
@@ -122,7 +123,7 @@ class CeleryGate:
             def __init__(self, worker: Any, **options: Any) -> None:
                 # Every module with tasks is imported by now, and no process of the pool is forked.
                 for task in gate._app.tasks.values():
-                    if gate._of(task.name) is not None:
+                    if gate._gated.of(task.name) is not None:
                         gate._wrap_task(task)
                 for name in gate._declared.keys() - gate._app.tasks.keys():
                     logger.warning("a limit is declared for task %r, which this worker does not have", name)
@@ -165,7 +166,7 @@ class CeleryGate:
         return check_first
 
     def _may_pass(self, task: Task, id: str, message: Any) -> bool:
-        gated = self._of(task.name)
+        gated = self._gated.of(task.name)
         try:
             args, kwargs, _ = message.payload
             line = gated and gated.line(args, kwargs)
@@ -183,7 +184,7 @@ class CeleryGate:
         return self._arrive(line, id, _record(message.body, coded | route | properties | {"headers": headers}))
 
     def _start(self, task: Task, args: Any, kwargs: Any) -> None:
-        gated = self._of(task.name)
+        gated = self._gated.of(task.name)
         if gated is None or task.request.is_eager:
             return
         line = gated.line(args, kwargs)
@@ -203,8 +204,7 @@ class CeleryGate:
         raise Ignore(f"over its limit {gated.name!r}; it waits in line")
 
     def _forget(self, sender: Any, request: Any, **present: Any) -> None:
-        gated = self._of(sender.name)
-        line = gated and gated.line(request.args, request.kwargs)
+        line = self._gated.line(sender.name, request.args, request.kwargs)
         if line:
             try:
                 self._lines.ask(self._lines.lines.forget(line, request.id))
@@ -213,21 +213,10 @@ class CeleryGate:
 
     # -------------------------------------------------------------------------------------------------------- limits
 
-    def _of(self, name: str) -> GatedTask | None:
-        if (gated := self._gated.get(name)) is not None:
-            return gated
+    def _declaration(self, name: str) -> tuple[Limit, Callable[..., object]] | None:
         task = self._app.tasks.get(name)
         limit = single_limit(f"task {name!r}", self._declared.get(name), getattr(task, "limit", None))
-        if task is None or limit is None:
-            return None
-        gated = self._gated[name] = GatedTask(name, limit, task.run)
-        return gated
-
-    def _find(self, limit: str, key: str) -> BucketLine | None:
-        for name in self._app.tasks:
-            if (gated := self._of(name)) is not None and gated.name == limit:
-                return gated.line_of_key(key)
-        return None
+        return None if task is None or limit is None else (limit, task.run)
 
 
 class _GatedProducer:
@@ -262,15 +251,3 @@ def _record(body: Any, options: Mapping[str, Any], declare: list[str] | None = N
     present = {name: value for name, value in options.items() if value is not None}
     record: str = json.dumps({"body": base64.b64encode(raw).decode(), "options": present, "declare": declare or []})
     return record.encode()
-
-
-def _lazy(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that makes it on first use: an app may be configured after its gate is made."""
-    cached: list[Any] = []
-
-    def get() -> Any:
-        if not cached:
-            cached.append(make())
-        return cached[0]
-
-    return get

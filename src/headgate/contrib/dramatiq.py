@@ -14,14 +14,13 @@ that is about to run one charges the key.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from headgate.errors import DeclarationError, PayloadError, StorageUnavailable
 from headgate.limits.limit import Limit
-from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.gated_task import GatedTask, declare, single_limit
-from headgate.limits.redis.message_lines import BucketLine
+from headgate.limits.redis.gated_task import GatedTasks, declare, single_limit
+from headgate.limits.redis.message_lines import BlockingLines
 
 try:
     from dramatiq import Actor, Broker, Message, Middleware, Worker
@@ -52,8 +51,8 @@ class DramatiqGate(Middleware):
             raise DeclarationError(f"{broker} has a gate already; give that one all its limits")
         self._broker = broker
         self._declared: dict[str, Limit] = {}
-        self._gated: dict[str, GatedTask] = {}
-        self._lines = BlockingLines(store, name, publish=self._publish, find=self._find)
+        self._gated = GatedTasks(self._declaration, lambda: broker.actors)
+        self._lines = BlockingLines(store, name, publish=self._publish, find=self._gated.find)
         self._enqueue, self._consume = broker.enqueue, broker.consume
         gated: Any = broker
         gated.enqueue, gated.consume = self._enqueue_gated, self._consume_gated
@@ -76,7 +75,8 @@ class DramatiqGate(Middleware):
         return self._enqueue(message, delay=delay)
 
     def _arrive(self, message: Any) -> bool:
-        if (line := self._line_of(message)) is None:
+        line = self._gated.line(message.actor_name, message.args, message.kwargs)
+        if line is None:
             return True
         try:
             return self._lines.ask(self._lines.lines.arrive(line, message.message_id, message.encode()))
@@ -100,7 +100,7 @@ class DramatiqGate(Middleware):
 
     def _consume_gated(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> Consumer:
         actors = self._broker.actors.values()
-        if any(actor.queue_name == queue_name and self._of(actor.actor_name) for actor in actors):
+        if any(actor.queue_name == queue_name and self._gated.of(actor.actor_name) for actor in actors):
             # An idle consumer polls less and less often; this is the bound, because released messages have waited
             # enough.
             timeout = min(timeout, POLL_INTERVAL)
@@ -117,8 +117,11 @@ class DramatiqGate(Middleware):
             return True
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        gated = self._gated.of(message.actor_name)
+        if gated is None:
+            return
         try:
-            line = self._line_of(message)
+            line = gated.line(message.args, message.kwargs)
         except PayloadError as error:
             # An error here would only be logged; a failed message is neither run nor retried.
             message.stuff_exception(error)
@@ -131,9 +134,8 @@ class DramatiqGate(Middleware):
                 return
             delay = None
         except StorageUnavailable as error:
-            decision = self._gated[message.actor_name].limit.on_store_error
-            logger.warning("message %s %ss: %s", message.message_id, decision, error)
-            if decision == "run":
+            logger.warning("message %s %ss: %s", message.message_id, gated.limit.on_store_error, error)
+            if gated.limit.on_store_error == "run":
                 return
             delay = RETRY_IN
         # The same message once more: no attempt is spent, and it goes to the line on its way.
@@ -144,28 +146,13 @@ class DramatiqGate(Middleware):
 
     # -------------------------------------------------------------------------------------------------------- limits
 
-    def _line_of(self, message: Any) -> BucketLine | None:
-        gated = self._of(message.actor_name)
-        return None if gated is None else gated.line(message.args, message.kwargs)
-
-    def _of(self, name: str) -> GatedTask | None:
-        if (gated := self._gated.get(name)) is not None:
-            return gated
+    def _declaration(self, name: str) -> tuple[Limit, Callable[..., object]] | None:
         try:
             actor = self._broker.get_actor(name)
         except ActorNotFound:
             return None
         limit = single_limit(f"actor {name!r}", self._declared.get(name), actor.options.get("limit"))
-        if limit is None:
-            return None
-        gated = self._gated[name] = GatedTask(name, limit, actor.fn)
-        return gated
-
-    def _find(self, limit: str, key: str) -> BucketLine | None:
-        for name in list(self._broker.actors):
-            if (gated := self._of(name)) is not None and gated.name == limit:
-                return gated.line_of_key(key)
-        return None
+        return None if limit is None else (limit, actor.fn)
 
 
 class _GatedConsumer(Consumer):

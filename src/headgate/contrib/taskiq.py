@@ -24,9 +24,8 @@ from typing import Any, TypeVar, cast
 from headgate.clock import Clock, SystemClock, sleep
 from headgate.errors import DeclarationError, PayloadError, StorageUnavailable
 from headgate.limits.limit import Limit
-from headgate.limits.redis.async_lines import AsyncLines
-from headgate.limits.redis.gated_task import GatedTask, single_limit
-from headgate.limits.redis.message_lines import BucketLine
+from headgate.limits.redis.gated_task import GatedTasks, single_limit
+from headgate.limits.redis.message_lines import AsyncLines
 
 try:
     from taskiq import (
@@ -66,7 +65,7 @@ class TaskiqGate(TaskiqMiddleware):
         self._store = store
         self._name = name
         self._clock = clock or SystemClock()
-        self._gated: dict[str, GatedTask] = {}
+        self._gated = GatedTasks(self._declaration, broker.get_all_tasks)
         self._of_loop: tuple[asyncio.AbstractEventLoop, AsyncLines] | None = None
         self._kick, self._listen = broker.kick, broker.listen
         gated: Any = broker
@@ -96,7 +95,8 @@ class TaskiqGate(TaskiqMiddleware):
 
     async def _arrive(self, record: bytes) -> bool:
         message = self.broker.formatter.loads(record)
-        if (line := self._line_of(message)) is None:
+        line = self._gated.line(message.task_name, message.args, message.kwargs)
+        if line is None:
             return True
         lines = self._lines()
         try:
@@ -145,8 +145,11 @@ class TaskiqGate(TaskiqMiddleware):
         return message
 
     async def _refused(self, message: TaskiqMessage) -> Exception | None:
+        gated = self._gated.of(message.task_name)
+        if gated is None:
+            return None
         try:
-            line = self._line_of(message)
+            line = gated.line(message.args, message.kwargs)
         except PayloadError as error:
             return error
         if line is None:
@@ -157,9 +160,8 @@ class TaskiqGate(TaskiqMiddleware):
                 return None
             await self._kick_gated(self.broker.formatter.dumps(message))
         except StorageUnavailable as error:
-            decision = self._gated[message.task_name].limit.on_store_error
-            logger.warning("task %s %ss: %s", message.task_id, decision, error)
-            if decision == "run":
+            logger.warning("task %s %ss: %s", message.task_id, gated.limit.on_store_error, error)
+            if gated.limit.on_store_error == "run":
                 return None
             await sleep(self._clock, RETRY_IN)
             await self._kick(self.broker.formatter.dumps(message))
@@ -167,32 +169,17 @@ class TaskiqGate(TaskiqMiddleware):
 
     # -------------------------------------------------------------------------------------------------------- limits
 
-    def _line_of(self, message: TaskiqMessage) -> BucketLine | None:
-        gated = self._of(message.task_name)
-        return None if gated is None else gated.line(message.args, message.kwargs)
-
-    def _of(self, name: str) -> GatedTask | None:
-        if (gated := self._gated.get(name)) is not None:
-            return gated
+    def _declaration(self, name: str) -> tuple[Limit, Callable[..., object]] | None:
         task = self.broker.find_task(name)
         call = task and task.original_func
         limit = getattr(call, "__headgate_limit__", None)
-        if call is None or limit is None:
-            return None
-        gated = self._gated[name] = GatedTask(name, limit, call)
-        return gated
-
-    def _find(self, limit: str, key: str) -> BucketLine | None:
-        for name in self.broker.get_all_tasks():
-            if (gated := self._of(name)) is not None and gated.name == limit:
-                return gated.line_of_key(key)
-        return None
+        return None if call is None or limit is None else (limit, call)
 
     def _lines(self) -> AsyncLines:
         """Return the lines of the running loop: a Redis client belongs to one loop."""
         loop = asyncio.get_running_loop()
         if self._of_loop is None or self._of_loop[0] is not loop:
-            lines = AsyncLines(self._store, self._name, publish=self._publish, find=self._find, clock=self._clock)
+            lines = AsyncLines(self._store, self._name, publish=self._publish, find=self._gated.find, clock=self._clock)
             self._of_loop = loop, lines
         return self._of_loop[1]
 

@@ -18,8 +18,7 @@ from celery.contrib.testing.worker import start_worker
 from headgate.contrib.celery import CeleryGate
 from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.concurrency import Concurrency
-from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.message_lines import BucketLine, MessageLines
+from headgate.limits.redis.message_lines import BlockingLines, BucketLine, MessageLines
 from headgate.limits.strict_rate import StrictRate
 from tests.faces.contrib.gate_suite import GateSuite, Side
 from tests.faces.contrib.workers import Log, Worker, assert_never_more, working
@@ -83,7 +82,7 @@ class CelerySide(Side):
         return set(re.findall(r"[0-9a-f-]{36}", stored))
 
     def line(self, key: str) -> tuple[MessageLines, BucketLine]:
-        return self._m.gate._lines.lines, self._m.gate._of(self._m.sync_tenant.name).line_of_key(key)
+        return self._m.gate._lines.lines, self._m.gate._gated.of(self._m.sync_tenant.name).line_of_key(key)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +177,7 @@ def test_a_limit_that_a_gate_does_not_support_is_refused(m: Any, limit: Any, rea
 def test_without_the_store_a_sender_leaves_the_check_to_the_worker(
     m: Any, worker: Worker, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away = BlockingLines("redis://127.0.0.1:1/0", "celery", publish=m.gate._publish, find=m.gate._find)
+    away = BlockingLines("redis://127.0.0.1:1/0", "celery", publish=m.gate._publish, find=m.gate._gated.find)
     monkeypatch.setattr(m.gate, "_lines", away)
     assert m.doubled.delay(key, 4).get(timeout=patient(10)) == 8
 

@@ -75,7 +75,7 @@ class DramatiqSide(Side):
         return set(re.findall(r'"message_id":"([0-9a-f-]+)"', stored))
 
     def line(self, key: str) -> tuple[MessageLines, BucketLine]:
-        return self._m.gate._lines.lines, self._m.gate._of("sync_tenant").line_of_key(key)
+        return self._m.gate._lines.lines, self._m.gate._gated.of("sync_tenant").line_of_key(key)
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ class TaskiqSide(Side):
             found: MessageLines = self._m.gate._lines().lines
             return found
 
-        return self._loop.run(lines()), self._m.gate._of(self._m.sync_tenant.task_name).line_of_key(key)
+        return self._loop.run(lines()), self._m.gate._gated.of(self._m.sync_tenant.task_name).line_of_key(key)
 
     async def close(self) -> None:
         await self._m.gate.shutdown()

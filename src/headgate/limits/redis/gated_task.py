@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.argument_fields import ArgumentFields, read_types
@@ -108,3 +108,35 @@ class GatedTask:
         }
         for option in (option for option, is_set in refused.items() if is_set):
             raise DeclarationError(f"{self._where}: {option}= is for jobs of Headgate; a gate lets calls wait")
+
+
+class GatedTasks:
+    """The tasks of a program that have a limit. `declared` returns the limit and the function of a task, or None."""
+
+    def __init__(
+        self,
+        declared: Callable[[str], tuple[Limit, Callable[..., object]] | None],
+        names: Callable[[], Iterable[str]],
+    ) -> None:
+        self._declared = declared
+        self._names = names
+        self._known: dict[str, GatedTask] = {}
+
+    def of(self, name: str) -> GatedTask | None:
+        """Return the task of that name; None if it has no limit."""
+        known = self._known.get(name)
+        if known is None and (declared := self._declared(name)) is not None:
+            known = self._known[name] = GatedTask(name, *declared)
+        return known
+
+    def line(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> BucketLine | None:
+        """Return the line of a call of that task, as `GatedTask.line`."""
+        gated = self.of(name)
+        return None if gated is None else gated.line(args, kwargs)
+
+    def find(self, limit: str, key: str) -> BucketLine | None:
+        """Return the line of a limit and a key; None for a limit that no task has."""
+        for name in list(self._names()):
+            if (gated := self.of(name)) is not None and gated.name == limit:
+                return gated.line_of_key(key)
+        return None

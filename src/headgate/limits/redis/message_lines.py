@@ -4,28 +4,41 @@ A message that may not start yet is stored only in the line of its bucket. When 
 first messages of the line and publishes them again. A published message is in flight: its budget is reserved, and
 charged at the instant that it starts. Each step is one script call that may be repeated.
 
-The functions here are generators that yield what to do; `blocking_lines` and `async_lines` do it.
+The steps are generators that yield what to do. `BlockingLines` and `AsyncLines` do it, and release waiting messages: in
+a thread, or in a task of an asyncio program.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import os
-from collections.abc import Callable, Generator, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
+import redis
+import redis.asyncio
+import redis.asyncio.retry
+import redis.retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
 
-from headgate.clock import SECOND
+from headgate.clock import SECOND, Clock, SystemClock, microseconds, sleep
 from headgate.errors import StorageUnavailable
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.key import bucket_key
-from headgate.limits.redis.bucket_client import CLOSED
-from headgate.limits.redis.redis_buckets import key_name
-from headgate.limits.redis.script import Script, load_state, numbers
+from headgate.limits.redis.pipeline import unavailable
+from headgate.limits.redis.redis_buckets import CLOSED, key_name, read_url
+from headgate.limits.redis.script import MAX_TRIES, Script, converted, numbers, rewritten
 
 T = TypeVar("T")
+
+logger = logging.getLogger("headgate.gates")
 
 SEND_TIMEOUT = 10 * SECOND
 """How long the sending of a released message may take; an unconfirmed one then returns to its line."""
@@ -42,7 +55,14 @@ START_ANSWER_KEPT_FOR = 30 * SECOND
 MAX_BATCH = 100
 """The maximum of messages released, and of due lines returned, in one call."""
 
-_MAX_TRIES = 20
+POLL_INTERVAL = 0.1
+"""Seconds between polls, which find lines that another program has started."""
+
+RETRY_INTERVAL = 1.0
+"""Seconds until the next poll when Redis or the broker could not be reached."""
+
+PAUSE_AFTER_FAILURE = 0.5
+"""Seconds without requests to a Redis that has not answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +72,11 @@ class RunScript:
     script: Script
     keys: tuple[bytes, ...]
     arguments: tuple[bytes, ...]
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """What follows the script in its command."""
+        return len(self.keys), *self.keys, *self.arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +177,13 @@ class MessageLines:
         fixed = (b"%d" % line.cost, b"%d" % lease, b"%d" % MAX_BATCH, b"%d" % (at_one_instant // line.cost))
         now = b"" if self._limit_time is None else b"%d" % self._limit_time()
         stored_text = new_text = b""
-        for _ in range(_MAX_TRIES):
+        for _ in range(MAX_TRIES):
             arguments = (verb, id.encode(), now, stored_text, new_text, *fixed, *numbers(rule), line.name, payload)
             reply: list[Any] = yield RunScript(_line(rule.lua), keys, arguments)
             if reply[0] != -1:
                 return reply
-            # Another rule wrote the bucket: convert its state, as `BucketClient` does.
-            _, at, offset, stored_text = reply
-            state = rule.lua_dump(load_state(rule, stored_text, at), at)
-            new_text = f"1:{rule.kind}:{at}:{offset}:".encode() + state
-        raise StorageUnavailable(
-            f"{key.decode()} is rewritten all the time: programs use limit {line.bucket.limit!r} with different "
-            "rules; give them the same rule, or different names"
-        )
+            stored_text, new_text = converted(rule, reply)
+        raise rewritten(key, line.bucket)
 
 
 @cache
@@ -179,3 +198,175 @@ def _due() -> Script:
 
 def _packed(ids: Sequence[bytes]) -> bytes:
     return msgspec.msgpack.encode([id.decode() for id in ids])
+
+
+class _LineClient:
+    """What both clients share. The options of the URL are those of `RedisBuckets.from_url`.
+
+    `find` returns the line of a limit and a key.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        retry: Any,
+        url: str,
+        name: str,
+        find: Callable[[str, str], BucketLine | None],
+        clock: Clock | None = None,
+    ) -> None:
+        address = read_url(url)
+        self.lines = MessageLines(name, address.prefix)
+        self._client: Any = client.from_url(
+            address.url,
+            socket_timeout=address.timeout,
+            socket_connect_timeout=address.timeout,
+            retry=retry(NoBackoff(), 1),  # a connection that was cut while it was idle
+            protocol=2,
+        )
+        self._find = find
+        self._clock = clock or SystemClock()
+        self._paused_until = 0
+        self._is_failing = False
+
+    @contextlib.contextmanager
+    def _requesting(self) -> Iterator[None]:
+        """Raise StorageUnavailable if the request in the block fails, or without a request if one has just failed."""
+        if self._clock.monotonic() < self._paused_until:
+            raise StorageUnavailable("Redis did not answer a moment ago")
+        try:
+            yield
+        except (RedisError, OSError) as error:
+            # Other callers do not wait for a timeout each.
+            self._paused_until = self._clock.monotonic() + microseconds(PAUSE_AFTER_FAILURE)
+            raise unavailable(error) from error
+
+    def _after_poll(self, next_in: float | None) -> float:
+        """Return the seconds to wait, when a waiting message can go in `next_in` seconds (None: none waits)."""
+        self._is_failing = False
+        return POLL_INTERVAL if next_in is None else min(next_in, POLL_INTERVAL)
+
+    def _after_failure(self, error: Exception) -> float:
+        """Return the seconds to wait after a failure, and log the first one. Unsent messages return to their place."""
+        if not self._is_failing:
+            unreachable = isinstance(error, StorageUnavailable)
+            logger.warning("the gate cannot release: %s", error, exc_info=None if unreachable else error)
+        self._is_failing = True
+        return RETRY_INTERVAL
+
+
+class BlockingLines(_LineClient):
+    """Lines at `redis://…` for blocking programs. Safe for threads and across a fork.
+
+    `publish` sends a message to the broker.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        publish: Callable[[bytes], object],
+        find: Callable[[str, str], BucketLine | None],
+    ) -> None:
+        super().__init__(redis.Redis, redis.retry.Retry, url, name, find)
+        self._publish = publish
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, steps: Steps[T]) -> T:
+        """Run `steps` and return their result. Raises StorageUnavailable when Redis did not answer."""
+        reply = None
+        while True:
+            try:
+                step = steps.send(reply)
+            except StopIteration as done:
+                answer: T = done.value
+                return answer
+            reply = self._run(step) if isinstance(step, RunScript) else self._publish(step.message)
+
+    def start(self) -> None:
+        """Release waiting messages in a thread, until `stop`."""
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._release, name="headgate-gate", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, ask: RunScript) -> object:
+        with self._requesting():
+            try:
+                return self._client.execute_command("EVALSHA", ask.script.sha, *ask.operands)
+            except NoScriptError:
+                return self._client.execute_command("EVAL", ask.script.source, *ask.operands)
+
+    def _release(self) -> None:
+        wait = 0.0
+        self._is_failing = False
+        while not self._stopping.wait(wait):
+            try:
+                wait = self._after_poll(self.ask(self.lines.release(self._find)))
+            except Exception as error:
+                # The broker's client can raise any exception.
+                wait = self._after_failure(error)
+
+
+class AsyncLines(_LineClient):
+    """`BlockingLines` for asyncio programs, for one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        publish: Callable[[bytes], Awaitable[object]],
+        find: Callable[[str, str], BucketLine | None],
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(redis.asyncio.Redis, redis.asyncio.retry.Retry, url, name, find, clock)
+        self._publish = publish
+        self._releasing: asyncio.Task[None] | None = None
+
+    async def ask(self, steps: Steps[T]) -> T:
+        """Run `steps` and return their result. Raises StorageUnavailable when Redis did not answer."""
+        reply = None
+        while True:
+            try:
+                step = steps.send(reply)
+            except StopIteration as done:
+                answer: T = done.value
+                return answer
+            reply = await (self._run(step) if isinstance(step, RunScript) else self._publish(step.message))
+
+    def start(self) -> None:
+        """Release waiting messages in a task, until `close`."""
+        self._releasing = asyncio.create_task(self._release(), name="headgate-gate")
+
+    async def close(self) -> None:
+        if self._releasing is not None:
+            self._releasing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._releasing
+            self._releasing = None
+        await self._client.aclose()
+
+    async def _run(self, ask: RunScript) -> object:
+        with self._requesting():
+            try:
+                return await self._client.execute_command("EVALSHA", ask.script.sha, *ask.operands)
+            except NoScriptError:
+                return await self._client.execute_command("EVAL", ask.script.source, *ask.operands)
+
+    async def _release(self) -> None:
+        self._is_failing = False
+        while True:
+            try:
+                wait = self._after_poll(await self.ask(self.lines.release(self._find)))
+            except Exception as error:
+                # The broker's client can raise any exception.
+                wait = self._after_failure(error)
+            await sleep(self._clock, wait)

@@ -10,13 +10,17 @@ from typing import Any, Final
 import msgspec
 
 from headgate.clock import FARTHEST
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.limits import kinds
+from headgate.limits.bucket_store import Bucket
 from headgate.limits.leases import Leases
 from headgate.limits.limit import AnyRule
 
 LARGEST_EXACT_COUNT: Final = 1 << 52
 """Lua computes with doubles, exact up to 2^53; half of that leaves room for one sum."""
+
+MAX_TRIES: Final = 20
+"""How often one call converts a bucket's state from another rule before it fails."""
 
 
 _LIBRARY = {"strict_rate": "instants", "leases": "instants"}
@@ -78,6 +82,21 @@ def load_state(rule: AnyRule, text: bytes, now: int) -> Any:
         return rule.load(from_script(text), now)
     except Exception:  # the stored text may fail in any way
         return rule.load("unknown", now)
+
+
+def converted(rule: AnyRule, reply: list[Any]) -> tuple[bytes, bytes]:
+    """Return the state that another rule wrote, from the reply of a script that cannot use it, and its replacement."""
+    _, now, offset, text = reply
+    state = rule.lua_dump(load_state(rule, text, now), now)
+    return text, f"1:{rule.kind}:{now}:{offset}:".encode() + state
+
+
+def rewritten(key: bytes, bucket: Bucket) -> StorageUnavailable:
+    """Return the error for a state that other programs convert back each time."""
+    return StorageUnavailable(
+        f"{key.decode()} is rewritten all the time: programs use limit {bucket.limit!r} with different rules; give "
+        "them the same rule, or different names"
+    )
 
 
 def _check(rule: AnyRule, highest_count: int, longest_time: int) -> None:

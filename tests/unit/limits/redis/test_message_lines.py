@@ -15,8 +15,15 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import RateLimit
-from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.message_lines import RESERVED_FOR, SEND_TIMEOUT, BucketLine, MessageLines, RunScript, Steps
+from headgate.limits.redis.message_lines import (
+    RESERVED_FOR,
+    SEND_TIMEOUT,
+    BlockingLines,
+    BucketLine,
+    MessageLines,
+    RunScript,
+    Steps,
+)
 from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
