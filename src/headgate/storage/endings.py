@@ -61,6 +61,15 @@ def late_ending(
     return terms.rejected_as(attempts), rejection_error(behind, None, terms)
 
 
+class EndedJob(NamedTuple):
+    """A job or a batch that has just become final; what follows a batch is always read."""
+
+    id: JobId
+    state: JobState
+    is_followed: bool
+    batch: JobId | None
+
+
 class LeaderError(NamedTuple):
     """The error of a leader that did not succeed.
 

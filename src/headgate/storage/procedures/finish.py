@@ -16,6 +16,7 @@ from headgate.jobs.job import BucketRef, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.uniqueness import superseded_error
 from headgate.storage.driver import Transaction
+from headgate.storage.endings import EndedJob
 from headgate.storage.procedures.buckets import (
     buckets_of_batch,
     close_buckets,
@@ -23,9 +24,8 @@ from headgate.storage.procedures.buckets import (
     lock_buckets,
     remove_holders,
 )
-from headgate.storage.procedures.following import EndedJob, resolve_followers
-from headgate.storage.procedures.lanes import Lane, add_arrivals, arrival_of, lane_of
-from headgate.storage.procedures.locked_job import LaneMember
+from headgate.storage.procedures.following import resolve_followers
+from headgate.storage.procedures.lanes import Lane, LaneMember, add_arrivals, arrival_of, lane_of
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.stored_rows import RowDecoder
 

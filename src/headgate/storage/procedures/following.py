@@ -23,6 +23,7 @@ from headgate.jobs.terms import LimitTerms
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import (
     LEADER_NOT_SUCCEEDED,
+    EndedJob,
     LeaderError,
     leader_error,
     may_run_after,
@@ -87,15 +88,6 @@ class Placements(NamedTuple):
 
 
 NO_PLACEMENTS = Placements({}, {}, {})
-
-
-class EndedJob(NamedTuple):
-    """A job or a batch that has just become final; what follows a batch is always read."""
-
-    id: JobId
-    state: JobState
-    is_followed: bool
-    batch: JobId | None
 
 
 class EndedLeader(NamedTuple):

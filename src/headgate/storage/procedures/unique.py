@@ -55,8 +55,16 @@ from headgate.storage.procedures.add import add_jobs, add_tags, remove_tags, req
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import leaving_holders, lock_buckets, remove_holders
 from headgate.storage.procedures.history import note_enqueued
-from headgate.storage.procedures.lanes import Arrival, Lane, add_arrivals, arrival_of, lane_of, reopen_behind
-from headgate.storage.procedures.locked_job import LOCKED_JOBS, LockedJob
+from headgate.storage.procedures.lanes import (
+    LOCKED_JOBS,
+    Arrival,
+    Lane,
+    LockedJob,
+    add_arrivals,
+    arrival_of,
+    lane_of,
+    reopen_behind,
+)
 from headgate.storage.statements import as_json, optional_json
 from headgate.storage.stored_rows import RowDecoder
 
