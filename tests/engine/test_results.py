@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import traceback
 from pathlib import Path
 
 import pytest
 
-from headgate import Headgate, JobCancelled, JobFailed, JobNotFound, JobState, RetryPolicy
+from headgate import Headgate, JobCancelled, JobFailed, JobNotFound, JobState, RetryPolicy, Task
 from headgate.clock import SECOND
 from headgate.errors import AttemptFailed
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -57,6 +58,29 @@ def test_the_error_of_a_failed_job_comes_with_the_traceback_of_its_last_attempt(
         assert isinstance(error.__cause__, AttemptFailed)
         printed = "".join(traceback.format_exception(error))
         assert 'raise ValueError("the card was refused")' in printed, "a log shows where the handler failed"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_traceback_begins_with_the_task_of_the_user(is_async: bool) -> None:
+    """The fault: the log of each failed job began with the lines of Headgate's executor, and of Python's threads."""
+
+    def pay(card: str) -> None:
+        raise ValueError("the card was refused")
+
+    async def pay_online(card: str) -> None:
+        pay(card)
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        work: Task[[str], None] = app.task(retry=RetryPolicy(retries=0))(pay_online if is_async else pay)
+        async with app:
+            job = await work.enqueue("visa")
+            with pytest.raises(JobFailed) as failed:
+                await job.result()
+        frames = re.findall(r'^  File "(.*)", line \d+, in (\w+)$', failed.value.traceback or "", re.MULTILINE)
+        assert frames == [(__file__, "pay_online")] * is_async + [(__file__, "pay")]
 
     run_virtual(main)
 

@@ -364,13 +364,27 @@ def summarize_error(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> JobError:
-    """Return the error with the last `FRAMES` frames of its traceback; never raises."""
+    """Return the error with the last `FRAMES` frames of its traceback; never raises.
+
+    The frames of Headgate and of Python that lead to the user's code are left out.
+    """
     try:
-        trace = "".join(format_exception(type(error), error, _last_frames(error.__traceback__), limit=-FRAMES))
+        frames = _last_frames(_from_user(error.__traceback__))
+        trace = "".join(format_exception(type(error), error, frames, limit=-FRAMES))
     except BaseException as unprintable:
         # An exception's own __str__ may raise anything; the job still fails with what is available.
         trace = f"<no traceback: {type(unprintable).__name__} while formatting it>"
     return truncated_error(error, trace)
+
+
+def _from_user(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback from the first frame of the user's code on, or all of it if there is none."""
+    from headgate.jobs.root_cause import is_users  # Only a failure needs it.
+
+    first = trace
+    while first is not None and not is_users(first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    return first or trace
 
 
 def _last_frames(trace: TracebackType | None) -> TracebackType | None:

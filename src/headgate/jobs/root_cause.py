@@ -198,6 +198,11 @@ def own_place(inner: str, whole: str) -> CodePlace | None:
     return None
 
 
+def is_users(file: str) -> bool:
+    """Whether a file is neither Headgate's nor Python's, but the user's or of a package."""
+    return _owner(file) is not None
+
+
 def _owned_frames(text: str) -> list[tuple[re.Match[str], str | None]]:
     return [(frame, _owner(frame["file"])) for frame in _FRAME.finditer(text)]
 
