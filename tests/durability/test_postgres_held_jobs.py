@@ -18,6 +18,7 @@ from headgate.clock import Clock, sleep
 from headgate.errors import IllegalTransition, JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
+from headgate.jobs.identity import job_number
 from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.limit_sets import LimitSetChange
@@ -474,6 +475,21 @@ async def test_an_operator_who_waits_for_a_unique_key_locks_no_bucket(stores: St
     await _until_done(stores, waiting)
     with pytest.raises((IllegalTransition, JobHeld)):
         await waiting
+    await stores.check()
+
+
+async def test_jobs_are_retried_together_without_those_that_are_locked(
+    stores: StoresAndUsers, postgres_schema: str
+) -> None:
+    ids = await stores.left.add(3)
+    for id in ids:
+        await stores.left.storage.cancel(id)
+    user = stores.user.connection
+    async with user.transaction():
+        await user.execute(f"SELECT 1 FROM {postgres_schema}.job WHERE id = $1 FOR UPDATE", job_number(ids[1]))
+        assert await promptly(stores.right.storage.retry_lone(ids)) == [ids[0], ids[2]]
+    assert await stores.right.storage.retry_lone(ids) == [ids[1]]
+    assert sorted(await stores.left.take_ids()) == ids
     await stores.check()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from pathlib import Path
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -157,6 +157,39 @@ def test_a_retry_of_many_never_runs_a_step_whose_leader_has_failed() -> None:
             await app.admin.retry_many(JobQuery())
             await result_within(stored)
         assert done == ["charge", "ship", "mail"]
+
+    run_virtual(main)
+
+
+def test_a_retry_of_many_changes_jobs_that_concern_no_others_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[str] = []
+
+    async def retry(store: Store, job_id: str, **options: Any) -> JobState | None:
+        alone.append(job_id)
+        return await retry_one(store, job_id, **options)
+
+    retry_one = Store.retry
+    monkeypatch.setattr(Store, "retry", retry)
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            jobs = await work.enqueue_many([()] * 5)
+            unique = await work.using(unique_key="acme").enqueue()
+            await app.admin.cancel_many(JobQuery())
+            rival = await work.using(unique_key="acme").enqueue()
+            first = await app.admin.retry_many(JobQuery(), most=3)
+            assert (first.changed, first.is_cut, alone) == (3, True, [])
+            rest = await app.admin.retry_many(JobQuery(), most=100)
+            assert (rest.changed, rest.is_cut) == (2, False)
+            assert list(rest.refused.values()) == [1]
+            assert alone == [unique.id]
+            states = {job.id: (await job.status()).state for job in [*jobs, unique, rival]}
+        assert [id for id, state in states.items() if state is not JobState.WAITING] == [unique.id]
 
     run_virtual(main)
 

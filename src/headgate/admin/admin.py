@@ -14,7 +14,7 @@ from msgspec.structs import replace as replaced
 
 from headgate.admin.actor import this_process
 from headgate.admin.batches import cancel_batch
-from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many, reschedule
+from headgate.admin.bulk import BulkResult, BulkVerb, CANCEL, ChangeTogether, RETRY, RUN_NOW, change_many, reschedule
 from headgate.admin.ended import AT_ONCE, EndCriteria, EndEvent, EndPage, EndQuery, Place, end_page, follow, read_ends
 from headgate.admin.enqueueing import (
     EnqueueCalls,
@@ -588,7 +588,12 @@ class Admin(Readings):
         on_progress: Callable[[BulkResult], None] | None = None,
     ) -> BulkResult:
         """Retry the jobs that a query matches, as `cancel_many` cancels: first failed ones, then cancelled ones."""
-        return await self._many(query, RETRY, self.retry, most, dry_run, on_progress)
+
+        async def retry_lone(job_ids: Sequence[str]) -> Sequence[str]:
+            audit_records = [self._audit_record("retry", job_id) for job_id in job_ids]
+            return await self._storage.retry_lone(job_ids, audit_records=audit_records)
+
+        return await self._many(query, RETRY, self.retry, most, dry_run, on_progress, retry_lone)
 
     async def run_many_now(
         self,
@@ -716,9 +721,17 @@ class Admin(Readings):
         most: int,
         dry_run: bool,
         on_progress: Callable[[BulkResult], None] | None,
+        change_together: ChangeTogether | None = None,
     ) -> BulkResult:
         return await change_many(
-            self._storage, query, verb, change, most=most, dry_run=dry_run, on_progress=on_progress
+            self._storage,
+            query,
+            verb,
+            change,
+            most=most,
+            dry_run=dry_run,
+            on_progress=on_progress,
+            change_together=change_together,
         )
 
     # ----------------------------------------------------------------------------------------------- helpers

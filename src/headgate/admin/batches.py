@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from headgate.admin.bulk import AT_ONCE, CHUNK, BulkResult, change_together
+from headgate.admin.bulk import AT_ONCE, CHUNK, BulkResult, change_at_once
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.state import JobState
 from headgate.storage.store import Store
@@ -80,5 +80,5 @@ async def _cancel_each(ids: Sequence[str], cancel: Cancel) -> list[str | None]:
 
     reasons: list[str | None] = []
     for start in range(0, len(ids), AT_ONCE):
-        reasons += await change_together(change, ids[start : start + AT_ONCE])
+        reasons += await change_at_once(change, ids[start : start + AT_ONCE])
     return reasons

@@ -43,6 +43,10 @@ Refusal = Callable[[JobRecord, int], str | None]
 """Returns why a job, as it is at that wall time, must not be changed; None if it may be."""
 
 
+ChangeTogether = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
+"""Changes those of the jobs that it can change in one commit, and returns their ids."""
+
+
 @dataclass(frozen=True, slots=True)
 class BulkVerb:
     """An action on many jobs: in these states, one state after the other, or in this view.
@@ -117,14 +121,16 @@ async def change_many(
     most: int,
     dry_run: bool,
     on_progress: Callable[[BulkResult], None] | None,
+    change_together: ChangeTogether | None = None,
 ) -> BulkResult:
     """Change the jobs that the query matches, or that have these ids, and that the verb can change.
 
-    Oldest first, until `most` are changed. Raises DeclarationError for one id in place of several.
+    Oldest first, until `most` are changed. With `change_together`, a chunk is first changed in one commit, as far as
+    that is possible. Raises DeclarationError for one id in place of several.
     """
     if isinstance(query, str):
         raise DeclarationError(f"pass a JobQuery or a list of ids, not one text: {query!r}")
-    bulk = _Bulk(change, most, dry_run)
+    bulk = _Bulk(change, change_together, most, dry_run)
     pages = _pages(storage, verb.queries(query)) if isinstance(query, JobQuery) else _pages_of(storage, query)
     async for page in pages:
         now = storage.now()
@@ -158,8 +164,15 @@ async def _pages_of(storage: Store, ids: Sequence[str]) -> AsyncIterator[Sequenc
 class _Bulk:
     """Counts the results, and stops when `most` jobs are changed."""
 
-    def __init__(self, change: Callable[[str], Awaitable[object]], most: int, dry_run: bool) -> None:
+    def __init__(
+        self,
+        change: Callable[[str], Awaitable[object]],
+        change_together: ChangeTogether | None,
+        most: int,
+        dry_run: bool,
+    ) -> None:
         self._change = change
+        self._change_together = change_together
         self._most = most
         self._is_dry_run = dry_run
         self._refused: Counter[str] = Counter()
@@ -182,6 +195,11 @@ class _Bulk:
             else:
                 self._refused[reason] += 1
             self._seen.add(id)
+        if ids and self._change_together is not None and not self._is_dry_run:
+            room = self._most - self._changed
+            done = set(await self._change_together(ids[:room])) if room else set()
+            self._changed += len(done)
+            ids = [id for id in ids if id not in done]
         while ids:
             room = self._most - self._changed
             if not room:
@@ -190,7 +208,7 @@ class _Bulk:
             if self._is_dry_run:
                 self._changed += len(now)
                 continue
-            for reason in await change_together(self._change, now):
+            for reason in await change_at_once(self._change, now):
                 if reason is None:
                     self._changed += 1
                 else:
@@ -198,7 +216,7 @@ class _Bulk:
         return True
 
 
-async def change_together(change: Callable[[str], Awaitable[object]], ids: Sequence[str]) -> list[str | None]:
+async def change_at_once(change: Callable[[str], Awaitable[object]], ids: Sequence[str]) -> list[str | None]:
     """Change a few jobs at once. Returns for each why it was not changed; None if it was.
 
     Raises another error only after all of them are done: nothing goes on unobserved.

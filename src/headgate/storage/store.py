@@ -170,6 +170,7 @@ class Store(Driver):
         )
 
     retry: Final = write(waiting_jobs.retry, wakes=True, changes_job=True)
+    retry_lone: Final = write(waiting_jobs.retry_lone, wakes=bool)
     run_now: Final = write(waiting_jobs.run_now, wakes=True, changes_job=True)
     reschedule: Final = write(waiting_jobs.reschedule, wakes=True, changes_job=True)
     report: Final = write(report_rows.report, has_rows=True)

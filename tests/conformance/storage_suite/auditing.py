@@ -111,6 +111,19 @@ class AuditingConformance(Conformance):
         )
         assert await entries(store_user) == []
 
+    async def test_jobs_retried_together_are_recorded_if_they_are_audited_in_full(self, store_user: StoreUser) -> None:
+        full, minimal, waiting = [
+            await add(store_user, audit) for audit in (AuditLevel.FULL, AuditLevel.MINIMAL, AuditLevel.FULL)
+        ]
+        for id in (full, minimal):
+            await store_user.storage.cancel(id)
+        ids = [full, minimal, waiting]
+        records = [audit_record("retry", id, detail="all") for id in ids]
+        assert await store_user.storage.retry_lone(ids, audit_records=records) == [full, minimal]
+        (recorded,) = await entries(store_user)
+        assert (recorded.actor, recorded.action, recorded.detail) == ("ada@here", "retry", "all")
+        assert (recorded.kind, recorded.subject) == ("job", full)
+
     async def test_a_retry_that_is_refused_for_a_unique_key_is_not_recorded(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
-from headgate.jobs.job import JobError, JobState
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.job import JobError, JobState, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.query import JobFilter
 from headgate.limits.rate_limit import RateLimit
@@ -435,6 +437,45 @@ class EndingsConformance(Conformance):
 
     async def test_retrying_an_unknown_job_returns_none(self, store_user: StoreUser) -> None:
         assert await store_user.storage.retry("nobody") is None
+
+    @pytest.mark.parametrize("buckets", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_jobs_retried_together_are_as_jobs_retried_alone(
+        self, store_user: StoreUser, clock: ManualClock, buckets: tuple[tuple[str, str], ...]
+    ) -> None:
+        store_user.rules = {"api": strict(100)}
+        ids = await store_user.add(4, buckets=buckets, expires_in=60, priority=2, patience=30, skips=True)
+        await store_user.fail(*await store_user.take())
+        clock.advance(100)
+        assert await store_user.storage.retry(ids[0]) is JobState.FAILED
+        assert await store_user.storage.retry_lone(ids) == ids[1:]
+        alone, *together = [await store_user.record(id) for id in ids]
+        assert [replace(record, id=alone.id) for record in together] == [alone] * 3
+        assert (alone.state, alone.run_at) == (JobState.WAITING, clock.now())
+        assert await store_user.counts() == QueueCounts("default", 4, 0, 0, 0, 0)
+        assert sorted(await store_user.take_ids()) == ids
+
+    async def test_only_final_jobs_that_concern_no_others_are_retried_together(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage = store_user.storage
+        cancelled, waiting, leader, unused = [store_user.new() for _ in range(4)]
+        batch = NewBatch(unused.id, 1, clock.now())
+        member = replace(store_user.new(), origin=Origin(batch=batch.id))
+        follower = replace(store_user.new(), origin=Origin(follows=leader.id))
+        unique = replace(store_user.new(), unique_key="acme")
+        (done,) = await store_user.add()
+        await store_user.succeed(await store_user.take_one())
+        (running,) = await store_user.add()
+        await store_user.take_one()
+        await storage.add([cancelled, waiting, leader, member, unique, follower], [batch])
+        for job in (cancelled, leader, member, unique):
+            await storage.cancel(job.id)
+        others = [done, running, *(job.id for job in (waiting, leader, member, unique, follower))]
+        before = await store_user.states(others)
+        assert await storage.retry_lone([*others, cancelled.id, "nobody"]) == [cancelled.id]
+        assert await store_user.states(others) == before
+        assert (await store_user.record(cancelled.id)).state is JobState.WAITING
+        assert await storage.retry_lone(others) == []
 
     # -------------------------------------------------------------------------------------- expiring
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import asdict
 
@@ -20,6 +20,16 @@ async def add_audit_record(tx: Transaction, audit_record: AuditRecord | None) ->
         record = audit_record.cut()
         job = record.subject if record.kind == "job" else None
         await tx.execute("add_audit_entry", now=tx.now, job=job, **asdict(record))
+
+
+async def add_job_audit_records(tx: Transaction, audit_records: Iterable[AuditRecord]) -> None:
+    """Store audit records about several jobs, as `add_audit_record`."""
+    added = [
+        (record.subject, record.actor, record.action, record.subject, record.detail)
+        for record in (each.cut() for each in audit_records)
+    ]
+    if added:
+        await tx.execute("add_audit_entries", now=tx.now, added=added)
 
 
 async def audit_log(tx: Transaction, filter: AuditFilter) -> Sequence[AuditEntry]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.bucket_mask import NO_BUCKETS, chosen, difference, intersection, mask_where, union
@@ -21,22 +21,13 @@ from headgate.limits.concurrency import load_permits
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import late_ending
 from headgate.storage.procedures import following
-from headgate.storage.procedures.audit import add_audit_record
+from headgate.storage.procedures.audit import add_audit_record, add_job_audit_records
 from headgate.storage.procedures.buckets import (
     lock_buckets,
     release_unused_batches,
     return_permits,
 )
-from headgate.storage.procedures.lanes import (
-    LOCKED_JOBS,
-    Arrival,
-    LockedJob,
-    add_arrivals,
-    arrival_of,
-    lane_of,
-    leave,
-    reopen_behind,
-)
+from headgate.storage.procedures.lanes import Arrival, LOCKED_JOBS, Lane, LockedJob, add_arrivals, arrival_of, lane_of, leave, reopen_behind
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.records import Dropped
 from headgate.storage.statements import as_json, optional_json
@@ -51,6 +42,15 @@ class _Expired(LockedJob):
     lane_id: str
     limit: str | None
     key: str | None
+
+
+class _Retried(NamedTuple):
+    """A retried job as a row; its fields are in the order of the columns of the statement."""
+
+    id: str
+    lane: str
+    give_up_at: int | None
+    terms: str | None
 
 
 _EXPIRED = RowDecoder(_Expired, "job", state=JobState.WAITING)
@@ -117,6 +117,31 @@ async def retry(tx: Transaction, job_id: str, *, audit_record: AuditRecord | Non
     await following.undo_end(tx, ended)
     await add_arrivals(tx, [arrival_of(lane, tx.now, rank, delayed=False)])
     return found.state
+
+
+async def retry_lone(
+    tx: Transaction, job_ids: Sequence[str], *, audit_records: Sequence[AuditRecord] = ()
+) -> list[str]:
+    """Retry those of the jobs that concern no other job, no batch and no unique key, in one commit; return their ids.
+
+    Jobs in another state and jobs that another transaction has locked are left as they are. So it waits for no job, and
+    locks no bucket.
+    """
+    found = await tx.fetch(LOCKED_JOBS, "lock_lone_final", ids=list(job_ids))
+    ids = [job.id for job in found]
+    await add_job_audit_records(tx, [record for record in audit_records if record.subject in set(ids)])
+    retried: list[_Retried] = []
+    ranks: dict[Lane, list[int]] = {}
+    for job in found:
+        lane = lane_of(job.queue, job.buckets, job.terms, job.held)
+        terms = None if job.terms is None else job.terms.retried(job.attempt)
+        changed = None if terms == job.terms else optional_json(terms)
+        retried.append(_Retried(job.id, lane.id, job.waits_until(tx.now), changed))
+        ranks.setdefault(lane, []).append(job.rank + tx.now - job.run_at)
+    if retried:
+        await tx.execute("retry_jobs", retried=retried, now=tx.now)
+        await add_arrivals(tx, [Arrival(lane, len(of), is_ready=True, rank=min(of)) for lane, of in ranks.items()])
+    return ids
 
 
 async def run_now(tx: Transaction, job_id: str, *, audit_record: AuditRecord | None = None) -> JobState | None:

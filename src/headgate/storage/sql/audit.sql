@@ -6,6 +6,14 @@ INSERT INTO headgate.audit_entry (at, actor, action, kind, subject, detail)
 SELECT :now::bigint, :actor::text, :action::text, :kind::text, :subject::text, :detail::text
 WHERE :kind <> 'job' OR coalesce((SELECT audit FROM headgate.job WHERE id = :job::job_id), 3) = 3
 
+-- name: add_audit_entries
+-- Store audit entries for jobs that are audited in full.
+INSERT INTO headgate.audit_entry (at, actor, action, kind, subject, detail)
+SELECT :now::bigint, added.actor, added.action, 'job', added.subject, added.detail
+FROM {rows:added(job job_id, actor text, action text, subject text, detail text)}
+JOIN headgate.job ON @by_key(job.id, added.job)
+WHERE job.audit = 3
+
 -- part: entries_of
 (:kind::text IS NULL OR kind = :kind)
 AND (:actor::text IS NULL OR actor = :actor)
