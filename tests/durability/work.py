@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from headgate import FixedWindow, Headgate, Mutex, current_job
+from headgate import FixedWindow, Headgate, Mutex, current_job, current_jobs
 from headgate.engine.node_watch import NodeWatch
 from headgate.jobs.event import ClockSkewed, EndingRefused, Event, NodeDeclaredDead, NodeLost, StorageFailed
 from headgate.storage.records import Peer
@@ -15,8 +16,17 @@ from tests.internals import node_of
 from tests.until import until
 
 
+@dataclass
+class Page:
+    """What one job of a chunked task handles."""
+
+    key: str
+
+
 class Work:
     """Jobs that use a budget that is large enough, on a mutex too, or on none; and jobs that wait for a word.
+
+    The jobs of a chunked task use a budget of calls.
 
     No lease ends by itself on a busy machine: a test that needs the end of one asks for a shorter lease.
     """
@@ -26,9 +36,11 @@ class Work:
         self.runs: list[str] = []
         self.events: list[Event] = []
         self.proceed = asyncio.Event()
+        self.calls: Counter[str] = Counter()
         self.together: Counter[str] = Counter()
         self.most_together = 0
         self.app.limit("monthly", FixedWindow(1_000_000, per=30 * 86400, key="{key}"))
+        self.app.limit("calls", FixedWindow(1_000_000, per=30 * 86400, key="{key}", per_call=True))
 
         @self.app.task(limits=["monthly"])
         async def gated(key: str) -> None:
@@ -52,6 +64,13 @@ class Work:
             await asyncio.sleep(0.005)
             self.together[key] -= 1
 
+        @self.app.chunked(3, wait=0.05, limits=["calls"])
+        async def called(pages: list[Page]) -> None:
+            (key,) = {page.key for page in pages}
+            self.calls[key] += 1
+            self.runs += [job.id for job in current_jobs()]
+
+        self.called = called
         self.gated = gated
         self.plain = plain
         self.patient = patient
@@ -86,9 +105,9 @@ class Work:
         finally:
             del watch.recover_dead
 
-    async def used(self, key: str) -> int:
+    async def used(self, key: str, limit: str = "monthly") -> int:
         """How much of a key's budget is used, as the store has it."""
-        (bucket,) = await self.app.admin.limits.list("monthly", key=key)
+        (bucket,) = await self.app.admin.limits.list(limit, key=key)
         assert bucket.used is not None
         return bucket.used
 
