@@ -119,17 +119,23 @@ async def due_schedules(
     tx: Transaction, tasks: frozenset[str], *, unable: frozenset[str] = frozenset(), count: int = 100
 ) -> DueSchedules:
     """Return schedules of these tasks that are due and not paused, except those that a node is `unable` to fire."""
-    values = {"now": tx.now, "tasks": sorted(tasks), "unable": sorted(unable)}
-    due = await tx.fetch(_SCHEDULES, "due_schedules", count=count, **values)
-    return DueSchedules(due, await tx.value("next_schedule", **values))
+    due = await _due(tx, tx.now + 1, tasks, unable, count, are_served=True)
+    next_at = await tx.value("next_schedule", now=tx.now, tasks=sorted(tasks), unable=sorted(unable))
+    return DueSchedules(due, next_at)
 
 
 async def overdue_schedules(
     tx: Transaction, tasks: frozenset[str], *, before: int, unable: frozenset[str] = frozenset(), count: int = 100
 ) -> Sequence[ScheduleRecord]:
     """Return schedules due before then and not paused, of other tasks than these or in `unable`."""
+    return await _due(tx, before, tasks, unable, count, are_served=False)
+
+
+async def _due(
+    tx: Transaction, before: int, tasks: frozenset[str], unable: frozenset[str], count: int, *, are_served: bool
+) -> list[ScheduleRecord]:
     values = {"before": before, "tasks": sorted(tasks), "unable": sorted(unable), "count": count}
-    return await tx.fetch(_SCHEDULES, "overdue_schedules", **values)
+    return await tx.fetch(_SCHEDULES, "due_schedules", are_served=are_served, **values)
 
 
 async def schedules_ahead(

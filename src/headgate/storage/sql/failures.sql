@@ -8,22 +8,27 @@ WHERE failed_as = 'failed' AND failed_at >= :since::bigint
 ORDER BY failed_at DESC, id DESC
 LIMIT :count
 
--- name: newest_failed [sqlite]
--- The index of final jobs is by queue, so the last ones of each queue are read.
-WITH RECURSIVE named (queue) AS (
-    SELECT min(queue) FROM job WHERE state = 'failed' AND finished_at IS NOT NULL
+-- part: final_queues(condition) [sqlite]
+-- The index of final jobs is by state and queue, so the first or the last ones of each are read.
+WITH RECURSIVE named (state, queue) AS (
+    SELECT value, (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND state = value)
+    FROM json_each('["succeeded","failed","cancelled","skipped"]')
+    WHERE $condition
     UNION ALL
-    SELECT (
-        SELECT min(job.queue) FROM job WHERE state = 'failed' AND finished_at IS NOT NULL AND job.queue > named.queue
-    )
+    SELECT
+        state,
+        (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND job.state = named.state AND job.queue > named.queue)
     FROM named
     WHERE queue IS NOT NULL
 )
+
+-- name: newest_failed [sqlite]
+@final_queues(value = 'failed')
 SELECT job.id
 FROM named
 CROSS JOIN job ON job.rowid IN (
     SELECT newest.rowid FROM job AS newest
-    WHERE newest.state = 'failed' AND newest.queue = named.queue AND newest.finished_at >= :since
+    WHERE newest.state = named.state AND newest.queue = named.queue AND newest.finished_at >= :since
         AND newest.finished_at IS NOT NULL
     ORDER BY newest.finished_at DESC
     LIMIT :count
@@ -58,17 +63,7 @@ ORDER BY finished_at, id
 LIMIT :count
 
 -- name: ended [sqlite]
--- The index of final jobs is by state and queue, so the first ones of each are read.
-WITH RECURSIVE named (state, queue) AS (
-    SELECT value, (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND state = value)
-    FROM json_each('["succeeded","failed","cancelled","skipped"]')
-    UNION ALL
-    SELECT
-        state,
-        (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND job.state = named.state AND job.queue > named.queue)
-    FROM named
-    WHERE queue IS NOT NULL
-)
+@final_queues(true)
 SELECT @stored_end
 FROM named
 CROSS JOIN job ON job.rowid IN (

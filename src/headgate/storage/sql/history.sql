@@ -148,49 +148,35 @@ WITH taken AS (
 )
 SELECT count(*) FROM taken
 
--- name: note_enqueued [postgres]
--- Note that this transaction, which may belong to the caller and may be rolled back, enqueues jobs.
+-- part: enqueued
+-- Jobs that this transaction, which may belong to the caller and may be rolled back, enqueues.
+SELECT queue, task, 1 AS enqueued, 0 AS failed, 0 AS cancelled, 0 AS skipped FROM {rows:jobs(queue text, task text)}
+
+-- part: unrun
+-- Jobs that have become final and that no attempt counts.
+SELECT
+    queue, task, 0 AS enqueued, (state = 'failed')::integer AS failed, (state = 'cancelled')::integer AS cancelled,
+    (state = 'skipped')::integer AS skipped
+FROM headgate.job
+WHERE id {any:ids job_id}
+
+-- name: note(jobs: enqueued unrun) [postgres]
+-- Note these jobs. Notes are added up later, so this never waits for a lock.
 INSERT INTO headgate.history_note (queue, task, at, enqueued, failed, cancelled, skipped)
-SELECT queue, task, :now::bigint, count(*), 0, 0, 0
-FROM {rows:jobs(queue text, task text)}
+SELECT queue, task, :now::bigint, sum(enqueued), sum(failed), sum(cancelled), sum(skipped)
+FROM (@$jobs) AS jobs
 GROUP BY queue, task
 
--- part: of_all_curves
-CROSS JOIN json_each(:lengths) AS length
-CROSS JOIN (SELECT 1 AS has_queue, 1 AS has_task UNION ALL SELECT 1, 0 UNION ALL SELECT 0, 0) AS curve
-GROUP BY 1, 2, 3
-
--- name: note_enqueued [sqlite]
--- Count that this transaction, which may belong to the caller and may be rolled back, enqueues jobs; in steps of all
--- :lengths (seconds).
+-- name: note(jobs: enqueued unrun) [sqlite]
+-- Count these jobs in steps of all :lengths (seconds): of their queues and tasks, of their queues, and of all together.
 INSERT INTO jobs_history (@history_columns)
 SELECT
     length.value AS step, iif(curve.has_queue, jobs.queue, '') AS queue, iif(curve.has_task, jobs.task, '') AS task,
-    :now - :now % (length.value * 1000000), count(*), 0, 0, 0, 0, 0, 0, 0, 0, '[]', '[]'
-FROM {rows:jobs(queue text, task text)}
-@of_all_curves
-ON CONFLICT (step, queue, task, at) DO UPDATE SET enqueued = enqueued + excluded.enqueued
-
--- name: note_unrun [postgres]
--- Note jobs that have become final and that no attempt counts. Notes are added up later, so this never waits for a
--- lock.
-INSERT INTO headgate.history_note (queue, task, at, enqueued, failed, cancelled, skipped)
-SELECT
-    queue, task, :now::bigint, 0, count(*) FILTER (WHERE state = 'failed'), count(*) FILTER (WHERE state = 'cancelled'),
-    count(*) FILTER (WHERE state = 'skipped')
-FROM headgate.job
-WHERE id {any:ids job_id}
-GROUP BY queue, task
-
--- name: note_unrun [sqlite]
--- Count jobs that have become final and that no attempt counts, in steps of all :lengths (seconds).
-INSERT INTO jobs_history (@history_columns)
-SELECT
-    length.value AS step, iif(curve.has_queue, ended.queue, '') AS queue, iif(curve.has_task, ended.task, '') AS task,
-    :now - :now % (length.value * 1000000), 0, 0, 0, sum(ended.state = 'failed'), sum(ended.state = 'cancelled'),
-    sum(ended.state = 'skipped'), 0, 0, 0, '[]', '[]'
-FROM json_each(:ids::job_id) AS id
-CROSS JOIN job AS ended ON ended.id = id.value
-@of_all_curves
+    :now - :now % (length.value * 1000000), sum(enqueued), 0, 0, sum(failed), sum(cancelled), sum(skipped), 0, 0, 0, '[]', '[]'
+FROM (@$jobs) AS jobs
+CROSS JOIN json_each(:lengths) AS length
+CROSS JOIN (SELECT 1 AS has_queue, 1 AS has_task UNION ALL SELECT 1, 0 UNION ALL SELECT 0, 0) AS curve
+GROUP BY 1, 2, 3
 ON CONFLICT (step, queue, task, at) DO UPDATE SET
-    failed = failed + excluded.failed, cancelled = cancelled + excluded.cancelled, skipped = skipped + excluded.skipped
+    enqueued = enqueued + excluded.enqueued, failed = failed + excluded.failed, cancelled = cancelled + excluded.cancelled,
+    skipped = skipped + excluded.skipped

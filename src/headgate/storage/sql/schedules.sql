@@ -26,10 +26,11 @@ LIMIT :count
 task {any:tasks text} AND NOT (name {any:unable text})
 
 -- name: due_schedules
--- Return the schedules of these tasks whose next occurrence is due, the longest overdue first.
+-- Return schedules that were due before then, the longest overdue first: those of these tasks that can be fired, or the
+-- others.
 SELECT @schedule_columns
 FROM headgate.schedule
-WHERE next_at IS NOT NULL AND paused_at IS NULL AND next_at <= :now AND @served
+WHERE next_at IS NOT NULL AND paused_at IS NULL AND next_at < :before AND (@served) = :are_served::boolean
 ORDER BY next_at, name
 LIMIT :count
 
@@ -40,14 +41,6 @@ FROM headgate.schedule
 WHERE next_at IS NOT NULL AND paused_at IS NULL AND next_at > :now AND @served
 ORDER BY next_at
 LIMIT 1
-
--- name: overdue_schedules
--- Return schedules that were due before then and are not of these tasks, or cannot be fired.
-SELECT @schedule_columns
-FROM headgate.schedule
-WHERE next_at IS NOT NULL AND paused_at IS NULL AND next_at < :before AND NOT (@served)
-ORDER BY next_at, name
-LIMIT :count
 
 -- name: schedules_ahead
 -- Return a page of the schedules of these tasks, by name, that were declared or had an occurrence after then.
