@@ -333,25 +333,23 @@ WHERE pending > 0 AND NOT is_join AND id < coalesce(:cursor::job_id, @highest_id
 ORDER BY id DESC
 LIMIT :count
 
--- name: tasks_of_batches [postgres]
+-- part: list_of(values) [postgres]
+coalesce(json_agg($values), '[]')
+
+-- part: list_of(values) [sqlite]
+json_group_array($values)
+
+-- name: tasks_of_batches
 -- Return the tasks of up to :most jobs of each batch, whichever they are, by name.
 SELECT batch.id, (
-    SELECT coalesce(json_agg(DISTINCT task ORDER BY task), '[]')
-    FROM (SELECT task FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = batch.id LIMIT :most) AS some_jobs
-) AS tasks
-FROM headgate.batch
-WHERE batch.id {any:ids job_id}
-
--- name: tasks_of_batches [sqlite]
-SELECT batch.id, (
-    SELECT json_group_array(task)
+    SELECT @list_of(task)
     FROM (
         SELECT DISTINCT task
-        FROM (SELECT task FROM job WHERE job.batch IS NOT NULL AND job.batch = batch.id LIMIT :most)
+        FROM (SELECT task FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = batch.id LIMIT :most) AS some_jobs
         ORDER BY task
-    )
+    ) AS named
 ) AS tasks
-FROM batch
+FROM headgate.batch
 WHERE batch.id {any:ids job_id}
 
 -- name: jobs_of_batch
@@ -678,129 +676,41 @@ WHERE :most IN ((SELECT count(*) FROM closed), (SELECT count(*) FROM line), (SEL
 -- Return the paused queues, and since when.
 SELECT queue AS name, paused_at AS number FROM headgate.paused_queue ORDER BY queue
 
--- part: lines_with_oldest [postgres]
-known AS (
-    SELECT id, queue, gated, since, behind, wakes_at FROM headgate.lane
-    UNION
-    SELECT lane, queue, buckets <> '[]', min(since) FILTER (WHERE is_ready), NULL, min(wakes_at)
-    FROM headgate.arrival
-    WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
-    GROUP BY lane, queue, buckets
-),
-topmost AS (
-    SELECT
-        known.*, fresh.rank AS fresh_rank, fresh.run_at AS fresh_at, fresh.priority AS fresh_priority,
-        fresh.aging AS fresh_aging, late.priority AS late_priority
-    FROM known
-    LEFT JOIN LATERAL (
-        SELECT rank, run_at, priority, aging FROM headgate.job
-        WHERE lane = known.id AND waiting AND NOT delayed
-        ORDER BY rank, id
-        LIMIT 1
-    ) AS fresh ON true
-    LEFT JOIN LATERAL (
-        SELECT priority FROM headgate.job
-        -- Reads nothing if no lane sleeps. For lanes without buckets, that is not stored.
-        WHERE (known.wakes_at IS NOT NULL OR NOT known.gated OR known.id IN (SELECT lane FROM headgate.arrival WHERE wakes_at IS NOT NULL))
-            AND lane = known.id AND waiting AND delayed
-        ORDER BY priority DESC
-        LIMIT 1
-    ) AS late ON true
-),
-line AS (
-    SELECT
-        queue, gated, since, behind, wakes_at,
-        coalesce(fresh_priority, late_priority) IS NOT NULL AS has_jobs,
-        least(
-            fresh_at,
-            CASE
-                WHEN fresh_priority > 0 THEN (
-                    SELECT min(below.run_at)
-                    FROM generate_series(0, fresh_priority - 1) AS level
-                    CROSS JOIN LATERAL (
-                        SELECT run_at FROM headgate.job
-                        WHERE lane = topmost.id AND waiting AND NOT delayed
-                            AND rank >= 260000000000000000 - (level + 1) * @no_aging
-                        ORDER BY rank, id
-                        LIMIT 1
-                    ) AS below
-                )
-            END,
-            CASE
-                WHEN fresh_aging IS NOT NULL THEN (
-                    SELECT min(early.run_at)
-                    FROM (
-                        SELECT run_at FROM headgate.job
-                        WHERE lane = topmost.id AND waiting AND NOT delayed AND rank > fresh_rank AND rank < fresh_at
-                        ORDER BY rank, id
-                        LIMIT 1000
-                    ) AS early
-                )
-            END,
-            CASE
-                WHEN late_priority IS NOT NULL THEN (
-                    SELECT min(due.run_at)
-                    FROM generate_series(0, late_priority) AS level
-                    CROSS JOIN LATERAL (
-                        SELECT run_at FROM headgate.job
-                        WHERE lane = topmost.id AND waiting AND delayed AND priority = level AND run_at <= :now
-                        ORDER BY run_at
-                        LIMIT 1
-                    ) AS due
-                )
-            END
-        ) AS run_at
-    FROM topmost
-)
+-- part: lanes_with_jobs [postgres]
+SELECT id, queue, gated, since, behind, wakes_at FROM headgate.lane
+UNION
+SELECT lane, queue, buckets <> '[]', min(since) FILTER (WHERE is_ready), NULL, min(wakes_at)
+FROM headgate.arrival
+WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
+GROUP BY lane, queue, buckets
 
--- part: lines_with_oldest [sqlite]
-topmost AS MATERIALIZED (
-    SELECT
-        lane.id, lane.queue, gated, since, behind, wakes_at, fresh.rank AS fresh_rank, fresh.run_at AS fresh_at,
-        fresh.priority AS fresh_priority, fresh.aging AS fresh_aging
-    FROM lane
-    LEFT JOIN job AS fresh ON fresh.rowid = (
-        SELECT rowid FROM job WHERE job.lane = lane.id AND waiting AND NOT delayed ORDER BY rank, rowid LIMIT 1
-    )
-    WHERE lane.waiting > 0
-),
-line AS (
-    SELECT
-        queue, gated, since, behind, wakes_at, true AS has_jobs,
-        CASE
-            WHEN fresh_priority = 0 AND (wakes_at IS NULL OR wakes_at > :now) THEN fresh_at
-            ELSE (
-                SELECT min(at)
-                FROM (
-                    SELECT (
-                        SELECT run_at FROM job
-                        WHERE lane = topmost.id AND waiting AND NOT delayed
-                            AND rank >= 260000000000000000 - (level.priority + 1) * @no_aging
-                        ORDER BY rank, rowid
-                        LIMIT 1
-                    ) AS at
-                    FROM @levels
-                    UNION ALL
-                    SELECT (
-                        SELECT min(run_at)
-                        FROM (
-                            SELECT run_at FROM job
-                            WHERE fresh_aging IS NOT NULL AND lane = topmost.id AND waiting AND NOT delayed
-                                AND rank > fresh_rank AND rank < fresh_at
-                            ORDER BY rank, rowid
-                            LIMIT 1000
-                        )
-                    )
-                    UNION ALL
-                    SELECT (
-                        SELECT min(run_at) FROM job
-                        WHERE lane = topmost.id AND waiting AND delayed AND job.priority = level.priority AND run_at <= :now
-                    )
-                    FROM @levels
-                )
-            )
-        END AS run_at
-    FROM topmost
+-- part: lanes_with_jobs [sqlite]
+SELECT id, queue, gated, since, behind, wakes_at FROM lane WHERE waiting > 0
+
+-- part: may_be_late [postgres]
+-- Whether a lane may have jobs that waited for their time. For lanes without buckets, that is not stored.
+(known.wakes_at IS NOT NULL OR NOT known.gated OR known.id IN (SELECT lane FROM headgate.arrival WHERE wakes_at IS NOT NULL))
+
+-- part: may_be_late [sqlite]
+known.wakes_at <= :now
+
+-- part: has_jobs [postgres]
+coalesce(fresh_priority, late_priority) IS NOT NULL
+
+-- part: has_jobs [sqlite]
+true
+
+-- part: first_of_lane [postgres]
+LEFT JOIN LATERAL (
+    SELECT rank, run_at, priority, aging FROM headgate.job
+    WHERE lane = known.id AND waiting AND NOT delayed
+    ORDER BY rank, id
+    LIMIT 1
+) AS fresh ON true
+
+-- part: first_of_lane [sqlite]
+LEFT JOIN job AS fresh ON fresh.rowid = (
+    SELECT rowid FROM job WHERE job.lane = known.id AND waiting AND NOT delayed ORDER BY rank, rowid LIMIT 1
 )
 
 -- name: queues
@@ -810,7 +720,61 @@ line AS (
 -- 1,000 such jobs are read. So a lane of a million jobs costs as much as one of ten, or of 1,000, and a lane without
 -- priorities costs one lookup.
 WITH
-@lines_with_oldest,
+topmost AS MATERIALIZED (
+    SELECT
+        known.*, fresh.rank AS fresh_rank, fresh.run_at AS fresh_at, fresh.priority AS fresh_priority,
+        fresh.aging AS fresh_aging,
+        (
+            SELECT priority FROM headgate.job
+            WHERE @may_be_late AND lane = known.id AND waiting AND delayed
+            ORDER BY priority DESC
+            LIMIT 1
+        ) AS late_priority
+    FROM (@lanes_with_jobs) AS known @first_of_lane
+),
+line AS (
+    SELECT
+        queue, gated, since, behind, wakes_at,
+        CASE
+            WHEN fresh_priority = 0 AND late_priority IS NULL THEN fresh_at
+            ELSE (
+                SELECT min(at)
+                FROM (
+                    SELECT fresh_at AS at
+                    UNION ALL
+                    SELECT (
+                        SELECT run_at FROM headgate.job
+                        WHERE lane = topmost.id AND waiting AND NOT delayed
+                            AND rank >= 260000000000000000 - (level.priority + 1) * @no_aging
+                        ORDER BY rank, @place
+                        LIMIT 1
+                    )
+                    FROM @levels
+                    WHERE level.priority < fresh_priority
+                    UNION ALL
+                    SELECT run_at
+                    FROM (
+                        SELECT run_at FROM headgate.job
+                        WHERE fresh_aging IS NOT NULL AND lane = topmost.id AND waiting AND NOT delayed
+                            AND rank > fresh_rank AND rank < fresh_at
+                        ORDER BY rank, @place
+                        LIMIT 1000
+                    ) AS early
+                    UNION ALL
+                    SELECT (
+                        SELECT run_at FROM headgate.job
+                        WHERE lane = topmost.id AND waiting AND delayed AND priority = level.priority AND run_at <= :now
+                        ORDER BY run_at
+                        LIMIT 1
+                    )
+                    FROM @levels
+                    WHERE level.priority <= late_priority
+                ) AS first
+            )
+        END AS run_at
+    FROM topmost
+    WHERE @has_jobs
+),
 opened AS MATERIALIZED (SELECT id, opens_at FROM headgate.bucket WHERE opens_at <= :limit_now::bigint),
 counted AS MATERIALIZED (
     SELECT
@@ -826,7 +790,6 @@ counted AS MATERIALIZED (
             END
         ) AS ready_at
     FROM line LEFT JOIN opened ON opened.id = line.behind
-    WHERE has_jobs
     GROUP BY line.queue
 ),
 named AS (
@@ -842,6 +805,18 @@ FROM named
 LEFT JOIN headgate.paused_queue ON paused_queue.queue = named.queue
 LEFT JOIN counted ON counted.queue = named.queue
 ORDER BY named.queue
+
+-- part: is_served(queue)
+$queue {any:queues text} AND $queue NOT IN (SELECT queue FROM headgate.paused_queue)
+
+-- part: lanes_served [postgres]
+SELECT id, behind FROM headgate.lane WHERE @is_served(lane.queue)
+UNION ALL
+SELECT lane, NULL FROM headgate.arrival
+WHERE @is_served(arrival.queue) AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
+
+-- part: lanes_served [sqlite]
+SELECT id, behind FROM lane WHERE @is_served(lane.queue) AND lane.waiting > 0
 
 -- name: is_work_left [postgres]
 -- Whether a job of these queues is running, or one of these tasks is left to run in those of them that are not paused;
@@ -1029,36 +1004,20 @@ FROM {rows:refs(id text, limit_name text, key text, place)}
 LEFT JOIN headgate.bucket ON bucket.id = refs.id
 ORDER BY refs.place
 
--- part: place_in_lane [postgres]
+-- part: place_in_lane
 -- The position of a job in its lane, up to a maximum. Delayed jobs are counted as if all had its aging.
 SELECT CASE WHEN count(*) < 100000 THEN count(*) + 1 END
 FROM (
     SELECT 1 FROM headgate.job AS other
-    WHERE other.lane = job.lane AND other.waiting AND NOT other.delayed AND (other.rank, other.id) < (job.rank, job.id)
+    WHERE other.lane = job.lane AND other.waiting AND NOT other.delayed AND (other.rank, other.@place) < (job.rank, job.@place)
     UNION ALL
     SELECT 1
     FROM @levels
-    CROSS JOIN LATERAL (
-        SELECT 1 FROM headgate.job AS other
-        WHERE other.lane = job.lane AND other.waiting AND other.delayed AND other.priority = level.priority
-            AND (other.run_at, other.id) < (job.rank + level.priority * coalesce(job.aging, @no_aging), job.id)
-    ) AS other
+    CROSS JOIN headgate.job AS other
+    WHERE other.lane = job.lane AND other.waiting AND other.delayed AND other.priority = level.priority
+        AND (other.run_at, other.@place) < (job.rank + level.priority * coalesce(job.aging, @no_aging), job.@place)
     LIMIT 100000
 ) AS first
-
--- part: place_in_lane [sqlite]
-SELECT CASE WHEN count(*) < 100000 THEN count(*) + 1 END
-FROM (
-    SELECT 1 FROM job AS other
-    WHERE other.lane = job.lane AND other.waiting AND NOT other.delayed AND (other.rank, other.rowid) < (job.rank, job.rowid)
-    UNION ALL
-    SELECT 1
-    FROM @levels
-    CROSS JOIN job AS other
-    WHERE other.lane = job.lane AND other.waiting AND other.delayed AND other.priority = level.priority
-        AND (other.run_at, other.rowid) < (job.rank + level.priority * coalesce(job.aging, @no_aging), job.rowid)
-    LIMIT 100000
-)
 
 -- part: lane_is_due [postgres]
 (lane.since IS NOT NULL OR EXISTS (SELECT 1 FROM headgate.arrival WHERE lane = job.lane AND is_ready))
@@ -1107,18 +1066,18 @@ WHERE uncharged = 0 OR EXISTS (
 ORDER BY charged_at DESC, buckets, coalesce(settled, costs)
 LIMIT :count OFFSET :skip
 
--- part: uses_other_limits [postgres]
--- Whether a waiting job uses a limit that is not in :limits.
-EXISTS (SELECT 1 FROM {buckets:job.buckets} WHERE NOT ref.limit_name {any:limits text})
+-- part: uses_others(buckets)
+-- Whether one of these buckets is on a limit that is not in :limits.
+EXISTS (SELECT 1 FROM {buckets:$buckets} WHERE NOT ref.limit_name {any:limits text})
 
--- part: uses_other_limits [sqlite]
+-- part: job_uses_others [postgres]
+@uses_others(job.buckets)
+
+-- part: job_uses_others [sqlite]
 -- Lanes have the buckets of all jobs that wait in them.
 (
-    (blocked AND EXISTS (SELECT 1 FROM {buckets:job.buckets} WHERE NOT ref.limit_name {any:limits text}))
-    OR waiting AND lane IN (
-        SELECT id FROM lane
-        WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {buckets:lane.buckets} WHERE NOT ref.limit_name {any:limits text})
-    )
+    (blocked AND @uses_others(job.buckets))
+    OR waiting AND lane IN (SELECT id FROM lane WHERE waiting > 0 AND @uses_others(lane.buckets))
 )
 
 -- part: gated_job
@@ -1131,7 +1090,7 @@ FROM headgate.job
 -- limit that is not in it.
 @gated_job
 WHERE id > :after::job_id AND (waiting OR blocked) AND task {any:tasks text} AND NOT limit_set {any:limit_sets text}
-    AND (:limits::text[] IS NULL OR @uses_other_limits)
+    AND (:limits::text[] IS NULL OR @job_uses_others)
 ORDER BY id
 LIMIT :count
 
@@ -1148,47 +1107,33 @@ LIMIT :count
 WHERE id {any:ids job_id} AND finished_at IS NULL AND node IS NULL AND {no index}task {any:tasks text}
 ORDER BY id
 
--- name: other_limits_are_waited_for [postgres]
--- Whether jobs wait for a limit that is not in :limits, read from their lanes. Lanes differ little in their buckets
--- without the keys, however many lanes there are.
-SELECT EXISTS (
-    SELECT 1
-    FROM (SELECT DISTINCT limits FROM headgate.lane WHERE gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)) AS lane
-    WHERE EXISTS (SELECT 1 FROM {buckets:lane.limits} WHERE NOT ref.limit_name {any:limits text})
-)
-OR EXISTS (
-    SELECT 1 FROM headgate.job
-    WHERE blocked AND EXISTS (SELECT 1 FROM {buckets:job.buckets} WHERE NOT ref.limit_name {any:limits text})
-)
+-- part: gated_lanes [postgres]
+SELECT id, limits FROM headgate.lane WHERE gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
 
--- name: other_limits_are_waited_for [sqlite]
-SELECT EXISTS (
-    SELECT 1 FROM lane
-    WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {buckets:lane.buckets} WHERE NOT ref.limit_name {any:limits text})
-)
-OR EXISTS (
-    SELECT 1 FROM job
-    WHERE blocked AND EXISTS (SELECT 1 FROM {buckets:job.buckets} WHERE NOT ref.limit_name {any:limits text})
-)
+-- part: gated_lanes [sqlite]
+SELECT id, buckets AS limits FROM lane WHERE waiting > 0
 
--- name: tasks_of_other_limits [postgres]
+-- part: once [postgres]
+-- Lanes differ little in their buckets without the keys, however many lanes there are.
+DISTINCT
+
+-- part: once [sqlite]
+
+-- name: other_limits_are_waited_for
+-- Whether jobs wait for a limit that is not in :limits, read from their lanes.
+SELECT EXISTS (SELECT 1 FROM (SELECT @once limits FROM (@gated_lanes) AS gated) AS lane WHERE @uses_others(lane.limits))
+    OR EXISTS (SELECT 1 FROM headgate.job WHERE blocked AND @uses_others(job.buckets))
+
+-- name: tasks_of_other_limits
 -- Return the tasks of the first waiting jobs of lanes that use a limit that is not in :limits.
-SELECT DISTINCT job.task
+SELECT DISTINCT task
 FROM (
-    SELECT id FROM headgate.lane
-    WHERE gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
-        AND EXISTS (SELECT 1 FROM {buckets:lane.limits} WHERE NOT ref.limit_name {any:limits text})
-    LIMIT 100
-) AS other
-CROSS JOIN LATERAL (SELECT task FROM headgate.job WHERE lane = other.id AND waiting LIMIT 1) AS job
-
--- name: tasks_of_other_limits [sqlite]
-SELECT DISTINCT (SELECT task FROM job WHERE lane = other.id AND waiting LIMIT 1) AS task
-FROM (
-    SELECT id FROM lane
-    WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {buckets:lane.buckets} WHERE NOT ref.limit_name {any:limits text})
-    LIMIT 100
-) AS other
+    SELECT coalesce(
+        (SELECT task FROM headgate.job WHERE lane = other.id AND waiting AND NOT delayed LIMIT 1),
+        (SELECT task FROM headgate.job WHERE lane = other.id AND waiting AND delayed LIMIT 1)
+    ) AS task
+    FROM (SELECT id FROM (@gated_lanes) AS lane WHERE @uses_others(lane.limits) LIMIT 100) AS other
+) AS first
 WHERE task IS NOT NULL
 
 -- name: blockers [postgres]
