@@ -52,7 +52,8 @@ async def main(path: Path) -> None:
                 sys.stderr.write(f"{type(error).__name__}: {error}\n")
                 os._exit(1)
             # As at the end of an interpreter, which closes what it inherited.
-            storage._writer = storage._lookups = storage._lists = None
+            storage._writer = None
+            storage._readers.clear()
             os._exit(0)
         await asyncio.gather(*writing)
         _, status = await asyncio.get_running_loop().run_in_executor(None, os.waitpid, pid, 0)

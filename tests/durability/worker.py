@@ -113,7 +113,7 @@ class HoldingStorage(SqliteStorage):
         super().__init__(path, SystemClock(), synchronous="FULL", patience=30)
         self._points = points
 
-    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Checkpointer, Reader, Reader, int]:
+    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Checkpointer, dict[str, Reader], int]:
         connections = super()._connect(migrate)
         connections[0].set_trace_callback(self._before)
         return connections

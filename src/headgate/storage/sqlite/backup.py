@@ -11,7 +11,6 @@ from headgate.clock import Clock
 from headgate.errors import StorageUnavailable, StorageUnusable, raise_instead
 from headgate.storage.migrations import Migration
 from headgate.storage.sqlite import connection as sqlite_file
-from headgate.storage.sqlite.facts import check_file
 
 STEP = 2000
 """Pages that are copied in one step, 8 MiB: Ctrl-C is noticed between two steps."""
@@ -68,9 +67,8 @@ def _copy(path: Path, part: Path, on_step: Callable[[int, int], None]) -> None:
 
 def _check(path: Path, part: Path) -> Migration:
     """Read all of a copy, and return its last migration. An immutable file needs no log and no locks beside it."""
-    copied = sqlite3.connect(f"{part.absolute().as_uri()}?immutable=1", uri=True)
-    try:
-        damage = check_file(part, copied).contradictions
+    with sqlite_file.read_only(part, "immutable=1") as copied:
+        damage = sqlite_file.check_file(part, copied).contradictions
         if damage:
             raise StorageUnusable(
                 f"{path} is damaged, and so was its copy, which is deleted ({damage[0].seen}); keep older backups, "
@@ -78,8 +76,6 @@ def _check(path: Path, part: Path) -> Migration:
             )
         if missing := sqlite_file.missing_in(copied, part):
             raise StorageUnusable(f"the copy lacks the migration {missing[0]}, and is deleted; start the backup again")
-    finally:
-        copied.close()
     return sqlite_file.migrations()[-1]
 
 

@@ -1,4 +1,4 @@
-"""The connections of a SQLite file: it is opened safely, migrated and checkpointed, and errors are translated.
+"""A SQLite file: it is opened safely, migrated, checkpointed and checked, and its errors are translated.
 
 SQLite before 3.51.3 has the WAL-reset bug: a checkpoint that runs while another connection commits and resets the log
 can leave pages of the new log out of the file, which is then corrupt. The invariant that excludes it, on every version:
@@ -15,6 +15,7 @@ import contextlib
 import os
 import random
 import re
+import shlex
 import sqlite3
 import stat
 import threading
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import HeadgateError, StorageUnavailable, StorageUnusable, raise_instead
-from headgate.storage.facts import NETWORK_FILESYSTEMS
+from headgate.storage.facts import NETWORK_FILESYSTEMS, Contradiction, IndexFacts, SqliteFacts
 from headgate.storage.migrations import Migration, load_migrations, pending, require_none
 
 APPLICATION_ID = 0x48_64_67_74
@@ -49,6 +50,8 @@ _HEADER = 32
 _FRAME_HEADER = 24
 _IDENTITY = slice(4, 16)
 _SALTS = slice(8, 16)
+
+MOUNTS = Path("/proc/self/mounts")
 
 _WAIT_TO_OPEN = 10.0
 """Seconds for which a new connection waits for the file, before it reads anything."""
@@ -107,7 +110,7 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
         connection = connect(path, synchronous=synchronous, timeout=30)
         try:
             # SQLite does not wait by itself when several connections change the mode of a new file at once.
-            _retry_while_busy(connection, "PRAGMA journal_mode = WAL", 30, clock, lambda _waited: None)
+            begin(connection, 30, clock, statement="PRAGMA journal_mode = WAL")
             connection.execute("BEGIN IMMEDIATE")
             try:
                 applied = migrate(connection, path, clock)
@@ -200,25 +203,16 @@ def begin(
     connection: sqlite3.Connection,
     patience: float,
     clock: Clock,
-    on_slow: Callable[[float], None],
+    on_slow: Callable[[float], None] = lambda _waited: None,
     is_over: Callable[[], bool] = lambda: False,
+    *,
+    statement: str = "BEGIN IMMEDIATE",
 ) -> None:
     """Begin a write transaction, waiting up to `patience` seconds for other writers, and not once it `is_over`.
 
     SQLite's own busy handler sleeps ever longer and starves some processes; short random waits share the lock evenly.
-    `on_slow` is called once, when the wait has lasted a second.
+    `on_slow` is called once, when the wait has lasted a second. Another `statement` may wait for the file in this way.
     """
-    _retry_while_busy(connection, "BEGIN IMMEDIATE", patience, clock, on_slow, is_over)
-
-
-def _retry_while_busy(
-    connection: sqlite3.Connection,
-    statement: str,
-    patience: float,
-    clock: Clock,
-    on_slow: Callable[[float], None],
-    is_over: Callable[[], bool] = lambda: False,
-) -> None:
     began: int | None = None
     is_warned = False
     while True:
@@ -239,7 +233,7 @@ def _retry_while_busy(
             threading.Event().wait(random.uniform(0.0002, 0.003))
 
 
-def _require_local(path: Path, mounts: Path = Path("/proc/self/mounts")) -> None:
+def _require_local(path: Path, mounts: Path = MOUNTS) -> None:
     """Raise StorageUnusable on a network filesystem: WAL needs shared memory between all processes."""
     if not mounts.exists():
         return
@@ -340,26 +334,26 @@ def _application_id_in_header(path: Path) -> int | None:
 
 
 def _is_empty_or_ours(path: Path) -> bool:
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-    try:
-        if connection.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0]:
-            return True
-        return bool(connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID)
-    except sqlite3.Error as error:
-        raise_instead(translate(error, path), error)
-    finally:
-        connection.close()
+    with read_only(path) as connection:
+        try:
+            if connection.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0]:
+                return True
+            return bool(connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID)
+        except sqlite3.Error as error:
+            raise_instead(translate(error, path), error)
+
+
+def read_only(path: Path, mode: str = "mode=ro") -> contextlib.closing[sqlite3.Connection]:
+    """Open a connection that changes nothing, and close it at the end of the block."""
+    return contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=30))
 
 
 def _missing(path: Path) -> Sequence[Migration]:
     if not path.exists() or path.stat().st_size == 0:
         return migrations()
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
-    try:
+    with read_only(path) as connection:
         known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migration'").fetchone()
         return migrations() if known is None else missing_in(connection, path)
-    finally:
-        connection.close()
 
 
 def _is_current(path: Path) -> bool:
@@ -367,9 +361,7 @@ def _is_current(path: Path) -> bool:
     try:
         if _missing(path):
             return False
-        with contextlib.closing(
-            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
-        ) as connection:
+        with read_only(path) as connection:
             return bool(connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal")
     except sqlite3.Error:
         # A writer decides: it also opens files that no reader can, such as one with the journal of a crash.
@@ -451,7 +443,7 @@ class Checkpointer:
     def run(self) -> None:
         """Checkpoint now; without effect while other writers hold the file, or its disk is full."""
         with suppress(sqlite3.OperationalError):
-            begin(self._writer, LOCK_TIMEOUT, self._clock, lambda _waited: None)
+            begin(self._writer, LOCK_TIMEOUT, self._clock)
             try:
                 ((_, frames, _),) = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                 # A reader may keep the log from being reset; then it grows, and is copied again after as many frames.
@@ -462,3 +454,37 @@ class Checkpointer:
     def close(self) -> None:
         self._connection.close()
         os.close(self._log)
+
+
+def read_facts(path: Path, synchronous: str, connection: sqlite3.Connection) -> SqliteFacts:
+    """Return the facts about an open file."""
+    import shutil  # Only the facts need it, and it imports compression modules.
+
+    disk = shutil.disk_usage(path.parent)
+    log = path.with_name(f"{path.name}-wal")
+    status = path.stat()
+    return SqliteFacts(
+        path=str(path),
+        version=sqlite3.sqlite_version_info,
+        journal_mode=str(connection.execute("PRAGMA journal_mode").fetchone()[0]),
+        synchronous=synchronous,
+        filesystem=mount_of(path.resolve().parent, MOUNTS.read_bytes())[1] if MOUNTS.exists() else "",
+        free_bytes=disk.free,
+        disk_bytes=disk.total,
+        file_bytes=status.st_size,
+        log_bytes=log.stat().st_size if log.exists() else 0,
+        mode=status.st_mode & 0o777,
+        is_folder_shared=is_shared(path.resolve().parent),
+        can_write=os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK),
+    )
+
+
+def check_file(path: Path, connection: sqlite3.Connection) -> IndexFacts:
+    """Return whether the indexes have the rows of their tables, and whether all of the file can be read."""
+    found = [str(message) for (message,) in connection.execute("PRAGMA integrity_check(20)")]
+    advice = (
+        f"stop all workers, and run: sqlite3 {shlex.quote(str(path))} REINDEX; if it is found again, restore a backup"
+    )
+    # SQLite heads a list of damaged pages with a line of its own.
+    damaged = [" ".join(message.split()) for message in found if message != "ok"]
+    return IndexFacts(contradictions=tuple(Contradiction(message, advice) for message in damaged))

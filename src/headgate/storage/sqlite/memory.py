@@ -13,13 +13,10 @@ from typing import Any, NoReturn, TypeVar
 from headgate.clock import Clock, SystemClock
 from headgate.errors import StorageUnusable, UnfitConnection
 from headgate.jobs.job import NewJob
-from headgate.storage.driver import Procedure
 from headgate.storage.facts import IndexFacts, MemoryFacts, StoreFacts
 from headgate.storage.migrations import Migration
-from headgate.storage.sqlite.connection import connect, migrate
-from headgate.storage.sqlite.facts import check_file
+from headgate.storage.sqlite.connection import check_file, connect, migrate
 from headgate.storage.sqlite.storage import SqliteStorage
-from headgate.storage.sqlite.threads import Reader
 from headgate.storage.sqlite.transactions import Write
 
 R = TypeVar("R")
@@ -75,7 +72,7 @@ class MemoryStorage(SqliteStorage):
         return MemoryFacts()
 
     async def check_indexes(self) -> IndexFacts:
-        return await self._read(None, functools.partial(check_file, self.path))
+        return await self._query("lists", functools.partial(check_file, self.path))
 
     async def _write(self, write: Write) -> Any:
         with self._lock:
@@ -86,15 +83,11 @@ class MemoryStorage(SqliteStorage):
             raise result
         return result
 
-    async def _read(self, reader: Reader | None, query: Callable[[sqlite3.Connection], R]) -> R:
+    async def _query(
+        self, name: str, query: Callable[[sqlite3.Connection], R], is_over: Callable[[], bool] | None = None
+    ) -> R:
         with self._lock:
             return query(self._connection)
-
-    async def _count(self, procedure: Procedure[R]) -> R:
-        return await self._look(None, procedure)
-
-    async def _search(self, procedure: Procedure[R]) -> R:
-        return await self._look(None, procedure)
 
 
 def _unreachable() -> UnfitConnection:

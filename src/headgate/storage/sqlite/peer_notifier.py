@@ -13,7 +13,6 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from headgate.clock import Clock, sleep
 from headgate.errors import HeadgateError, StorageLost, StorageUnavailable
@@ -44,14 +43,14 @@ class PeerNotifier:
     ) -> None:
         # SQLite keeps its log beside the file itself, even if the path is a link to it.
         self._path = path.resolve()
-        self._log = self._path.with_name(self._path.name + "-wal")
-        self._names = str(self._path), str(self._log)
+        self._file = str(self._path)
+        self._log = f"{self._path}-wal"
         self._clock = clock
         self._look = look
         self._wake = wake
         self._on_lost = on_lost
         self._identity = self._identify()
-        self._stamp: _Stamp | None = None
+        self._stamp: tuple[int, int] | None = None
         self._was_written = True
         self._alarmed = False
         self._socket: socket.socket | None = None
@@ -127,14 +126,16 @@ class PeerNotifier:
         before it. So the next check reads once more, when the tick is over. Times in whole seconds, as on some old
         filesystems, are too coarse.
         """
-        stamp = _stamp(self._names[1])
+        status = _status(self._log)
+        stamp = None if status is None else (status.st_size, status.st_mtime_ns)
         was_written, self._was_written = self._was_written, stamp != self._stamp
         self._stamp = stamp
-        return was_written or self._was_written or stamp is None or stamp.written_at % 1_000_000_000 == 0
+        return was_written or self._was_written or stamp is None or stamp[1] % 1_000_000_000 == 0
 
-    def _identify(self) -> tuple[_FileIdentity, _FileIdentity]:
+    def _identify(self) -> Sequence[tuple[int, int] | None]:
         """Return the identities of the file and its log, which stays in place while any process has the file open."""
-        return _identity(self._names[0]), _identity(self._names[1])
+        statuses = _status(self._file), _status(self._log)
+        return [None if status is None else (status.st_dev, status.st_ino) for status in statuses]
 
     def is_file_lost(self) -> bool:
         """Whether the file or its log is not the one that was opened; two file lookups, 4 µs."""
@@ -151,7 +152,8 @@ class PeerNotifier:
         if self.is_file_lost():
             self._on_lost(self.lost())
             return
-        size = _size(self._log)
+        status = _status(self._log)
+        size = 0 if status is None else status.st_size
         if size > WAL_ALARM and not self._alarmed:
             logger.warning(
                 "%s has grown to %d MiB: an open reader keeps SQLite from emptying it", self._log, size >> 20
@@ -159,35 +161,8 @@ class PeerNotifier:
         self._alarmed = size > WAL_ALARM
 
 
-_FileIdentity = tuple[int, int]
-_NOWHERE: _FileIdentity = (0, 0)
-
-
-def _identity(path: str) -> _FileIdentity:
+def _status(path: str) -> os.stat_result | None:
     try:
-        status = os.stat(path)  # noqa: PTH116 (at each commit, and Path.stat takes twice as long)
-    except OSError:
-        return _NOWHERE
-    return status.st_dev, status.st_ino
-
-
-class _Stamp(NamedTuple):
-    """The size and time of a file that is written to."""
-
-    size: int
-    written_at: int
-
-
-def _stamp(path: str) -> _Stamp | None:
-    try:
-        status = os.stat(path)  # noqa: PTH116 (as above)
+        return os.stat(path)  # noqa: PTH116 (at each commit, and Path.stat takes twice as long)
     except OSError:
         return None
-    return _Stamp(status.st_size, status.st_mtime_ns)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

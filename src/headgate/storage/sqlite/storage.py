@@ -54,7 +54,6 @@ from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.connection import Checkpointer
 from headgate.storage.sqlite.dialect import STATEMENTS
-from headgate.storage.sqlite.facts import check_file, read_facts
 from headgate.storage.sqlite.peer_notifier import PeerNotifier
 from headgate.storage.sqlite.threads import CallThread, Reader
 from headgate.storage.sqlite.transactions import (
@@ -123,11 +122,7 @@ class SqliteStorage(Store):
         self._is_writer_wanted = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._checkpointer: Checkpointer | None = None
-        # Each kind of read has a reader of its own.
-        self._lookups: Reader | None = None
-        self._lists: Reader | None = None
-        self._counter: Reader | None = None
-        self._searcher: Reader | None = None
+        self._readers: dict[str, Reader] = {}
         self._searches = Searches(clock, at_once=1)
         self._write_thread: CallThread | None = None
         self._transaction_thread: CallThread | None = None
@@ -207,9 +202,9 @@ class SqliteStorage(Store):
         try:
             await shield_until_done(connecting)
         finally:
-            self._writer, self._checkpointer, self._lookups, self._lists, self._ahead = connecting.result()
+            self._writer, self._checkpointer, self._readers, self._ahead = connecting.result()
 
-    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Checkpointer, Reader, Reader, int]:
+    def _connect(self, migrate: bool) -> tuple[sqlite3.Connection, Checkpointer, dict[str, Reader], int]:
         if migrate:
             sqlite_file.prepare(self.path, self.clock, synchronous=self._synchronous)
         else:
@@ -219,16 +214,16 @@ class SqliteStorage(Store):
                 # `begin` waits for locks.
                 writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
                 made.callback(writer.close)
-                lookups = Reader(self.path, "lookups")
-                made.callback(lookups.discard)
-                lists = Reader(self.path, "lists")
-                made.callback(lists.discard)
+                readers: dict[str, Reader] = {}
+                for name in ("lookups", "lists"):
+                    readers[name] = Reader(self.path, name)
+                    made.callback(readers[name].discard)
                 ahead = self._anchor(writer)
                 checkpointer = Checkpointer(self.path, writer, self.clock, self._synchronous)
             except sqlite3.Error as error:
                 raise_instead(sqlite_file.translate(error, self.path), error)
             made.pop_all()
-        return writer, checkpointer, lookups, lists, ahead
+        return writer, checkpointer, readers, ahead
 
     def _anchor(self, writer: sqlite3.Connection) -> int:
         """Return the offset of limit time from the boot clock, set by the first process to open the file in a boot.
@@ -269,15 +264,13 @@ class SqliteStorage(Store):
             await self._peers.close()
             self._peers = None
         await self._batcher.drain()
-        if self._searcher is not None:
-            self._searcher.interrupt()
-        readers = self._lookups, self._lists, self._counter, self._searcher
-        thread = self._write_thread
+        readers, self._readers = self._readers, {}
+        if "searches" in readers:
+            readers["searches"].interrupt()
+        thread, self._write_thread = self._write_thread, None
         checkpointer, self._checkpointer = self._checkpointer, None
-        self._lookups = self._lists = self._counter = self._searcher = self._write_thread = None
-        for reader in readers:
-            if reader is not None:
-                await reader.close()
+        for reader in readers.values():
+            await reader.close()
         if checkpointer is not None:
             await self._in_thread(thread, checkpointer.close)
         await self._in_thread(thread, self._alone, self._close_writer)
@@ -511,7 +504,7 @@ class SqliteStorage(Store):
         assert connection is not None
         try:
             # Without savepoints at first: hardly any write fails after it has changed something.
-            results = self._transact(group, partial(run_all, connection, self._transaction_again))
+            results = self._transact(group, partial(run_all, connection))
         except WriteRolledBack:
             results = self._transact(group, partial(run_each, connection, self._transaction_again))
         change, peers = change_of(group, results), self._peers
@@ -554,62 +547,60 @@ class SqliteStorage(Store):
     # --------------------------------------------------------------------------------------------- reads
 
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
-        with refusing_unstorable():
-            return await self._read_as(procedure, kind)
+        """As `Driver.read`, on a connection for this kind: an engine does not wait for an operator's list or count."""
 
-    async def _read_as(self, procedure: Procedure[R], kind: ReadKind) -> R:
-        if kind == "search":
-            return await self._searches.run(partial(self._search, procedure))
-        if kind == "count":
-            return await self._count(procedure)
-        # An engine does not wait for an operator's list or count.
-        return await self._look(self._lookups if kind in ("engine", "lookup") else self._lists, procedure)
+        def query(connection: sqlite3.Connection) -> R:
+            return run_to_end(procedure(self._transaction(connection)))
+
+        with refusing_unstorable():
+            match kind:
+                case "engine" | "lookup":
+                    return await self._query("lookups", query)
+                case "list" | "scan":
+                    return await self._query("lists", query)
+                case "count":
+                    return await self._query("counts", query, lambda: False)
+                case "search":
+                    return await self._searches.run(partial(self._search, query))
+
+    async def _search(self, query: Callable[[sqlite3.Connection], R]) -> R:
+        until = self.clock.monotonic() + microseconds(SEARCH_TIMEOUT)
+        return await self._query("searches", query, lambda: self.clock.monotonic() >= until)
+
+    async def _query(
+        self, name: str, query: Callable[[sqlite3.Connection], R], is_over: Callable[[], bool] | None = None
+    ) -> R:
+        """Return the result of a query on the reader of that name, which is opened if need be.
+
+        With `is_over`, it ends if it is cancelled, and raises SearchTooLong once it is over.
+        """
+        self._require_usable()
+        reader = self._readers.get(name)
+        if reader is None:
+            opened = await self._open_reader(name)
+            reader = self._readers.setdefault(name, opened)
+            if reader is not opened:
+                # Another query has opened one meanwhile.
+                await opened.close()
+        try:
+            return await (reader.run(query) if is_over is None else reader.run_until(query, is_over))
+        except (sqlite3.Error, OSError) as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                raise too_long() from None
+            raise_instead(self._translated(error), error)
 
     async def facts(self) -> StoreFacts:
-        return await self._read(self._lists, partial(read_facts, self.path, self._synchronous))
+        return await self._query("lists", partial(sqlite_file.read_facts, self.path, self._synchronous))
 
     async def check_indexes(self) -> IndexFacts:
         """As `Store.check_indexes`, on a connection of its own: it reads the whole file, and lists must not wait."""
         reader = await self._open_reader("check")
         try:
-            return await reader.run_until(partial(check_file, self.path), lambda: False)
+            return await reader.run_until(partial(sqlite_file.check_file, self.path), lambda: False)
         except (sqlite3.Error, OSError) as error:
             raise_instead(self._translated(error), error)
         finally:
             await reader.close()
-
-    async def _search(self, procedure: Procedure[R]) -> R:
-        """Search payloads on a connection of its own, because it reads whole tables and lists must not wait."""
-        if self._searcher is None:
-            self._searcher = await self._open_reader("searches")
-        until = self.clock.monotonic() + microseconds(SEARCH_TIMEOUT)
-        try:
-            return await self._searcher.run_until(
-                lambda connection: run_to_end(procedure(self._transaction(connection))),
-                lambda: self.clock.monotonic() >= until,
-            )
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
-                raise too_long() from None
-            raise_instead(self._translated(error), error)
-
-    async def _count(self, procedure: Procedure[R]) -> R:
-        """Count on a connection of its own, which the first count opens; a count ends if it is cancelled."""
-        self._require_usable()
-        if (counter := self._counter) is None:
-            opened = await self._open_reader("counts")
-            if self._counter is None:
-                self._counter = opened
-            else:
-                # Another count has opened one meanwhile.
-                await opened.close()
-            counter = self._counter
-        try:
-            return await counter.run_until(
-                lambda connection: run_to_end(procedure(self._transaction(connection))), lambda: False
-            )
-        except (sqlite3.Error, OSError) as error:
-            raise_instead(self._translated(error), error)
 
     async def _open_reader(self, name: str) -> Reader:
         self._require_file()
@@ -622,21 +613,9 @@ class SqliteStorage(Store):
             raise
         return reader
 
-    async def _look(self, reader: Reader | None, procedure: Procedure[R]) -> R:
-        """Return the result of a procedure that only reads."""
-        return await self._read(reader, lambda connection: run_to_end(procedure(self._transaction(connection))))
-
     def _transaction(self, connection: sqlite3.Connection | None) -> SqliteTransaction:
         assert connection is not None
         return SqliteTransaction(connection, self.clock.now(), self.clock.monotonic() + self._ahead, self._places)
-
-    async def _read(self, reader: Reader | None, query: Callable[[sqlite3.Connection], R]) -> R:
-        self._require_usable()
-        assert reader is not None
-        try:
-            return await reader.run(query)
-        except (sqlite3.Error, OSError) as error:
-            raise_instead(self._translated(error), error)
 
     # ------------------------------------------------------------------------------------------- helpers
 

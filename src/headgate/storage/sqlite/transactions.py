@@ -158,9 +158,7 @@ TransactionAgain = Callable[[], SqliteTransaction]
 """Returns the transaction again after a part of it was rolled back."""
 
 
-def run_all(
-    connection: sqlite3.Connection, transaction_again: TransactionAgain, tx: SqliteTransaction, writes: Sequence[Write]
-) -> list[Any]:
+def run_all(connection: sqlite3.Connection, tx: SqliteTransaction, writes: Sequence[Write]) -> list[Any]:
     """Return the results of all writes; the result of a failed write that has changed nothing is its error.
 
     Raises WriteRolledBack if a failed write has changed something.
