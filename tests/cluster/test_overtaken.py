@@ -18,7 +18,7 @@ from headgate.errors import LimitInUse
 from headgate.jobs.job import BucketRef, JobOptions, JobState, NewJob, RetentionTerms
 from headgate.jobs.lifecycle import Finished
 from headgate.jobs.limit_sets import LimitSetChange
-from headgate.storage.postgres import arrivals, low_watermarks
+from headgate.storage.postgres import claimer, low_watermarks
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of
 from headgate.storage.postgres.low_watermarks import SWEEP_EVERY
@@ -488,7 +488,9 @@ async def test_jobs_without_limits_get_half_of_the_slots_delayed_or_not(stores: 
 async def test_more_arrivals_than_one_merge_takes_are_all_merged(
     stores: TwoStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "MERGED_AT_ONCE", 3)
+    monkeypatch.setattr(claimer, "LEAST_PORTION", 3)
+    for each in claimers_of(stores):
+        each._portion = 3
     stores.set_rules(r=rate(1, per=3600, burst=1))
     added = [await stores.right.add_one(buckets=[("r", str(key))]) for key in range(14)]
     assert sorted(await stores.left.take_ids()) == sorted(added)
@@ -616,9 +618,13 @@ async def merge_some(stores: TwoStores) -> None:
         assert len(await stores.left.take()) == 1
 
 
-def low_watermark_of_arrivals(stores: TwoStores) -> int:
+def claimers_of(stores: TwoStores) -> list[claimer.Claimer]:
     assert isinstance(stores.left.storage, PostgresStorage)
-    return stores.left.storage._claimers[False].low_watermarks.arrivals
+    return stores.left.storage._claimers
+
+
+def low_watermark_of_arrivals(stores: TwoStores) -> int:
+    return claimers_of(stores)[False].low_watermarks.arrivals
 
 
 async def test_an_arrival_committed_after_later_ones_were_merged_is_merged_by_the_next_claim(stores: TwoStores) -> None:
@@ -787,7 +793,7 @@ async def test_a_claim_of_a_backlog_does_not_hide_the_lanes_of_other_queues(stor
 async def test_a_claim_beside_that_of_a_backlog_merges_the_newest_arrivals_of_its_queues(
     stores: TwoStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "RECENT", 50)
+    monkeypatch.setattr(claimer, "RECENT", 50)
     stores.set_rules(r=PLENTY)
     user = stores.left
     await user.storage.add([user.new(queue="busy", buckets=[("r", str(number))]) for number in range(400)])

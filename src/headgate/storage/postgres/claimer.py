@@ -1,26 +1,31 @@
-"""The claims of one process: arrivals are merged, expired jobs are ended, and each claim is tried until it succeeds."""
+"""The claims of one process: arrivals are merged, expired jobs are ended, and each claim is tried until it succeeds.
+
+Arrivals are jobs that come to lanes or leave them. The next claim merges them into the lanes: only claims write lanes.
+So adding, returning and cancelling jobs never wait for each other, and a transaction that a user keeps open locks no
+lane.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
+import msgspec
 from msgspec.structs import replace
 
-from headgate.clock import SECOND, Clock
+from headgate.clock import FARTHEST, SECOND, Clock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.identity import job_number
 from headgate.limits.fair import PREFIX
 from headgate.storage.admission import RowId
 from headgate.storage.claim_plan import EXPIRED_A_VISIT, LOCKED_FOR
-from headgate.storage.driver import WakeQueues
+from headgate.storage.driver import Transaction, WakeQueues
 from headgate.storage.live_rules import CachedRules
-from headgate.storage.postgres.arrivals import MERGED_AT_ONCE, ProvenFront, merge
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.low_watermarks import LowWatermarks
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
-from headgate.storage.postgres.server_time import StoreTime, correct_limit_time
+from headgate.storage.postgres.server_time import ServerTime, correct_limit_time
 from headgate.storage.procedures import waiting
 from headgate.storage.procedures.claim import SOON, TRIES, ClaimTransaction, combined
 from headgate.storage.procedures.claim_snapshot import (
@@ -35,39 +40,16 @@ from headgate.storage.procedures.claim_writes import ClaimConflict, SkippedJobs
 from headgate.storage.procedures.following import without_held
 from headgate.storage.procedures.unique import give_back_noted
 from headgate.storage.records import Claim, Claimed, Dropped
+from headgate.storage.stored_rows import RowDecoder
 
+MERGED_AT_ONCE = 10_000
+"""How many of the oldest arrivals one merge takes at most."""
 
-class LockedJobs:
-    """Locked jobs that claims of this process skip for a second, each in the lane in which it was found locked.
+MERGED_OF_A_LANE = 50
+"""How many arrivals of each of their lanes it takes besides: a lane with many is written once."""
 
-    A job that was replaced has a new fence, and one that was moved is in another lane: they are not skipped.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._until: dict[tuple[RowId, str, int], int] = {}
-
-    def begin(self) -> None:
-        """Begin a claim. It tries jobs again that were found locked more than a second ago."""
-        if self._until:
-            now = self._clock.monotonic()
-            self._until = {job: until for job, until in self._until.items() if until > now}
-
-    def note_locked(self, heads: Iterable[LaneHead]) -> None:
-        """Note that other transactions have locked these jobs."""
-        until = self._clock.monotonic() + LOCKED_FOR
-        self._until |= {(head.lane, head.id, head.fence): until for head in heads}
-
-    @property
-    def names(self) -> list[str]:
-        """Their names in statements that leave them out: lane, id and fence."""
-        return [f"{lane}:{job_number(id)}:{fence}" for lane, id, fence in self._until]
-
-    @property
-    def lanes(self) -> set[RowId]:
-        """The lanes that have such jobs."""
-        return {lane for lane, _, _ in self._until}
-
+RECENT = 1_000
+"""The number of last arrivals among which those of some queues are searched, while many are left."""
 
 SNAPSHOT_LIFETIME = SECOND // 50
 """The time for which claims reuse a snapshot that had more jobs than they could take. Newer jobs may wait that long."""
@@ -98,15 +80,65 @@ NEWEST_SHARE = 5
 """The ratio of oldest to newest arrivals in a portion, if many arrivals are left."""
 
 
-class _SkippedHere(SkippedJobs):
-    """The locked jobs that the claims of this process have found."""
+class LockedJobs(SkippedJobs):
+    """Locked jobs that claims of this process skip for a second, each in the lane in which it was found locked.
 
-    def __init__(self, locked: LockedJobs) -> None:
-        self._locked = locked
-        self.lanes_with_locked, self.locked_names = locked.lanes, locked.names
+    A job that was replaced has a new fence, and one that was moved is in another lane: they are not skipped.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until: dict[tuple[RowId, str, int], int] = {}
+
+    def begin(self) -> None:
+        """Begin a claim. It tries jobs again that were found locked more than a second ago."""
+        if self._until:
+            now = self._clock.monotonic()
+            self._until = {job: until for job, until in self._until.items() if until > now}
+            self.lanes_with_locked = {lane for lane, _, _ in self._until}
+            self.locked_names = [f"{lane}:{job_number(id)}:{fence}" for lane, id, fence in self._until]
 
     def note_locked(self, heads: Sequence[LaneHead]) -> None:
-        self._locked.note_locked(heads)
+        until = self._clock.monotonic() + LOCKED_FOR
+        self._until |= {(head.lane, head.id, head.fence): until for head in heads}
+
+
+class _Merged(msgspec.Struct):
+    """The result of a merge: the lanes that seem empty now, the last place in line that it assigned, and arrivals."""
+
+    seems_empty: list[RowId]
+    queues: list[str]
+    since: int | None
+    merged: int
+    last: int
+    first_left: int | None
+    merger: int
+    oldest_writer: int
+
+
+class _Empty(msgspec.Struct):
+    id: str
+    version: int
+    behind: str | None
+
+
+class _FairFloor(msgspec.Struct):
+    """The virtual time at which to begin among the due lanes of a fair queue."""
+
+    queue: str
+    floor: int
+
+
+_MERGED = RowDecoder(_Merged, "merge")
+_EMPTY = RowDecoder(_Empty, "lane")
+
+
+class ProvenFront(msgspec.Struct):
+    """A version of a lane that a snapshot read, and a rank below which no job waited that asked for no time."""
+
+    lane_id: RowId
+    version: int
+    front: int
 
 
 class _ReusableSnapshot(NamedTuple):
@@ -152,7 +184,7 @@ class Claimer:
     def __init__(
         self,
         database: Database,
-        time: StoreTime,
+        time: ServerTime,
         clock: Clock,
         live: CachedRules,
         wake: WakeQueues,
@@ -253,8 +285,7 @@ class Claimer:
             again = await self._try_read_snapshot(tx, claim, known_only=True)
             return None if again is None else self._snapshot_of(again, claim)
 
-        skipped = _SkippedHere(self._locked)
-        one = ClaimTransaction(tx, claim, self._live, self._clock, snapshot, skipped)
+        one = ClaimTransaction(tx, claim, self._live, self._clock, snapshot, self._locked)
         began = self._clock.monotonic()
         claimed = await one.run(read_again, dropped)
         took = self._clock.monotonic() - began
@@ -291,14 +322,13 @@ class Claimer:
             return None
         self.low_watermarks.begin()
         self._locked.begin()
-        skipped = _SkippedHere(self._locked)
 
         async def read_again() -> NoReturn:
             raise ClaimConflict
 
         async def take(session: Session) -> tuple[Claimed, bool]:
             tx = PostgresTransaction(session, snapshot.now, snapshot.limit_now, self._time, self._clock)
-            one = ClaimTransaction(tx, claim, self._live, self._clock, snapshot, skipped)
+            one = ClaimTransaction(tx, claim, self._live, self._clock, snapshot, self._locked)
             claimed = await one.run(read_again, dropped)
             return claimed, last.snapshot.leaves_work(one.visited, _slots(claim))
 
@@ -341,12 +371,34 @@ class Claimer:
         queues: list[str] | None = None
         if claim is not None and self._leaves_arrivals:
             oldest, newest, queues = 0, LEAST_PORTION, list(claim.free_slots)
-        merged = await merge(
-            tx, self._last_place, self.low_watermarks, self._proven, oldest=oldest, newest=newest, queues=queues
+        rows = await tx.fetch(
+            _MERGED,
+            "merge",
+            after=self._last_place,
+            limit_now=tx.limit_now,
+            fair=[_FairFloor(queue, floor) for queue, floor in self.low_watermarks.virtual_times.items()],
+            floor=self.low_watermarks.arrivals,
+            oldest=oldest,
+            newest=newest,
+            queues=queues,
+            among=FARTHEST if queues is None else RECENT,
+            of_lane=MERGED_OF_A_LANE,
+            proven=self._proven,
         )
-        self._has_more_arrivals = merged.has_more
-        self._last_place = max(self._last_place, merged.place)
-        if claim is not None and (unclaimed := set(merged.queues) - claim.free_slots.keys()):
+        self._has_more_arrivals = False
+        if not rows:
+            return
+        (done,) = rows
+        self.low_watermarks.record_merge(
+            done.last, done.first_left, merger=done.merger, oldest_writer=done.oldest_writer
+        )
+        if done.seems_empty:
+            async with tx.atomic():
+                await _empty(tx, done.seems_empty)
+        self._has_more_arrivals = done.merged >= oldest > 0
+        if done.since is not None:
+            self._last_place = max(self._last_place, done.since)
+        if claim is not None and (unclaimed := set(done.queues) - claim.free_slots.keys()):
             self._wake(unclaimed)
         if self._has_more_arrivals:
             # Twice as many at most: the time that a merge takes varies.
@@ -411,3 +463,13 @@ class Claimer:
             await correct_limit_time(tx.session, self._time, row.ahead, stepped)
             return None
         return row
+
+
+async def _empty(tx: Transaction, lanes: Sequence[str]) -> None:
+    # Buckets before lanes, and a read of the lanes only when they are locked: a job that comes now is a new arrival.
+    behind = sorted(await tx.values("behind_of_lanes", lanes=lanes))
+    locked = {*(await tx.values("buckets_for_update", ids=behind) if behind else ()), None}
+    held = [row for row in await tx.fetch(_EMPTY, "lock_empty", lanes=lanes) if row.behind in locked]
+    if held:
+        await tx.execute("empty_lanes", empty=held)
+        await tx.execute("clear_timers", ids=behind)

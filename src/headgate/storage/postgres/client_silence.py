@@ -1,23 +1,40 @@
-"""How long this process has sent nothing in a transaction: the server ends the session of a client that is silent.
+"""Silent clients: the server ends the session of one that sends nothing in a transaction.
 
-A blocked event loop is the usual cause. The server has then rolled the transaction back, and the same one is expected
-to succeed if it is repeated. It is repeated only if it is certain that it was not committed:
+**In a transaction of the store** (`ClientSilence`), a blocked event loop is the usual cause. The server has then rolled
+the transaction back, and the same one is expected to succeed if it is repeated. It is repeated only if it is certain
+that it was not committed:
 
 - its COMMIT was not sent, or
 - the server itself reports that it has ended the session of a silent client. It checks that before it reads the next
   message, so it has not read the COMMIT.
 
 A COMMIT that was sent and has no answer may have happened. Its error is that of every lost answer.
+
+**In a transaction that a handler holds open** (`held_transaction`), the error says that its session has ended.
+
+**In the middle of a statement** (`SilentClients`): a server limits how long a session may be idle in a transaction, and
+from version 17 on how long a transaction may last. Older servers have no limit for a session that waits for its client
+*inside* a statement: for the rest of a message, for values after the statement was parsed, or for the client to read
+the answer. If it holds locks, this process ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable, causes_of
+
+if TYPE_CHECKING:
+    from headgate.storage.postgres.database import Database, Session
+
+logger = logging.getLogger("headgate.storage")
 
 IDLE_TIMEOUT = "25P03"
 """The code with which a server ends a session that is silent in a transaction."""
@@ -26,6 +43,15 @@ _ENDED = ("08", "57P", IDLE_TIMEOUT, "25P04")
 
 _READ_TURNS = 3
 """How often the event loop has to turn until it has read what the server has sent."""
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks for silent clients."""
+
+SILENT_FOR = 3 * SECOND
+"""How long a client is silent before its session is ended; a healthy client is silent for a round trip."""
+
+Silent = tuple[int, str]
+"""A session by its process id, and the statement in which it waits."""
 
 
 class SilentInTransaction(StorageUnavailable):
@@ -98,3 +124,116 @@ def is_session_lost(error: BaseException) -> bool:
     if isinstance(error, TimeoutError):
         return False
     return was_not_sent(error) or isinstance(error, (OSError, asyncpg.InternalClientError))
+
+
+@contextlib.asynccontextmanager
+async def held_transaction(connection: Any, clock: Clock, store: str) -> AsyncIterator[None]:
+    """Commit what the block has written on this connection of asyncpg.
+
+    Raises StorageUnavailable if the session ended before the COMMIT was sent, so that nothing was committed. A lost
+    answer to the COMMIT raises the driver's own error.
+    """
+    gap = _StatementGap(clock)
+    connection.add_query_logger(gap.note)
+    try:
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            yield
+        except Exception as error:
+            is_lost = not await _has_rolled_back(transaction)
+            if is_lost and is_session_lost(error) and not isinstance(error, OSError):
+                raise _ended(store, gap, error) from error
+            raise
+        except BaseException:
+            await _has_rolled_back(transaction)
+            raise
+        try:
+            await transaction.commit()
+        except Exception as error:
+            if was_not_sent(error) or is_idle_timeout(error):
+                raise _ended(store, gap, error) from error
+            raise
+    finally:
+        # A lost connection of a pool has been taken back by the pool.
+        with contextlib.suppress(asyncpg.InterfaceError):
+            connection.remove_query_logger(gap.note)
+
+
+class _StatementGap:
+    """The time from the start of the last statement but one to the start of the last one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sent_at = clock.monotonic()
+        self.seconds = 0.0
+
+    def note(self, query: Any) -> None:
+        """Note a statement of asyncpg that has just ended."""
+        sent_at = self._clock.monotonic() - round(query.elapsed * SECOND)
+        self.seconds, self._sent_at = (sent_at - self._sent_at) / SECOND, sent_at
+
+
+async def _has_rolled_back(transaction: Any) -> bool:
+    """Roll back. Returns False if the session is lost, and the server has done it."""
+    try:
+        await transaction.rollback()
+    except Exception as error:
+        if is_session_lost(error):
+            return False
+        raise
+    return True
+
+
+def _ended(store: str, gap: _StatementGap, error: Exception) -> StorageUnavailable:
+    why = (
+        f". Nothing was sent on it for {gap.seconds:.1f} s, and the server ends a session that is silent for its "
+        "idle_in_transaction_session_timeout: do not block the event loop in the block; a plain `def` task may block"
+        if is_idle_timeout(error) or gap.seconds >= 1
+        else ""
+    )
+    said = _server_error(error)
+    return StorageUnavailable(
+        f"{store}: the session of this transaction ended before its COMMIT was sent, so nothing was committed"
+        f"{'' if said is None else f' ({said})'}{why}"
+    )
+
+
+def _server_error(error: BaseException | None) -> str | None:
+    """Return what the server has said when it ended the session; asyncpg 0.32 passes that on as a cause."""
+    return next((str(each) for each in causes_of(error) if isinstance(each, asyncpg.PostgresError)), None)
+
+
+class SilentClients:
+    """The sessions of one database that wait for their clients while they hold locks."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._since: dict[Silent, int] = {}
+
+    async def run(self) -> None:
+        """Check every second; errors are only logged, because other processes check too."""
+        # A server may hide its sessions from this user: then only its own timeouts end them.
+        await self._database.keep_running(self.look, LOOK_EVERY, self._clock, reads="the sessions")
+
+    async def look(self, session: Session) -> None:
+        """End the sessions whose clients have been silent for too long."""
+        rows = await session.fetch("silent_clients")
+        too_long = self._silent_too_long((row[0], row[1]) for row in rows)
+        if too_long:
+            pids, statements = zip(*too_long, strict=True)
+            for pid, is_ended in await session.fetch("end_silent_clients", pids=pids, statements=statements):
+                if not is_ended:
+                    continue
+                logger.warning(
+                    "%s: ended session %d, whose client was silent for %d s in a statement and held locks",
+                    self._database.name,
+                    pid,
+                    SILENT_FOR // SECOND,
+                )
+
+    def _silent_too_long(self, silent: Iterable[Silent]) -> list[Silent]:
+        now = self._clock.monotonic()
+        self._since = {each: self._since.get(each, now) for each in silent}
+        return [each for each, since in self._since.items() if now - since >= SILENT_FOR]

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from functools import lru_cache
 from random import Random
@@ -22,7 +23,7 @@ from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusabl
 from headgate.jobs.identity import IdTaken
 from headgate.storage.postgres.client_silence import ClientSilence, SilentInTransaction
 from headgate.storage.postgres.dialect import AnyStatement, Insertion, fit, statements_of
-from headgate.storage.postgres.lent_pool import LentPool
+from headgate.storage.postgres.lent_pool import LentPool, close_pool
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.urls import displayed_url, without_secrets
 
@@ -373,7 +374,7 @@ class Database:
 
     async def probe(self) -> None:
         """Check whether the server can be used, and whether a pooler is in front of it. Raises as `open`."""
-        with self._translated(opening=True):
+        with self.translated(opening=True):
             async with self.connection() as connection:
                 # In a transaction: otherwise, parsing and running it may use two connections of a pooler.
                 async with connection.transaction():
@@ -387,15 +388,9 @@ class Database:
                 self.is_pooled = pid != connection.get_server_pid()
                 self.bounds = Bounds.at(version, is_linux=is_linux)
 
-    @contextlib.asynccontextmanager
-    async def connection(self) -> AsyncIterator[Any]:
+    def connection(self) -> AbstractAsyncContextManager[Any]:
         """Use a connection that no statement of the store runs on meanwhile: a new one, or one of the lent pool."""
-        if self.lent is not None:
-            async with self.lent.connection() as lent:
-                yield lent
-            return
-        async with opened(self.url) as connection:
-            yield connection
+        return opened(self.url) if self.lent is None else self.lent.connection()
 
     @contextlib.asynccontextmanager
     async def own_connection(self) -> AsyncIterator[asyncpg.Connection[Any]]:
@@ -407,7 +402,7 @@ class Database:
             async with self.lent.connection() as lent:
                 yield lent
             return
-        with self._translated():
+        with self.translated():
             connection: asyncpg.Connection[Any] = await asyncpg.connect(
                 self.url,
                 timeout=CONNECT_TIMEOUT,
@@ -426,25 +421,19 @@ class Database:
     async def run_long(self, statement: str, seconds: float) -> None:
         """Run a statement without parameters that may take so long, on a connection that is not one of the pool."""
         async with self.own_connection() as connection:
-            with self._translated():
+            with self.translated():
                 await connection.execute(statement, timeout=seconds)
 
     async def close(self) -> None:
-        if self.lent is not None:
-            try:
+        pool, self._pool = self._pool, None
+        try:
+            if self.lent is not None:
                 await self.lent.close(CLOSE_TIMEOUT)
-            except Exception as error:
-                logger.debug("%s was left without closing: %s", self.name, error)
-        if self._pool is not None:
-            pool, self._pool = self._pool, None
-            try:
-                async with asyncio.timeout(CLOSE_TIMEOUT):  # noqa: TID251  # real connections, real time
-                    await pool.close()
-            except Exception as error:
-                # The server has already closed the connection; everything that had to be stored has been committed.
-                logger.debug("%s was left without closing: %s", self.name, error)
-            finally:
-                pool.terminate()
+            if pool is not None:
+                await close_pool(pool, CLOSE_TIMEOUT)
+        except Exception as error:
+            # The server has already closed the connection; everything that had to be stored has been committed.
+            logger.debug("%s was left without closing: %s", self.name, error)
 
     async def _connected(self, connection: Any) -> None:
         self.connects += 1
@@ -453,20 +442,17 @@ class Database:
 
     async def _once(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Run `work` on a connection of the pool."""
-        if self.lent is not None:
-            with self._translated():
-                return await self._once_lent(self.lent, work)
-        pool = self._pool
+        pool = self._pool if self.lent is None else self.lent
         if pool is None:
             raise StorageUnavailable(f"{self.name} is not open")
-        with self._translated():
+        with self.translated():
             connection = await pool.acquire(timeout=COMMAND_TIMEOUT)
             try:
-                return await work(self._session(connection, is_pooled=self.is_pooled))
+                return await work(self._session(connection))
             except BaseException as error:
-                if isinstance(error, TimeoutError):
+                if isinstance(error, TimeoutError) and self._pool is not None:
                     # The other connections lead to the same server, which does not answer.
-                    await pool.expire_connections()
+                    await self._pool.expire_connections()
                 if not _leaves_connection_usable(error):
                     # A connection that the driver has lost is already back in the pool.
                     with contextlib.suppress(asyncpg.InterfaceError):
@@ -475,31 +461,19 @@ class Database:
             finally:
                 await pool.release(connection)
 
-    async def _once_lent(self, lent: LentPool, work: Callable[[Session], Awaitable[R]]) -> R:
-        connection = await lent.acquire()
-        try:
-            return await work(self._session(connection, is_pooled=True, timeout=COMMAND_TIMEOUT))
-        except BaseException as error:
-            if not _leaves_connection_usable(error):
-                with contextlib.suppress(asyncpg.InterfaceError):
-                    connection.terminate()
-            raise
-        finally:
-            await lent.release(connection)
-
-    def _session(self, connection: Any, *, is_pooled: bool, timeout: float | None = None) -> Session:
+    def _session(self, connection: Any) -> Session:
         return Session(
             connection,
             self.statements,
-            is_pooled=is_pooled,
+            is_pooled=not self.keeps_sessions,
             bounds=self.bounds,
-            timeout=timeout,
+            timeout=None if self.lent is None else COMMAND_TIMEOUT,
             clock=self.clock,
             store=self.name,
         )
 
     @contextlib.contextmanager
-    def _translated(self, *, opening: bool = False) -> Any:
+    def translated(self, *, opening: bool = False) -> Any:
         try:
             yield
         except Exception as error:
@@ -524,6 +498,20 @@ class Database:
                     logger.warning("%s; the transaction is repeated", error)
                 await sleep(self.clock, self._random.uniform(0.001, 0.02))
         raise AssertionError
+
+    async def keep_running(
+        self, work: Callable[[Session], Awaitable[None]], seconds: float, clock: Clock, *, reads: str
+    ) -> None:
+        """Run `work`, which `reads` something, again and again, after so many seconds each; errors are only logged."""
+        while True:
+            await sleep(clock, seconds)
+            try:
+                await self.run(work)
+            except StorageUnavailable as error:
+                logger.debug("%s of %s could not be read: %s", reads, self.name, error)
+            except Exception as error:
+                # What this task does, no other does in this process, so it outlives any error.
+                logger.warning("%s of %s could not be read: %r", reads, self.name, error)
 
     async def transact(
         self,
@@ -644,21 +632,16 @@ def raising_bad_values() -> Iterator[None]:
         raise
 
 
-async def connect(url: str) -> Any:
-    """Open a connection outside the pool, which prepares nothing."""
-    return await asyncpg.connect(
+@contextlib.asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Any]:
+    """Open a connection outside the pool, which prepares nothing, and close it at the end of the block."""
+    connection = await asyncpg.connect(
         url,
         timeout=CONNECT_TIMEOUT,
         command_timeout=COMMAND_TIMEOUT,
         statement_cache_size=0,
         server_settings={"application_name": "headgate"},
     )
-
-
-@contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Any]:
-    """Open a connection outside the pool, as `connect` does, and close it at the end of the block."""
-    connection = await connect(url)
     try:
         yield connection
     finally:

@@ -34,10 +34,6 @@ class LentPool:
         self._pool: asyncpg.Pool[Any] | None = None
 
     @property
-    def is_open(self) -> bool:
-        return self._pool is not None
-
-    @property
     def size(self) -> int:
         """How many connections it has at most; 0 while it is not open."""
         return 0 if self._pool is None else self._pool.get_max_size()
@@ -68,13 +64,8 @@ class LentPool:
     async def close(self, timeout: float) -> None:
         """Return to the user what is his: a pool that was passed stays open."""
         pool, self._pool = self._pool, None
-        if pool is None or pool is self._source:
-            return
-        try:
-            async with asyncio.timeout(timeout):  # noqa: TID251  # real connections, real time
-                await pool.close()
-        finally:
-            pool.terminate()
+        if pool is not None and pool is not self._source:
+            await close_pool(pool, timeout)
 
     def require_size(self, least: int) -> None:
         """Raise StorageUnusable for a pool of fewer connections."""
@@ -101,19 +92,19 @@ class LentPool:
                 "give it a pool without default_transaction_isolation"
             )
 
-    async def acquire(self) -> Any:
+    async def acquire(self, *, timeout: float) -> Any:
         """Return a free connection. Raises StorageUnavailable if the pool was closed or none is free in time."""
         if self._pool is None:
             raise StorageUnavailable(f"{self._name} is not open")
         try:
-            return await self._pool.acquire(timeout=ACQUIRE_TIMEOUT)
+            return await self._pool.acquire(timeout=timeout)
         except asyncpg.InterfaceError as error:
             raise StorageUnavailable(
                 f"the pool of {self._name} gives no connection: {error}; keep it open as long as the app"
             ) from error
         except TimeoutError as error:
             raise StorageUnavailable(
-                f"the pool of {self._name} had no free connection for {ACQUIRE_TIMEOUT:g} s; raise its max_size"
+                f"the pool of {self._name} had no free connection for {timeout:g} s; raise its max_size"
             ) from error
 
     async def release(self, connection: Any) -> None:
@@ -128,11 +119,11 @@ class LentPool:
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
         """Lend a connection for the block; if the block raises, it is closed, as its state is not known."""
-        is_lent_here = not self.is_open
+        is_lent_here = self._pool is None
         if is_lent_here:
             await self.open()
         try:
-            connection = await self.acquire()
+            connection = await self.acquire(timeout=ACQUIRE_TIMEOUT)
             try:
                 yield connection
             except BaseException:
@@ -144,3 +135,12 @@ class LentPool:
         finally:
             if is_lent_here:
                 await self.close(2.0)
+
+
+async def close_pool(pool: asyncpg.Pool[Any], timeout: float) -> None:
+    """Close a pool in order, if its server answers within so many seconds."""
+    try:
+        async with asyncio.timeout(timeout):  # noqa: TID251  # real connections, real time
+            await pool.close()
+    finally:
+        pool.terminate()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from headgate.clock import Clock
 from headgate.jobs.identity import is_own_unknown, job_text, remember_own
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.server_time import StoreTime
+from headgate.storage.postgres.server_time import ServerTime
 from headgate.storage.stored_rows import RowDecoder
 
 R = TypeVar("R")
@@ -23,7 +23,7 @@ class PostgresTransaction:
     estimates_rows = True
 
     def __init__(
-        self, session: Session, now: int, limit_now: int, time: StoreTime | None = None, clock: Clock | None = None
+        self, session: Session, now: int, limit_now: int, time: ServerTime | None = None, clock: Clock | None = None
     ) -> None:
         self.session = session
         self.now = now

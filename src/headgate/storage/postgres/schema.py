@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import asyncpg
 
 from headgate.clock import sleep
-from headgate.errors import StorageUnavailable, StorageUnusable, raise_instead
+from headgate.errors import StorageUnavailable, StorageUnusable
 from headgate.storage.migrations import Migration, load_migrations, pending, require_none
 from headgate.storage.postgres.database import COMMAND_TIMEOUT, Database, translate
 from headgate.storage.postgres.dialect import in_schema
@@ -60,33 +60,28 @@ async def require_migrated(database: Database) -> None:
 async def create(database: Database, schema: str) -> None:
     """Create another, empty schema in the database. Raises StorageUnusable if this user may not."""
     try:
-        async with database.connection() as connection:
-            await connection.execute(f'CREATE SCHEMA "{schema}"')
+        with database.translated(opening=True):
+            async with database.connection() as connection:
+                await connection.execute(f'CREATE SCHEMA "{schema}"')
     except asyncpg.InsufficientPrivilegeError as error:
         raise StorageUnusable(
             f"{database.name} needs another schema, and this user may not create it: {error}; run it as the owner"
         ) from error
-    except Exception as error:
-        raise_instead(translate(error, database.url, opening=True), error)
 
 
 async def drop(database: Database, schema: str) -> None:
     """Delete another schema of the database with everything in it, if it exists."""
-    try:
+    with database.translated(opening=True):
         async with database.connection() as connection:
             await connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
-    except Exception as error:
-        raise_instead(translate(error, database.url, opening=True), error)
 
 
 async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
     where = f"schema {database.schema!r} of {database.name}"
-    try:
+    with database.translated(opening=True):
         async with database.connection() as connection:
             missing = await _read_pending(connection, database, where)
             return missing if dry_run or not missing else await _apply(connection, database, where)
-    except Exception as error:
-        raise_instead(translate(error, database.url, opening=True), error)
 
 
 async def _read_pending(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:

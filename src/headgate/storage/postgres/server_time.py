@@ -13,7 +13,7 @@ never follows one. Limit time that falls behind only opens them late. It is corr
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from headgate.clock import SECOND, Clock
 from headgate.storage.postgres.database import Session
@@ -43,56 +43,6 @@ class Instants(NamedTuple):
     limit_now: int
 
 
-class StoreTime(Protocol):
-    """The source of time for a store on a server."""
-
-    def now(self) -> int:
-        """Return wall time at this moment, as far as it is known without a statement."""
-        ...
-
-    def limit_now(self) -> int:
-        """Return limit time at this moment, as far as it is known without a statement."""
-        ...
-
-    def own(self) -> Instants | None:
-        """Return the time that statements use instead of the server's clock; None for the server's clock."""
-        ...
-
-    def observe(self, sent_at: int, now: int, ahead: int) -> int:
-        """Note a reply: the server's clock was `now`, and limit time `ahead` of it, after the request at `sent_at`.
-
-        Returns by how much limit time has stepped; 0 if it has not.
-        """
-        ...
-
-    def reset(self) -> None:
-        """Take the next reading of limit time as right, whatever was known."""
-        ...
-
-
-class OwnTime:
-    """The time of this process in place of the server's: for tests, where time stands still until it is moved."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._ahead = clock.now() - clock.monotonic()
-
-    def now(self) -> int:
-        return self._clock.now()
-
-    def limit_now(self) -> int:
-        return self._clock.monotonic() + self._ahead
-
-    def own(self) -> Instants | None:
-        return Instants(self.now(), self.limit_now())
-
-    def observe(self, sent_at: int, now: int, ahead: int) -> int:
-        return 0
-
-    def reset(self) -> None:
-        """Do nothing: there is no other clock."""
-
-
 class ServerTime:
     """The time of the server.
 
@@ -106,15 +56,22 @@ class ServerTime:
         self._limit = _Offset()
 
     def now(self) -> int:
+        """Return wall time at this moment, as far as it is known without a statement."""
         return self._clock.monotonic() + self._wall.least
 
     def limit_now(self) -> int:
+        """Return limit time at this moment, as far as it is known without a statement."""
         return self._clock.monotonic() + self._limit.least
 
     def own(self) -> Instants | None:
+        """Return the time that statements use instead of the server's clock; None for the server's clock."""
         return None
 
     def observe(self, sent_at: int, now: int, ahead: int) -> int:
+        """Note a reply: the server's clock was `now`, and limit time `ahead` of it, after the request at `sent_at`.
+
+        Returns by how much limit time has stepped; 0 if it has not.
+        """
         received_at = self._clock.monotonic()
         # Wall time steps when operators set the clock.
         self._wall.narrow(now - received_at, now - sent_at, received_at)
@@ -125,7 +82,28 @@ class ServerTime:
         return stepped
 
     def reset(self) -> None:
+        """Take the next reading of limit time as right, whatever was known."""
         self._limit.forget()
+
+
+class OwnTime(ServerTime):
+    """The time of this process in place of the server's: for tests, where time stands still until it is moved."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._ahead = clock.now() - clock.monotonic()
+
+    def now(self) -> int:
+        return self._clock.now()
+
+    def limit_now(self) -> int:
+        return self._clock.monotonic() + self._ahead
+
+    def own(self) -> Instants | None:
+        return Instants(self.now(), self.limit_now())
+
+    def observe(self, sent_at: int, now: int, ahead: int) -> int:
+        return 0
 
 
 class _Offset:
@@ -174,7 +152,7 @@ class _Offset:
             self.least, self.most = max(self.least, least), min(self.most, most)
 
 
-async def follow_clock(session: Session, time: StoreTime, clock: Clock) -> None:
+async def follow_clock(session: Session, time: ServerTime, clock: Clock) -> None:
     """Read the server's clock."""
     sent_at = clock.monotonic()
     row = await session.row("clock")
@@ -183,7 +161,7 @@ async def follow_clock(session: Session, time: StoreTime, clock: Clock) -> None:
         await correct_limit_time(session, time, row["ahead"], stepped)
 
 
-async def correct_limit_time(session: Session, time: StoreTime, ahead: int, stepped: int) -> None:
+async def correct_limit_time(session: Session, time: ServerTime, ahead: int, stepped: int) -> None:
     """Remove the step of the server's clock from limit time, unless another node has.
 
     If that would set limit time back behind a value that others have read, this process was wrong: its own clock has

@@ -29,6 +29,7 @@ from headgate.storage.facts import Contradiction, IndexFacts, PostgresFacts, Sto
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
+from headgate.storage.postgres.client_silence import SilentClients, held_transaction
 from headgate.storage.postgres.database import (
     PATIENCE,
     SUMMARIES,
@@ -42,12 +43,10 @@ from headgate.storage.postgres.database import (
 )
 from headgate.storage.postgres.dialect import checked_schema
 from headgate.storage.postgres.enlisted import add_enlisted, require_same_place, session_of
-from headgate.storage.postgres.held_transaction import held_transaction
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.schema import DEFAULT_SCHEMA, create, drop, require_migrated
 from headgate.storage.postgres.schema import migrate as make_current
-from headgate.storage.postgres.server_time import FOLLOW_EVERY, OwnTime, ServerTime, StoreTime, follow_clock
-from headgate.storage.postgres.silent_clients import SilentClients
+from headgate.storage.postgres.server_time import FOLLOW_EVERY, OwnTime, ServerTime, follow_clock
 from headgate.storage.postgres.wake_ups import WakeUps
 from headgate.storage.procedures.add import add_jobs, add_new_jobs, follows_stored, needs_transaction
 from headgate.storage.procedures.finish import STATEMENTS as FINISH_STATEMENTS
@@ -124,7 +123,7 @@ class PostgresStorage(Store):
         self._listen_url = None if listen_url is None else split_schema(checked_url(listen_url))[0]
         self._is_watched = is_watched
         self._connections = connections
-        self._time: StoreTime = OwnTime(clock) if own_time else ServerTime(clock)
+        self._time: ServerTime = OwnTime(clock) if own_time else ServerTime(clock)
         # A node may send two claims at the same time. What one has read says nothing about the queues of the other.
         backlog = Claimer(self._database, self._time, clock, self.live, self._wake_queues)
         ordinary = Claimer(self._database, self._time, clock, self.live, self._wake_queues, backlog)
@@ -218,26 +217,17 @@ class PostgresStorage(Store):
 
     async def _follow_clock(self) -> None:
         """Read the server's time regularly: a process that only enqueues runs no other statement that returns it."""
-        while True:
-            await sleep(self.clock, FOLLOW_EVERY)
-            try:
-                await self._database.run(lambda session: follow_clock(session, self._time, self.clock))
-            except StorageUnavailable as error:
-                logger.debug("the time of %s could not be read: %s", self._database.name, error)
-            except Exception as error:
-                # Without this task, a process that only enqueues would lose the server's time, so it outlives any
-                # error.
-                logger.warning("the time of %s could not be read: %r", self._database.name, error)
+        await self._database.keep_running(
+            lambda session: follow_clock(session, self._time, self.clock), FOLLOW_EVERY, self.clock, reads="the time"
+        )
 
     async def close(self) -> None:
         if self._pid != os.getpid():
             return
-        if self._following is not None:
-            self._following.cancel()
-            self._following = None
-        if self._ending_silent is not None:
-            self._ending_silent.cancel()
-            self._ending_silent = None
+        for task in (self._following, self._ending_silent):
+            if task is not None:
+                task.cancel()
+        self._following = self._ending_silent = None
         wake_ups, self._wake_ups = self._wake_ups, None
         if wake_ups is not None:
             await wake_ups.close()
