@@ -188,7 +188,7 @@ async def test_a_lost_cancel_request_is_sent_again(postgres: PostgresServer) -> 
                 await asyncio.Event().wait()
 
     async with opened(postgres.url) as data:
-        wake_ups = SilentWakeUps(data, None, SystemClock(), lambda **_: None)
+        wake_ups = SilentWakeUps(data, None, SystemClock(), lambda _: None)
         await wake_ups.open()
         await asyncio.sleep(0)
         with within(3):

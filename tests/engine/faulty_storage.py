@@ -11,7 +11,7 @@ from typing import Any
 
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import BucketRef, NewJob
-from headgate.storage.driver import WakeQueues
+from headgate.storage.driver import Wake
 from headgate.storage.records import Amendment, Claim, Claimed
 from headgate.storage.store import Store
 
@@ -119,7 +119,7 @@ class FaultyStorage:
     def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
         return self._shared.watch(wake)
 
-    def watch_queues(self, wake: WakeQueues) -> Callable[[], None]:
+    def watch_queues(self, wake: Wake) -> Callable[[], None]:
         return self._shared.watch_queues(wake)
 
 

@@ -17,17 +17,17 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 3_000,  # the modules beside the packages
-    "admin": 6_600,
+    "admin": 6_650,
     "cli": 8_550,
     "client": 2_950,
     "contrib": 3_350,
     "engine": 10_250,
     "http": 21_150,
     "jobs": 4_300,
-    "limits": 9_550,
+    "limits": 9_400,
     "observe": 2_020,
     "schedules": 1_850,
-    "storage": 23_500,
+    "storage": 23_250,
     "tasks": 5_150,
     "testing": 1_850,
 }

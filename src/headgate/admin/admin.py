@@ -14,7 +14,7 @@ from msgspec.structs import replace as replaced
 
 from headgate.admin.actor import this_process
 from headgate.admin.batches import cancel_batch
-from headgate.admin.bulk import BulkResult, BulkVerb, CANCEL, ChangeTogether, RETRY, RUN_NOW, change_many, reschedule
+from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, ChangeTogether, change_many, reschedule
 from headgate.admin.ended import AT_ONCE, EndCriteria, EndEvent, EndPage, EndQuery, Place, end_page, follow, read_ends
 from headgate.admin.enqueueing import (
     EnqueueCalls,

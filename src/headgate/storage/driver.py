@@ -130,17 +130,11 @@ class WriteOptions(TypedDict, total=False):
     """It reads by an index that has summaries of pages."""
 
 
-class Wake(Protocol):
-    """Wakes this process after a change; `only_endings`: jobs have become final and nothing else has changed.
+Wake = Callable[[Collection[str] | None], None]
+"""Wakes after a change, with the queues of which jobs may have become claimable.
 
-    Else jobs of these `queues` may have become claimable (None: of any).
-    """
-
-    def __call__(self, *, only_endings: bool = False, queues: Collection[str] | None = None) -> None: ...
-
-
-WakeQueues = Callable[[Collection[str] | None], None]
-"""Called with the queues of which jobs may have become claimable; None: any."""
+None: of any queue. An empty collection: jobs have become final, and nothing else has changed.
+"""
 
 
 class Driver(ABC):
@@ -165,7 +159,7 @@ class Driver(ABC):
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._watchers: list[Callable[[], None]] = []
-        self._queue_watchers: list[WakeQueues] = []
+        self._queue_watchers: list[Wake] = []
 
     @property
     def place(self) -> object | None:
@@ -190,15 +184,15 @@ class Driver(ABC):
         self._watchers.append(wake)
         return lambda: self._watchers.remove(wake)
 
-    def watch_queues(self, wake: WakeQueues) -> Callable[[], None]:
+    def watch_queues(self, wake: Wake) -> Callable[[], None]:
         """As `watch`, for jobs that may have become claimable: `wake` gets their queues, or None if it may be any."""
         self._queue_watchers.append(wake)
         return lambda: self._queue_watchers.remove(wake)
 
-    def _wake(self, *, only_endings: bool = False, queues: Collection[str] | None = None) -> None:
+    def _wake(self, queues: Collection[str] | None = None) -> None:
         for wake in list(self._watchers):
             wake()
-        if not only_endings:
+        if queues is None or queues:
             self._wake_queues(queues)
 
     def _wake_queues(self, queues: Collection[str] | None) -> None:
@@ -344,7 +338,10 @@ def has_woken(wakes: Wakes, result: Any) -> bool:
 
 
 def run_to_end(procedure: Coroutine[Any, Any, R]) -> R:
-    """Run a procedure that never suspends, and return its result. Where there is one writer, no procedure suspends."""
+    """Run a procedure that never suspends, and return its result.
+
+    No procedure suspends where there is one writer, or on a connection of the caller's that is not awaited.
+    """
     try:
         procedure.send(None)
     except StopIteration as stop:

@@ -26,11 +26,10 @@ from headgate.errors import JobFailed
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.query import JobFilter
-from headgate.jobs.tags import parse_tags
 from headgate.jobs.words import parse_tags
-from headgate.storage.driver import WakeQueues, run_to_end
+from headgate.storage.driver import Wake, run_to_end
 from headgate.storage.procedures.finish import complete
-from headgate.storage.records import Claim, Claimed, FreeSlots, JobFilter
+from headgate.storage.records import Claim, Claimed, FreeSlots
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.call import Call
 from headgate.tasks.definition import TaskDefinition
@@ -399,7 +398,7 @@ class SharedMemory(MemoryStorage):
     def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
         return super().watch(_in_this_loop(wake))
 
-    def watch_queues(self, wake: WakeQueues) -> Callable[[], None]:
+    def watch_queues(self, wake: Wake) -> Callable[[], None]:
         return super().watch_queues(_in_this_loop(wake))
 
 

@@ -324,7 +324,7 @@ async def test_an_error_is_forgotten_if_the_job_is_no_longer_of_this_node() -> N
     @app.task
     async def send() -> None:
         id = current_job().id
-        await store_of(app).driver.write(lambda tx: tx.execute("delete_job", id=id))
+        await store_of(app).write(lambda tx: tx.execute("delete_job", id=id))
         raise LookupError("no address")
 
     async with app:

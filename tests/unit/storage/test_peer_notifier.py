@@ -41,8 +41,8 @@ class WatchedFile:
             raise StorageUnavailable("not now")
         return self.version
 
-    def wake(self, *, only_endings: bool = False, queues: Collection[str] | None = None) -> None:
-        self.only_endings = only_endings
+    def wake(self, queues: Collection[str] | None) -> None:
+        self.only_endings = queues is not None
         self.woken.set()
 
     @contextlib.asynccontextmanager

@@ -20,11 +20,9 @@ class Notified(WakeUps):
         database: Any = SimpleNamespace(schema="headgate")
         super().__init__(database, None, clock, self._woken)
         self.sent: list[str] = []
-        self.received: list[bool] = []
         self.queues: list[Collection[str] | None] = []
 
-    def _woken(self, *, only_endings: bool = False, queues: Collection[str] | None = None) -> None:
-        self.received.append(only_endings)
+    def _woken(self, queues: Collection[str] | None) -> None:
         self.queues.append(queues)
 
     async def _notify(self, payload: str) -> None:
@@ -53,11 +51,11 @@ async def settle() -> None:
 
 
 async def test_a_notification_says_whether_only_endings_changed(wake_ups: Notified, clock: ManualClock) -> None:
-    wake_ups.notify(only_endings=True)
+    wake_ups.notify(())
     await settle()
-    wake_ups.notify(only_endings=True)
+    wake_ups.notify(())
     wake_ups.notify()
-    wake_ups.notify(only_endings=True)
+    wake_ups.notify(())
     await settle()
     clock.advance(SEND_EVERY)
     await settle()
@@ -85,7 +83,7 @@ async def test_notifications_of_other_processes_wake_this_one_and_its_own_do_not
     (own,) = wake_ups.sent
     for payload in (own, f"{own} endings", "1-abc endings", "1-abc", ""):
         wake_ups.receive(payload)
-    assert wake_ups.received == [True, False, False]
+    assert wake_ups.queues == [[], None, None]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +100,9 @@ async def test_a_notification_names_the_queues_of_all_changes_if_they_are_known(
     wake_ups: Notified, clock: ManualClock, changes: list[set[str] | None], received: list[str] | None
 ) -> None:
     for queues in changes:
-        wake_ups.notify(queues=queues)
+        wake_ups.notify(queues)
     await settle()
-    wake_ups.notify(queues={"next"})
+    wake_ups.notify({"next"})
     clock.advance(SEND_EVERY)
     await settle()
     other = Notified(clock)

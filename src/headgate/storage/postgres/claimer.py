@@ -20,7 +20,7 @@ from headgate.jobs.identity import job_number
 from headgate.limits.fair import PREFIX
 from headgate.storage.admission import RowId
 from headgate.storage.claim_plan import EXPIRED_A_VISIT, LOCKED_FOR
-from headgate.storage.driver import Transaction, WakeQueues
+from headgate.storage.driver import Transaction, Wake
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.low_watermarks import LowWatermarks
@@ -187,7 +187,7 @@ class Claimer:
         time: ServerTime,
         clock: Clock,
         live: CachedRules,
-        wake: WakeQueues,
+        wake: Wake,
         beside: Claimer | None = None,
     ) -> None:
         self._database = database

@@ -234,11 +234,11 @@ class PostgresStorage(Store):
         await self._additions.drain()
         await self._database.close()
 
-    def _changed(self, *, only_endings: bool = False, queues: Collection[str] | None = None) -> None:
-        """Wake this process and the others: jobs may have become claimable (in these queues; None: any), or final."""
-        self._wake(only_endings=only_endings, queues=queues)
+    def _changed(self, queues: Collection[str] | None = None) -> None:
+        """Wake this process and the others, as `Wake` says."""
+        self._wake(queues)
         if self._wake_ups is not None:
-            self._wake_ups.notify(only_endings=only_endings, queues=queues)
+            self._wake_ups.notify(queues)
 
     def now(self) -> int:
         return self._time.now()
@@ -301,7 +301,7 @@ class PostgresStorage(Store):
         if any(job.buckets for job in jobs):
             for claimer in self._claimers:
                 claimer.expect_arrivals()
-        self._changed(queues=queues)
+        self._changed(queues)
         return duplicates
 
     async def _add_unique(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
@@ -406,7 +406,7 @@ class PostgresStorage(Store):
     async def _finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
         plain = await self._finish_plain(node, endings)
         if len(plain) == len(endings):
-            self._changed(only_endings=True)
+            self._changed(queues=())
             return [True] * len(endings)
         written: dict[AttemptId, bool | None] = dict.fromkeys(plain, True)
         rest = [ending for ending in endings if (ending.id, ending.fence) not in written]

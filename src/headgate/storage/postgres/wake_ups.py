@@ -70,8 +70,6 @@ class WakeUps:
         self.channel = f"headgate_{database.schema}"
         self._origin = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._has_changes = asyncio.Event()
-        self._has_only_endings = True
-        # The queues of which jobs may have become claimable; None: any.
         self._queues: set[str] | None = set()
         self._changes = 0
         self._is_listening = False
@@ -96,11 +94,9 @@ class WakeUps:
                 task.cancel()
             _, tasks = await asyncio.wait(tasks, timeout=1.0)
 
-    def notify(self, *, only_endings: bool = False, queues: Collection[str] | None = None) -> None:
-        """Notify other processes of a change in these queues, or that jobs have become final and no other changed."""
-        self._has_only_endings = self._has_only_endings and only_endings
-        if not only_endings:
-            self._queues = None if queues is None or self._queues is None else self._queues.union(queues)
+    def notify(self, queues: Collection[str] | None = None) -> None:
+        """Notify other processes of a change, as `Wake` says."""
+        self._queues = None if queues is None or self._queues is None else self._queues.union(queues)
         self._changes += 1
         self._has_changes.set()
 
@@ -123,8 +119,7 @@ class WakeUps:
     def _take_payload(self) -> str:
         """Return the payload for the changes since the last one: the origin, and the queues if they are known."""
         queues, self._queues = self._queues, set()
-        only_endings, self._has_only_endings = self._has_only_endings, True
-        if only_endings:
+        if queues is not None and not queues:
             return f"{self._origin} {_ENDINGS}"
         named = "" if queues is None else f" {msgspec.json.encode(sorted(queues)).decode()}"
         return self._origin + (named if len(named.encode()) <= LONGEST_PAYLOAD else "")
@@ -136,7 +131,7 @@ class WakeUps:
         while True:
             await sleep(self._clock, LISTENING_POLL if self._is_listening else BLIND_POLL)
             try:
-                self._wake()
+                self._wake(None)
             except Exception:
                 logger.exception("waking failed")
 
@@ -168,7 +163,7 @@ class WakeUps:
             self._is_listening = True
             ready.set()
             # Changes from before the listener are found now.
-            self._wake()
+            self._wake(None)
             while not await wait_for_event(self._clock, lost, WATCHDOG):
                 await connection.fetchval("SELECT 1", timeout=WATCHDOG)
         finally:
@@ -180,11 +175,8 @@ class WakeUps:
         origin, _, named = str(payload).partition(" ")
         if origin == self._origin:
             return
-        if named == _ENDINGS:
-            self._wake(only_endings=True)
-            return
-        queues: list[str] | None = None
+        queues: list[str] | None = [] if named == _ENDINGS else None
         with contextlib.suppress(msgspec.DecodeError):
-            # Without names, or not from this library: of any queue.
+            # A payload without names, or not from this library, is about any queue.
             queues = _decode_queues(named)
-        self._wake(queues=queues)
+        self._wake(queues)

@@ -27,7 +27,17 @@ from headgate.storage.procedures.buckets import (
     release_unused_batches,
     return_permits,
 )
-from headgate.storage.procedures.lanes import Arrival, LOCKED_JOBS, Lane, LockedJob, add_arrivals, arrival_of, lane_of, leave, reopen_behind
+from headgate.storage.procedures.lanes import (
+    LOCKED_JOBS,
+    Arrival,
+    Lane,
+    LockedJob,
+    add_arrivals,
+    arrival_of,
+    lane_of,
+    leave,
+    reopen_behind,
+)
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.records import Dropped
 from headgate.storage.statements import as_json, optional_json

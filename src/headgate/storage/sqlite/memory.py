@@ -78,7 +78,7 @@ class MemoryStorage(SqliteStorage):
         with self._lock:
             (result,), change = self._commit_group([write])
         if change is not None:
-            self._wake(only_endings=change == "endings")
+            self._wake(() if change == "endings" else None)
         if isinstance(result, Exception):
             raise result
         return result

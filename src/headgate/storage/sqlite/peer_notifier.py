@@ -97,7 +97,7 @@ class PeerNotifier:
                 received.add(self._socket.recv(64))
         except BlockingIOError:
             if not received.isdisjoint((_CHANGE, _ENDINGS)):
-                self._wake(only_endings=_CHANGE not in received)
+                self._wake(None if _CHANGE in received else ())
 
     async def _watch(self) -> None:
         seen: int | None = None
@@ -117,7 +117,7 @@ class PeerNotifier:
                 continue
             if version != seen:
                 seen = version
-                self._wake()
+                self._wake(None)
 
     def _may_have_changed(self) -> bool:
         """Whether the log was written to since the last read of SQLite, even by this process.

@@ -489,7 +489,7 @@ class SqliteStorage(Store):
         """Call the watchers, before the callers, if the commit that has ended changed what they watch."""
         change, self._change = self._change, None
         if change is not None:
-            self._wake(only_endings=change == "endings")
+            self._wake(() if change == "endings" else None)
 
     def _commit_for_loop(self, group: Sequence[Write]) -> Sequence[Any]:
         results, self._change = self._commit_group(group)
