@@ -273,7 +273,7 @@ class Admin(Readings):
         """Return an iterator of jobs as they become final, without end, which reads once a second.
 
         To continue later, pass the `cursor` of the last event as `after`: some events then come again, with the same
-        ids. Raises DeclarationError.
+        ids. Raises DeclarationError, and StorageUnavailable while the store does not answer.
         """
         return follow(self._storage, self._storage.clock, after, EndQuery(**criteria))
 

@@ -21,7 +21,7 @@ import msgspec
 
 from headgate.arguments import parse_instant
 from headgate.clock import SECOND, Clock, sleep, to_datetime
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, TooManySearches
 from headgate.jobs.identity import LOWEST, job_number
 from headgate.jobs.job import JobState
 from headgate.jobs.query import Key, Name
@@ -209,14 +209,18 @@ class EndFollower:
 async def follow(
     storage: Store, clock: Clock, after: str | datetime | None, query: EndQuery
 ) -> AsyncIterator[EndEvent]:
-    """Return the ends that match as they come, for ever."""
+    """Return the ends that match as they come, for ever, also while searches of others take all turns."""
 
     async def read(place: Place) -> EndsRead:
         return await read_ends(storage, place)
 
     follower = EndFollower(read, place_of(after, storage.now()))
     while True:
-        found, has_more = await follower.advance()
+        try:
+            found, has_more = await follower.advance()
+        except TooManySearches:
+            await sleep(clock, EACH)
+            continue
         for end, cursor in found:
             if query.matches(end):
                 yield event_of(end, cursor)

@@ -7,17 +7,20 @@ from bisect import insort
 from collections.abc import Sequence
 from datetime import datetime
 from random import Random
+from typing import cast
 
 import pytest
 
 from headgate.admin import ended
-from headgate.admin.ended import LOOK_BACK, EndFollower, EndQuery, Place, place_of, place_of_end
+from headgate.admin.ended import LOOK_BACK, EndFollower, EndQuery, Place, follow, place_of, place_of_end
 from headgate.clock import SECOND, from_datetime
 from headgate.errors import DeclarationError
 from headgate.http.stream import EndReader
 from headgate.jobs.identity import job_text
 from headgate.jobs.job import BucketRef, JobOptions, JobState
 from headgate.storage.records import EndsRead, StoredEnd
+from headgate.storage.searching import too_many
+from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 
 PAGE = 5
@@ -235,6 +238,29 @@ async def test_an_end_that_is_committed_late_is_returned_once() -> None:
         clock.advance(1)
     assert len(returned) == len(set(returned)) == 30
     assert returned[7].at == began
+
+
+class CrowdedStore(LateStore):
+    """Searches of others take all turns for the first three reads."""
+
+    async def read(self, after: Place) -> EndsRead:
+        if self.reads < 3:
+            self.reads += 1
+            raise too_many()
+        return await super().read(after)
+
+
+async def test_a_follower_goes_on_after_searches_took_all_turns() -> None:
+    clock = ManualClock()
+    store = CrowdedStore(clock)
+    store.add(clock.now(), clock.now())
+    ends = follow(cast(Store, store), clock, None, EndQuery())
+    found = asyncio.ensure_future(anext(ends))
+    while not found.done():
+        await asyncio.sleep(0)
+        clock.advance(1)
+    assert store.reads == 4
+    assert found.result().task == "work"
 
 
 def test_ends_are_matched_by_all_fields() -> None:
