@@ -23,11 +23,11 @@ BUDGETS = {
     "contrib": 3_350,
     "engine": 10_250,
     "http": 21_150,
-    "jobs": 4_300,
+    "jobs": 4_350,
     "limits": 9_400,
     "observe": 2_020,
     "schedules": 1_850,
-    "storage": 23_250,
+    "storage": 23_300,
     "tasks": 5_150,
     "testing": 1_850,
 }
