@@ -32,7 +32,6 @@ from headgate.storage.admission import (
     gated_share,
     remote_charges,
 )
-from headgate.storage.claim_rows import StartRow
 from headgate.storage.endings import late_ending, rejection_error
 from headgate.storage.fair_lines import FairLines
 from headgate.storage.procedures.buckets import PermitRelease
@@ -47,18 +46,9 @@ LOCKED_FOR = SECOND
 """The time after which a lane is visited again if others have locked all its jobs. Their ends wake it too."""
 
 
-class JobStart(msgspec.Struct):
-    """A job that starts, as it was read, with the permits that it holds now and the buckets that were not charged.
-
-    It `is_deferred` if it waited for a limit.
-    """
-
-    id: str
-    lane: RowId
-    fence: int
-    held: BucketMask
-    uncharged: BucketMask
-    is_deferred: bool
+StartRow = tuple[str, RowId, int, BucketMask, BucketMask, bool]
+"""A job that starts: its id, lane and fence as they were read, the permits that it holds now, its buckets that were not
+charged, and whether it waited for a limit."""
 
 
 class LaneMove(msgspec.Struct):

@@ -84,7 +84,7 @@ class _Count(msgspec.Struct):
     last: JobId
 
 
-class _DownstreamJob(msgspec.Struct):
+class _Reached(msgspec.Struct):
     id: JobId
     state: JobState
     cancel_requested: bool
@@ -113,7 +113,7 @@ class _Pending(msgspec.Struct):
 _NODES = RowDecoder(_StoredNode, "job or batch")
 _JOINED = RowDecoder(_Joined, "leader of batch")
 _COUNTS = RowDecoder(_Count, "count of jobs")
-_DOWNSTREAM = RowDecoder(_DownstreamJob, "job", state=JobState.WAITING)
+_DOWNSTREAM = RowDecoder(_Reached, "job", state=JobState.WAITING)
 _COUNTED = RowDecoder(_Counted, "member of batch")
 _PENDING = RowDecoder(_Pending, "batch")
 
@@ -353,7 +353,7 @@ async def downstream_of(tx: Transaction, batch_id: str) -> Downstream:
     From each batch in it and each job that is found, go on to what follows it. A batch or join outside is reached when
     all of its members that are not final are: what follows it waits for nothing else.
     """
-    jobs: dict[str, _DownstreamJob] = {}
+    jobs: dict[str, _Reached] = {}
     order: list[tuple[str, str]] = []
     reached = {batch_id}
     counted: Counter[str] = Counter()
