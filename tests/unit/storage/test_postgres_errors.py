@@ -111,6 +111,15 @@ def test_a_mistake_of_the_program_is_left_as_it_is() -> None:
     assert translate(KeyError("x"), "db") is None
 
 
+def test_a_lost_connection_is_explained_in_the_words_of_the_server() -> None:
+    error = asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+    error.__cause__ = asyncpg.IdleInTransactionSessionTimeoutError(
+        "terminating connection due to idle-in-transaction timeout"
+    )
+    received = translate(error, "db")
+    assert str(received) == "the connection to db was lost: terminating connection due to idle-in-transaction timeout"
+
+
 def test_a_lasting_deadlock_is_a_storage_failure() -> None:
     assert issubclass(Deadlocked, StorageUnavailable)
     assert issubclass(Deadlocked, HeadgateError)

@@ -192,14 +192,14 @@ def _ended(store: str, gap: _StatementGap, error: Exception) -> StorageUnavailab
         if is_idle_timeout(error) or gap.seconds >= 1
         else ""
     )
-    said = _server_error(error)
+    said = server_error(error)
     return StorageUnavailable(
         f"{store}: the session of this transaction ended before its COMMIT was sent, so nothing was committed"
         f"{'' if said is None else f' ({said})'}{why}"
     )
 
 
-def _server_error(error: BaseException | None) -> str | None:
+def server_error(error: BaseException | None) -> str | None:
     """Return what the server has said when it ended the session; asyncpg 0.32 passes that on as a cause."""
     return next((str(each) for each in causes_of(error) if isinstance(each, asyncpg.PostgresError)), None)
 
