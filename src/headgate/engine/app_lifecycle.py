@@ -28,7 +28,7 @@ class AppLifecycle:
         self._close = close
         # Two threads, each with its own loop, may enter at the same time.
         self._lock = threading.Lock()
-        self.open_count = 0
+        self.open_count: int = 0
         """How often it is entered; 0: it is closed."""
         # Done when the current opening or closing has ended.
         self._transition: asyncio.Future[None] | None = None
