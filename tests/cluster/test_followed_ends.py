@@ -152,6 +152,9 @@ class Traffic:
                 for each, is_written in zip(some, written, strict=True):
                     if is_written and isinstance(each, Finished):
                         self.end(each.id)
+                # One whose cancellation was requested is cancelled instead of waiting again.
+                for record in await store.final([each.id for each in some if isinstance(each, Returned)]):
+                    self.end(record.id)
                 endings = endings[len(some) :] + [
                     each for each, is_written in zip(some, written, strict=True) if is_written is None
                 ]
@@ -192,8 +195,9 @@ class Traffic:
             await asyncio.sleep(0.01)
 
     def end(self, id: str) -> None:
-        self.unfinished.discard(id)
-        self.ended.append(id)
+        if id in self.unfinished:
+            self.unfinished.discard(id)
+            self.ended.append(id)
 
     async def destroy(self) -> None:
         """Retry and delete jobs at any time, and prune those that all readers have passed."""
