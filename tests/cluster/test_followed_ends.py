@@ -202,7 +202,8 @@ class Traffic:
     async def destroy(self) -> None:
         """Retry and delete jobs at any time, and prune those that all readers have passed."""
         store = self.stores[0]
-        while self._added < self.count:
+        # Few jobs may have ended when the last ones are added.
+        while self._added < self.count or not self.destroyed:
             some = [self.ended.pop(self.random.randrange(len(self.ended))) for _ in range(min(40, len(self.ended)))]
             gone = await store.final(some)
             self.forget(gone)
