@@ -25,7 +25,7 @@ from headgate.client.declaration import (
 )
 from headgate.client.flow import BatchPlan, ChainPlan, require_plan
 from headgate.client.handler import Handler, mark_declared
-from headgate.client.handles import Batch, Job, Schedule
+from headgate.client.handles import Batch, Job, Schedule, batch_handle, job_handle, schedule_handle
 from headgate.client.portal import AppContext, Leave, require_no_loop
 from headgate.client.sync_app import SyncApp
 from headgate.client.task import Task
@@ -844,15 +844,15 @@ class Headgate(RefusesForeignWords):
         """Return the handle of a job by its id."""
         if callable(job_id):
             raise TypeError("app.job(id) returns the handle of a job; write @app.task above the function")
-        return self._client.job(job_id)
+        return job_handle(self._client, job_id)
 
     def batch(self, batch_id: str) -> Batch:
         """Return the handle of a batch by its id, without its `jobs` and `then`."""
-        return self._client.batch(batch_id)
+        return batch_handle(self._client, batch_id)
 
     def find_schedule(self, name: str) -> Schedule[Any]:
         """Return the handle of a schedule by its name."""
-        return self._client.schedule(name)
+        return schedule_handle(self._client, name)
 
     @property
     def admin(self) -> Admin:

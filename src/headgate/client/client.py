@@ -6,14 +6,12 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from msgspec.structs import replace
 
-from headgate.arguments import require_storable
-from headgate.client.flow import BatchPlan, ChainPlan, Step, steps_to_add
-from headgate.client.flow_builder import NOTHING, FlowBuilder, Placed, PlacedChain, PlacedStep, numbered_graph
-from headgate.client.handles import Batch, Chain, Job, Schedule
+from headgate.client.flow_builder import NOTHING, FlowBuilder, PlacedChain, PlacedStep, numbered_graph
+from headgate.client.plan import BatchSteps, ChainSteps, Step, calls_of, steps_to_add
 from headgate.client.portal import Portal, WaitingThread, is_running_here
 from headgate.clock import SECOND, Clock, to_datetime
 from headgate.engine.app_lifecycle import AppLifecycle
@@ -22,6 +20,7 @@ from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.enqueuer import (
     CallGroup,
     Enqueuer,
+    StoredCall,
     call_around_enqueue,
     changed_flow,
     changed_groups,
@@ -62,10 +61,8 @@ if TYPE_CHECKING:
     from headgate.admin import Admin, EnqueuedJob
     from headgate.admin.nodes import Unserved
 
-R = TypeVar("R")
-
-StoreGroups = Callable[[TaskDefinition, Sequence[CallGroup]], Awaitable[list[Job[Any]]]]
-"""Stores calls of a task and returns their handles."""
+StoreGroups = Callable[[TaskDefinition, Sequence[CallGroup]], Awaitable[list[StoredCall]]]
+"""Stores calls of a task."""
 
 CALLBACK_DRAIN_TIMEOUT = 5.0
 """The most seconds that callbacks, and then subscribers, have to end when the app is closed."""
@@ -81,7 +78,7 @@ LAST_HISTORY_TIMEOUT = 2.0
 
 
 class Client:
-    """Enqueues, reads and waits for one app, while the app is open. It runs no jobs.
+    """Enqueues, reads and waits for one app, while the app is open. It runs no jobs, and knows them by their ids.
 
     `async with client:` connects the store; nested blocks share the connection, and the last one closes it. Its methods
     raise NotOpen outside of a block. `local_node` returns the node that runs jobs in this process, if there is one.
@@ -214,68 +211,64 @@ class Client:
 
     # ------------------------------------------------------------------------------------------ enqueueing
 
-    async def enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+    async def enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[StoredCall]:
         """Store the calls as jobs in one commit, under the options of the task. Raises as `Task.enqueue`."""
         self._require_open()
         return await self._enqueue(task, calls, self._store)
 
-    async def _enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]], store: StoreGroups) -> list[Job[Any]]:
+    async def _enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]], store: StoreGroups) -> list[StoredCall]:
         """Call the functions of `@app.around_enqueue`, if there are any, around `store`, which stores the calls."""
         groups = group_calls(task, calls)
         functions = self.registry.hooks.around_enqueue
         if not functions or not groups:
             return await store(task, groups)
         drafts = drafts_of_groups(task, groups)
-        handles: list[Job[Any]] = []
+        stored: list[StoredCall] = []
 
         async def store_drafts() -> list[str]:
-            handles.extend(await store(task, changed_groups(task, groups, drafts)))
-            return [job.id for job in handles]
+            stored.extend(await store(task, changed_groups(task, groups, drafts)))
+            return [each.id for each in stored]
 
         await call_around_enqueue(functions, drafts, store_drafts)
-        return handles
+        return stored
 
-    async def _store(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[Job[Any]]:
+    async def _store(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[StoredCall]:
         connection = task.options.get("connection")
         if connection is not None:
             jobs = await self.enqueuer.jobs_for_transaction(task, groups)
-            return self._handles(await self.enqueuer.add_in_transaction(connection, jobs))
-        handles = self._handles(await self.enqueuer.enqueue(task, groups))
+            return await self.enqueuer.add_in_transaction(connection, jobs)
+        stored = await self.enqueuer.enqueue(task, groups)
         if any(group.options.get("predict") for group in groups):
-            await self._promise(handles, self.enqueuer.promise_flags(task, groups))
-        return handles
+            flags = self.enqueuer.promise_flags(task, groups)
+            return [await self._promised(each) if flag else each for each, flag in zip(stored, flags, strict=True)]
+        return stored
 
-    def enqueue_blocking(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+    async def _promised(self, stored: StoredCall) -> StoredCall:
+        status = await self.admin.status(stored.id)
+        return stored._replace(prediction=EnqueuePrediction(status.position, status.predicted_start, status.waits_for))
+
+    def enqueue_blocking(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[StoredCall]:
         """As `enqueue`, for synchronous code; a connection of the caller is used in the caller's thread."""
         connection = task.options.get("connection")
         if connection is None:
             stored = self._stored_in_thread(task, calls)
-            return self.portal.run(self.enqueue(task, calls)) if stored is None else self._handles(stored)
+            return self.portal.run(self.enqueue(task, calls)) if stored is None else stored
         require_blocking(connection)
         caller = WaitingThread()
 
-        async def store(task: TaskDefinition, groups: Sequence[CallGroup]) -> list[Job[Any]]:
+        async def store(task: TaskDefinition, groups: Sequence[CallGroup]) -> list[StoredCall]:
             jobs = await self.enqueuer.jobs_for_transaction(task, groups)
             adding = self.enqueuer.add_in_transaction(connection, jobs)
-            return self._handles(await in_thread(caller, partial(copy_context().run, run_to_end, adding)))
+            return await in_thread(caller, partial(copy_context().run, run_to_end, adding))
 
         return self.portal.run(self._enqueue(task, calls, store), caller)
 
-    def _stored_in_thread(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[tuple[str, bool]] | None:
+    def _stored_in_thread(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[StoredCall] | None:
         """Store the calls in this thread; None if they have to be stored on the loop, and nothing is stored then."""
         loop = self.lifecycle.loop
         if loop is None or is_running_here(loop):
             return None
         return self.enqueuer.enqueue_in_thread(task, group_calls(task, calls), loop)
-
-    def _handles(self, stored: Sequence[tuple[str, bool]]) -> list[Job[Any]]:
-        return [Job(id, self, is_new=is_new) for id, is_new in stored]
-
-    async def _promise(self, handles: Sequence[Job[Any]], flags: Sequence[bool]) -> None:
-        for job, is_requested in zip(handles, flags, strict=True):
-            if is_requested:
-                status = await self.admin.status(job.id)
-                job.prediction = EnqueuePrediction(status.position, status.predicted_start, status.waits_for)
 
     def check(self, task: TaskDefinition, call: Call[Any]) -> None:
         """Raise what `enqueue` would raise for the arguments, keys and costs of a call; stores nothing, open or not."""
@@ -301,8 +294,8 @@ class Client:
 
         await call_around_enqueue(functions, drafts, store_drafts)
 
-    async def enqueue_chain(self, plan: ChainPlan[R]) -> Chain[R]:
-        """As `ChainPlan.enqueue`."""
+    async def enqueue_chain(self, plan: ChainSteps) -> PlacedChain:
+        """Store the jobs of a chain in one commit, and return where its steps are. Raises as `ChainPlan.enqueue`."""
 
         async def store() -> PlacedChain:
             builder = FlowBuilder(self.new_id)
@@ -310,10 +303,10 @@ class Client:
             await self.enqueue_flow(*builder.flow())
             return chain
 
-        return self._chain_handle(await with_new_ids(store))
+        return await with_new_ids(store)
 
-    async def enqueue_batch(self, plan: BatchPlan) -> Batch:
-        """As `BatchPlan.enqueue`."""
+    async def enqueue_batch(self, plan: BatchSteps) -> PlacedStep:
+        """The same for a batch. Raises as `BatchPlan.enqueue`."""
 
         async def store() -> PlacedStep:
             builder = FlowBuilder(self.new_id)
@@ -321,33 +314,14 @@ class Client:
             await self.enqueue_flow(*builder.flow())
             return batch
 
-        return self._batch_handle(await with_new_ids(store))
+        return await with_new_ids(store)
 
-    def _batch_handle(self, placed: PlacedStep) -> Batch:
-        then = [self._handle(each) for each in placed.then]
-        return Batch(placed.id, [Job(id, self) for id in placed.jobs or ()], self, then)
-
-    def _chain_handle(self, placed: PlacedChain) -> Chain[Any]:
-        last: Placed = placed
-        while True:
-            if isinstance(last, PlacedChain):
-                last = last.last
-            elif len(last.then) == 1:
-                (last,) = last.then
-            else:
-                break
-        end = Job[Any](last.id, self) if last.jobs is None else self._batch_handle(last)
-        return Chain([Job(id, self) for id in placed.jobs], end)
-
-    def _handle(self, placed: Placed) -> Job[Any] | Batch | Chain[Any]:
-        if isinstance(placed, PlacedChain):
-            return self._chain_handle(placed)
-        return Job(placed.id, self) if placed.jobs is None else self._batch_handle(placed)
-
-    async def add_to_batch(self, batch_id: str, steps: Iterable[Step]) -> list[Job[Any]]:
-        """As `Batch.add`."""
+    async def add_to_batch(self, batch_id: str, steps: Iterable[Step]) -> list[str]:
+        """Store more jobs of a batch, and return their ids. Raises as `Batch.add`."""
         self._require_open()
-        checked = steps_to_add(steps, self)
+        checked = steps_to_add(steps)
+        if not all(call.task and self.registry.declares(call.task) for step in checked for call in calls_of(step)):
+            raise DeclarationError("the calls for batch.add() belong to another app than the batch")
 
         async def store() -> list[str]:
             builder = FlowBuilder(self.new_id)
@@ -356,27 +330,19 @@ class Client:
                 await self.enqueue_flow(*builder.flow())
             return builder.jobs
 
-        return [Job(id, self) for id in await with_new_ids(store)]
+        return await with_new_ids(store)
 
-    async def put_schedule(self, task: TaskDefinition, spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
-        """Store a schedule at run time. Raises as `Task.enqueue`, and DeclarationError."""
-        return await self._put_schedule(spec, self.enqueuer.scheduled_call(task, spec, call))
-
-    async def put_planned_schedule(self, spec: ScheduleSpec, plan: ChainPlan[Any] | BatchPlan) -> Schedule[Any]:
-        """Store a schedule of a chain or a batch at run time, likewise."""
-        return await self._put_schedule(spec, self.scheduled_plan(spec, plan))
-
-    def scheduled_plan(self, spec: ScheduleSpec, plan: ChainPlan[Any] | BatchPlan) -> ScheduledCall:
+    def scheduled_plan(self, spec: ScheduleSpec, plan: ChainSteps | BatchSteps) -> ScheduledCall:
         """Return the graph that a schedule enqueues. Raises DeclarationError for what no occurrence can have."""
         return self.enqueuer.scheduled_graph(spec, numbered_graph(plan, f"schedule {spec.name!r}"))
 
-    async def _put_schedule(self, spec: ScheduleSpec, scheduled: ScheduledCall) -> Schedule[Any]:
+    async def put_schedule(self, spec: ScheduleSpec, scheduled: ScheduledCall) -> None:
+        """Store a schedule at run time. Raises DeclarationError for a custom trigger."""
         self._require_open()
         await self.enqueuer.put_schedule(spec, scheduled)
         node = self._local_node()
         if node is not None:
             node.check_schedules()
-        return Schedule(spec.name, self)
 
     # ---------------------------------------------------------------------------------- reading and waiting
 
@@ -402,21 +368,6 @@ class Client:
         from headgate.admin.enqueueing import EnqueuedJob
 
         return [EnqueuedJob(job.id, job.is_new) for job in await self.enqueue(task, calls)]
-
-    def job(self, job_id: str) -> Job[Any]:
-        """Return the handle of a job; it reads nothing."""
-        require_storable(job_id, "job id")
-        return Job(job_id, self)
-
-    def batch(self, batch_id: str) -> Batch:
-        """Return the handle of a batch, without its jobs; it reads nothing."""
-        require_storable(batch_id, "batch id")
-        return Batch(batch_id, (), self)
-
-    def schedule(self, name: str) -> Schedule[Any]:
-        """Return the handle of a schedule; it reads nothing."""
-        require_storable(name, "schedule")
-        return Schedule(name, self)
 
     async def job_result(self, job_id: str, timeout: float | None) -> Any:
         """As `Job.result`; `timeout` is in seconds."""
@@ -500,15 +451,15 @@ class Client:
         self._require_open()
         return (await cancel_batch(self.storage, batch_id, self._cancel_job, _cancellation)).changed
 
-    async def batch_jobs(self, batch_id: str) -> Sequence[Job[Any]]:
-        """Return the jobs of a batch and of the batches in it, in order, as far as they are kept."""
+    async def batch_jobs(self, batch_id: str) -> Sequence[str]:
+        """Return the ids of the jobs of a batch and of the batches in it, in order, as far as they are kept."""
         self._require_open()
-        found: list[Job[Any]] = []
+        found: list[str] = []
         while True:
-            page = await self.storage.jobs_of_batch(batch_id, after=found[-1].id if found else "")
+            page = await self.storage.jobs_of_batch(batch_id, after=found[-1] if found else "")
             if not page:
                 return found
-            found += [Job(id, self) for id in page]
+            found += page
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         """As `Batch.wait`; `timeout` is in seconds."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
+from headgate.client.client import Client
 from headgate.client.handler import Handler, handler_function
 from headgate.client.task import Task
 from headgate.errors import DeclarationError
@@ -31,10 +32,6 @@ from headgate.tasks.queue import DEFAULT_QUEUE, require_name
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import needs_of
 from headgate.tasks.unique_key import UNIQUE_OPTIONS, computed_key
-
-if TYPE_CHECKING:
-    from headgate.client.client import Client
-
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, TypeVar, Unpack, overload
+from typing import Any, Generic, Never, TypeVar, Unpack, overload
 
+from headgate.client.client import Client
+from headgate.client.flow_builder import Placed, PlacedChain, PlacedStep
 from headgate.client.handles import Batch, Chain, Job, Schedule, SyncBatch, SyncChain, SyncJob, SyncSchedule
+from headgate.client.plan import BatchSteps, ChainSteps, Step, calls_of, checked_step, has_batch, require_no_leaders
 from headgate.client.task import Task
 from headgate.errors import DeclarationError
-from headgate.foreign_words import RefusesCall
 from headgate.jobs.job import On, storable
 from headgate.keywords import names_keywords
 from headgate.limits.limit import Limit, require_list
@@ -17,9 +19,6 @@ from headgate.tasks.call import BatchLimit, Call
 from headgate.tasks.leading import Leader, ResultOf, require_on
 from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, schedule_spec
 
-if TYPE_CHECKING:
-    from headgate.client.client import Client
-
 LONGEST_NAME = 200
 """The most characters of a batch's name."""
 
@@ -27,13 +26,8 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class ChainPlan(RefusesCall, Generic[R_co]):
+class ChainPlan(ChainSteps, Generic[R_co]):
     """Steps that run one after the other; `chain(…)` makes it."""
-
-    leader_id: ClassVar[None] = None
-
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps: tuple[Step, ...] = tuple(steps)
 
     async def enqueue(self) -> Chain[R_co]:
         """Store all jobs in one commit; each is blocked until the step before it has succeeded.
@@ -41,7 +35,8 @@ class ChainPlan(RefusesCall, Generic[R_co]):
         When a step fails or is cancelled, those after it are cancelled. When a step is skipped, those after it are
         skipped. Raises what `Task.enqueue` raises, and DeclarationError for calls of several apps.
         """
-        return await client_of(self).enqueue_chain(self)
+        client = client_of(self)
+        return _chain_handle(await client.enqueue_chain(self), client)
 
     def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> PlannedSchedule:
         """Return a schedule of the chain made at run time: `await chain(…).schedule("nightly", Every(…)).enqueue()`.
@@ -56,25 +51,8 @@ class ChainPlan(RefusesCall, Generic[R_co]):
         return SyncChainPlan(self)
 
 
-class BatchPlan(RefusesCall):
+class BatchPlan(BatchSteps):
     """Calls that run in parallel, and the steps after all of them are final; `batch(…)` makes it."""
-
-    leader_id: ClassVar[None] = None
-
-    def __init__(
-        self,
-        steps: Sequence[Step],
-        limits: Sequence[BatchLimit],
-        next: Sequence[tuple[Step, On]] = (),
-        name: str | None = None,
-        before: BatchPlan | None = None,
-    ) -> None:
-        self.steps: tuple[Step, ...] = tuple(steps)
-        self.limits: tuple[BatchLimit, ...] = tuple(limits)
-        self.next: tuple[tuple[Step, On], ...] = tuple(next)
-        self.name = name
-        self.before = before
-        """The plan without the last of its `next` steps, whose `result_of(…)` an argument of that step can be."""
 
     def then(self, step: Step, on: On = "success") -> BatchPlan:
         """Return the plan with one more step that runs once all jobs are final, if they ended so.
@@ -84,12 +62,13 @@ class BatchPlan(RefusesCall):
         `pages.then(report.call(result_of(pages)))`.
         """
         require_on(on, "a batch's then()")
-        _require_no_leaders(step, "then()")
-        return BatchPlan(self.steps, self.limits, [*self.next, (_step(step, "then()"), on)], self.name, self)
+        require_no_leaders(step, "then()")
+        return BatchPlan(self.steps, self.limits, [*self.next, (checked_step(step, "then()"), on)], self.name, self)
 
     async def enqueue(self) -> Batch:
         """Store all jobs in one commit, with the steps after them. Raises as `Task.enqueue`, and DeclarationError."""
-        return await client_of(self).enqueue_batch(self)
+        client = client_of(self)
+        return _batch_handle(await client.enqueue_batch(self), client)
 
     def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> PlannedSchedule:
         """Same as `ChainPlan.schedule`, for a batch with the steps after it."""
@@ -147,7 +126,9 @@ class PlannedSchedule:
 
         Raises DeclarationError, and what `Task.enqueue` raises for each call.
         """
-        return await client_of(self.plan).put_planned_schedule(self._spec, self.plan)
+        client = client_of(self.plan)
+        await client.put_schedule(self._spec, client.scheduled_plan(self._spec, self.plan))
+        return Schedule(self._spec.name, client)
 
 
 class SyncPlannedSchedule:
@@ -163,8 +144,6 @@ class SyncPlannedSchedule:
         portal = client_of(self._schedule.plan).portal
         return SyncSchedule(portal.run(self._schedule.enqueue()), portal)
 
-
-Step = Call[Any] | ChainPlan[Any] | BatchPlan
 
 Last = Call[R] | ChainPlan[R]
 """A step whose result is that of the chain which it ends."""
@@ -193,8 +172,8 @@ def chain(*steps: Step) -> ChainPlan[Any]:
     if not steps:
         raise DeclarationError("a chain needs at least one step: chain(task.call(…), …)")
     for step in steps[1:]:
-        _require_no_leaders(step, "chain()")
-    return ChainPlan([_step(step, "chain()") for step in steps])
+        require_no_leaders(step, "chain()")
+    return ChainPlan([checked_step(step, "chain()") for step in steps])
 
 
 @names_keywords
@@ -226,8 +205,8 @@ def batch(steps: Iterable[Step], *more: Never, limits: Sequence[BatchLimit] = ()
             raise DeclarationError(
                 f"{limit!r} of a batch has no name; declare it with app.limit(name, …) and give limits=[name]"
             )
-    checked = [_step(step, "batch()") for step in steps]
-    if limits and any(_has_batch(step) for step in checked):
+    checked = [checked_step(step, "batch()") for step in steps]
+    if limits and any(has_batch(step) for step in checked):
         raise DeclarationError(
             "limits= of a batch with a batch in it: a job holds the permits of one batch; give limits= to the inner"
         )
@@ -255,23 +234,6 @@ def result_of(leader: Leader, /) -> Any:
     return ResultOf(leader)
 
 
-def shown(leader: Leader) -> str:
-    """Return a call, chain or batch as it is named in errors."""
-    if isinstance(leader, Call):
-        return "a call" if leader.task is None else f"{leader.task.name}.call(…)"
-    return "a chain" if isinstance(leader, ChainPlan) else "a batch" if isinstance(leader, BatchPlan) else repr(leader)
-
-
-def steps_to_add(steps: Iterable[Step], client: Client) -> list[Step]:
-    """Return calls and chains as they are added to a stored batch. Raises DeclarationError."""
-    checked = [_step(step, "batch.add()") for step in steps]
-    if any(_has_batch(step) for step in checked):
-        raise DeclarationError("batch.add() takes calls and chains of calls; a batch in a batch is enqueued with it")
-    if any(client_of(step) is not client for step in checked):
-        raise DeclarationError("the calls for batch.add() belong to another app than the batch")
-    return checked
-
-
 def require_plan(plan: object, client: Client, where: str) -> None:
     """Raise DeclarationError unless it is a chain or a batch of calls of this app."""
     if not isinstance(plan, ChainPlan | BatchPlan):
@@ -282,7 +244,7 @@ def require_plan(plan: object, client: Client, where: str) -> None:
 
 def client_of(step: Step) -> Client:
     """Return the client of all calls. Raises DeclarationError if they belong to several apps, or there are none."""
-    tasks = [call.task for call in _calls(step) if isinstance(call.task, Task)]
+    tasks = [call.task for call in calls_of(step) if isinstance(call.task, Task)]
     clients = {id(task._client): task._client for task in tasks}
     if not clients:
         raise DeclarationError("this batch has no calls, so it belongs to no app")
@@ -292,52 +254,26 @@ def client_of(step: Step) -> Client:
     return client
 
 
-def _calls(step: Step) -> Iterable[Call[Any]]:
-    if isinstance(step, Call):
-        yield step
-        return
-    for each in step.steps:
-        yield from _calls(each)
-    if isinstance(step, BatchPlan):
-        for each, _ in step.next:
-            yield from _calls(each)
+def _handle(placed: Placed, client: Client) -> Job[Any] | Batch | Chain[Any]:
+    """Return the handle of a step that is stored."""
+    if isinstance(placed, PlacedChain):
+        return _chain_handle(placed, client)
+    return Job(placed.id, client) if placed.jobs is None else _batch_handle(placed, client)
 
 
-def _has_batch(step: Step) -> bool:
-    return isinstance(step, BatchPlan) or (isinstance(step, ChainPlan) and any(map(_has_batch, step.steps)))
+def _batch_handle(placed: PlacedStep, client: Client) -> Batch:
+    then = [_handle(each, client) for each in placed.then]
+    return Batch(placed.id, [Job(id, client) for id in placed.jobs or ()], client, then)
 
 
-def _require_no_leaders(step: Step, where: str) -> None:
-    """Raise DeclarationError for a step that has a place after others and whose first call is `after` some itself."""
-    while isinstance(step, ChainPlan):
-        step = step.steps[0]
-    if isinstance(step, Call) and step.leaders:
-        raise DeclarationError(
-            f"{where}: {shown(step)} has a place after other steps there, and after() names others; write "
-            "batch([…, call.after(…)]), with everything that it is after"
-        )
-
-
-def _step(step: Step, where: str) -> Step:
-    if isinstance(step, (ChainPlan, BatchPlan)):
-        return step
-    if isinstance(step, Call) and step.task is not None:
-        options = step.task.options
-        if step.task.template.unique is not None:
-            remedy = "leave the key out" if "unique_key" in options else "use a task that declares none"
-            raise DeclarationError(
-                f"{where}: a call of task {step.task.name!r} has a unique_key: another job may stand for it, and "
-                f"nothing could follow that; {remedy}"
-            )
-        if options.get("id") is not None:
-            raise DeclarationError(
-                f"{where}: a call of task {step.task.name!r} has an id; only single tasks are enqueued under an id of "
-                "yours"
-            )
-        if options.get("connection") is not None:
-            raise DeclarationError(
-                f"{where}: a call of task {step.task.name!r} has a connection; only single tasks are enqueued in a "
-                "transaction of yours"
-            )
-        return step
-    raise DeclarationError(f"{where} takes calls, chains and batches, not {step!r:.80}; write task.call(…)")
+def _chain_handle(placed: PlacedChain, client: Client) -> Chain[Any]:
+    last: Placed = placed
+    while True:
+        if isinstance(last, PlacedChain):
+            last = last.last
+        elif len(last.then) == 1:
+            (last,) = last.then
+        else:
+            break
+    end = Job[Any](last.id, client) if last.jobs is None else _batch_handle(last, client)
+    return Chain([Job(id, client) for id in placed.jobs], end)

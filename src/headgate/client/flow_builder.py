@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from headgate.client.flow import BatchPlan, ChainPlan, Step, shown
+from headgate.client.plan import BatchSteps, ChainSteps, Step, shown
 from headgate.errors import DeclarationError
 from headgate.jobs.job import On, Origin
 from headgate.tasks.call import Call, FlowBatch, FlowCall, NumberedGraph
@@ -70,7 +70,7 @@ class _NewCall(NamedTuple):
     id: str
     call: Call[Any]
     place: Following
-    plan: BatchPlan | None
+    plan: BatchSteps | None
     batch: str | None
     results: Mapping[str, Any]
     """The arguments that are results."""
@@ -92,12 +92,12 @@ class FlowBuilder:
         """The ids of the jobs, in the order in which their calls were added."""
         return list(self._calls)
 
-    def add(self, step: Step, place: Following, plan: BatchPlan | None = None, batch: str | None = None) -> Placed:
+    def add(self, step: Step, place: Following, plan: BatchSteps | None = None, batch: str | None = None) -> Placed:
         """Add a step after others, inside the batch with that id. Return its place: the next step follows it."""
         placed: Placed
-        if isinstance(step, BatchPlan):
+        if isinstance(step, BatchSteps):
             return self.add_batch(step, place, plan, batch)
-        if isinstance(step, ChainPlan):
+        if isinstance(step, ChainSteps):
             placed = self.add_chain(step, place, plan, batch)
         else:
             id = self._new_id(is_batch=False)
@@ -109,7 +109,7 @@ class FlowBuilder:
         return placed
 
     def add_chain(
-        self, chain: ChainPlan[Any], place: Following, plan: BatchPlan | None = None, batch: str | None = None
+        self, chain: ChainSteps, place: Following, plan: BatchSteps | None = None, batch: str | None = None
     ) -> PlacedChain:
         """Add the steps of a chain, the first after others, inside the batch with that id."""
         first = len(self._calls)
@@ -120,7 +120,7 @@ class FlowBuilder:
         return PlacedChain(self._jobs_since(first), last)
 
     def add_batch(
-        self, plan: BatchPlan, place: Following, outer_plan: BatchPlan | None = None, outer: str | None = None
+        self, plan: BatchSteps, place: Following, outer_plan: BatchSteps | None = None, outer: str | None = None
     ) -> PlacedStep:
         """Add a batch after others, and the steps after it, which are beside it in the outer batch."""
         id = self._new_id(is_batch=True)
@@ -133,7 +133,7 @@ class FlowBuilder:
         jobs = self._jobs_since(first)
         itself = Following((id,)) if self._batches[id].total or not place.ids else place
         placed = PlacedStep(id, itself, jobs)
-        named: BatchPlan | None = plan
+        named: BatchSteps | None = plan
         while named is not None:
             self._placed.setdefault(builtins.id(named), []).append(placed)
             named = named.before
@@ -226,7 +226,7 @@ class FlowBuilder:
                 f"{shown(call)} is after {shown(leader)}, which {found}; put that object itself into the batch, once"
             )
         (found_one,) = placed
-        if isinstance(leader, BatchPlan) and isinstance(found_one, PlacedStep):
+        if isinstance(leader, BatchSteps) and isinstance(found_one, PlacedStep):
             # Not the steps after it, which a chain that ends with the batch waits for.
             return found_one.itself.ids
         return found_one.follow.ids
@@ -310,12 +310,12 @@ def _results(call: Call[Any]) -> Mapping[str, Any]:
     return {name: value for name, value in given.items() if results_in(value)}
 
 
-def numbered_graph(plan: ChainPlan[Any] | BatchPlan, where: str) -> NumberedGraph:
+def numbered_graph(plan: ChainSteps | BatchSteps, where: str) -> NumberedGraph:
     """Return the graph of a plan inside of one batch. Raises DeclarationError for what no occurrence can have."""
     numbers = count()
     builder = FlowBuilder(lambda *, is_batch: str(next(numbers)))
-    is_batch = isinstance(plan, BatchPlan) and not plan.next and not plan.limits
-    run = plan if isinstance(plan, BatchPlan) and is_batch else BatchPlan([plan], ())
+    is_batch = isinstance(plan, BatchSteps) and not plan.next and not plan.limits
+    run = plan if isinstance(plan, BatchSteps) and is_batch else BatchSteps([plan])
     placed = builder.add_batch(run, NOTHING)
     calls, batches = builder.flow()
     known = {*builder.jobs, *(batch.id for batch in batches)}

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-from headgate.arguments import parse_wait
+from headgate.arguments import parse_wait, require_storable
+from headgate.client.client import Client
+from headgate.client.plan import Step
 from headgate.client.portal import Portal
 from headgate.clock import SECOND, Duration
 from headgate.errors import JobSkipped
 from headgate.foreign_words import RefusesAwait, RefusesForeignWords
 from headgate.tasks.status import BatchStatus, EnqueuePrediction, JobStatus, ScheduleStatus
-
-if TYPE_CHECKING:
-    from headgate.client.client import Client
-    from headgate.client.flow import Step
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -116,7 +114,7 @@ class Batch(RefusesAwait):
         final before the new jobs are. Raises BatchClosed if it is final or holds limits, BatchNotFound, and what
         `Task.enqueue` raises.
         """
-        return await self._client.add_to_batch(self.id, calls)
+        return [Job(id, self._client) for id in await self._client.add_to_batch(self.id, calls)]
 
     async def result(self, timeout: Duration | None = None) -> list[Any]:
         """Wait for all jobs and return their results, in order, without those of jobs that were skipped.
@@ -140,7 +138,7 @@ class Batch(RefusesAwait):
         return await self._client.cancel_batch(self.id)
 
     async def _stored_jobs(self) -> Sequence[Job[Any]]:
-        return self.jobs or await self._client.batch_jobs(self.id)
+        return self.jobs or [Job(id, self._client) for id in await self._client.batch_jobs(self.id)]
 
     def __repr__(self) -> str:
         return f"Batch({self.id!r})"
@@ -377,3 +375,21 @@ class SyncSchedule(Generic[R_co]):
 def _wait_seconds(timeout: Duration | None, where: str) -> float | None:
     """Return a timeout in seconds; None: no timeout. Raises DeclarationError if it is not a duration."""
     return None if timeout is None else parse_wait(timeout, "timeout", where) / SECOND
+
+
+def job_handle(client: Client, job_id: str) -> Job[Any]:
+    """Return the handle of a job; it reads nothing."""
+    require_storable(job_id, "job id")
+    return Job(job_id, client)
+
+
+def batch_handle(client: Client, batch_id: str) -> Batch:
+    """Return the handle of a batch, without its jobs; it reads nothing."""
+    require_storable(batch_id, "batch id")
+    return Batch(batch_id, (), client)
+
+
+def schedule_handle(client: Client, name: str) -> Schedule[Any]:
+    """Return the handle of a schedule; it reads nothing."""
+    require_storable(name, "schedule")
+    return Schedule(name, client)

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headgate.client.client import Client
-from headgate.client.handles import SyncBatch, SyncJob, SyncSchedule
+from headgate.client.handles import SyncBatch, SyncJob, SyncSchedule, batch_handle, job_handle, schedule_handle
 
 if TYPE_CHECKING:
     from headgate.client.sync_admin import SyncAdmin
@@ -32,15 +32,15 @@ class SyncApp:
 
     def job(self, job_id: str) -> SyncJob[Any]:
         """As `Headgate.job`."""
-        return SyncJob(self._client.job(job_id), self._client.portal)
+        return SyncJob(job_handle(self._client, job_id), self._client.portal)
 
     def batch(self, batch_id: str) -> SyncBatch:
         """As `Headgate.batch`."""
-        return SyncBatch(self._client.batch(batch_id), self._client.portal)
+        return SyncBatch(batch_handle(self._client, batch_id), self._client.portal)
 
     def find_schedule(self, name: str) -> SyncSchedule[Any]:
         """As `Headgate.find_schedule`."""
-        return SyncSchedule(self._client.schedule(name), self._client.portal)
+        return SyncSchedule(schedule_handle(self._client, name), self._client.portal)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the app's event loop and return its result; blocks this thread."""

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
+from headgate.client.client import Client
 from headgate.client.handles import Job, Schedule, SyncJob, SyncSchedule
 from headgate.client.portal import Portal
+from headgate.engine.enqueuer import StoredCall
 from headgate.foreign_words import raise_no_attribute, raise_not_callable
 from headgate.jobs.retry import RetryPolicy
 from headgate.schedules.trigger import Trigger
@@ -18,9 +20,6 @@ from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.limit_set import LimitSet
 from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, schedule_spec
-
-if TYPE_CHECKING:
-    from headgate.client.client import Client
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,8 +53,8 @@ class Task(TaskDefinition, Generic[P, R]):
         Raises TypeError or PayloadError for arguments that cannot be stored, CostExceedsLimit for a job that could
         never start, DuplicateJob, IdInUse, QueueFull, NotOpen, StorageUnavailable.
         """
-        jobs = await self._client.enqueue(self, (Call(args, kwargs),))
-        return jobs[0]
+        stored = await self._client.enqueue(self, (Call(args, kwargs),))
+        return self._handle(stored[0])
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Call[R]]) -> list[Job[R]]:
         """Store many jobs in one commit, all or none: tuples of positional arguments, or `task.call(…)`.
@@ -63,7 +62,7 @@ class Task(TaskDefinition, Generic[P, R]):
         A call made by `task.using(…).call(…)` has its own options; those it leaves out are the options of this task.
         Raises what `enqueue` raises; TypeError for a call of another task.
         """
-        return await self._client.enqueue(self, self._calls(calls))
+        return [self._handle(each) for each in await self._client.enqueue(self, self._calls(calls))]
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Return a call, for `enqueue_many`, `chain` and `batch`; with `using(…)` before it, under other options."""
@@ -135,6 +134,9 @@ class Task(TaskDefinition, Generic[P, R]):
     def __repr__(self) -> str:
         return f"Task({self.name!r})"
 
+    def _handle(self, stored: StoredCall) -> Job[R]:
+        return Job(stored.id, self._client, stored.prediction, is_new=stored.is_new)
+
     def _calls(self, calls: Iterable[tuple[Any, ...] | Call[Any]]) -> list[Call[Any]]:
         """Return tuples and calls of this task, all as calls. Raises TypeError for anything else."""
         made: list[Call[Any]] = []
@@ -188,7 +190,10 @@ class TaskSchedule(Generic[P, R]):
         An existing one of the same name is updated and keeps its count, its phase and its pause; one that was removed
         or has ended begins anew. Raises what `task.enqueue` raises.
         """
-        return await self._task._client.put_schedule(self._task, self._spec, self._task.call(*args, **kwargs))
+        client = self._task._client
+        call = client.enqueuer.scheduled_call(self._task, self._spec, self._task.call(*args, **kwargs))
+        await client.put_schedule(self._spec, call)
+        return Schedule(self._spec.name, client)
 
 
 class SyncTask(Generic[P, R]):
@@ -202,13 +207,13 @@ class SyncTask(Generic[P, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """Same as `Task.enqueue`."""
-        (job,) = self._client.enqueue_blocking(self._task, [self._task.call(*args, **kwargs)])
-        return SyncJob(job, self._client.portal)
+        (stored,) = self._client.enqueue_blocking(self._task, [self._task.call(*args, **kwargs)])
+        return SyncJob(self._task._handle(stored), self._client.portal)
 
     def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Call[R]]) -> list[SyncJob[R]]:
         """Same as `Task.enqueue_many`."""
-        jobs = self._client.enqueue_blocking(self._task, self._task._calls(calls))
-        return [SyncJob(job, self._client.portal) for job in jobs]
+        stored = self._client.enqueue_blocking(self._task, self._task._calls(calls))
+        return [SyncJob(self._task._handle(each), self._client.portal) for each in stored]
 
     def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> SyncTaskSchedule[P, R]:
         """Same as `Task.schedule`."""

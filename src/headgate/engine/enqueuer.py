@@ -41,6 +41,7 @@ from headgate.tasks.limit_set import UNGATED, GatedCall
 from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, options_of_call, require_headers
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
+from headgate.tasks.status import EnqueuePrediction
 from headgate.tasks.tracing import Tracing
 
 
@@ -51,6 +52,14 @@ class CallGroup(NamedTuple):
     template: JobTemplate
     queue: str
     calls: Sequence[Call[Any]]
+
+
+class StoredCall(NamedTuple):
+    """The id that a caller gets for a call: of its new job, or of one that was there; and what limits predict."""
+
+    id: str
+    is_new: bool = True
+    prediction: EnqueuePrediction | None = None
 
 
 def group_calls(task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[CallGroup]:
@@ -134,8 +143,8 @@ class Enqueuer:
         """End all waits for room in a queue with NotOpen, because the app is closed."""
         self._backlogs.close()
 
-    async def enqueue(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[tuple[str, bool]]:
-        """Store the calls as jobs in one commit; return for each call the id of its job, and whether that is new."""
+    async def enqueue(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[StoredCall]:
+        """Store the calls as jobs in one commit."""
         if not self._ids.has_producer:
             self._ids.set_producer(await self._storage.producer())
         counts = queue_counts(groups)
@@ -146,7 +155,7 @@ class Enqueuer:
 
     def enqueue_in_thread(
         self, task: TaskDefinition, groups: Sequence[CallGroup], loop: asyncio.AbstractEventLoop
-    ) -> list[tuple[str, bool]] | None:
+    ) -> list[StoredCall] | None:
         """As `enqueue`, in a thread beside the loop of the app; None if the loop has to do it, and nothing is stored.
 
         Raises what `enqueue` raises.
@@ -181,7 +190,7 @@ class Enqueuer:
         """Whether one of these queues has a `max_backlog`."""
         return any(self._registry.queues[queue].max_backlog is not None for queue in queues)
 
-    async def _store(self, jobs: Sequence[NewJob], admitted: Admitted | None = None) -> list[tuple[str, bool]]:
+    async def _store(self, jobs: Sequence[NewJob], admitted: Admitted | None = None) -> list[StoredCall]:
         has_max_wait = any(job.give_up_at is not None for job in jobs)
         if has_max_wait:
             jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
@@ -238,7 +247,7 @@ class Enqueuer:
                 jobs = list(await self._large_payloads.store_payloads(jobs, in_transaction=True))
             return jobs
 
-    async def add_in_transaction(self, connection: Any, jobs: Sequence[NewJob]) -> list[tuple[str, bool]]:
+    async def add_in_transaction(self, connection: Any, jobs: Sequence[NewJob]) -> list[StoredCall]:
         """Add the jobs to the transaction of the caller's connection; return what `enqueue` returns.
 
         Raises DeclarationError if the app keeps its jobs in memory.
@@ -253,7 +262,7 @@ class Enqueuer:
         with self.tracing.sending(jobs) as sent:
             return await self._add_in(connection, sent)
 
-    async def _add_in(self, connection: Any, jobs: Sequence[NewJob]) -> list[tuple[str, bool]]:
+    async def _add_in(self, connection: Any, jobs: Sequence[NewJob]) -> list[StoredCall]:
         for _ in range(NEW_IDS_TRIES):
             try:
                 return resolved_ids(jobs, await self._storage.add_in(connection, jobs))
@@ -469,9 +478,11 @@ class Enqueuer:
                 self._bus.publish(kind(at=at, job_id=id or job.id, task=job.task, queue=job.queue, run_at=job.run_at))
 
 
-def resolved_ids(jobs: Sequence[NewJob], duplicates: Mapping[str, str]) -> list[tuple[str, bool]]:
-    """Return the ids that callers get, of the existing job where one was found; and whether the job is new."""
-    return [(duplicates.get(job.id, job.id), job.id not in duplicates) for job in jobs]
+def resolved_ids(jobs: Sequence[NewJob], duplicates: Mapping[str, str]) -> list[StoredCall]:
+    """Return what callers get: the id of the existing job where one was found."""
+    if not duplicates:
+        return [StoredCall(job.id) for job in jobs]
+    return [StoredCall(duplicates.get(job.id, job.id), job.id not in duplicates) for job in jobs]
 
 
 def require_key(limit: str, reason: str) -> None:

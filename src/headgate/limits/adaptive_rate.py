@@ -8,7 +8,7 @@ what was sent before it (RFC 5681), no increase while the rate is not used (RFC 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import ClassVar, NamedTuple, Unpack
 
 from msgspec.structs import replace
 
@@ -16,10 +16,10 @@ from headgate.arguments import parse_duration
 from headgate.clock import FARTHEST as HUNDRED_YEARS
 from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
-from headgate.limits.limit import Limit, RateOptions, changed
+from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions, changed
 from headgate.limits.rate import Rate, parse_rate
 from headgate.limits.rate_limit import FARTHEST
-from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
+from headgate.limits.rule import LuaNumbers, Rule, Snapshot
 
 KEPT = 7 * 86400 * SECOND
 """How long an idle bucket is kept, because it has found a rate."""
@@ -195,22 +195,6 @@ class Aimd(Rule[AimdState], frozen=True, tag="adaptive", tag_field="kind"):
         bounds = f"{_spelled(self.low, self.period)} to {_spelled(self.high, self.period)}"
         return f"adaptive, {bounds}{f' burst {self.burst}' if self.burst > 1 else ''}"
 
-    @classmethod
-    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
-        burst = options.get("burst")
-        if not isinstance(like, Aimd):
-            return AdaptiveRate(text, burst=1 if burst is None else burst)
-        highest = parse_rate(text, None)
-        high = highest.count * PARTS
-        low = min(high, max(1, like.low * highest.period // like.period))
-        limit = AdaptiveRate(
-            text, climb=like.climb / SECOND, backoff=like.kept / 100, burst=like.burst if burst is None else burst
-        )
-        start = min(high, max(low, like.start * highest.period // like.period))
-        found = changed(limit, rule=Aimd(low, high, highest.period, start, like.climb, like.kept, limit.rule.burst))
-        found.rule.require_bounded()
-        return found
-
     def _new(self, now: int) -> AimdState:
         return AimdState(self.start, now * TICKS, now, 0)
 
@@ -282,6 +266,22 @@ class AdaptiveRate(Limit):
         climbing = parse_duration(climb, "climb", where, allow_zero=False)
         rule = Aimd(low, high, highest.period, first, climbing, round(backoff * 100), burst)
         super().__init__(rule, **options)
+
+    @classmethod
+    def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
+        burst = options.get("burst")
+        if not isinstance(like, Aimd):
+            return cls(text, burst=1 if burst is None else burst)
+        highest = parse_rate(text, None)
+        high = highest.count * PARTS
+        low = min(high, max(1, like.low * highest.period // like.period))
+        limit = cls(
+            text, climb=like.climb / SECOND, backoff=like.kept / 100, burst=like.burst if burst is None else burst
+        )
+        start = min(high, max(low, like.start * highest.period // like.period))
+        found = changed(limit, rule=Aimd(low, high, highest.period, start, like.climb, like.kept, limit.rule.burst))
+        found.rule.require_bounded()
+        return found
 
 
 def _opening(now: int, debt: int) -> int:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import msgspec
 
 from headgate.arguments import LARGEST_COUNT
 from headgate.errors import DeclarationError
-from headgate.limits.limit import HoldUntil, Key, Limit, LimitOptions, PermitOptions
+from headgate.limits.limit import AnyRule, HoldUntil, Key, Limit, LimitOptions, PermitOptions, SpelledOptions
 from headgate.limits.rate import PermitRule
-from headgate.limits.rule import NEVER, Rule, Snapshot, SpelledOptions
+from headgate.limits.rule import NEVER, Rule, Snapshot
 
 MUTEX = "mutex"
 """The limit that all mutexes without a name share: the key alone names the resource."""
@@ -106,12 +106,6 @@ class Semaphore(PermitRule[HeldPermits], frozen=True, tag="concurrency", tag_fie
     def load(self, stored: str, now: int) -> HeldPermits:
         # Under another kind of rule there were no permits.
         return load_permits(stored)
-
-    @classmethod
-    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
-        if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
-            raise DeclarationError(f"{text!r} is not a whole number; write how many may run at once, such as 5")
-        return Concurrency(int(text))
 
 
 class _HolderRule(Semaphore, frozen=True, gc=False):
@@ -209,6 +203,12 @@ class Concurrency(Limit):
         object.__setattr__(self, "hold", hold)
         object.__setattr__(self, "owner", owner)
         super().__init__(Semaphore(count), **options)
+
+    @classmethod
+    def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
+        if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
+            raise DeclarationError(f"{text!r} is not a whole number; write how many may run at once, such as 5")
+        return cls(int(text))
 
     @property
     def permit(self) -> PermitOptions | None:

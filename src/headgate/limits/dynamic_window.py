@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import msgspec
 
@@ -13,7 +13,7 @@ from headgate.clock import Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Limit, RateOptions
 from headgate.limits.rate import described, parse_margin, parse_rate
-from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
+from headgate.limits.rule import LuaNumbers, Rule, Snapshot
 from headgate.limits.sliding_window import moved_slice, slice_length, slices_touched
 
 DEFAULT_MAX_KEYS = 1000
@@ -166,10 +166,6 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
         rate = described(self.capacity or self.max_count, self.period, self.margin)
         shared = f"shared, {counts} a key" if self.capacity else "a key"
         return f"{rate} {shared}, in {self.slices} slices, up to {self.max_keys} keys"
-
-    @classmethod
-    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
-        raise DeclarationError("a dynamic window is set from code: app.admin.limits.set(name, DynamicWindow(…))")
 
     def require_bounded(self, rounding: int = 0) -> None:
         # Each slice is rounded up, by less than a microsecond.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 from headgate.clock import SECOND, Duration
 from headgate.errors import DeclarationError
-from headgate.limits.limit import Limit, RateOptions
+from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
 from headgate.limits.rate import CountRule, described, parse_margin, parse_rate
-from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
+from headgate.limits.rule import LuaNumbers, Snapshot
 
 Window = tuple[int, int]
 """The instant a window begins, and how much was used in it."""
@@ -96,10 +96,6 @@ class WindowCounter(CountRule[Window], frozen=True, tag="fixed", tag_field="kind
     def describe(self) -> str:
         return f"{described(self.count, self.period + self.margin, self.margin)} in fixed windows"
 
-    @classmethod
-    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
-        return FixedWindow(text)
-
     def lua_numbers(self) -> LuaNumbers:
         return LuaNumbers((self.count, self.period, self.margin), self.count, self.period)
 
@@ -140,3 +136,7 @@ class FixedWindow(Limit):
         if keepout >= parsed.period:
             raise DeclarationError(f"margin={margin!r} takes up the whole fixed window of {parsed}; lower it")
         super().__init__(WindowCounter(parsed.count, parsed.period, keepout), **options)
+
+    @classmethod
+    def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
+        return cls(text)

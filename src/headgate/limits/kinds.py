@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import reduce
 from operator import or_
 from typing import Any, Final, Literal, Unpack, cast
@@ -10,26 +10,26 @@ from typing import Any, Final, Literal, Unpack, cast
 import msgspec
 
 from headgate.errors import DeclarationError
-from headgate.limits.adaptive_rate import Aimd
-from headgate.limits.concurrency import Semaphore
-from headgate.limits.dynamic_window import SharedCounter
-from headgate.limits.fixed_window import WindowCounter
-from headgate.limits.limit import AnyRule, Limit
-from headgate.limits.rate_limit import Gcra
-from headgate.limits.rule import RATE, SpelledOptions
-from headgate.limits.sliding_window import SliceCounter
-from headgate.limits.strict_rate import SlidingLog
+from headgate.limits.adaptive_rate import AdaptiveRate, Aimd
+from headgate.limits.concurrency import Concurrency, Semaphore
+from headgate.limits.dynamic_window import DynamicWindow, SharedCounter
+from headgate.limits.fixed_window import FixedWindow, WindowCounter
+from headgate.limits.limit import AnyRule, Limit, SpelledOptions
+from headgate.limits.rate_limit import Gcra, RateLimit
+from headgate.limits.rule import RATE
+from headgate.limits.sliding_window import SliceCounter, SlidingWindow
+from headgate.limits.strict_rate import SlidingLog, StrictRate
 
-RULES: Final[tuple[type[AnyRule], ...]] = (
-    SlidingLog,
-    Gcra,
-    WindowCounter,
-    SliceCounter,
-    SharedCounter,
-    Semaphore,
-    Aimd,
-)
-"""Every kind of rule. Add a new one here, and to `RateKind` if a text can choose it for a rate."""
+RULES: Final[Mapping[type[AnyRule], type[Limit]]] = {
+    SlidingLog: StrictRate,
+    Gcra: RateLimit,
+    WindowCounter: FixedWindow,
+    SliceCounter: SlidingWindow,
+    SharedCounter: DynamicWindow,
+    Semaphore: Concurrency,
+    Aimd: AdaptiveRate,
+}
+"""Every kind of rule, and what declares it. Add a new one here, and to `RateKind` if a text can choose it."""
 
 RateKind = Literal["strict", "rate", "fixed", "sliding", "adaptive"]
 """The kinds that a text can choose for a rate."""
@@ -38,8 +38,9 @@ RateKind = Literal["strict", "rate", "fixed", "sliding", "adaptive"]
 class RuleKinds:
     """Some kinds of rules, by name."""
 
-    def __init__(self, rules: Iterable[type[AnyRule]]) -> None:
+    def __init__(self, rules: Mapping[type[AnyRule], type[Limit]]) -> None:
         self._by_name = {rule.kind: rule for rule in rules}
+        self._declared_by = rules
         union: Any = reduce(or_, self._by_name.values())
         self._decode = msgspec.json.Decoder(union).decode
 
@@ -72,7 +73,7 @@ class RuleKinds:
         rule = self._by_name.get(kind)
         if rule is None or (like is not None and rule.family != like.family):
             raise DeclarationError(f"rules of kind {kind!r} are set from code: app.admin.limits.set(…)")
-        return rule.spelled(text, like, options)
+        return self._declared_by[rule].spelled(text, like, options)
 
 
 KINDS = RuleKinds(RULES)

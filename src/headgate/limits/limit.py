@@ -53,6 +53,13 @@ class LimitOptions(TypedDict, total=False):
     on_missing_key: OnMissingKey
 
 
+class SpelledOptions(TypedDict, total=False):
+    """The options of a rule beside its rate, as text can give them; None if not given."""
+
+    burst: int | None
+    slices: int | None
+
+
 class RateOptions(LimitOptions, total=False):
     """The options of every limit that counts starts."""
 
@@ -104,6 +111,11 @@ class Limit:
     def __init_subclass__(cls) -> None:
         if cls.__module__.startswith("headgate."):  # The arguments of a user's class are their own.
             names_keywords(cls)
+
+    @classmethod
+    def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
+        """Return the limit that `text` means; options left out are as in `like`. Raises DeclarationError."""
+        raise DeclarationError(f"a {cls.__name__} is set from code: app.admin.limits.set(name, {cls.__name__}(…))")
 
     @property
     def permit(self) -> PermitOptions | None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 from msgspec.structs import replace
 
 from headgate.clock import FARTHEST as HUNDRED_YEARS
 from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
-from headgate.limits.limit import Limit, RateOptions
+from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
 from headgate.limits.rate import described, parse_margin, parse_rate
-from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
+from headgate.limits.rule import LuaNumbers, Rule, Snapshot
 
 START_EMPTY_KEPT = 7 * 86400 * SECOND
 """How long an idle bucket of a `start_empty` limit is kept, because it differs from a new one."""
@@ -126,10 +126,6 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
         rate = described(self.count, self.period, self.margin)
         return f"{rate} burst {self.burst}{' start empty' if self.start_empty else ''}"
 
-    @classmethod
-    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
-        return RateLimit(text, burst=options.get("burst"))
-
     def require_bounded(self, rounding: int = 0) -> None:
         super().require_bounded(rounding)
         if self.period * self.burst > HUNDRED_YEARS * self.count:
@@ -193,3 +189,7 @@ class RateLimit(Limit):
         widening = parse_margin(margin, "a rate limit")
         rule = Gcra(parsed.count, parsed.period + widening, burst, start_empty, widening)
         super().__init__(rule, **options)
+
+    @classmethod
+    def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
+        return cls(text, burst=options.get("burst"))

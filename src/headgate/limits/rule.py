@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypedDict, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from headgate.arguments import LARGEST_COUNT
 from headgate.clock import FARTHEST, SECOND
 from headgate.errors import DeclarationError
-
-if TYPE_CHECKING:
-    from headgate.limits.limit import Limit
 
 S = TypeVar("S")
 
@@ -33,13 +30,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     available: int
     opens_at: int
     present: str | None = None
-
-
-class SpelledOptions(TypedDict, total=False):
-    """The options of a rule beside its rate, as text can give them; None if not given."""
-
-    burst: int | None
-    slices: int | None
 
 
 class LuaNumbers(NamedTuple):
@@ -196,7 +186,7 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
         """Return the instant from which the state may be forgotten."""
         raise NotImplementedError
 
-    # ---------------------------------------------------------------------------------------- storing and spelling
+    # ----------------------------------------------------------------------------------------------------- storing
 
     def dump(self, state: S) -> str:
         """Return the state in its stored form."""
@@ -209,11 +199,6 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
     def describe(self) -> str:
         """Return the numbers in a few words, for display and to distinguish declarations."""
         raise NotImplementedError
-
-    @classmethod
-    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
-        """Return the limit that `text` means; options left out are as in `like`. Raises DeclarationError."""
-        raise DeclarationError(f"rules of kind {cls.kind!r} are set from code: app.admin.limits.set(…)")
 
     def require_bounded(self, rounding: int = 0) -> None:
         """Raise DeclarationError unless every store can hold its counts and every instant that follows from them.

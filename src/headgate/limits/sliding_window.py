@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
-from headgate.limits.limit import Limit, RateOptions
+from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
 from headgate.limits.rate import CountRule, described, parse_margin, parse_rate
-from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
+from headgate.limits.rule import LuaNumbers, Snapshot
 
 DEFAULT_SLICES = 60
 
@@ -118,11 +118,6 @@ class SliceCounter(CountRule[Slices], frozen=True, tag="sliding", tag_field="kin
 
     def describe(self) -> str:
         return f"{described(self.count, self.period, self.margin)} in {self.slices} slices"
-
-    @classmethod
-    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
-        slices = options.get("slices") or (like.slices if isinstance(like, SliceCounter) else DEFAULT_SLICES)
-        return SlidingWindow(text, slices=slices)
 
     def require_bounded(self, rounding: int = 0) -> None:
         # Each slice is rounded up, by less than a microsecond.
@@ -234,6 +229,11 @@ class SlidingWindow(Limit):
         widening = parse_margin(margin, "a sliding window")
         length = slice_length(parsed.period + widening, slices, f"a sliding window of {parsed}")
         super().__init__(SliceCounter(parsed.count, length, slices, widening), **options)
+
+    @classmethod
+    def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
+        slices = options.get("slices") or (like.slices if isinstance(like, SliceCounter) else DEFAULT_SLICES)
+        return cls(text, slices=slices)
 
 
 def slice_length(period: int, slices: int, where: str) -> int:

@@ -6,13 +6,13 @@ import base64
 import struct
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
-from headgate.limits.limit import Limit, RateOptions
+from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
 from headgate.limits.rate import CountRule, described, parse_margin, parse_rate
-from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
+from headgate.limits.rule import LuaNumbers, Snapshot
 
 MAX_COUNT = 1000
 DEFAULT_MARGIN = 0.02
@@ -88,10 +88,6 @@ class SlidingLog(CountRule[Starts], frozen=True, tag="strict", tag_field="kind")
     def describe(self) -> str:
         return described(self.count, self.period, self.margin)
 
-    @classmethod
-    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
-        return StrictRate(text)
-
     def lua_numbers(self) -> LuaNumbers:
         return LuaNumbers((self.count, self.period), self.count, self.period)
 
@@ -143,3 +139,7 @@ class StrictRate(Limit):
             )
         widening = parse_margin(margin, "a strict rate")
         super().__init__(SlidingLog(parsed.count, parsed.period + widening, widening), **options)
+
+    @classmethod
+    def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
+        return cls(text)

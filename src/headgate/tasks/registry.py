@@ -173,6 +173,11 @@ class Registry:
         """Return the task that runs jobs stored under this name, its own or an alias."""
         return self._by_name.get(name)
 
+    def declares(self, task: TaskDefinition) -> bool:
+        """Whether it is a task of this app, perhaps with other options of enqueueing."""
+        own = self.tasks.get(task.name)
+        return own is not None and own.payload is task.payload
+
     def named(self) -> Iterable[tuple[str, TaskDefinition]]:
         """Return each name and alias, with its task."""
         return self._by_name.items()

@@ -22,14 +22,13 @@ from typing import Any, Self, TypeVar, cast
 
 from headgate.app import Headgate
 from headgate.client.client import Client
-from headgate.client.handles import Job
 from headgate.client.portal import Leave, Portal, WaitingThread
 from headgate.clock import Clock
 from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.backlog import Admitted, Backlogs
 from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
-from headgate.engine.enqueuer import CallGroup, resolved_ids
+from headgate.engine.enqueuer import CallGroup, StoredCall, resolved_ids
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.results import result_of
 from headgate.engine.services import Services
@@ -68,21 +67,21 @@ class ManualClient(Client):
     connections: dict[str, Any]
     """The connection in whose transaction a job was enqueued, by the job's id."""
 
-    async def enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[Job[Any]]:
-        jobs = await super().enqueue(task, calls)
-        await self.app.after_enqueueing([job.id for job in jobs])
-        return jobs
+    async def enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[StoredCall]:
+        stored = await super().enqueue(task, calls)
+        await self.app.after_enqueueing([each.id for each in stored])
+        return stored
 
-    async def _store(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[Job[Any]]:
+    async def _store(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[StoredCall]:
         connection = task.options.get("connection")
         if connection is None:
             return await super()._store(task, groups)
         new = await self.enqueuer.jobs_for_transaction(task, groups)
-        jobs = self._handles(resolved_ids(new, await self.storage.add(new)))
-        self.connections |= dict.fromkeys([job.id for job in jobs], connection)
-        return jobs
+        stored = resolved_ids(new, await self.storage.add(new))
+        self.connections |= dict.fromkeys([each.id for each in stored], connection)
+        return stored
 
-    def enqueue_blocking(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+    def enqueue_blocking(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[StoredCall]:
         if task.options.get("connection") is not None:
             require_blocking(task.options.get("connection"))
         return self.portal.run(self.enqueue(task, calls))

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 
 from headgate.app import Headgate
 from headgate.arguments import parse_instant, parse_seconds, read_duration
-from headgate.client.handles import Job
 from headgate.client.task import Task
 from headgate.clock import SECOND, Clock, Duration, SystemClock, to_datetime
-from headgate.engine.enqueuer import CallGroup
+from headgate.engine.enqueuer import CallGroup, StoredCall
 from headgate.engine.results import result_of
 from headgate.errors import JobFailed
 from headgate.jobs.batch import NewBatch
@@ -222,9 +221,9 @@ class Workbench:
         client = self._app._client
         new: list[NewJob] = []
 
-        async def keep(task: TaskDefinition, groups: Sequence[CallGroup]) -> list[Job[Any]]:
+        async def keep(task: TaskDefinition, groups: Sequence[CallGroup]) -> list[StoredCall]:
             new.extend(client.enqueuer._jobs_of(task, groups))
-            return client._handles([(job.id, True) for job in new])
+            return [StoredCall(job.id) for job in new]
 
         await client._enqueue(task, [Call(args, kwargs, task)], keep)
         (job,) = new

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import pytest
 import pytest_asyncio
@@ -24,9 +24,9 @@ from headgate.jobs.job import BucketRef
 from headgate.limits import kinds
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.kinds import RULES, RuleKinds, dump_rule, load_rule, spelled_limit
-from headgate.limits.limit import Limit, RateOptions
+from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
 from headgate.limits.redis.script import numbers
-from headgate.limits.rule import Rule, Snapshot, SpelledOptions
+from headgate.limits.rule import Rule, Snapshot
 from headgate.limits.standalone.limiter import Limiter
 from headgate.storage.admission import BucketView, LaneView, admit
 from headgate.storage.sqlite.storage import SqliteStorage
@@ -82,10 +82,6 @@ class Rest(Rule[int], frozen=True, tag="rest", tag_field="kind"):
     def describe(self) -> str:
         return f"one every {self.period / SECOND:g} s"
 
-    @classmethod
-    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
-        return RestBetween(text)
-
 
 @dataclass(frozen=True, init=False)
 class RestBetween(Limit):
@@ -95,6 +91,10 @@ class RestBetween(Limit):
 
     def __init__(self, rest: Duration | str, **options: Unpack[RateOptions]) -> None:
         super().__init__(Rest(parse_duration(rest, "rest", "a rest")), **options)
+
+    @classmethod
+    def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
+        return cls(text)
 
 
 APP = """
@@ -112,7 +112,7 @@ async def sync(tenant: str) -> None: ...
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it stood in the list of rules."""
-    monkeypatch.setattr(kinds, "KINDS", RuleKinds((*RULES, Rest)))
+    monkeypatch.setattr(kinds, "KINDS", RuleKinds({**RULES, Rest: RestBetween}))
 
 
 @pytest.fixture
