@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from headgate import Headgate
 from headgate.admin.batches import cancel_batch
-from headgate.client.flow import BatchPlan, Step, batch, chain
+from headgate.client.flow import BatchPlan, batch, chain
 from headgate.client.flow_builder import NOTHING, FlowBuilder, PlacedStep
+from headgate.client.plan import Step
 from headgate.client.task import Task
 from headgate.errors import BatchClosed, DeclarationError, IllegalTransition, LeaderNotRetried
 from headgate.jobs.audit import AuditRecord

@@ -17,11 +17,12 @@ from typing import Any, Self
 
 from headgate.app import Headgate
 from headgate.client.client import Client
-from headgate.client.handles import Job, Schedule
 from headgate.client.portal import Portal
 from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
 from headgate.engine.app_lifecycle import AppLifecycle, Step
+from headgate.engine.enqueuer import StoredCall
 from headgate.errors import HeadgateError
+from headgate.jobs.scheduled import ScheduledCall
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
@@ -163,7 +164,7 @@ class LiveHeadgate(InTest):
 class EngineLoopClient(Client):
     """Runs its verbs on the loop of the engine, whichever event loop awaits them."""
 
-    async def enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+    async def enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[StoredCall]:
         enqueued = super().enqueue(task, calls)
         # A caller's connection belongs to the caller's loop.
         return await (self.portal.reach(enqueued) if task.options.get("connection") is None else enqueued)
@@ -171,8 +172,8 @@ class EngineLoopClient(Client):
     async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
         await self.portal.reach(super().enqueue_flow(calls, batches))
 
-    async def put_schedule(self, task: TaskDefinition, spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
-        return await self.portal.reach(super().put_schedule(task, spec, call))
+    async def put_schedule(self, spec: ScheduleSpec, scheduled: ScheduledCall) -> None:
+        await self.portal.reach(super().put_schedule(spec, scheduled))
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         return await self.portal.reach(super().wait_for_batch(batch_id, timeout))

@@ -8,8 +8,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from headgate import Headgate, JobState, Mutex, StrictRate, batch, chain
-from headgate.client.flow import BatchPlan, ChainPlan, Step
+from headgate.client.flow import BatchPlan, ChainPlan
 from headgate.client.handles import Batch, Chain, Job
+from headgate.client.plan import Step
 from headgate.clock import to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import ClaimedJob, JobRecord
