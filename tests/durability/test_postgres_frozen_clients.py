@@ -15,8 +15,8 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
-from headgate.storage.postgres.client_silence import SILENT_FOR
 from headgate.storage.postgres.database import Database, Session
+from headgate.storage.postgres.silent_clients import SILENT_FOR
 from tests import postgres_server
 from tests.durability.postgres import Endings, count_endings, sent_id, session_at
 from tests.durability.processes import Children

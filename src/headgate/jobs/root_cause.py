@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
 
+from headgate.jobs.code_owner import owner_of
 from headgate.jobs.job import LONGEST_TRACEBACK, JobError
 
 LONGEST_PATTERN = 200
@@ -171,14 +169,6 @@ def _headline(text: str) -> tuple[str, str] | None:
 # It begins with a literal, for which Python searches ten times as fast as for the beginning of a line.
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9}), in (?P<function>.+)$', re.MULTILINE)
 
-_INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/](?P<package>[^\\/]+)")
-
-_STANDARD = re.compile(r"[\\/]lib(?:64)?[\\/](?:python|pypy)3[^\\/]*[\\/]|[\\/]Python3[^\\/]*[\\/]Lib[\\/]")
-
-_STANDARD_HERE = sysconfig.get_path("stdlib")
-
-_HEADGATE_HERE = str(Path(__file__).parents[1])
-
 
 def own_place(inner: str, whole: str) -> CodePlace | None:
     """Return the last place in the user's own code, in the innermost exception if it has one, else in all of them.
@@ -198,24 +188,5 @@ def own_place(inner: str, whole: str) -> CodePlace | None:
     return None
 
 
-def is_users(file: str) -> bool:
-    """Whether a file is neither Headgate's nor Python's, but the user's or of a package."""
-    return _owner(file) is not None
-
-
 def _owned_frames(text: str) -> list[tuple[re.Match[str], str | None]]:
-    return [(frame, _owner(frame["file"])) for frame in _FRAME.finditer(text)]
-
-
-@lru_cache(10_000)
-def _owner(file: str) -> str | None:
-    """Return the installed package of a file, "" for one that is not installed, None for Python's and Headgate's."""
-    installed = _INSTALLED.search(file)
-    if installed is not None:
-        return None if installed["package"] == "headgate" else installed["package"]
-    is_python = file.startswith("<") or _STANDARD.search(file) is not None or _is_below(file, _STANDARD_HERE)
-    return None if is_python or _is_below(file, _HEADGATE_HERE) else ""
-
-
-def _is_below(file: str, folder: str) -> bool:
-    return file.startswith((f"{folder}/", f"{folder}\\"))
+    return [(frame, owner_of(frame["file"])) for frame in _FRAME.finditer(text)]

@@ -12,10 +12,10 @@ from headgate.clock import SECOND
 from headgate.jobs.job import BucketRef
 from headgate.limits.concurrency import HeldPermits, Semaphore
 from headgate.storage.admission import BucketView
-from headgate.storage.claim_plan import ClaimPlan, LaneVisit
-from headgate.storage.fair_lines import FairLines
 from headgate.storage.fetched import FetchedBalance, FetchedStarts
+from headgate.storage.procedures.claim_plan import ClaimPlan, LaneVisit
 from headgate.storage.procedures.claim_snapshot import LaneHead, LaneRow
+from headgate.storage.procedures.fair_lines import FairLines
 from headgate.storage.records import Claim, Claimed, FreeSlots
 
 NOW = 1_000 * SECOND

@@ -19,7 +19,6 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.identity import job_number
 from headgate.limits.fair import PREFIX
 from headgate.storage.admission import RowId
-from headgate.storage.claim_plan import EXPIRED_A_VISIT, LOCKED_FOR
 from headgate.storage.driver import Transaction, Wake
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.postgres.database import Database, Session
@@ -28,6 +27,7 @@ from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.server_time import ServerTime, correct_limit_time
 from headgate.storage.procedures import waiting
 from headgate.storage.procedures.claim import SOON, TRIES, ClaimTransaction, combined
+from headgate.storage.procedures.claim_plan import EXPIRED_A_VISIT, LOCKED_FOR
 from headgate.storage.procedures.claim_snapshot import (
     MULTI_WRITER_SNAPSHOT,
     ClaimSnapshot,

@@ -11,11 +11,6 @@ that it was not committed:
 A COMMIT that was sent and has no answer may have happened. Its error is that of every lost answer.
 
 **In a transaction that a handler holds open** (`held_transaction`), the error says that its session has ended.
-
-**In the middle of a statement** (`SilentClients`): a server limits how long a session may be idle in a transaction, and
-from version 17 on how long a transaction may last. Older servers have no limit for a session that waits for its client
-*inside* a statement: for the rest of a message, for values after the statement was parsed, or for the client to read
-the answer. If it holds locks, this process ends it.
 """
 
 from __future__ import annotations
@@ -23,16 +18,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable, causes_of
-
-if TYPE_CHECKING:
-    from headgate.storage.postgres.database import Database, Session
 
 logger = logging.getLogger("headgate.storage")
 
@@ -43,15 +35,6 @@ _ENDED = ("08", "57P", IDLE_TIMEOUT, "25P04")
 
 _READ_TURNS = 3
 """How often the event loop has to turn until it has read what the server has sent."""
-
-LOOK_EVERY = 1.0
-"""Seconds between two looks for silent clients."""
-
-SILENT_FOR = 3 * SECOND
-"""How long a client is silent before its session is ended; a healthy client is silent for a round trip."""
-
-Silent = tuple[int, str]
-"""A session by its process id, and the statement in which it waits."""
 
 
 class SilentInTransaction(StorageUnavailable):
@@ -202,38 +185,3 @@ def _ended(store: str, gap: _StatementGap, error: Exception) -> StorageUnavailab
 def server_error(error: BaseException | None) -> str | None:
     """Return what the server has said when it ended the session; asyncpg 0.32 passes that on as a cause."""
     return next((str(each) for each in causes_of(error) if isinstance(each, asyncpg.PostgresError)), None)
-
-
-class SilentClients:
-    """The sessions of one database that wait for their clients while they hold locks."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
-        self._since: dict[Silent, int] = {}
-
-    async def run(self) -> None:
-        """Check every second; errors are only logged, because other processes check too."""
-        # A server may hide its sessions from this user: then only its own timeouts end them.
-        await self._database.keep_running(self.look, LOOK_EVERY, self._clock, reads="the sessions")
-
-    async def look(self, session: Session) -> None:
-        """End the sessions whose clients have been silent for too long."""
-        rows = await session.fetch("silent_clients")
-        too_long = self._silent_too_long((row[0], row[1]) for row in rows)
-        if too_long:
-            pids, statements = zip(*too_long, strict=True)
-            for pid, is_ended in await session.fetch("end_silent_clients", pids=pids, statements=statements):
-                if not is_ended:
-                    continue
-                logger.warning(
-                    "%s: ended session %d, whose client was silent for %d s in a statement and held locks",
-                    self._database.name,
-                    pid,
-                    SILENT_FOR // SECOND,
-                )
-
-    def _silent_too_long(self, silent: Iterable[Silent]) -> list[Silent]:
-        now = self._clock.monotonic()
-        self._since = {each: self._since.get(each, now) for each in silent}
-        return [each for each, since in self._since.items() if now - since >= SILENT_FOR]

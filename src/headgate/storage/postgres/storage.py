@@ -29,7 +29,7 @@ from headgate.storage.facts import Contradiction, IndexFacts, PostgresFacts, Sto
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
-from headgate.storage.postgres.client_silence import SilentClients, held_transaction
+from headgate.storage.postgres.client_silence import held_transaction
 from headgate.storage.postgres.database import (
     PATIENCE,
     SUMMARIES,
@@ -47,6 +47,7 @@ from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.schema import DEFAULT_SCHEMA, create, drop, require_migrated
 from headgate.storage.postgres.schema import migrate as make_current
 from headgate.storage.postgres.server_time import FOLLOW_EVERY, OwnTime, ServerTime, follow_clock
+from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.wake_ups import WakeUps
 from headgate.storage.procedures.add import add_jobs, add_new_jobs, follows_stored, needs_transaction
 from headgate.storage.procedures.finish import STATEMENTS as FINISH_STATEMENTS

@@ -1,6 +1,6 @@
 """Claims: read a snapshot without locks, choose lanes, lock, read the first jobs, let a `ClaimPlan` decide, write.
 
-The parts are `claim_snapshot` (what is read without locks), `storage.claim_plan` (the decision, which is pure) and
+The parts are `claim_snapshot` (what is read without locks), `claim_plan` (the decision, which is pure) and
 `claim_writes`. This module has their order and the locks.
 
 With one writer, all of it is one transaction, and the snapshot is still current. With several writers, these rules keep
@@ -34,9 +34,7 @@ from headgate.clock import SECOND, Clock
 from headgate.jobs.identity import job_text
 from headgate.jobs.job import BucketRef
 from headgate.storage.admission import RowId
-from headgate.storage.claim_plan import ClaimPlan, LaneVisit, sort_heads
 from headgate.storage.driver import Transaction
-from headgate.storage.fair_lines import FairLines
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.buckets import (
     BUCKETS,
@@ -45,6 +43,7 @@ from headgate.storage.procedures.buckets import (
     ensure_rows,
     lock_buckets,
 )
+from headgate.storage.procedures.claim_plan import ClaimPlan, LaneVisit, sort_heads
 from headgate.storage.procedures.claim_snapshot import (
     LANES,
     LOWEST_RANK,
@@ -57,6 +56,7 @@ from headgate.storage.procedures.claim_snapshot import (
     read_snapshot,
 )
 from headgate.storage.procedures.claim_writes import BucketsNeeded, ClaimConflict, ClaimWriter, SkippedJobs
+from headgate.storage.procedures.fair_lines import FairLines
 from headgate.storage.records import Claim, Claimed, Dropped
 from headgate.storage.stored_rows import RowDecoder, bucket_id
 

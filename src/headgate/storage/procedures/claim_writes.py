@@ -14,10 +14,10 @@ import msgspec
 from headgate.jobs.bucket_mask import chosen
 from headgate.jobs.job import BucketRef
 from headgate.storage.admission import RowId
-from headgate.storage.claim_plan import ClaimPlan, LaneMove, LaneVisit
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import EndedJob
 from headgate.storage.procedures.buckets import BucketViews, Charged, ensure_rows, return_permits
+from headgate.storage.procedures.claim_plan import ClaimPlan, LaneMove, LaneVisit
 from headgate.storage.procedures.claim_snapshot import LaneHead
 from headgate.storage.procedures.following import ENDED_JOBS, FollowersHeld, resolve_followers
 from headgate.storage.records import Dropped

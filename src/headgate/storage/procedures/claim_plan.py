@@ -33,9 +33,9 @@ from headgate.storage.admission import (
     remote_charges,
 )
 from headgate.storage.endings import late_ending, rejection_error
-from headgate.storage.fair_lines import FairLines
 from headgate.storage.procedures.buckets import PermitRelease
 from headgate.storage.procedures.claim_snapshot import LaneHead, LaneRow
+from headgate.storage.procedures.fair_lines import FairLines
 from headgate.storage.records import Claim, Claimed, Dropped, NeededFetch, Throttled
 from headgate.storage.stored_rows import bucket_id
 
