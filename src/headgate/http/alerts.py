@@ -9,7 +9,6 @@ import msgspec
 
 from headgate.admin import AlertStatus
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, reads
 
 
 class AlertPage(msgspec.Struct, frozen=True):
@@ -24,6 +23,3 @@ async def alerts(caller: Caller) -> AlertPage:
     """Return the alerts that are firing, and those that have ended and whose last message is not delivered."""
     overview = await caller.overview()
     return AlertPage(overview.alerts, overview.now)
-
-
-ENDPOINTS: Sequence[Endpoint] = (reads("/alerts", alerts),)

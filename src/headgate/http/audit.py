@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import msgspec
 
 from headgate.admin import ListedAction
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, Query, reads
+from headgate.http.endpoint import Query
 from headgate.http.page import Count, Name, Number, Page, page_of
 from headgate.jobs.audit import SubjectKind
 
@@ -33,6 +32,3 @@ async def audit_log(caller: Caller, query: AuditLogQuery) -> Page[ListedAction]:
 
 def _shown(entry: ListedAction, caller: Caller) -> ListedAction:
     return replace(entry, detail=None if entry.detail is None else caller.redaction.text(entry.detail))
-
-
-ENDPOINTS: Sequence[Endpoint] = (reads("/audit", audit_log),)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from headgate.admin import BatchDetails, BulkResult
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, JsonBody, Query, acts, reads
+from headgate.http.endpoint import JsonBody, Query
 from headgate.http.jobs import MOST_CHANGED
 from headgate.http.page import Count, Cursor, Page, page_of
 
@@ -41,16 +40,3 @@ async def batch(caller: Caller, id: str) -> BatchDetails:
 async def cancel_batch(caller: Caller, id: str, body: BatchCancel) -> BulkResult:
     """Cancel the jobs of a batch, of the batches in it, and what then waits for nothing else; repeat while `is_cut`."""
     return await caller.admin.cancel_batch(id, most=body.most, dry_run=body.dry_run)
-
-
-ENDPOINTS: Sequence[Endpoint] = (
-    reads("/batches", batches),
-    reads("/batches/{id}", batch, refuses=(404,)),
-    acts(
-        "/batches/{id}/cancel",
-        cancel_batch,
-        refuses=(404,),
-        sends={"most": 1000},
-        answers=BulkResult(matched=3, changed=3),
-    ),
-)

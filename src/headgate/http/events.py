@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import msgspec
 from headgate.admin.ended import AT_ONCE, EndPage, EndQuery, place_of
 from headgate.errors import DeclarationError
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, bad_request, reads, require_limit
+from headgate.http.endpoint import bad_request, require_limit
 
 After = Annotated[
     str,
@@ -58,6 +57,3 @@ def to_after(text: str | None) -> str | datetime | None:
     if instant is not None and instant.tzinfo is None:
         raise bad_request(f"{text} has no time zone; write {text}Z, for UTC (after)", parameter="after")
     return instant
-
-
-ENDPOINTS: Sequence[Endpoint] = (reads("/events", events, refuses=(422,)),)

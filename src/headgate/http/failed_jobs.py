@@ -12,7 +12,7 @@ import msgspec
 from headgate.admin import Deploy, FailedJob, FailureGroup
 from headgate.admin.failures import Recurrence
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, Query, reads
+from headgate.http.endpoint import Query
 from headgate.http.http_error import HttpError
 from headgate.http.page import Name
 from headgate.jobs.job import JobError
@@ -130,12 +130,6 @@ async def failure(caller: Caller, id: str, query: FailureQuery) -> FailureDetail
         is_cut=found.is_cut,
         deploys=found.deploys,
     )
-
-
-ENDPOINTS: Sequence[Endpoint] = (
-    reads("/failures", failures),
-    reads("/failures/{id}", failure, refuses=(404,)),
-)
 
 
 def _shown(group: FailureGroup, caller: Caller, *, has_traceback: bool) -> FailureView:

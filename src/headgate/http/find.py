@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from headgate.admin import Found
 from headgate.admin.find import FoundKind
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, Query, reads
+from headgate.http.endpoint import Query
 from headgate.http.page import Page
 from headgate.jobs.query import LONGEST_TEXT
 
@@ -56,6 +55,3 @@ async def find(caller: Caller, query: FindQuery) -> Page[FoundView]:
         return (each.limit, each.name) in paused if each.kind == "key" else None
 
     return Page([FoundView(each.kind, each.name, each.limit, each.detail, is_paused(each)) for each in found])
-
-
-ENDPOINTS: Sequence[Endpoint] = (reads("/find", find),)

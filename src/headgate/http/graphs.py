@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from headgate.admin import JobGraph
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, reads
 
 
 async def graph(caller: Caller, id: str) -> JobGraph:
     """Return the jobs and batches connected with a job or a batch, and what follows what; more than 200 as groups."""
     return await caller.admin.graph(id)
-
-
-ENDPOINTS: Sequence[Endpoint] = (reads("/graphs/{id}", graph, refuses=(404,)),)

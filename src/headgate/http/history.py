@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 
 from headgate.admin import JobsHistory, LimitHistory
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, Query, reads
+from headgate.http.endpoint import Query
 from headgate.http.page import Key, Name
 
 Span = Annotated[float, msgspec.Meta(ge=10, le=60 * 86400, description="How far back, in seconds.")]
@@ -43,9 +42,3 @@ async def limit_history(caller: Caller, limit: str, query: LimitHistoryQuery) ->
     return await caller.admin.history.limit(
         limit, query.key, span=query.span, with_period_before=query.with_period_before
     )
-
-
-ENDPOINTS: Sequence[Endpoint] = (
-    reads("/history", history, refuses=(422,)),
-    reads("/limits/{limit}/history", limit_history, refuses=(422,)),
-)

@@ -23,21 +23,11 @@ from headgate.admin import (
 from headgate.admin.timeline import Stretch, TimelineEntry, restarts
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
-from headgate.http.endpoint import (
-    Acknowledgement,
-    Endpoint,
-    JsonBody,
-    Query,
-    acts,
-    bad_request,
-    reads,
-    removes,
-    require_limit,
-)
+from headgate.http.endpoint import Acknowledgement, JsonBody, Query, bad_request, require_limit
 from headgate.http.http_error import HttpError
 from headgate.http.page import Count, Cursor, Number, Page, page_of
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
-from headgate.http.tasks import ENQUEUED, Arguments, require_no_mark
+from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY, JobError, JobOptions, JobRecord
 from headgate.jobs.query import Instant, JobView
 from headgate.jobs.report import HIGHEST_LEVEL, LogLine
@@ -346,42 +336,6 @@ async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
             return await caller.admin.reschedule_many(
                 query, at=body.at, delay=body.delay, priority=body.priority, most=body.most, dry_run=body.dry_run
             )
-
-
-ENDPOINTS: Sequence[Endpoint] = (
-    reads("/jobs", jobs),
-    reads("/jobs/count", count_jobs),
-    acts(
-        "/jobs/bulk",
-        change_jobs,
-        refuses=(422,),
-        sends={"action": "retry", "query": {"task": "sync_tenant", "state": "failed"}},
-        answers=BulkResult(matched=3, changed=3),
-    ),
-    acts(
-        "/jobs/purge",
-        purge_jobs,
-        needs="admin",
-        refuses=(422,),
-        sends={"query": {"state": "succeeded"}, "older_than": 86400},
-        answers=Purged(deleted=3),
-    ),
-    reads("/jobs/{id}", job, refuses=(404,)),
-    reads("/jobs/{id}/explain", explain_job, refuses=(404,)),
-    reads("/jobs/{id}/logs", job_logs, refuses=(404,)),
-    acts("/jobs/{id}/retry", retry_job, refuses=(404, 409)),
-    acts("/jobs/{id}/cancel", cancel_job, refuses=(404, 409)),
-    acts("/jobs/{id}/run-now", run_job_now, refuses=(404, 409)),
-    acts(
-        "/jobs/{id}/run-again",
-        run_job_again,
-        refuses=(404, 409, 422),
-        sends={"payload": {"tenant": "acme"}},
-        answers=ENQUEUED,
-    ),
-    acts("/jobs/{id}/reschedule", reschedule_job, refuses=(404, 409, 422), sends={"delay": 600, "priority": 5}),
-    removes("/jobs/{id}", delete_job, refuses=(404, 409)),
-)
 
 
 def _selected(caller: Caller, body: BulkRequest | PurgeRequest) -> JobQuery | Sequence[str]:

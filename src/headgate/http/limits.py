@@ -11,17 +11,7 @@ import msgspec
 from headgate.admin import BucketStatus, DeclaredLimit, LimitSummary, WhatIf
 from headgate.admin.audit import LimitAudit
 from headgate.http.caller import Caller
-from headgate.http.endpoint import (
-    Acknowledgement,
-    Endpoint,
-    JsonBody,
-    Query,
-    acts,
-    bad_request,
-    reads,
-    removes,
-    require_limit,
-)
+from headgate.http.endpoint import Acknowledgement, JsonBody, Query, bad_request, require_limit
 from headgate.http.jobs import ListedJobView, listed
 from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor
 from headgate.limits.kinds import RateKind
@@ -329,35 +319,3 @@ async def _settings(caller: Caller, limit: str | None) -> Sequence[SettingView]:
         )
         for setting, rule in await caller.admin.limits.set_rules(limit)
     ]
-
-
-STEERED = (404, 422)
-"""Unknown to this app, or a change that is not possible."""
-
-ENDPOINTS: Sequence[Endpoint] = (
-    reads("/limits", limits),
-    reads("/limits/declared", declared_limits),
-    reads("/limits/settings", limit_settings),
-    reads("/limits/{limit}/rules", limit_rules),
-    reads("/limits/{limit}/next-jobs", next_jobs),
-    reads("/limits/{limit}/what-if", what_if, refuses=STEERED),
-    reads("/limits/{limit}/bucket", bucket, refuses=(404,)),
-    reads("/limits/{limit}/audit", audit_limit, refuses=STEERED),
-    acts("/limits/{limit}/pause", pause_limit, needs="admin", refuses=STEERED, sends={"key": "acme"}),
-    acts("/limits/{limit}/resume", resume_limit, needs="admin", refuses=STEERED, sends={"key": "acme"}),
-    acts("/limits/{limit}/set", set_limit, needs="admin", refuses=STEERED, sends={"rule": "30/m", "key": "acme"}),
-    acts("/limits/{limit}/unset", unset_limit, needs="admin", refuses=STEERED, sends={"key": "acme"}),
-    acts(
-        "/limits/{limit}/reset",
-        reset_limit,
-        needs="admin",
-        refuses=STEERED,
-        sends={"key": "acme"},
-        answers=Reset(permits_held=0),
-    ),
-    acts(
-        "/limits/{limit}/penalize", penalize_limit, needs="admin", refuses=STEERED, sends={"key": "acme", "seconds": 60}
-    ),
-    acts("/limits/{limit}/assign", assign_limit, needs="admin", refuses=STEERED, sends={"key": "acme", "tier": "gold"}),
-    removes("/limits/{limit}", remove_limit, refuses=(404, 409)),
-)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from headgate.admin import NodeStatus
 from headgate.arguments import MOST_SLOTS
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, acts, reads
+from headgate.http.endpoint import Acknowledgement, JsonBody
 from headgate.http.page import Name, Page
 
 
@@ -58,16 +57,3 @@ async def set_node_slots(caller: Caller, node: str, body: SlotsRequest) -> Ackno
 async def rename_node(caller: Caller, node: str, body: NameRequest) -> Acknowledgement:
     """Give a node another name, until its process ends."""
     return Acknowledgement(await caller.admin.rename_node(node, body.name))
-
-
-STEERED = (404, 409)
-"""There is no such node; several have that name."""
-
-ENDPOINTS: Sequence[Endpoint] = (
-    reads("/nodes", nodes),
-    acts("/nodes/{node}/quiet", quiet_node, refuses=STEERED),
-    acts("/nodes/{node}/resume", resume_node, refuses=STEERED),
-    acts("/nodes/{node}/stop", stop_node, refuses=STEERED),
-    acts("/nodes/{node}/slots", set_node_slots, refuses=(*STEERED, 422), sends={"queue": "default", "slots": 20}),
-    acts("/nodes/{node}/rename", rename_node, refuses=(*STEERED, 422), sends={"name": "web-1"}),
-)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from headgate.admin import Overview
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, reads
 
 
 async def overview(caller: Caller) -> Overview:
@@ -15,6 +12,3 @@ async def overview(caller: Caller) -> Overview:
     If the store does not answer, it is the last known state, and has `silent_since`.
     """
     return await caller.last_overview()
-
-
-ENDPOINTS: Sequence[Endpoint] = (reads("/overview", overview),)

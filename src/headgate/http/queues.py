@@ -11,7 +11,7 @@ import msgspec
 
 from headgate.admin import Activity, BulkResult, DeclaredLimit, DeclaredQueue, QueueKeys, QueueOverview
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, acts, reads
+from headgate.http.endpoint import Acknowledgement, JsonBody
 from headgate.http.jobs import MOST_CHANGED
 from headgate.http.tasks import activity, limits_named
 
@@ -116,17 +116,3 @@ async def resume_queue(caller: Caller, name: str) -> Acknowledgement:
 async def purge_queue(caller: Caller, name: str, body: QueuePurge) -> BulkResult:
     """Cancel the waiting jobs of a queue, scheduled and blocked ones included; running jobs continue."""
     return await caller.admin.queues.purge(name, most=body.most, dry_run=body.dry_run)
-
-
-ENDPOINTS: Sequence[Endpoint] = (
-    reads("/queues", queues),
-    reads("/queues/{name}", queue),
-    acts("/queues/{name}/pause", pause_queue, refuses=(404,)),
-    acts("/queues/{name}/resume", resume_queue),
-    acts(
-        "/queues/{name}/purge",
-        purge_queue,
-        sends={"dry_run": True},
-        answers=BulkResult(matched=3, changed=3, is_dry_run=True),
-    ),
-)

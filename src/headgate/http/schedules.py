@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from headgate.admin.schedules import DayPlan, ScheduleDefinition
 from headgate.errors import DeclarationError, ScheduleNotFound
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
+from headgate.http.endpoint import Acknowledgement, JsonBody, Query
 from headgate.http.page import Count, Name, Page, page_of
 from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY
@@ -253,38 +253,6 @@ async def remove_schedule(caller: Caller, name: str) -> Acknowledgement:
     if not await caller.admin.schedules.remove(name):
         raise ScheduleNotFound(name)
     return Acknowledgement()
-
-
-ENDPOINTS: Sequence[Endpoint] = (
-    reads("/schedules", schedules),
-    acts(
-        "/schedules",
-        create_schedule,
-        refuses=(404, 409, 422),
-        sends={"name": "nightly", "task": "sync_tenant", "payload": {"tenant": "acme"}, "cron": "0 3 * * *"},
-        answers=None,
-    ),
-    reads("/schedule-preview", schedule_preview, refuses=(404, 409)),
-    reads("/schedule-day", schedule_day),
-    reads("/schedules/{name}", schedule, refuses=(404, 409)),
-    acts(
-        "/schedules/{name}/edit",
-        edit_schedule,
-        refuses=(404, 409, 422),
-        sends={"cron": "30 3 * * *", "tz": "Europe/Rome"},
-        answers=None,
-    ),
-    acts("/schedules/{name}/pause", pause_schedule, refuses=(404,)),
-    acts("/schedules/{name}/resume", resume_schedule, refuses=(404, 409)),
-    acts("/schedules/{name}/trigger", trigger_schedule, refuses=(404, 409, 422), answers=Triggered("06qg52v2jj4pb")),
-    acts(
-        "/schedules/{name}/skip",
-        skip_schedule,
-        refuses=(404, 409),
-        answers=Skipped(datetime(2026, 11, 27, 3, tzinfo=UTC)),
-    ),
-    removes("/schedules/{name}", remove_schedule, needs="operator", refuses=(404,)),
-)
 
 
 def _parts(text: str) -> list[str]:

@@ -10,7 +10,6 @@ import msgspec
 
 from headgate.http.auth import Role
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, reads
 from headgate.version import __version__
 
 
@@ -56,6 +55,3 @@ async def session(caller: Caller) -> SessionView:
         can_sign_out=caller.can_sign_out,
         redacted=caller.redaction.patterns,
     )
-
-
-ENDPOINTS: Sequence[Endpoint] = (reads("/session", session),)

@@ -16,7 +16,7 @@ from headgate.admin import Activity, ActivityReport, DeclaredLimit, DeclaredTask
 from headgate.admin.enqueueing import ArgumentKind, TaskArgument
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Endpoint, JsonBody, acts, bad_request, reads
+from headgate.http.endpoint import JsonBody, bad_request
 from headgate.http.http_error import HttpError
 from headgate.http.page import Name
 from headgate.http.redaction import HIDDEN, Redaction
@@ -71,10 +71,6 @@ class NewJobBody(JsonBody, frozen=True, kw_only=True):
     retention: Length | Mapping[str, Length] | None = None
     keep_result: bool | None = None
     audit: AuditWord | None = None
-
-
-ENQUEUED = EnqueuedJob("06qg52v2jj4pb", True)
-"""The example of the description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,16 +243,3 @@ def require_no_mark(payload: Mapping[str, Any] | None, redaction: Redaction) -> 
             "payload_is_redacted",
             f"a value contains {HIDDEN!r}, which this dashboard shows in place of a hidden value; write the value",
         )
-
-
-ENDPOINTS: Sequence[Endpoint] = (
-    reads("/tasks", tasks),
-    reads("/tasks/{name}", task),
-    acts(
-        "/tasks/{task}/enqueue",
-        enqueue_job,
-        refuses=(404, 409, 422),
-        sends={"payload": {"tenant": "acme"}, "delay": 60, "tags": ["vip"]},
-        answers=ENQUEUED,
-    ),
-)
