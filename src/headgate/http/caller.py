@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from headgate.admin import Admin, Overview, SlowCounts
 from headgate.errors import PayloadError
 from headgate.http.auth import User
-from headgate.http.overview_poller import AppCaller, OverviewPoller
+from headgate.http.overview_poller import OverviewPoller
 from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
 from headgate.http.reports import ReportMaker
+
+T = TypeVar("T")
+
+
+class AppCaller(Protocol):
+    """Runs a coroutine where the app is open, which may be the loop of another thread."""
+
+    async def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)

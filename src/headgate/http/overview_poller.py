@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -26,19 +25,6 @@ SHARE = 10
 
 _NO_TIME = to_datetime(0)
 
-T = TypeVar("T")
-
-
-class AppCaller(Protocol):
-    """Runs a coroutine where the app is open, which may be the loop of another thread."""
-
-    async def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
-
-
-async def call_here(coroutine: Coroutine[Any, Any, T], /) -> T:
-    """Run a coroutine on this loop, for an app that is open on it."""
-    return await coroutine
-
 
 @dataclass(frozen=True, slots=True)
 class OverviewReading:
@@ -56,12 +42,11 @@ class OverviewPoller:
     """Reads the overview when it is requested, and never otherwise.
 
     A reading is reused for a second, or for ten times as long as it took; but not after something was changed through
-    this process. It is read on the app's loop, whichever loop requests it.
+    this process. All its calls are made on the app's loop.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[Overview]], clock: Clock, reach: AppCaller = call_here) -> None:
+    def __init__(self, read: Callable[[], Awaitable[Overview]], clock: Clock) -> None:
         self._read = read
-        self._reach = reach
         self._clock = clock
         self._seen: OverviewReading | None = None
         self._fresh_until = 0
@@ -70,9 +55,6 @@ class OverviewPoller:
 
     async def look(self) -> OverviewReading:
         """Return the overview. Callers that come during a read wait for it, and share its error."""
-        return await self._reach(self._look())
-
-    async def _look(self) -> OverviewReading:
         if self._seen is not None and self._clock.monotonic() < self._fresh_until:
             return self._seen
         if self._reading is None or self._reading.done():
@@ -87,11 +69,8 @@ class OverviewPoller:
 
         Raises the error of the read if no state is known.
         """
-        return await self._reach(self._latest())
-
-    async def _latest(self) -> Overview:
         asked_at = self._clock.now()
-        looking = asyncio.ensure_future(self._look())
+        looking = asyncio.ensure_future(self.look())
         try:
             await asyncio.wait([looking], timeout=None if self._seen is None else PATIENCE)
             if looking.done():
@@ -129,9 +108,6 @@ class OverviewPoller:
 
     async def close(self) -> None:
         """End a running read, and drop what was read."""
-        await self._reach(self._end())
-
-    async def _end(self) -> None:
         reading = self._reading
         self.changed()
         if reading is not None and not reading.done():

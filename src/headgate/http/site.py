@@ -130,9 +130,10 @@ class Dashboard(Starlette):
         self._recordings: set[asyncio.Future[None]] = set()
         if guard.sessions is not None and guard.is_shared:
             guard.sessions.share(self._sign_outs)
-        self._watch = OverviewPoller(self._overview, clock, app._client.portal.reach)
-        self.stream = Stream(self._watch, clock)
-        self._ends = EndReader(self._read_ends, clock, app._client.portal.reach)
+        self._reach = app._client.portal.reach
+        self._watch = OverviewPoller(self._overview, clock)
+        self.stream = Stream(lambda: self._reach(self._watch.look()), clock)
+        self._ends = EndReader(self._read_ends, clock)
         self._shell = StaticFiles()
         self._sign_in_page = SignInPage(title, guard.form, guard.sign_in_url)
         super().__init__(routes=self._routes(), lifespan=_lifespan, exception_handlers={HTTPException: self._not_found})
@@ -160,10 +161,10 @@ class Dashboard(Starlette):
             for recording in recordings:
                 recording.cancel()
             await asyncio.wait(recordings)
-        await self._watch.close()
+        await self._reach(self._watch.close())
         self._ends.close()
-        await self._app._client.portal.reach(self._counts.close())
-        await self._app._client.portal.reach(self._reports.close())
+        await self._reach(self._counts.close())
+        await self._reach(self._reports.close())
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.aclose()
@@ -187,7 +188,7 @@ class Dashboard(Starlette):
 
         async def stream(request: Request, visitor: RequestIdentity) -> Response:
             show = (await self._caller(visitor)).shown
-            return await self.stream.response(request, show, **self._listener(visitor))
+            return await self.stream.response(request, show, self._listener(visitor))
 
         description = openapi(ENDPOINTS)
 
@@ -219,13 +220,13 @@ class Dashboard(Starlette):
         """Return who listens to a stream, and whether their session is current."""
         session, sessions = visitor.session, self._guard.sessions
         if session is None or sessions is None:
-            return {"user": visitor.user.name}
+            return StreamListener(visitor.user.name)
 
         def is_current() -> bool:
             sessions.begin_refresh()
             return sessions.is_current(session)
 
-        return {"user": visitor.user.name, "session": session.id, "is_current": is_current}
+        return StreamListener(visitor.user.name, session.id, is_current)
 
     def _route(self, path: str, method: str, serve: Serve, needs: Role = "viewer") -> Route:
         return Route(path, self._guarded(method, serve, needs), methods=[method])
@@ -336,10 +337,10 @@ class Dashboard(Starlette):
 
     async def _act(self, act: Callable[[Admin], Coroutine[Any, Any, None]], user: User) -> None:
         admin = (await self._admin()).by(user.name)
-        await self._app._client.portal.reach(act(admin))
+        await self._reach(act(admin))
 
     async def _sign_outs(self, since: int) -> Sequence[AuditEntry]:
-        return await self._app._client.portal.reach((await self._admin()).sign_outs(since))
+        return await self._reach((await self._admin()).sign_outs(since))
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -382,7 +383,7 @@ class Dashboard(Starlette):
             watch=self._watch,
             counts=self._counts,
             reports=self._reports,
-            reach=self._app._client.portal.reach,
+            reach=self._reach,
             token=self._guard.token(user),
             title=self._title,
             read_only=self._read_only,
@@ -394,8 +395,9 @@ class Dashboard(Starlette):
         assert isinstance(query, EventsQuery)
         # A browser that opens the stream again repeats its address, and so its first `after`.
         after = request.headers.get("last-event-id") or to_after(query.after)
-        follower = EndFollower(self._ends, place_of(after, from_datetime((await self._admin()).now())))
-        return await self.stream.ends_response(follower, query, **self._listener(visitor))
+        begin = place_of(after, from_datetime((await self._admin()).now()))
+        follower = EndFollower(lambda place: self._reach(self._ends(place)), begin)
+        return await self.stream.ends_response(follower, query, self._listener(visitor))
 
     async def _read_ends(self, after: Place) -> EndsRead:
         return await (await self._admin()).read_ends(after)

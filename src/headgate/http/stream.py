@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -19,7 +19,7 @@ from headgate.admin.ended import EndFollower, EndQuery, Place, ReadEnds, event_o
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import HeadgateError
 from headgate.http.http_error import RETRY_AFTER, HttpError, http_error_of, try_later
-from headgate.http.overview_poller import FRESH_FOR, AppCaller, OverviewPoller, OverviewReading, call_here
+from headgate.http.overview_poller import FRESH_FOR, OverviewReading
 from headgate.storage.records import EndsRead, StoredEnd
 
 
@@ -63,23 +63,19 @@ _COME_LATER = b"retry: %d\n\n" % (RETRY_AFTER * 1000)
 
 
 @dataclass(frozen=True, slots=True)
-class _Listener:
-    """The user who listens to a stream, and the session in which it began."""
+class StreamListener:
+    """The user who listens to a stream, the id of the session in which it began, and whether that `is_current`."""
 
-    user: str
-    session: str | None
+    user: str = ""
+    session: str | None = None
+    is_current: Callable[[], bool] = lambda: True
 
 
-class StreamListener(TypedDict, total=False):
-    """The keywords of a stream: the user, the session in which it begins, and whether that still `is_current`."""
-
-    user: str
-    session: str
-    is_current: Callable[[], bool]
+ANYONE = StreamListener()
 
 
 class Stream:
-    """Streams the overview to all browsers of a process from one reader.
+    """Streams the overview to all browsers of a process from one reader: `look` returns what it has read.
 
     Nothing is queued for a browser that reads slowly: it is sent the latest overview when it can take it, after a
     `resync` that says that events were skipped. The first event is left out if the browser's Last-Event-ID names it.
@@ -89,21 +85,21 @@ class Stream:
 
     def __init__(
         self,
-        watch: OverviewPoller,
+        look: Callable[[], Coroutine[Any, Any, OverviewReading]],
         clock: Clock,
         *,
         most_clients: int = MOST_CLIENTS,
         most_of_user: int = MOST_OF_USER,
         is_leaving: Callable[[], bool] = is_leaving,
     ) -> None:
-        self._watch = watch
+        self._look = look
         self._clock = clock
         self._most_clients = most_clients
         self._most_of_user = most_of_user
         self._is_leaving = is_leaving
         self._is_ended = False
         # One for each stream, on the loop of that stream: an event works on one loop only, and a site may have several.
-        self._endings: dict[asyncio.Event, _Listener] = {}
+        self._endings: dict[asyncio.Event, StreamListener] = {}
 
     @property
     def clients(self) -> int:
@@ -133,45 +129,30 @@ class Stream:
                 ending.set()
 
     async def response(
-        self,
-        request: Request,
-        show: Callable[[Overview], Overview],
-        *,
-        user: str = "",
-        session: str | None = None,
-        is_current: Callable[[], bool] = lambda: True,
+        self, request: Request, show: Callable[[Overview], Overview], listener: StreamListener = ANYONE
     ) -> StreamingResponse:
-        """Return the stream for one browser, with each overview redacted by `show`, while its session `is_current`.
+        """Return the stream for one browser, with each overview redacted by `show`, while its session is current.
 
-        `session` is the id that `end_session` takes. Raises HttpError if there are too many, of all or of this user, or
-        the server is stopping.
+        Raises HttpError if there are too many, of all or of this user, or the server is stopping.
         """
-        self._require_room(user, "/api/v1/overview")
+        self._require_room(listener.user, "/api/v1/overview")
         try:
-            first = await self._watch.look()
+            first = await self._look()
         except HeadgateError as error:
             raise http_error_of(error) from error
-        return _streamed(
-            self._events(first, show, request.headers.get("last-event-id"), _Listener(user, session), is_current)
-        )
+        return _streamed(self._events(first, show, request.headers.get("last-event-id"), listener))
 
     async def ends_response(
-        self,
-        follower: EndFollower,
-        query: EndQuery,
-        *,
-        user: str = "",
-        session: str | None = None,
-        is_current: Callable[[], bool] = lambda: True,
+        self, follower: EndFollower, query: EndQuery, listener: StreamListener = ANYONE
     ) -> StreamingResponse:
         """Return the stream of the ends that match, for one client; the rest is as for `response`."""
-        self._require_room(user, "/api/v1/events without Accept: text/event-stream")
+        self._require_room(listener.user, "/api/v1/events without Accept: text/event-stream")
         began = follower.cursor
         try:
             first = await follower.advance()
         except HeadgateError as error:
             raise http_error_of(error) from error
-        return _streamed(self._ends(follower, began, first, query, _Listener(user, session), is_current))
+        return _streamed(self._ends(follower, began, first, query, listener))
 
     def _require_room(self, user: str, instead: str) -> None:
         if self._is_ended or self._is_leaving():
@@ -187,7 +168,7 @@ class Stream:
         return self.clients >= self._most_clients or of_user >= self._most_of_user
 
     @contextlib.contextmanager
-    def _counted(self, listener: _Listener) -> Iterator[asyncio.Event]:
+    def _counted(self, listener: StreamListener) -> Iterator[asyncio.Event]:
         """Count a stream while it lasts; the event is set when it has to end."""
         ending = asyncio.Event()
         self._endings[ending] = listener
@@ -197,12 +178,7 @@ class Stream:
             self._endings.pop(ending, None)
 
     async def _events(
-        self,
-        seen: OverviewReading,
-        show: Callable[[Overview], Overview],
-        known: str | None,
-        listener: _Listener,
-        is_current: Callable[[], bool],
+        self, seen: OverviewReading, show: Callable[[Overview], Overview], known: str | None, listener: StreamListener
     ) -> AsyncIterator[bytes]:
         if self._is_full(listener.user):
             # Streams that are requested during the first reading are all admitted before any of them is counted.
@@ -213,7 +189,7 @@ class Stream:
             yield _HELLO
             tag: str | None = known
             revision = seen.revision
-            while not ending.is_set() and is_current() and self._clock.monotonic() - began_at < LIVES:
+            while not ending.is_set() and listener.is_current() and self._clock.monotonic() - began_at < LIVES:
                 if seen.tag != tag:
                     if seen.revision > revision + 1:
                         yield _event("resync", seen.tag, b"{}")
@@ -226,7 +202,7 @@ class Stream:
                 await wait_for_event(self._clock, ending, EACH)
                 if self._is_leaving():
                     return
-                looking = asyncio.ensure_future(self._watch.look())
+                looking = asyncio.ensure_future(self._look())
                 try:
                     await asyncio.wait([looking], timeout=LATE)
                     if not looking.done():
@@ -250,8 +226,7 @@ class Stream:
         sent: Place,
         first: tuple[Sequence[tuple[StoredEnd, Place]], bool],
         query: EndQuery,
-        listener: _Listener,
-        is_current: Callable[[], bool],
+        listener: StreamListener,
     ) -> AsyncIterator[bytes]:
         if self._is_full(listener.user):
             yield _COME_LATER
@@ -260,7 +235,7 @@ class Stream:
             began_at = said_at = self._clock.monotonic()
             yield _place(sent) + _HELLO
             found, has_more = first
-            while not ending.is_set() and is_current() and self._clock.monotonic() - began_at < LIVES:
+            while not ending.is_set() and listener.is_current() and self._clock.monotonic() - began_at < LIVES:
                 events = [event_of(end, cursor) for end, cursor in found if query.matches(end)]
                 if events:
                     # In one chunk: the client reads it before the next ends are read from the store.
@@ -292,10 +267,9 @@ class EndReader:
     others takes a pass of its own, and then shares theirs.
     """
 
-    def __init__(self, read: ReadEnds, clock: Clock, reach: AppCaller = call_here) -> None:
+    def __init__(self, read: ReadEnds, clock: Clock) -> None:
         self._read = read
         self._clock = clock
-        self._reach = reach
         self.close()
 
     def close(self) -> None:
@@ -305,9 +279,6 @@ class EndReader:
 
     async def __call__(self, after: Place) -> EndsRead:
         """Return the first ends after a place, as of the last second."""
-        return await self._reach(self._ends(after))
-
-    async def _ends(self, after: Place) -> EndsRead:
         async with self._reading:
             now = self._clock.monotonic()
             while self._latest and self._latest[0][0] <= now:

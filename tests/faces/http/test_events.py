@@ -168,7 +168,7 @@ def test_a_client_whose_connections_break_anywhere_gets_each_end(seed: int) -> N
     async def main(clock: VirtualClock) -> None:
         app = make_app(clock=clock)
         async with app.open():
-            stream = Stream(OverviewPoller(app.admin.overview, clock), clock)
+            stream = Stream(OverviewPoller(app.admin.overview, clock).look, clock)
             # A pass of several pages, or of one that is longer than what is looked back.
             count = random.choice((2, 500))
             ended: set[str] = set()

@@ -18,7 +18,7 @@ from headgate.clock import to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.http.http_error import HttpError
 from headgate.http.overview_poller import OverviewPoller
-from headgate.http.stream import Stream
+from headgate.http.stream import Stream, StreamListener
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 HELLO = "retry: 2000\n\n"
@@ -54,7 +54,7 @@ class Live:
         """What one browser is sent."""
         headers = [] if known is None else [(b"last-event-id", known.encode())]
         request = Request({"type": "http", "headers": headers})
-        response = await self.stream.response(request, lambda overview: overview, user=user)
+        response = await self.stream.response(request, lambda overview: overview, StreamListener(user))
         assert response.media_type == "text/event-stream"
         assert response.headers["x-accel-buffering"] == "no"
         assert response.headers["cache-control"] == "no-store"
@@ -97,7 +97,7 @@ def live(test: Callable[[Live], Awaitable[None]], **options: Any) -> Callable[[]
 
             source = Source(app)
             async with app.open():
-                await test(Live(clock, app, source, Stream(OverviewPoller(source.read, clock), clock, **options)))
+                await test(Live(clock, app, source, Stream(OverviewPoller(source.read, clock).look, clock, **options)))
 
         run_virtual(main)
 
