@@ -16,10 +16,10 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from headgate.errors import HeadgateError, UnknownLimit
+from headgate.errors import UnknownLimit
 from headgate.http.auth import Role
 from headgate.http.caller import Caller
-from headgate.http.http_error import HttpError, WrongInput, http_error_of
+from headgate.http.http_error import HttpError, WrongInput
 from headgate.suggestion import did_you_mean
 
 API = "/api/v1"
@@ -170,7 +170,7 @@ class EndpointRunner:
         self._encode = msgspec.json.Encoder().encode
 
     async def __call__(self, request: Request, caller: Caller) -> Response:
-        """Return the response. Raises HttpError."""
+        """Return the response. Raises HttpError, and HeadgateError for what the app refuses."""
         given: dict[str, Any] = {name: require_text(name, value) for name, value in request.path_params.items()}
         query = parse_query(request.scope.get("query_string", b""), self._query or Query)
         if self._query is not None:
@@ -179,13 +179,10 @@ class EndpointRunner:
             given["body"] = parse_body(await read_body(request), self._body)
         if self._takes_key:
             given["idempotency_key"] = _idempotency_key(request)
-        try:
-            work = caller.reach(self.endpoint.handler(caller, **given))
-            # A search in payloads reads whole tables, so it ends if the client has disconnected.
-            is_search = self.endpoint.method == "GET" and getattr(query, "text", None) is not None
-            answer = await (_while_connected(request, work) if is_search else work)
-        except HeadgateError as error:
-            raise http_error_of(error) from error
+        work = caller.reach(self.endpoint.handler(caller, **given))
+        # A search in payloads reads whole tables, so it ends if the client has disconnected.
+        is_search = self.endpoint.method == "GET" and getattr(query, "text", None) is not None
+        answer = await (_while_connected(request, work) if is_search else work)
         status = 201 if getattr(answer, "is_new", False) else 200
         body, headers = self._encode(answer), {"Cache-Control": "no-store"}
         if not self.endpoint.changes:

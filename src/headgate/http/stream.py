@@ -18,7 +18,7 @@ from headgate.admin import Overview
 from headgate.admin.ended import EndFollower, EndQuery, Place, ReadEnds, event_of, place_of_end
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import HeadgateError
-from headgate.http.http_error import RETRY_AFTER, HttpError, http_error_of, try_later
+from headgate.http.http_error import RETRY_AFTER, HttpError, try_later
 from headgate.http.overview_poller import FRESH_FOR, OverviewReading
 from headgate.storage.records import EndsRead, StoredEnd
 
@@ -133,13 +133,11 @@ class Stream:
     ) -> StreamingResponse:
         """Return the stream for one browser, with each overview redacted by `show`, while its session is current.
 
-        Raises HttpError if there are too many, of all or of this user, or the server is stopping.
+        Raises HttpError if there are too many, of all or of this user, or the server is stopping; and the error of the
+        first read.
         """
         self._require_room(listener.user, "/api/v1/overview")
-        try:
-            first = await self._look()
-        except HeadgateError as error:
-            raise http_error_of(error) from error
+        first = await self._look()
         return _streamed(self._events(first, show, request.headers.get("last-event-id"), listener))
 
     async def ends_response(
@@ -148,10 +146,7 @@ class Stream:
         """Return the stream of the ends that match, for one client; the rest is as for `response`."""
         self._require_room(listener.user, "/api/v1/events without Accept: text/event-stream")
         began = follower.cursor
-        try:
-            first = await follower.advance()
-        except HeadgateError as error:
-            raise http_error_of(error) from error
+        first = await follower.advance()
         return _streamed(self._ends(follower, began, first, query, listener))
 
     def _require_room(self, user: str, instead: str) -> None:
