@@ -60,19 +60,8 @@ _log = logging.getLogger("headgate.http")
 Serve = Callable[[Request, RequestIdentity], Awaitable[Response]]
 
 
-def dashboard(
-    app: Headgate,
-    *,
-    auth: Auth | None = None,
-    redact: Iterable[str] | None = (),
-    title: str = "Headgate",
-    read_only: bool = False,
-    trusted_proxies: Iterable[str] = (),
-    secret: str | None = None,
-    target: str | None = None,
-    clock: Clock | None = None,
-) -> Dashboard:
-    """Return the dashboard and REST API of an app, to serve or to mount: `host.mount("/jobs", dashboard(app, auth=…))`.
+class Dashboard(Starlette):
+    """The dashboard and REST API of an app, to serve or to mount: `host.mount("/jobs", dashboard(app, auth=…))`.
 
     `auth` is required, and identifies users: a BasicAuth, BearerAuth, CallbackAuth or OneTimeToken. `redact` names
     further fields to hide from all users, such as `"card.number"` or `"*_key"`, beside passwords, secrets, tokens and
@@ -85,41 +74,32 @@ def dashboard(
     The first request opens the app unless it is open; the dashboard closes what it opened when its own lifespan or the
     event loop ends. If threads have opened the app, as with `app.sync`, calls run on the loop that they share.
     """
-    clock = clock or SystemClock()
-    return Dashboard(
-        app,
-        guard=AccessControl(
-            auth,
-            read_only=read_only,
-            trusted_proxies=trusted_proxies,
-            secret=None if secret is None else secret.encode(),
-            clock=clock,
-        ),
-        redaction=Redaction(() if redact is None else (*ALWAYS, *((redact,) if isinstance(redact, str) else redact))),
-        title=title,
-        read_only=read_only,
-        target=target,
-        clock=clock,
-    )
-
-
-class Dashboard(Starlette):
-    """An ASGI app made by `dashboard()`."""
 
     def __init__(
         self,
         app: Headgate,
         *,
-        guard: AccessControl,
-        redaction: Redaction,
-        title: str,
-        read_only: bool,
-        target: str | None,
-        clock: Clock,
+        auth: Auth | None = None,
+        redact: Iterable[str] | None = (),
+        title: str = "Headgate",
+        read_only: bool = False,
+        trusted_proxies: Iterable[str] = (),
+        secret: str | None = None,
+        target: str | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        clock = clock or SystemClock()
+        guard = AccessControl(
+            auth,
+            read_only=read_only,
+            trusted_proxies=trusted_proxies,
+            secret=None if secret is None else secret.encode(),
+            clock=clock,
+        )
+        further = (redact,) if isinstance(redact, str) else redact
+        self._redaction = Redaction(() if further is None else (*ALWAYS, *further))
         self._app = app
         self._guard = guard
-        self._redaction = redaction
         self._title = title
         self._read_only = read_only
         self._target = target
@@ -423,6 +403,10 @@ class Dashboard(Starlette):
         opened = contextlib.AsyncExitStack()
         await opened.enter_async_context(self._app._opened(migrate=False))
         self._opened = opened
+
+
+dashboard = Dashboard
+"""The name by which programs make one, like a function."""
 
 
 @contextlib.asynccontextmanager
