@@ -111,7 +111,7 @@ def parse_form(content: bytes) -> tuple[SignInFields, str]:
     return fields, given.get("place", "")
 
 
-def executor_of(request: Request) -> str:
+def visited_place(request: Request) -> str:
     """Return the address of a visit, relative to where the dashboard is mounted."""
     path = str(request.scope["path"]).removeprefix(str(request.scope.get("root_path", ""))).lstrip("/")
     query = request.scope.get("query_string", b"").decode("latin-1")

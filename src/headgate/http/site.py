@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -36,7 +37,7 @@ from headgate.http.redaction import ALWAYS, Redaction
 from headgate.http.reports import ReportMaker
 from headgate.http.routes import ENDPOINTS
 from headgate.http.sessions import PATIENCE, delete_cookie, set_cookie
-from headgate.http.sign_in_page import FORM, LONGEST_FORM, SignInPage, executor_of, parse_form, to_address
+from headgate.http.sign_in_page import FORM, LONGEST_FORM, SignInPage, parse_form, to_address, visited_place
 from headgate.http.static_files import PAGES, StaticFiles
 from headgate.http.stream import EndReader, Stream, StreamListener
 from headgate.jobs.audit import AuditEntry, SignInAction
@@ -193,7 +194,8 @@ class Dashboard(Starlette):
         routes.append(self._route("/static/{path:path}", "GET", file))
         routes.append(Route("/login", self._answered(self._sign_in), methods=["GET", "POST"]))
         routes.append(Route("/logout", self._answered(self._sign_out), methods=["POST"]))
-        routes.append(Route("/logout/everywhere", self._answered(self._sign_out_everywhere), methods=["POST"]))
+        everywhere = self._answered(partial(self._sign_out, everywhere=True))
+        routes.append(Route("/logout/everywhere", everywhere, methods=["POST"]))
         return routes + [self._route(path, "GET", page) for path in PAGES]
 
     def _listener(self, visitor: RequestIdentity) -> StreamListener:
@@ -227,7 +229,7 @@ class Dashboard(Starlette):
                 return await serve(request)
             except HttpError as refusal:
                 if refusal.status == 401 and _is_visit(request):
-                    return self._sign_in_page.response(request, refusal, None, executor_of(request))
+                    return self._sign_in_page.response(request, refusal, None, visited_place(request))
                 return refusal.response()
             except HeadgateError as error:
                 return http_error_of(error).response()
@@ -273,28 +275,22 @@ class Dashboard(Starlette):
             return False
         return True
 
-    async def _sign_out(self, request: Request) -> Response:
+    async def _sign_out(self, request: Request, *, everywhere: bool = False) -> Response:
+        """End the session of the user, or all of them, in all browsers and in all processes with the same secret."""
         visitor = await self._guard.visitor(request)
         self._guard.require_intent(request, visitor)
-        if visitor.session is None or self._guard.sessions is None:
+        user, session, sessions = visitor.user, visitor.session, self._guard.sessions
+        if sessions is not None and everywhere:
+            sessions.end_all(user.name)
+            self.stream.end_user(user.name)
+            # Unless it is stored, the other processes accept the sessions: then the user has to know.
+            await self._act(lambda admin: admin.record_sign_in("sign out everywhere", "all sessions"), user)
+        elif sessions is not None and session is not None:
+            sessions.end(session)
+            self.stream.end_session(session.id)
+            await self._record(user, "sign out", session.id)
+        else:
             raise HttpError(409, "no_session", "there is no session to end: each request carries its credential")
-        self._guard.sessions.end(visitor.session)
-        self.stream.end_session(visitor.session.id)
-        await self._record(visitor.user, "sign out", visitor.session.id)
-        response = Response(status_code=204, headers={"Cache-Control": "no-store"})
-        delete_cookie(response, request)
-        return response
-
-    async def _sign_out_everywhere(self, request: Request) -> Response:
-        """End the sessions of the user in all browsers, and in all processes with the same secret."""
-        visitor = await self._guard.visitor(request)
-        self._guard.require_intent(request, visitor)
-        if self._guard.sessions is None:
-            raise HttpError(409, "no_session", "there is no session to end: each request carries its credential")
-        self._guard.sessions.end_all(visitor.user.name)
-        self.stream.end_user(visitor.user.name)
-        # Unless it is stored, the other processes accept the sessions: then the user has to know.
-        await self._act(lambda admin: admin.record_sign_in("sign out everywhere", "all sessions"), visitor.user)
         response = Response(status_code=204, headers={"Cache-Control": "no-store"})
         delete_cookie(response, request)
         return response
