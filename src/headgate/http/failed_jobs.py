@@ -14,7 +14,7 @@ from headgate.admin.failures import Recurrence
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Query
 from headgate.http.http_error import HttpError
-from headgate.http.page import Name
+from headgate.http.page import Name, view_of
 from headgate.jobs.job import JobError
 from headgate.jobs.root_cause import RootCause, root_cause
 
@@ -101,15 +101,8 @@ async def failures(caller: Caller, query: FailuresQuery) -> FailurePage:
     found = await caller.reports.read(
         ("failures", query), lambda: caller.admin.failures(span=query.span, task=query.task, queue=query.queue)
     )
-    return FailurePage(
-        items=[_shown(group, caller, has_traceback=False) for group in found.groups],
-        total=found.total,
-        since=found.since,
-        now=found.until,
-        step=found.step,
-        read=found.read,
-        is_cut=found.is_cut,
-    )
+    groups = [_shown(group, caller, has_traceback=False) for group in found.groups]
+    return view_of(FailurePage, found, items=groups, now=found.until, next=None)
 
 
 async def failure(caller: Caller, id: str, query: FailureQuery) -> FailureDetailsView:
@@ -121,15 +114,7 @@ async def failure(caller: Caller, id: str, query: FailureQuery) -> FailureDetail
         raise HttpError(
             404, "not_failed", f"job {id} has not failed, or has been retried; /api/v1/jobs/{id} has its state"
         )
-    return FailureDetailsView(
-        group=_shown(found.group, caller, has_traceback=True),
-        jobs=found.jobs,
-        since=found.since,
-        now=found.until,
-        step=found.step,
-        is_cut=found.is_cut,
-        deploys=found.deploys,
-    )
+    return view_of(FailureDetailsView, found, group=_shown(found.group, caller, has_traceback=True), now=found.until)
 
 
 def _shown(group: FailureGroup, caller: Caller, *, has_traceback: bool) -> FailureView:
@@ -142,18 +127,4 @@ def _shown(group: FailureGroup, caller: Caller, *, has_traceback: bool) -> Failu
         cause = replace(cause, message="" if error is None else root_cause(error).message)
     if error is not None and not has_traceback:
         error = JobError(error.type, error.message)
-    return FailureView(
-        id=group.newest.status.id,
-        task=group.task,
-        queues=group.queues,
-        cause=cause,
-        error=error,
-        failed=group.failed,
-        retrying=group.retrying,
-        first_at=group.first_at,
-        last_at=group.last_at,
-        trend=group.trend,
-        keys=group.keys,
-        first_ever_at=group.first_ever_at,
-        recurrence=group.recurrence,
-    )
+    return view_of(FailureView, group, id=group.newest.status.id, cause=cause, error=error)

@@ -10,7 +10,7 @@ from headgate.admin import Found
 from headgate.admin.find import FoundKind
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Query
-from headgate.http.page import Page
+from headgate.http.page import Page, view_of
 from headgate.jobs.query import LONGEST_TEXT
 
 EACH = 6
@@ -54,4 +54,4 @@ async def find(caller: Caller, query: FindQuery) -> Page[FoundView]:
             return queues.get(each.name, False)
         return (each.limit, each.name) in paused if each.kind == "key" else None
 
-    return Page([FoundView(each.kind, each.name, each.limit, each.detail, is_paused(each)) for each in found])
+    return Page([view_of(FoundView, each, is_paused=is_paused(each)) for each in found])

@@ -25,7 +25,7 @@ from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, JsonBody, Query, bad_request, require_limit
 from headgate.http.http_error import HttpError
-from headgate.http.page import Count, Cursor, Number, Page, page_of
+from headgate.http.page import Count, Cursor, Number, Page, page_of, view_of
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
 from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY, JobError, JobOptions, JobRecord
@@ -390,8 +390,7 @@ def _shown(kind: type[Shown], status: JobStatus, paused: Paused, **fields: Any) 
     """Return the fields of a status that an answer has, with others."""
     limit = status.waits_for
     fields["waits_for"] = None if limit is None else WaitView(*limit, limit in paused)
-    same = {name: getattr(status, name) for name in kind.__struct_fields__ if name not in fields}
-    return kind(**same, **fields)
+    return view_of(kind, status, **fields)
 
 
 def _listed(job: ListedJob, caller: Caller, paused: Paused) -> ListedJobView:
@@ -442,13 +441,12 @@ def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
         expires_at=None if record.expires_at is None else to_datetime(record.expires_at),
         audit=record.audit.word,
         attempts=[
-            AttemptView(
-                number=each.number,
+            view_of(
+                AttemptView,
+                each,
                 restart=restart,
-                node=each.node,
                 started_at=to_datetime(each.started_at),
                 ended_at=to_datetime(each.ended_at),
-                outcome=each.outcome,
                 error=redaction.error(each.error, secrets),
             )
             for each, restart in zip(job.attempts, restarts(job.attempts), strict=True)
@@ -479,11 +477,4 @@ def _buckets(record: JobRecord) -> Sequence[ChargedBucket]:
 
 
 def _line(line: LogLine, redaction: Redaction, secrets: Secrets) -> LogLineView:
-    return LogLineView(
-        number=line.number,
-        at=to_datetime(line.at),
-        attempt=line.attempt,
-        level=line.level,
-        logger=line.logger,
-        message=redaction.text(line.message, secrets),
-    )
+    return view_of(LogLineView, line, at=to_datetime(line.at), message=redaction.text(line.message, secrets))

@@ -13,7 +13,7 @@ from headgate.admin.audit import LimitAudit
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, JsonBody, Query, bad_request, require_limit
 from headgate.http.jobs import ListedJobView, listed
-from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor
+from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor, view_of
 from headgate.limits.kinds import RateKind
 from headgate.storage.live_rules import Scope
 from headgate.storage.records import BucketPlace
@@ -241,7 +241,7 @@ async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> AuditedP
 
     found, since = await caller.reports.read(("audit", limit, query), audit)
     return AuditedPage(
-        items=[msgspec.convert(each, AuditedView, from_attributes=True) for each in found.verdicts[:MOST]],
+        items=[view_of(AuditedView, each) for each in found.verdicts[:MOST]],
         keys=len(found.verdicts),
         starts=found.starts,
         since=since,

@@ -12,7 +12,7 @@ from headgate.admin.schedules import DayPlan, ScheduleDefinition
 from headgate.errors import DeclarationError, ScheduleNotFound
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, JsonBody, Query
-from headgate.http.page import Count, Name, Page, page_of
+from headgate.http.page import Count, Name, Page, page_of, view_of
 from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY
 from headgate.jobs.query import Instant
@@ -260,8 +260,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _defined(definition: ScheduleDefinition, caller: Caller) -> DefinitionView:
-    shown = {name: getattr(definition, name) for name in DefinitionView.__struct_fields__}
-    payload = caller.redaction.json(
-        caller.visible(definition.payload), caller.secrets_of(definition.payload, fields=())
+    secrets = caller.secrets_of(definition.payload, fields=())
+    return view_of(
+        DefinitionView, definition, payload=caller.redaction.json(caller.visible(definition.payload), secrets)
     )
-    return DefinitionView(**{**shown, "payload": payload})

@@ -18,7 +18,7 @@ from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import JsonBody, bad_request
 from headgate.http.http_error import HttpError
-from headgate.http.page import Name
+from headgate.http.page import Name, view_of
 from headgate.http.redaction import HIDDEN, Redaction
 from headgate.jobs.audit import AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
@@ -187,10 +187,7 @@ async def task(caller: Caller, name: str) -> TaskDetails:
     if found is None:
         return TaskDetails(name, None, ())
     limits = limits_named(caller, found.limits)
-    arguments = [
-        ArgumentView(each.name, each.kind, each.is_required, each.is_nullable, _default(caller, each), each.choices)
-        for each in caller.admin.arguments(name)
-    ]
+    arguments = [view_of(ArgumentView, each, default=_default(caller, each)) for each in caller.admin.arguments(name)]
     return TaskDetails(name, found.queue, limits, found.requires, found.tags, found.unique_key, arguments)
 
 
