@@ -8,8 +8,8 @@ import msgspec
 
 from headgate.admin import BatchDetails, BulkResult
 from headgate.http.caller import Caller
-from headgate.http.endpoint import JsonBody, Query
-from headgate.http.jobs import MOST_CHANGED
+from headgate.http.endpoint import Query
+from headgate.http.jobs import BulkCancel
 from headgate.http.page import Count, Cursor, Page, page_of
 
 
@@ -17,13 +17,6 @@ class BatchesQuery(Query, frozen=True, kw_only=True):
     pending_only: Annotated[bool, msgspec.Meta(description="Only batches with jobs that are not final.")] = False
     before: Cursor | None = None
     count: Count = 50
-
-
-class BatchCancel(JsonBody, frozen=True, kw_only=True):
-    """How many jobs are cancelled at most; with `dry_run` they are only counted."""
-
-    most: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHANGED)] = 1000
-    dry_run: bool = False
 
 
 async def batches(caller: Caller, query: BatchesQuery) -> Page[BatchDetails]:
@@ -37,6 +30,6 @@ async def batch(caller: Caller, id: str) -> BatchDetails:
     return await caller.admin.batch(id)
 
 
-async def cancel_batch(caller: Caller, id: str, body: BatchCancel) -> BulkResult:
+async def cancel_batch(caller: Caller, id: str, body: BulkCancel) -> BulkResult:
     """Cancel the jobs of a batch, of the batches in it, and what then waits for nothing else; repeat while `is_cut`."""
     return await caller.admin.cancel_batch(id, most=body.most, dry_run=body.dry_run)

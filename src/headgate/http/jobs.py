@@ -85,6 +85,13 @@ class BulkRequest(JsonBody, frozen=True, kw_only=True):
     priority: Priority | None = None
 
 
+class BulkCancel(JsonBody, frozen=True, kw_only=True):
+    """How many jobs are cancelled at most; with `dry_run` they are only counted."""
+
+    most: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHANGED)] = 1000
+    dry_run: bool = False
+
+
 class PurgeRequest(JsonBody, frozen=True, kw_only=True):
     """The final jobs to delete, those that match `query` or those of `ids`, and how many at most.
 

@@ -262,16 +262,7 @@ async def resume_limit(caller: Caller, limit: str, body: SettingTarget) -> Ackno
 
 async def set_limit(caller: Caller, limit: str, body: SetRequest) -> Acknowledgement:
     """Set another rule until it is unset; the most specific setting wins: key, tier, longest pattern, all."""
-    await caller.admin.limits.set_rule(
-        limit,
-        body.rule,
-        kind=body.kind,
-        burst=body.burst,
-        slices=body.slices,
-        key=body.key,
-        pattern=body.pattern,
-        tier=body.tier,
-    )
+    await caller.admin.limits.set_rule(limit, **msgspec.structs.asdict(body))
     return Acknowledgement()
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Annotated
 
 import msgspec
 
 from headgate.admin import Activity, BulkResult, DeclaredLimit, DeclaredQueue, QueueKeys, QueueOverview
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Acknowledgement, JsonBody
-from headgate.http.jobs import MOST_CHANGED
+from headgate.http.endpoint import Acknowledgement
+from headgate.http.jobs import BulkCancel
 from headgate.http.tasks import activity, limits_named
 
 
@@ -57,13 +56,6 @@ class QueueDetails(msgspec.Struct, frozen=True):
     limits: Sequence[DeclaredLimit]
     now: datetime
     counted_at: datetime | None
-
-
-class QueuePurge(JsonBody, frozen=True, kw_only=True):
-    """How many waiting jobs are cancelled at most; with `dry_run` they are only counted."""
-
-    most: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHANGED)] = 1000
-    dry_run: bool = False
 
 
 async def queues(caller: Caller) -> QueuePage:
@@ -113,6 +105,6 @@ async def resume_queue(caller: Caller, name: str) -> Acknowledgement:
     return Acknowledgement(await caller.admin.queues.resume(name))
 
 
-async def purge_queue(caller: Caller, name: str, body: QueuePurge) -> BulkResult:
+async def purge_queue(caller: Caller, name: str, body: BulkCancel) -> BulkResult:
     """Cancel the waiting jobs of a queue, scheduled and blocked ones included; running jobs continue."""
     return await caller.admin.queues.purge(name, most=body.most, dry_run=body.dry_run)
