@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import click
 import msgspec
@@ -24,7 +24,7 @@ from headgate.cli.query import note_unknown
 from headgate.cli.question import confirm, require_answer
 from headgate.cli.times import seconds
 from headgate.escaping import printable
-from headgate.limits.kinds import KINDS, spelled_limit
+from headgate.limits.kinds import RateKind, spelled_limit
 from headgate.plural import counted
 from headgate.storage.live_rules import LimitSetting, is_pattern
 
@@ -117,7 +117,7 @@ def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -
 
 @limits.command(name="set")
 @takes_app_and("LIMIT", "RULE")
-@click.option("--kind", type=click.Choice(KINDS.rates), help="Change the kind of rule.")
+@click.option("--kind", type=click.Choice(get_args(RateKind)), help="Change the kind of rule.")
 @click.option("--burst", type=int, help="For a rate: how much unused budget a key can save.")
 @click.option("--slices", type=int, help="For a sliding window: the number of slices.")
 @click.option("--key", metavar="KEY", help="For this key only.")

@@ -30,7 +30,7 @@ from headgate.cli.simulation import (
 )
 from headgate.cli.times import seconds
 from headgate.clock import SECOND
-from headgate.limits.kinds import KINDS, limit_of, spelled_limit
+from headgate.limits.kinds import limit_of, spelled_kinds, spelled_limit
 from headgate.limits.limit import Limit
 from headgate.limits.rate import parse_rate
 from headgate.suggestion import did_you_mean
@@ -44,7 +44,7 @@ Variant = tuple[str, Sequence[Limit]]
 
 @click.command()
 @click.option("--limit", "rates", multiple=True, metavar="RATE", help="The limit: 15/m. Repeat to compare several.")
-@click.option("--rule", type=click.Choice(KINDS.spelled), default="strict", show_default=True, help="Its kind.")
+@click.option("--rule", type=click.Choice(spelled_kinds()), default="strict", show_default=True, help="Its kind.")
 @click.option("--burst", type=click.IntRange(1), help="For a rate: how much unused budget a key can save.")
 @click.option("--slices", type=click.IntRange(1), help="For a sliding window: the number of slices.")
 @click.option("--one-for-all", is_flag=True, help="One budget for all keys together instead of one for each.")

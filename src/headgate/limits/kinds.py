@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
-from typing import Any, Final, Literal, Unpack, cast
+from typing import Any, Final, Literal, Unpack
 
 import msgspec
 
@@ -34,49 +34,21 @@ RULES: Final[Mapping[type[AnyRule], type[Limit]]] = {
 RateKind = Literal["strict", "rate", "fixed", "sliding", "adaptive"]
 """The kinds that a text can choose for a rate."""
 
-
-class RuleKinds:
-    """Some kinds of rules, by name."""
-
-    def __init__(self, rules: Mapping[type[AnyRule], type[Limit]]) -> None:
-        self._by_name = {rule.kind: rule for rule in rules}
-        self._declared_by = rules
-        union: Any = reduce(or_, self._by_name.values())
-        self._decode = msgspec.json.Decoder(union).decode
-
-    def __getitem__(self, kind: str) -> type[AnyRule]:
-        """Return the class of a kind. Raises KeyError."""
-        return self._by_name[kind]
-
-    @property
-    def spelled(self) -> list[str]:
-        """The kinds that can be written as text, for example on a command line."""
-        return [kind for kind, rule in self._by_name.items() if rule.spelling is not None]
-
-    @property
-    def rates(self) -> list[str]:
-        """Return the kinds that are rates. Each can replace any other."""
-        return [kind for kind in self.spelled if self[kind].family == RATE]
-
-    def load(self, text: str) -> AnyRule:
-        """Do the work of `load_rule`."""
-        try:
-            return cast(AnyRule, self._decode(text))
-        except msgspec.DecodeError as error:
-            known = ", ".join(repr(kind) for kind in sorted(self._by_name))
-            raise DeclarationError(
-                f"{text[:100]!r} is not a rule of this version: {error}; its kind must be one of {known}"
-            ) from None
-
-    def limit(self, kind: str, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
-        """Do the work of `spelled_limit` and `limit_of`."""
-        rule = self._by_name.get(kind)
-        if rule is None or (like is not None and rule.family != like.family):
-            raise DeclarationError(f"rules of kind {kind!r} are set from code: app.admin.limits.set(…)")
-        return self._declared_by[rule].spelled(text, like, options)
+KINDS: Final[Mapping[str, type[AnyRule]]] = {rule.kind: rule for rule in RULES}
+"""The class of each kind, by its name."""
 
 
-KINDS = RuleKinds(RULES)
+def _decoder() -> Callable[[str], AnyRule]:
+    union: Any = reduce(or_, RULES)
+    return msgspec.json.Decoder(union).decode
+
+
+_decode = _decoder()
+
+
+def spelled_kinds() -> list[str]:
+    """Return the kinds that can be written as text, for example on a command line."""
+    return [kind for kind, rule in KINDS.items() if rule.spelling is not None]
 
 
 def dump_rule(rule: AnyRule) -> str:
@@ -86,12 +58,24 @@ def dump_rule(rule: AnyRule) -> str:
 
 def load_rule(text: str) -> AnyRule:
     """Return the rule that `dump_rule` wrote. Raises DeclarationError for an unknown kind or an invalid rule."""
-    return KINDS.load(text)
+    try:
+        return _decode(text)
+    except msgspec.DecodeError as error:
+        known = ", ".join(repr(kind) for kind in sorted(KINDS))
+        raise DeclarationError(
+            f"{text[:100]!r} is not a rule of this version: {error}; its kind must be one of {known}"
+        ) from None
 
 
-def limit_of(kind: str, text: str, **options: Unpack[SpelledOptions]) -> Limit:
-    """Return the limit of that kind for a text such as "15/m" or a number. Raises DeclarationError."""
-    return KINDS.limit(kind, text, None, options)
+def limit_of(kind: str, text: str, like: AnyRule | None = None, **options: Unpack[SpelledOptions]) -> Limit:
+    """Return the limit of that kind for a text such as "15/m" or a number; options left out are as in `like`.
+
+    Raises DeclarationError.
+    """
+    rule = KINDS.get(kind)
+    if rule is None or (like is not None and rule.family != like.family):
+        raise DeclarationError(f"rules of kind {kind!r} are set from code: app.admin.limits.set(…)")
+    return RULES[rule].spelled(text, like, options)
 
 
 def spelled_limit(declared: AnyRule, text: str, *, kind: str | None = None, **options: Unpack[SpelledOptions]) -> Limit:
@@ -100,4 +84,4 @@ def spelled_limit(declared: AnyRule, text: str, *, kind: str | None = None, **op
     It is of the declared kind unless `kind` is another one, which only rates have. Options left out are as declared.
     """
     chosen = kind if kind is not None and declared.family == RATE else declared.kind
-    return KINDS.limit(chosen, text, declared, options)
+    return limit_of(chosen, text, declared, **options)

@@ -11,8 +11,8 @@ import msgspec
 
 from headgate.clock import FARTHEST
 from headgate.errors import DeclarationError, StorageUnavailable
-from headgate.limits import kinds
 from headgate.limits.bucket_store import Bucket
+from headgate.limits.kinds import KINDS
 from headgate.limits.leases import Leases
 from headgate.limits.limit import AnyRule
 
@@ -71,7 +71,7 @@ def from_script(text: bytes) -> str:
         _, kind, _, _, state = text.split(b":", 4)
         name = kind.decode()
         # Leases are no rule of jobs, so they are not among the kinds.
-        return Leases.lua_load(state) if name == Leases.kind else kinds.KINDS[name].lua_load(state)
+        return Leases.lua_load(state) if name == Leases.kind else KINDS[name].lua_load(state)
     except (KeyError, ValueError, NotImplementedError, msgspec.DecodeError):
         return "unknown"
 
