@@ -16,7 +16,7 @@ from headgate.errors import GateClosed, HeadgateError, LeaseLost, StorageUnavail
 from headgate.limits.bucket_store import BucketStore, Taken
 from headgate.limits.limit import AnyRule
 from headgate.limits.standalone.decision import FROM_STORE, Decision
-from headgate.limits.standalone.limiter import HeldStart, Holding, SyncHeldStart
+from headgate.limits.standalone.limiter import HeldStart, SyncHeldStart
 from headgate.limits.standalone.shared_budget import SharedBudget
 from headgate.limits.standalone.shared_session import SharedSession
 from headgate.shielding import shield_until_done
@@ -56,6 +56,12 @@ class Lease:
         self.on_lost: Callable[[], object] | None = None
         """Is called once when it is lost, on the event loop of the session."""
         self._first_asked_at = asked_at
+
+    @property
+    def decision(self) -> Decision:
+        """The decision that granted it."""
+        ends_at = self.token + self.duration
+        return Decision(True, self.token, self.token, FROM_STORE, Taken(1, ends_at, self.token, 0, ends_at))
 
     @property
     def relied_on_until(self) -> int:
@@ -243,30 +249,6 @@ class _Turn:
         self.waiters = 0
 
 
-class _OfLease(Holding):
-    def __init__(self, budget: SharedBudget, lease: Lease) -> None:
-        ends_at = lease.token + lease.duration
-        granted = Taken(1, ends_at, lease.token, 0, ends_at)
-        super().__init__(budget, lease.key, lease.cost, Decision(True, lease.token, lease.token, FROM_STORE, granted))
-        self._lease = lease
-
-    @property
-    def fencing_token(self) -> int:
-        return self._lease.token
-
-    @property
-    def is_lost(self) -> bool:
-        return self._lease.is_lost
-
-
-class HeldLease(_OfLease, HeldStart):
-    """A permit on a shared store: a lease, renewed until the block ends."""
-
-
-class SyncHeldLease(_OfLease, SyncHeldStart):
-    """A permit on a shared store, held by a thread."""
-
-
 class LeaseBudget(SharedBudget):
     """A budget of leases on an async store. Only `hold` takes one: something has to renew it, and to end it."""
 
@@ -274,7 +256,7 @@ class LeaseBudget(SharedBudget):
     session_kind = LeaseSession
 
     @asynccontextmanager
-    async def hold_async(self, key: str, cost: int, timeout: Duration | None) -> AsyncIterator[HeldLease | None]:
+    async def hold_async(self, key: str, cost: int, timeout: Duration | None) -> AsyncIterator[HeldStart | None]:
         """Run the block with a lease; None if there was none in time. Raises LeaseLost, and cancels the block."""
         undo = LeaseSession.undo_lease
         lease = await self._run_async(LeaseSession.lease, key, cost, self._end_of(timeout), undo=undo)
@@ -283,7 +265,7 @@ class LeaseBudget(SharedBudget):
             return
         block = _Block(lease)
         try:
-            yield HeldLease(self, lease)
+            yield HeldStart(self, lease.key, lease.cost, lease.decision, lease)
         except asyncio.CancelledError:
             if block.end():
                 raise _lost(lease) from None
@@ -296,14 +278,14 @@ class LeaseBudget(SharedBudget):
             raise _lost(lease)
 
     @contextmanager
-    def hold(self, key: str, cost: int, timeout: Duration | None) -> Iterator[SyncHeldLease | None]:
+    def hold(self, key: str, cost: int, timeout: Duration | None) -> Iterator[SyncHeldStart | None]:
         """As `hold_async`. A thread cannot be cancelled, so LeaseLost is raised at the end of the block."""
         lease = self._run(LeaseSession.lease, key, cost, self._end_of(timeout), undo=LeaseSession.undo_lease)
         if lease is None:
             yield None
             return
         try:
-            yield SyncHeldLease(self, lease)
+            yield SyncHeldStart(self, lease.key, lease.cost, lease.decision, lease)
         finally:
             with suppress(GateClosed):
                 self._run(LeaseSession.give_back, lease)

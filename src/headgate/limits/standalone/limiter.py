@@ -24,7 +24,7 @@ from headgate.limits.standalone.shared_budget import SharedBudget
 from headgate.urls import displayed_url
 
 if TYPE_CHECKING:
-    from headgate.limits.standalone.lease_budget import LeaseBudget
+    from headgate.limits.standalone.lease_budget import Lease, LeaseBudget
 
 
 Budget = LocalBudget | SharedBudget
@@ -60,9 +60,10 @@ class SyncReservation(_ReservedStart):
 class Holding:
     """What the caller of `hold` has."""
 
-    def __init__(self, budget: Budget, key: str, cost: int, decision: Decision) -> None:
+    def __init__(self, budget: Budget, key: str, cost: int, decision: Decision, lease: Lease | None = None) -> None:
         self._budget = budget
         self._key = key
+        self._lease = lease
         self.cost: int = cost
         """The cost that was charged for it so far."""
         self.decision = decision
@@ -71,15 +72,17 @@ class Holding:
     @property
     def fencing_token(self) -> int:
         """The number of a lease, higher for each later holder of its key. Raises HeadgateError for other starts."""
-        raise HeadgateError(
-            "only a permit on a shared store has a fencing token: Limiter(Mutex(…), store='redis://…'), or "
-            "'postgresql://…'"
-        )
+        if self._lease is None:
+            raise HeadgateError(
+                "only a permit on a shared store has a fencing token: Limiter(Mutex(…), store='redis://…'), or "
+                "'postgresql://…'"
+            )
+        return self._lease.token
 
     @property
     def is_lost(self) -> bool:
         """Whether a lease was not renewed in time, so that another holder may have it; False for other starts."""
-        return False
+        return self._lease is not None and self._lease.is_lost
 
     def _end(self) -> None:
         """Return a permit; a start stays charged."""
