@@ -17,7 +17,6 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,7 +33,7 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.key import bucket_key
 from headgate.limits.redis.pipeline import unavailable
 from headgate.limits.redis.redis_buckets import CLOSED, key_name, read_url
-from headgate.limits.redis.script import MAX_TRIES, Script, converted, numbers, rewritten
+from headgate.limits.redis.script import MAX_TRIES, Script, converted, numbers, rewritten, script
 
 T = TypeVar("T")
 
@@ -138,7 +137,7 @@ class MessageLines:
 
         `find` returns the line of a limit and a key, None for a limit that this program does not have.
         """
-        due_lines = RunScript(_due(), (self._all,), (b"%d" % DUE_LINE_LEASE, b"%d" % MAX_BATCH))
+        due_lines = RunScript(script("due"), (self._all,), (b"%d" % DUE_LINE_LEASE, b"%d" % MAX_BATCH))
         next_in, *names = yield due_lines
         for name in names:
             limit, key = msgspec.json.decode(name, type=tuple[str, str])
@@ -179,21 +178,11 @@ class MessageLines:
         stored_text = new_text = b""
         for _ in range(MAX_TRIES):
             arguments = (verb, id.encode(), now, stored_text, new_text, *fixed, *numbers(rule), line.name, payload)
-            reply: list[Any] = yield RunScript(_line(rule.lua), keys, arguments)
+            reply: list[Any] = yield RunScript(script("bucket", "line", rule=rule.lua), keys, arguments)
             if reply[0] != -1:
                 return reply
             stored_text, new_text = converted(rule, reply)
         raise rewritten(key, line.bucket)
-
-
-@cache
-def _line(lua: str | None) -> Script:
-    return Script("bucket", "line", rule=lua)
-
-
-@cache
-def _due() -> Script:
-    return Script("due")
 
 
 def _packed(ids: Sequence[bytes]) -> bytes:

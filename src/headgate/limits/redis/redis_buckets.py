@@ -196,10 +196,7 @@ class RedisBuckets:
     # --------------------------------------------------------------------------------------------------- within
 
     def key_of(self, bucket: Bucket) -> str:
-        """Return the name of the bucket's Redis key: one hash tag, so that all its keys are in one slot.
-
-        The keys of a DynamicWindow share one bucket.
-        """
+        """Return the name of the bucket's Redis key."""
         return key_name(self._prefix, bucket)
 
     def _client(self, bucket: Bucket, cost: int = 1) -> BucketClient:
@@ -244,7 +241,10 @@ def read_url(url: str, *, prefix: str = "headgate", timeout: Duration = 2.0) -> 
 
 
 def key_name(prefix: str, bucket: Bucket) -> str:
-    """Return what `RedisBuckets.key_of` returns."""
+    """Return the name of a bucket's key: one hash tag, so that all its keys are in one slot.
+
+    The keys of a DynamicWindow share one bucket.
+    """
     if bucket.rule.shares_state:
         return f"{{{prefix}:{_escaped(bucket.limit)}:*}}"
     return f"{{{prefix}:{_escaped(bucket.limit)}:{_escaped(bucket.key)}}}"
@@ -292,7 +292,7 @@ class BucketClient:
         self.limit_time = limit_time
         self._pipeline = pipeline
         self.numbers = numbers(bucket.rule)
-        self.script: Script = script(bucket.rule.lua)
+        self.script: Script = script("bucket", "verbs", rule=bucket.rule.lua)
         self.key = key.encode()
         self.closed = self.key + CLOSED
         self.answers = self.key + b":answers"
@@ -357,27 +357,23 @@ class _BucketCall(ScriptCall):
 
     def settle(self, reply: Any) -> ScriptCall | None:
         try:
-            if self.convert_state(reply):
-                return self
+            is_of_another_rule = reply[0] == -1
+            if is_of_another_rule:
+                self.stored_text, self.new_text = converted(self.client.bucket.rule, reply)
+                self.tries += 1
+                if self.tries > MAX_TRIES:
+                    raise rewritten(self.client.key, self.client.bucket)
         except Exception as error:
             self.fail(error)
             return None
+        if is_of_another_rule:
+            return self
         self.resolve(reply)
         return None
 
     @abstractmethod
     def resolve(self, reply: list[Any]) -> None:
         """Pass the reply to the callers."""
-
-    def convert_state(self, reply: list[Any]) -> bool:
-        """Return whether the stored state is of another rule; it is converted then, for the next try."""
-        if reply[0] != -1:
-            return False
-        self.stored_text, self.new_text = converted(self.client.bucket.rule, reply)
-        self.tries += 1
-        if self.tries > MAX_TRIES:
-            raise rewritten(self.client.key, self.client.bucket)
-        return True
 
 
 class _CallerRequest(_BucketCall):

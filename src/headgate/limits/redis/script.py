@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -27,23 +27,23 @@ _LIBRARY = {"strict_rate": "instants", "leases": "instants"}
 """The shared part that the own part of a rule uses."""
 
 
-class Script:
-    """A script: a rule's own part, above the shared parts that use it. Redis identifies it by its SHA-1."""
+class Script(NamedTuple):
+    """The source of a script, and its SHA-1, by which Redis identifies it."""
 
-    def __init__(self, *parts: str, rule: str | None = None) -> None:
-        own, shared = files("headgate.limits"), files("headgate.limits.redis") / "lua"
-        sources = [] if rule is None else [own / f"{rule}.lua"]
-        sources += [shared / f"{part}.lua" for part in parts]
-        if rule in _LIBRARY:
-            sources.insert(0, shared / f"{_LIBRARY[rule]}.lua")
-        self.source = b"\n".join(source.read_bytes() for source in sources)
-        self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
+    source: bytes
+    sha: bytes
 
 
 @cache
-def script(lua: str | None) -> Script:
-    """Return the script for the rule with that Lua file."""
-    return Script("bucket", "verbs", rule=lua)
+def script(*parts: str, rule: str | None = None) -> Script:
+    """Return a script: the Lua file of a rule, above the shared parts that use it."""
+    own, shared = files("headgate.limits"), files("headgate.limits.redis") / "lua"
+    sources = [] if rule is None else [own / f"{rule}.lua"]
+    sources += [shared / f"{part}.lua" for part in parts]
+    if rule in _LIBRARY:
+        sources.insert(0, shared / f"{_LIBRARY[rule]}.lua")
+    source = b"\n".join(each.read_bytes() for each in sources)
+    return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
 
 
 def numbers(rule: AnyRule) -> tuple[bytes, ...]:
