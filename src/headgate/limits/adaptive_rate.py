@@ -18,7 +18,7 @@ from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions, changed
 from headgate.limits.rate import Rate, parse_rate
-from headgate.limits.rate_limit import FARTHEST
+from headgate.limits.rate_limit import FARTHEST, FAST_COUNTED
 from headgate.limits.rule import LuaNumbers, Rule, Snapshot
 
 KEPT = 7 * 86400 * SECOND
@@ -29,9 +29,6 @@ PARTS = 1_000_000
 
 TICKS = 1000
 """Ticks in a microsecond: the distance of starts is rounded up to a nanosecond."""
-
-FAST_COUNTED = 2 * SECOND
-"""How long (µs) a start of a rate above one per second counts, when deciding whether it is too late."""
 
 DEFAULT_CLIMB = 1800
 DEFAULT_BACKOFF = 0.7

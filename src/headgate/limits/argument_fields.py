@@ -109,12 +109,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 def read_types(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the types of a function's arguments; all are UNKNOWN if the annotations cannot be resolved."""
-    names = list(inspect.signature(function).parameters)
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except Exception:  # resolving the names in annotations can raise anything
-        hints = {}
-    return {name: hints.get(name, UNKNOWN) for name in names}
+    return _typed(function, inspect.signature(function).parameters)
 
 
 def _is_unordered(kind: Any) -> bool:
@@ -188,7 +183,7 @@ def _field_types(kind: Any) -> Mapping[str, Any] | None:
 def _typed(kind: Any, names: Iterable[str]) -> dict[str, Any]:
     try:
         hints = get_type_hints(kind, include_extras=True)
-    except Exception:  # a name that is not defined yet
+    except Exception:  # resolving the names in annotations can raise anything: one may not be defined yet
         hints = {}
     return {name: hints.get(name, UNKNOWN) for name in names}
 

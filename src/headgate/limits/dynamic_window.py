@@ -9,10 +9,11 @@ from typing import ClassVar, Unpack
 
 import msgspec
 
+from headgate.arguments import parse_duration
 from headgate.clock import Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Limit, RateOptions
-from headgate.limits.rate import described, parse_margin, parse_rate
+from headgate.limits.rate import described, parse_rate
 from headgate.limits.rule import LuaNumbers, Rule, Snapshot
 from headgate.limits.sliding_window import moved_slice, slice_length, slices_touched
 
@@ -499,6 +500,6 @@ class DynamicWindow(Limit):
                 "they have to be in this order"
             )
         period = parse_rate(capacity or most, per).period
-        widening = parse_margin(margin, where)
+        widening = parse_duration(margin, "margin", where)
         length = slice_length(period + widening, slices, where)
         super().__init__(SharedCounter(capacity or 0, least, most, length, slices, max_keys, widening), **options)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
+from headgate.arguments import parse_duration
 from headgate.clock import SECOND, Duration
 from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
-from headgate.limits.rate import CountRule, described, parse_margin, parse_rate
+from headgate.limits.rate import CountRule, described, parse_rate
 from headgate.limits.rule import LuaNumbers, Snapshot
 
 Window = tuple[int, int]
@@ -132,7 +133,7 @@ class FixedWindow(Limit):
         parsed = parse_rate(rate, per)
         if parsed.period < SECOND:
             raise DeclarationError(f"a fixed window of {parsed} is shorter than a second; use RateLimit or StrictRate")
-        keepout = parse_margin(margin, "a fixed window")
+        keepout = parse_duration(margin, "margin", "a fixed window")
         if keepout >= parsed.period:
             raise DeclarationError(f"margin={margin!r} takes up the whole fixed window of {parsed}; lower it")
         super().__init__(WindowCounter(parsed.count, parsed.period, keepout), **options)

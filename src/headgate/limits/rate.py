@@ -122,11 +122,6 @@ def _period_in(text: str) -> int | None:
     return duration_in(f"1{text}" if text[:1].isalpha() else text)
 
 
-def parse_margin(margin: Duration, where: str) -> int:
-    """Return a margin in microseconds. Raises DeclarationError if it is not a duration of at least 0."""
-    return parse_duration(margin, "margin", where)
-
-
 def _checked(count: int, period: int, given: str) -> Rate:
     if count > LARGEST_COUNT:
         raise DeclarationError(f"{given} allows more than {LARGEST_COUNT:,} starts, the most that a limit counts")

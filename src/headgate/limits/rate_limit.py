@@ -7,11 +7,12 @@ from typing import ClassVar, Unpack
 
 from msgspec.structs import replace
 
+from headgate.arguments import parse_duration
 from headgate.clock import FARTHEST as HUNDRED_YEARS
 from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
-from headgate.limits.rate import described, parse_margin, parse_rate
+from headgate.limits.rate import described, parse_rate
 from headgate.limits.rule import LuaNumbers, Rule, Snapshot
 
 START_EMPTY_KEPT = 7 * 86400 * SECOND
@@ -186,7 +187,7 @@ class RateLimit(Limit):
         burst = parsed.count if burst is None else burst
         if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
             raise DeclarationError(f"burst={burst!r} of a rate limit must be a whole number, at least 1")
-        widening = parse_margin(margin, "a rate limit")
+        widening = parse_duration(margin, "margin", "a rate limit")
         rule = Gcra(parsed.count, parsed.period + widening, burst, start_empty, widening)
         super().__init__(rule, **options)
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
+from headgate.arguments import parse_duration
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
-from headgate.limits.rate import CountRule, described, parse_margin, parse_rate
+from headgate.limits.rate import CountRule, described, parse_rate
 from headgate.limits.rule import LuaNumbers, Snapshot
 
 DEFAULT_SLICES = 60
@@ -226,7 +227,7 @@ class SlidingWindow(Limit):
         **options: Unpack[RateOptions],
     ) -> None:
         parsed = parse_rate(rate, per)
-        widening = parse_margin(margin, "a sliding window")
+        widening = parse_duration(margin, "margin", "a sliding window")
         length = slice_length(parsed.period + widening, slices, f"a sliding window of {parsed}")
         super().__init__(SliceCounter(parsed.count, length, slices, widening), **options)
 

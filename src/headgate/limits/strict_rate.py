@@ -8,10 +8,11 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
+from headgate.arguments import parse_duration
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
-from headgate.limits.rate import CountRule, described, parse_margin, parse_rate
+from headgate.limits.rate import CountRule, described, parse_rate
 from headgate.limits.rule import LuaNumbers, Snapshot
 
 MAX_COUNT = 1000
@@ -137,7 +138,7 @@ class StrictRate(Limit):
                 f"StrictRate remembers every start and so takes at most {MAX_COUNT}, not {parsed.count}; "
                 "use SlidingWindow for higher counts"
             )
-        widening = parse_margin(margin, "a strict rate")
+        widening = parse_duration(margin, "margin", "a strict rate")
         super().__init__(SlidingLog(parsed.count, parsed.period + widening, widening), **options)
 
     @classmethod
