@@ -42,7 +42,7 @@ FairKey = Key | tuple[Key, Key]
 
 
 class TurnOrder(Rule[None], frozen=True):
-    """The order of the keys of one queue. It is always open, and has no state."""
+    """The order of the keys of one queue. It is always open, and has no state, so nothing amends or stores one."""
 
     weights: Mapping[str, int] = {}
 
@@ -71,9 +71,6 @@ class TurnOrder(Rule[None], frozen=True):
     def counts_until(self, charged_at: int) -> int:
         return NEVER
 
-    def amend(self, state: None, charged_at: int, cost: int, started_at: int, actual: int) -> None:
-        return None
-
     def amend_forgotten(self, charged_at: int, started_at: int, actual: int) -> None:
         return None
 
@@ -82,15 +79,6 @@ class TurnOrder(Rule[None], frozen=True):
 
     def bound(self, window: int) -> int:
         return NEVER
-
-    def idle_at(self, state: None) -> int:
-        return 0
-
-    def dump(self, state: None) -> str:
-        return ""
-
-    def load(self, stored: str, now: int) -> None:
-        return None
 
     def describe(self) -> str:
         weights = ", ".join(f"{key}: {weight}" for key, weight in sorted(self.weights.items())[:10])
