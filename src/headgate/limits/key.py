@@ -73,10 +73,8 @@ def compile_key(key: object, parameters: Sequence[str], where: str, fields: Argu
             return lambda _arguments, headers: headers.get(name) or SHARED
         case str():
             return _compile_template(key, parameters, where, fields)
-        case (only,) if isinstance(key, tuple):
-            return _compile_only_level(only, parameters, where, fields)
-        case (outer, inner) if isinstance(key, tuple):
-            return _compile_levels(outer, inner, parameters, where, fields)
+        case (_,) | (_, _) if isinstance(key, tuple):
+            return _compile_levels(key, parameters, where, fields)
         case _ if hasattr(key, "enqueue"):
             raise DeclarationError(f"{where}: key={key!r} is a task; write a function of the arguments")
         case _ if callable(key):
@@ -217,25 +215,17 @@ def _compile_template(template: str, parameters: Sequence[str], where: str, fiel
     return compute
 
 
-def _compile_levels(
-    outer: object, inner: object, parameters: Sequence[str], where: str, fields: ArgumentFields
-) -> Compute:
-    levels = [compile_key(level, parameters, where, fields) for level in (outer, inner)]
+def _compile_levels(key: tuple[object, ...], parameters: Sequence[str], where: str, fields: ArgumentFields) -> Compute:
+    levels = [compile_key(level, parameters, where, fields) for level in key]
 
-    def compute(arguments: Arguments, headers: Headers) -> object:
+    def compute_only(arguments: Arguments, headers: Headers) -> object:
+        only = bucket_key(levels[0](arguments, headers))
+        return bucket_key(only, 0) if BETWEEN_LEVELS in only else only
+
+    def compute_both(arguments: Arguments, headers: Headers) -> object:
         return BETWEEN_LEVELS.join(stored_level(level(arguments, headers)) for level in levels)
 
-    return compute
-
-
-def _compile_only_level(only: object, parameters: Sequence[str], where: str, fields: ArgumentFields) -> Compute:
-    level = compile_key(only, parameters, where, fields)
-
-    def compute(arguments: Arguments, headers: Headers) -> object:
-        key = bucket_key(level(arguments, headers))
-        return bucket_key(key, 0) if BETWEEN_LEVELS in key else key
-
-    return compute
+    return compute_only if len(levels) == 1 else compute_both
 
 
 def stored_level(value: object) -> str:
