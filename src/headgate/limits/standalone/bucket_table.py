@@ -187,7 +187,10 @@ class BucketTable:
                 check_cost(cost)
             opens_at, after = rule.take(state, now, cost)
             if opens_at > now:
-                self._remember_refusal(key, state, cost, opens_at)
+                if len(self._refused) >= MAX_REFUSALS:
+                    self._refused.clear()
+                # Until then the same state gives the same answer, without running the rule.
+                self._refused[key] = _Refusal(state, cost, opens_at)
                 return Decision(False, now, opens_at, rule, state)
             if self._lines_by_key and key in self._lines_by_key:
                 return Decision(False, now, now + 1, rule, state)
@@ -377,12 +380,6 @@ class BucketTable:
         if until <= now:
             return Decision(False, now, opens_at, rule, state)
         return Decision(False, now, opens_at, FROM_STORE, _taken(0, opens_at, now, rule, state, until))
-
-    def _remember_refusal(self, key: str, state: Any, cost: int, opens_at: int) -> None:
-        """Keep a refusal: until `opens_at` the same state gives the same answer, without running the rule."""
-        if len(self._refused) >= MAX_REFUSALS:
-            self._refused.clear()
-        self._refused[key] = _Refusal(state, cost, opens_at)
 
     def _change(self, key: str, charged_at: int, cost: int, started_at: int, actual: int, now: int) -> None:
         rule, state = self._rule_of(key), self._find(key, now)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from headgate.clock import SECOND
 from headgate.limits.bucket_store import Taken
+from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER, Snapshot
-
-
-class BucketAnswer(Protocol):
-    """The protocol of an object that computes how much a bucket has left."""
-
-    def snapshot(self, state: Any, now: int) -> Snapshot: ...
-
-    def full_at(self, state: Any) -> int: ...
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -29,7 +22,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
     allowed: bool
     decided_at: int
     opens_at: int
-    _rule: BucketAnswer
+    _rule: AnyRule | FromStore
     _state: Any
 
     def __bool__(self) -> bool:
@@ -67,13 +60,13 @@ class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
         )
 
 
-def full_again_at(rule: BucketAnswer, state: Any) -> int:
+def full_again_at(rule: AnyRule | FromStore, state: Any) -> int:
     """Return the limit time from which a bucket has its whole budget, or more than a new one that starts empty."""
     return 0 if state is None else rule.full_at(state)
 
 
 class FromStore:
-    """The `BucketAnswer` of a store that returns what is left: the state is its answer."""
+    """In place of a rule, for a store that returns what is left: the state is its answer."""
 
     @staticmethod
     def snapshot(state: Taken, now: int) -> Snapshot:
