@@ -12,7 +12,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
 from starlette.requests import Request
@@ -117,10 +117,7 @@ class Credential:
     """A password or a token, and its user. Its text is not in its repr."""
 
     user: User
-    text: str
-
-    def __repr__(self) -> str:
-        return f"Credential({self.user!r}, '…')"
+    text: str = field(repr=False)
 
 
 class BasicAuth:

@@ -82,10 +82,9 @@ class KeyRequest(JsonBody, frozen=True, kw_only=True):
     key: Key = ""
 
 
-class PenalizeRequest(JsonBody, frozen=True, kw_only=True):
+class PenalizeRequest(KeyRequest, frozen=True, kw_only=True):
     """A key, and for how many `seconds`, or `until` when, nothing starts on it."""
 
-    key: Key = ""
     seconds: Annotated[float, msgspec.Meta(gt=0, le=366 * 86400)] | None = None
     until: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 

@@ -38,7 +38,7 @@ def peer_of(peer: str | None, forwarded_for: str | None, trusted: frozenset[str]
             break
         found = hop.strip() or found
     # Some proxies add the port, which differs each time.
-    parsed = _address(found) or _address(_name_of(found))
+    parsed = _address(found) or _address(found.rpartition(":")[0])
     if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
         return str(IPv6Network((parsed, 64), strict=False))
     return found if parsed is None else str(parsed)
@@ -57,9 +57,3 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
         return None
     mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
     return mapped or parsed
-
-
-def _name_of(host: str) -> str:
-    """Return the name in a Host header, without its port."""
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    return name.lower().rstrip(".")

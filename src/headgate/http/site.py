@@ -282,12 +282,12 @@ class Dashboard(Starlette):
         user, session, sessions = visitor.user, visitor.session, self._guard.sessions
         if sessions is not None and everywhere:
             sessions.end_all(user.name)
-            self.stream.end_user(user.name)
+            self.stream.end_of(user.name)
             # Unless it is stored, the other processes accept the sessions: then the user has to know.
             await self._act(lambda admin: admin.record_sign_in("sign out everywhere", "all sessions"), user)
         elif sessions is not None and session is not None:
             sessions.end(session)
-            self.stream.end_session(session.id)
+            self.stream.end_of(user.name, session.id)
             await self._record(user, "sign out", session.id)
         else:
             raise HttpError(409, "no_session", "there is no session to end: each request carries its credential")

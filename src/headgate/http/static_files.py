@@ -158,8 +158,8 @@ def _joined(folder: Path) -> Mapping[str, Asset]:
     modules[COLUMNS] = _constants(COLUMNS=shown)
     assets = {SCRIPT: _asset(theme, "text/javascript"), "app.css": _asset(sheets, "text/css")}
     for language in languages():
-        translations = _catalogue_module(language)
-        script = join_modules({**modules, CATALOGUE: translations})
+        modules[CATALOGUE] = _constants(LANGUAGE=language, LANGUAGES=languages(), CATALOGUE=catalogue(language))
+        script = join_modules(modules)
         assets[script_of(language)] = _asset(script, "text/javascript")
     return assets
 
@@ -167,10 +167,6 @@ def _joined(folder: Path) -> Mapping[str, Asset]:
 def script_of(language: str) -> str:
     """Return the name of the script with the texts of a language."""
     return "app.js" if language == SOURCE else f"app.{language}.js"
-
-
-def _catalogue_module(language: str) -> str:
-    return _constants(LANGUAGE=language, LANGUAGES=languages(), CATALOGUE=catalogue(language))
 
 
 def _constants(**values: object) -> str:

@@ -112,20 +112,14 @@ class Stream:
         for ending in self._endings:
             ending.set()
 
-    def end_session(self, session: str) -> None:
-        """End the streams that began in this session."""
-        for ending, listener in self._endings.items():
-            if listener.session == session:
-                ending.set()
-
     def begin(self) -> None:
         """Allow streams again, as at the start."""
         self._is_ended = False
 
-    def end_user(self, user: str) -> None:
-        """End the streams that began in any session of this user."""
+    def end_of(self, user: str, session: str | None = None) -> None:
+        """End the streams that began in this session of a user, or in any of theirs."""
         for ending, listener in self._endings.items():
-            if listener.user == user and listener.session is not None:
+            if listener.user == user and listener.session is not None and session in (None, listener.session):
                 ending.set()
 
     async def response(
