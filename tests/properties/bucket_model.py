@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -144,7 +143,7 @@ class BucketModel:
         return known if known is not None and known.over_at > now else None
 
     def _asked(self, rule: AnyRule) -> Any:
-        return _OfKey(rule, self.key) if isinstance(rule, SharedCounter) else rule
+        return rule.for_key(self.key) if rule.shares_state else rule
 
     def _taken(self, rule: AnyRule, granted: int, opens_at: int, now: int, state: Any) -> Taken:
         full_at = rule.idle_at(state) if state else 0
@@ -157,15 +156,6 @@ class BucketModel:
         earliest = self._earliest(now)
         available = 0 if earliest > now else self._asked(rule).snapshot(state, now).available
         return Taken(granted, opens_at, now, available, max(earliest, full_at))
-
-
-class _OfKey:
-    """A rule as it looks for one of the keys that share its state."""
-
-    def __init__(self, rule: SharedCounter, key: str) -> None:
-        self.take = partial(rule.take, key=key)
-        self.amend = partial(rule.amend, key=key)
-        self.snapshot = partial(rule.snapshot, key=key)
 
 
 def _as_stored(rule: AnyRule) -> tuple[object, ...]:

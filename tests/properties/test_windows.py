@@ -506,7 +506,7 @@ def play_shared(
     state: WindowUse | None = None
     for gap, cost, how, key in steps:
         now += gap
-        opens_at, after = rule.take(state, now, cost, key=key)
+        opens_at, after = rule.for_key(key).take(state, now, cost)
         if how == "wait":
             now = max(now, opens_at)
         if opens_at <= now or how == "book":
@@ -526,13 +526,15 @@ def test_a_dynamic_window_grants_exactly_when_a_count_of_all_starts_would(
         steps(rule.max_count, rule.period, "abcdefgh", data.draw(st.sampled_from([("try", "wait"), ("try", "book")])))
     ):
         now += gap
-        opens_at, after = rule.take(state, now, cost, key=key)
+        opens_at, after = rule.for_key(key).take(state, now, cost)
         assert opens_at == oracle.earliest(now, cost, key)
         if opens_at > now:
-            assert rule.take(state, opens_at - 1, cost, key=key)[0] == opens_at, "a microsecond earlier is too early"
+            assert rule.for_key(key).take(state, opens_at - 1, cost)[0] == opens_at, (
+                "a microsecond earlier is too early"
+            )
             if how == "wait":
                 now = opens_at
-                opens_at, after = rule.take(state, now, cost, key=key)
+                opens_at, after = rule.for_key(key).take(state, now, cost)
                 assert opens_at == now, "at the promised instant it goes"
         if opens_at <= now or how == "book":
             oracle.spend(opens_at, cost, key)
@@ -544,13 +546,13 @@ def test_a_dynamic_window_grants_exactly_when_a_count_of_all_starts_would(
 def test_starts_of_other_keys_never_shorten_the_wait_of_a_key(rule: SharedCounter, data: st.DataObject) -> None:
     _, now, state = play_shared(rule, data.draw(steps(rule.max_count, rule.period, "abcdef")))
     cost = data.draw(st.integers(1, rule.max_count))
-    promised = rule.take(state, now, cost, key="a")[0]
+    promised = rule.for_key("a").take(state, now, cost)[0]
     for gap, other_cost, _, key in data.draw(steps(rule.max_count, rule.period, "bcdef")):
         now += gap
-        opens_at, after = rule.take(state, now, other_cost, key=key)
+        opens_at, after = rule.for_key(key).take(state, now, other_cost)
         if opens_at <= now:
             state = after
-        now_promised = rule.take(state, now, cost, key="a")[0]
+        now_promised = rule.for_key("a").take(state, now, cost)[0]
         assert now_promised >= promised
         promised = now_promised
 
@@ -565,7 +567,7 @@ def test_the_sum_of_all_keys_and_the_keys_themselves_stay_within_their_bounds(
     state: Any = None
     for gap, cost, how, key in data.draw(steps(rule.max_count, rule.period, "abcdefgh", ("try", "book"))):
         now += gap - data.draw(st.one_of(st.just(0), st.integers(0, 2 * rule.period)))
-        opens_at, after = rule.take(state, now, cost, key=key)
+        opens_at, after = rule.for_key(key).take(state, now, cost)
         if opens_at <= now or how == "book":
             oracle.spend(opens_at, cost, key)
             state = after
@@ -585,7 +587,7 @@ def test_the_bounds_of_a_dynamic_window_are_reached(rule: SharedCounter, data: s
     alone: list[Start] = []
     now, state = first, None
     while now < first + window:
-        opens_at, after = rule.take(state, now, key="a")
+        opens_at, after = rule.for_key("a").take(state, now)
         if opens_at > now:
             now = opens_at
         else:
@@ -600,7 +602,7 @@ def test_the_bounds_of_a_dynamic_window_are_reached(rule: SharedCounter, data: s
         now = first + 1 + (number - 1) * rule.slice if number else first
         names = [f"{number}.{place}" for place in range(rule.most_keys)]
         for name in names * rule.max_count:
-            opens_at, after = rule.take(state, now, key=name)
+            opens_at, after = rule.for_key(name).take(state, now)
             if opens_at <= now < first + window:
                 together.append(Start(now, 1))
                 state = after
@@ -617,7 +619,7 @@ def test_a_late_refunded_or_settled_start_of_a_key_counts_where_it_happened_and_
     state: Any = None
     for gap, cost, how, key in data.draw(steps(rule.max_count, rule.period, "abcd")):
         now += gap
-        opens_at, after = rule.take(state, now, cost, key=key)
+        opens_at, after = rule.for_key(key).take(state, now, cost)
         assert opens_at == oracle.earliest(now, cost, key)
         now = opens_at if how == "wait" else now
         if opens_at <= now:
@@ -628,7 +630,7 @@ def test_a_late_refunded_or_settled_start_of_a_key_counts_where_it_happened_and_
         if start is not None and oracle.covers(start.at):
             assert state is not None
             at = start.at + change.late
-            state = rule.amend(state, start.at, start.cost, at, change.actual, key=start.key)
+            state = rule.for_key(start.key).amend(state, start.at, start.cost, at, change.actual)
             oracle.move(start, at, change.actual)
             now = max(now, at)
         if state is not None:
@@ -656,12 +658,12 @@ def test_a_snapshot_of_a_key_agrees_with_take(rule: SharedCounter, data: st.Data
     oracle, now, state = play_shared(rule, data.draw(steps(rule.max_count, rule.period, "abcde", ("try", "book"))))
     now += data.draw(st.integers(-rule.period, 2 * rule.period))
     for key in "abf":
-        snapshot = rule.snapshot(state, now, key=key)
-        assert snapshot.opens_at == rule.take(state, now, key=key)[0]
+        snapshot = rule.for_key(key).snapshot(state, now)
+        assert snapshot.opens_at == rule.for_key(key).take(state, now)[0]
         assert (snapshot.available > 0) == (snapshot.opens_at <= now)
         assert 0 <= snapshot.used <= sum(start.cost for start in oracle.starts if start.key == key)
         for cost in range(1, rule.max_count + 1):
-            assert (rule.take(state, now, cost, key=key)[0] <= now) == (cost <= snapshot.available)
+            assert (rule.for_key(key).take(state, now, cost)[0] <= now) == (cost <= snapshot.available)
 
 
 @given(shared_counters(), st.data())
@@ -674,11 +676,13 @@ def test_a_dynamic_window_is_idle_at_the_very_instant_that_it_equals_a_new_one(
     assert state is not None
     if data.draw(st.booleans()):
         last = oracle.starts[-1]
-        state = rule.amend(state, last.at, last.cost, last.at, 0, key=last.key)
+        state = rule.for_key(last.key).amend(state, last.at, last.cost, last.at, 0)
     idle_at = rule.idle_at(state)
 
     def shares(state: WindowUse | None, now: int) -> list[int]:
-        return [rule.take(state, now, cost, key=key)[0] for key in "abcdef" for cost in range(1, rule.max_count + 1)]
+        return [
+            rule.for_key(key).take(state, now, cost)[0] for key in "abcdef" for cost in range(1, rule.max_count + 1)
+        ]
 
     assert shares(state, idle_at) == shares(None, idle_at)
     assert shares(state, idle_at + 1) == shares(None, idle_at + 1)
@@ -713,7 +717,7 @@ def test_a_dynamic_window_with_changed_numbers_never_grants_more_than_they_allow
     carried: WindowUse | None = new.load(old.dump(state), now)
     for gap, cost, how, key in data.draw(steps(new.max_count, new.period, "abcdef")):
         now += gap
-        opens_at, after = new.take(carried, now, cost, key=key)
+        opens_at, after = new.for_key(key).take(carried, now, cost)
         now = opens_at if how == "wait" else now
         if opens_at > now:
             continue
@@ -731,9 +735,9 @@ def test_a_dynamic_window_with_the_state_of_another_kind_of_rule_grants_nothing_
 ) -> None:
     now = NOON + past
     state = rule.load("1:other:whatever", now)
-    opens_at = rule.take(state, now, key="a")[0]
+    opens_at = rule.for_key("a").take(state, now)[0]
     assert opens_at == now // rule.slice * rule.slice + rule.period
-    assert rule.take(rule.load(rule.dump(state), now), now, key="b")[0] == opens_at
+    assert rule.for_key("b").take(rule.load(rule.dump(state), now), now)[0] == opens_at
 
 
 # --------------------------------------------------------------------------------------------------------- permits

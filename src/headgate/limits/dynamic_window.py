@@ -84,16 +84,8 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
         """The number of keys that can be active at once."""
         return min(self.max_keys, self.capacity // self.min_count) if self.capacity else self.max_keys
 
-    def take(
-        self, state: WindowUse | None, now: int, cost: int = 1, *, key: str = "", rivals: Collection[str] = ()
-    ) -> tuple[int, WindowUse]:
-        """Return when `cost` of `key` may go if no other key starts before, and the state after it went then.
-
-        `rivals` are keys that also have starts waiting: they get their shares as if they were active.
-        """
-        return _KeyRule(self, key, rivals).take(state, now, cost)
-
     def for_key(self, key: str, rivals: Collection[str] = (), holder: str = "") -> Rule[WindowUse]:
+        """Return the rule that decides about one key. Its rivals get their shares as if they were active."""
         return _KeyRule(self, key, rivals)
 
     def check_cost(self, cost: int) -> None:
@@ -105,30 +97,6 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
 
     def counts_until(self, charged_at: int) -> int:
         return (charged_at // self.slice + self.slices) * self.slice
-
-    def amend(
-        self, state: WindowUse, charged_at: int, cost: int, started_at: int, actual: int, *, key: str = ""
-    ) -> WindowUse:
-        charged, started, newest = charged_at // self.slice, started_at // self.slice, state.slices[-1].number
-        oldest = newest - self.slices + 1
-        held = dict(_pairs(state.keys.get(key, ())))
-        # What left the window is forgotten. A charge that left and starts inside the window counts in it.
-        known = cost if charged < oldest else min(cost, held.get(charged, 0))
-        moved = max(0, known + actual - cost)
-        keep = max(oldest, started - self.slices + 1 if moved else oldest) - 1
-        # Add before removing: in between, the key must not lose its place among the active ones.
-        if moved and started > keep:
-            state = _changed(state, key, started, moved, keep)
-        if known and charged >= max(oldest, keep):
-            state = _changed(state, key, charged, -known, keep)
-        return state
-
-    def snapshot(self, state: WindowUse | None, now: int, *, key: str = "") -> Snapshot:
-        view = _View(self, _NOTHING if state is None else state, now, key)
-        # Closed although places are left: the state lies ahead.
-        available = max(0, view.room(self.max_count)) if view.instant <= now else 0
-        opens_at = now if available else self.take(state, now, key=key)[0]
-        return Snapshot(used=view.own, available=available, opens_at=opens_at)
 
     def bound(self, window: int) -> int:
         """Return the highest cost of one key that can start in any half-open window of that many microseconds."""
@@ -258,10 +226,27 @@ class _KeyRule(Rule[WindowUse], frozen=True, gc=False):
         return most
 
     def amend(self, state: WindowUse, charged_at: int, cost: int, started_at: int, actual: int) -> WindowUse:
-        return self.rule.amend(state, charged_at, cost, started_at, actual, key=self.key)
+        rule, key = self.rule, self.key
+        charged, started, newest = charged_at // rule.slice, started_at // rule.slice, state.slices[-1].number
+        oldest = newest - rule.slices + 1
+        held = dict(_pairs(state.keys.get(key, ())))
+        # What left the window is forgotten. A charge that left and starts inside the window counts in it.
+        known = cost if charged < oldest else min(cost, held.get(charged, 0))
+        moved = max(0, known + actual - cost)
+        keep = max(oldest, started - rule.slices + 1 if moved else oldest) - 1
+        # Add before removing: in between, the key must not lose its place among the active ones.
+        if moved and started > keep:
+            state = _changed(state, key, started, moved, keep)
+        if known and charged >= max(oldest, keep):
+            state = _changed(state, key, charged, -known, keep)
+        return state
 
     def snapshot(self, state: WindowUse | None, now: int) -> Snapshot:
-        return self.rule.snapshot(state, now, key=self.key)
+        view = _View(self.rule, _NOTHING if state is None else state, now, self.key)
+        # Closed although places are left: the state lies ahead.
+        available = max(0, view.room(self.rule.max_count)) if view.instant <= now else 0
+        opens_at = now if available else self.rule.for_key(self.key).take(state, now)[0]
+        return Snapshot(used=view.own, available=available, opens_at=opens_at)
 
     def idle_at(self, state: WindowUse) -> int:
         return self.rule.idle_at(state)
