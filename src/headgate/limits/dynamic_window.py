@@ -103,12 +103,6 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
         # A key that refills its window starts a microsecond after the slice begins.
         return self.max_count * -(-slices_touched(max(1, window - 1), self.slice) // self.slices)
 
-    def total_bound(self, window: int) -> int:
-        """Return the highest cost of all keys that can start in any half-open window of that many microseconds."""
-        most = self.most_keys * self.max_count
-        most = min(most, self.capacity) if self.capacity else most
-        return most * -(-slices_touched(window, self.slice) // self.slices)
-
     def idle_at(self, state: WindowUse) -> int:
         for part in reversed(state.slices):
             if part.used:
@@ -152,9 +146,9 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
     @classmethod
     def lua_load(cls, state: bytes) -> str:
         slice, slices, packed = state.split(b":", 2)
-        shares = _unpack(packed)
-        parts = (shares.used, shares.active, shares.slices, dict(shares.keys))
-        return f"1:{cls.kind}:{int(slice)}:{int(slices)}:{msgspec.json.encode(parts).decode()}"
+        used, active, parts, keys = _unpack(packed)
+        use = msgspec.json.encode((used, active, parts, dict(keys))).decode()
+        return f"1:{cls.kind}:{int(slice)}:{int(slices)}:{use}"
 
     def _resliced(self, state: WindowUse, length: int, slices: int, now: int) -> WindowUse:
         """Return a state that was written under other slices.
@@ -191,6 +185,7 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
 
 _NOTHING = WindowUse(0, 0, (), {})
 _decode = msgspec.json.Decoder(WindowUse).decode
+_unpack = msgspec.msgpack.Decoder(tuple[int, int, list[tuple[int, int, int]], list[tuple[str, list[int]]]]).decode
 
 
 class _KeyRule(Rule[WindowUse], frozen=True, gc=False):
@@ -250,18 +245,6 @@ class _KeyRule(Rule[WindowUse], frozen=True, gc=False):
 
     def idle_at(self, state: WindowUse) -> int:
         return self.rule.idle_at(state)
-
-
-class _Packed(msgspec.Struct, array_like=True):
-    """`WindowUse` as the script packs it."""
-
-    used: int
-    active: int
-    slices: list[tuple[int, int, int]]
-    keys: list[tuple[str, list[int]]]
-
-
-_unpack = msgspec.msgpack.Decoder(_Packed).decode
 
 
 class _View:

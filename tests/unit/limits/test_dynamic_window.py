@@ -225,12 +225,9 @@ def test_slices_make_windows_that_move_on() -> None:
     assert moving.for_key("a").take(start(moving, "a", 4, at), at)[0] == NOON + 100 * MINUTE + 1
 
 
-def test_the_bounds_are_those_of_a_key_and_of_all_keys() -> None:
+def test_the_bounds_are_those_of_one_key() -> None:
     rule = DynamicWindow(per=3600, capacity=20, count=4).rule
     assert [rule.bound(window) for window in (1, 2, 3, HOUR, 2 * HOUR)] == [4, 4, 8, 8, 12]
-    assert [rule.total_bound(window) for window in (1, 2, 3, HOUR, 2 * HOUR)] == [20, 40, 40, 40, 60]
-    assert DynamicWindow(per=3600, count=4, max_keys=3).rule.total_bound(1) == 12
-    assert DynamicWindow(per=3600, capacity=22, count=4).rule.total_bound(1) == 20
 
 
 @pytest.mark.parametrize("rule", [FAIR, MOVING], ids=["fixed", "sliding"])
