@@ -178,7 +178,7 @@ class RequestPipeline:
                 if call.may_repeat:
                     again.append(call)
                 else:
-                    call.fail(_lost(error))
+                    call.fail(_caused("the reply of Redis was lost: whether it was counted is not known", error))
         self._retry(again, unavailable(error or ConnectionError("the connection was lost")))
         self._schedule_flush()
 
@@ -348,15 +348,11 @@ def deadline(clock: Clock, timeout: float) -> Iterator[None]:
 
 def unavailable(error: Exception) -> StorageUnavailable:
     """Return the exception for callers, for an error of the connection or the server."""
-    if isinstance(error, StorageUnavailable):
-        return error
-    answer = StorageUnavailable(f"Redis: {error}")
-    answer.__cause__ = error
-    return answer
+    return error if isinstance(error, StorageUnavailable) else _caused(f"Redis: {error}", error)
 
 
-def _lost(error: Exception | None) -> StorageUnavailable:
-    answer = StorageUnavailable("the reply of Redis was lost: whether it was counted is not known")
+def _caused(message: str, error: Exception | None) -> StorageUnavailable:
+    answer = StorageUnavailable(message)
     answer.__cause__ = error
     return answer
 

@@ -277,8 +277,8 @@ class BucketClient:
         "answers",
         "bucket",
         "clock",
-        "closed",
         "key",
+        "keys",
         "limit_time",
         "numbers",
         "script",
@@ -294,20 +294,17 @@ class BucketClient:
         self.numbers = numbers(bucket.rule)
         self.script: Script = script("bucket", "verbs", rule=bucket.rule.lua)
         self.key = key.encode()
-        self.closed = self.key + CLOSED
+        closed = self.key + CLOSED
         self.answers = self.key + b":answers"
         if bucket.rule.shares_state:
             # One state for all keys: the script receives the key; each key has its own closing time and ids.
             own = bucket_key(bucket.key).encode()
             self.numbers += (own,)
-            self.closed += b":" + own
+            closed += b":" + own
             self.answers += b":" + own
-        self._open_batch: _TakeBatch | None = None
-
-    @property
-    def keys(self) -> tuple[bytes, ...]:
+        self.keys = (self.key, closed)
         """The Redis keys of every call."""
-        return self.key, self.closed
+        self._open_batch: _TakeBatch | None = None
 
     async def take(self, cost: int, count: int) -> Taken:
         """Take without an id."""
