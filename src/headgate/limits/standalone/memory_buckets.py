@@ -32,7 +32,11 @@ class MemoryBuckets:
         table = self._tables.get((limit, rule))
         if table is None:
             with self._lock:
-                table = self._tables.get((limit, rule)) or self._new_table(limit, rule)
+                table = self._tables.get((limit, rule))
+                if table is None:
+                    kind = SharedStateTable if rule.shares_state else BucketTable
+                    table = kind(rule, self.clock, self.ahead, self._siblings.setdefault(limit, []))
+                    self._tables[limit, rule] = table
         return table
 
     async def open(self) -> None:
@@ -76,9 +80,3 @@ class MemoryBuckets:
                 "a bucket store counts starts; permits belong to their holders: use `Limiter(Concurrency(…)).hold()`"
             )
         return self.table(bucket.limit, bucket.rule)
-
-    def _new_table(self, limit: str, rule: AnyRule) -> BucketTable:
-        kind = SharedStateTable if rule.shares_state else BucketTable
-        table = kind(rule, self.clock, self.ahead, self._siblings.setdefault(limit, []))
-        self._tables[limit, rule] = table
-        return table
