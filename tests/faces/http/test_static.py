@@ -12,8 +12,7 @@ import pytest
 
 from headgate import Cron, Headgate, RateLimit
 from headgate.http import dashboard
-from headgate.http.joining import join_modules
-from headgate.http.static_files import LISTS, SCRIPT, STATIC
+from headgate.http.static_files import LISTS, SCRIPT, STATIC, join_modules
 from headgate.http.static_files import SHEETS as JOINED_SHEETS
 from tests.faces.http.stage import EVERYBODY, client, make_app
 
