@@ -113,9 +113,9 @@ class Sessions:
         for entry in found:
             self._newest_at = max(self._newest_at, entry.at)
             if entry.action == "sign out everywhere":
-                self._end_until(entry.subject, entry.at)
+                self.end_all(entry.subject, entry.at)
             elif entry.detail is not None:
-                self._end(entry.detail, entry.at + LASTS * SECOND)
+                self.end(entry.detail, entry.at + LASTS * SECOND)
 
     async def close(self) -> None:
         """End a running read."""
@@ -151,22 +151,16 @@ class Sessions:
         is_ended = session.id in self._ended or session.began_at <= self._ended_until.get(session.user.name, 0)
         return session.ends_at > self._clock.now() and not is_ended
 
-    def end(self, session: BrowserSession) -> None:
-        """End a session, so that its cookie is no longer accepted."""
-        self._end(session.id, session.ends_at)
-
-    def end_all(self, name: str) -> None:
-        """End the sessions of a user in all browsers."""
-        self._end_until(name, self._clock.now())
-
-    def _end(self, id: str, ends_at: int) -> None:
+    def end(self, id: str, ends_at: int) -> None:
+        """End a session, which would have ended then, so that its cookie is no longer accepted."""
         now = self._clock.now()
         if len(self._ended) >= self._swept_at:
             self._ended = {each: until for each, until in self._ended.items() if until > now}
             self._swept_at = max(MOST_UNSWEPT, 2 * len(self._ended))
         self._ended[id] = ends_at
 
-    def _end_until(self, name: str, at: int) -> None:
+    def end_all(self, name: str, at: int) -> None:
+        """End the sessions of a user in all browsers that began until then."""
         self._ended_until[name] = max(self._ended_until.get(name, 0), at)
 
     def _signature(self, content: str, user: User) -> str:

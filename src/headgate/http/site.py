@@ -100,6 +100,7 @@ class Dashboard(Starlette):
         further = (redact,) if isinstance(redact, str) else redact
         self._redaction = Redaction(() if further is None else (*ALWAYS, *further))
         self._app = app
+        self._clock = clock
         self._guard = guard
         self._title = title
         self._read_only = read_only
@@ -281,12 +282,12 @@ class Dashboard(Starlette):
         self._guard.require_intent(request, visitor)
         user, session, sessions = visitor.user, visitor.session, self._guard.sessions
         if sessions is not None and everywhere:
-            sessions.end_all(user.name)
+            sessions.end_all(user.name, self._clock.now())
             self.stream.end_of(user.name)
             # Unless it is stored, the other processes accept the sessions: then the user has to know.
             await self._act(lambda admin: admin.record_sign_in("sign out everywhere", "all sessions"), user)
         elif sessions is not None and session is not None:
-            sessions.end(session)
+            sessions.end(session.id, session.ends_at)
             self.stream.end_of(user.name, session.id)
             await self._record(user, "sign out", session.id)
         else:

@@ -50,7 +50,12 @@ class SharedSession:
             return await self.try_acquire(key, cost)
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = self._new_line(key)
+            line = self._lines[key] = SharedLine(
+                self._clock,
+                ask=lambda cost, count: self._store.take(self._bucket(key), cost, count=count),
+                refund=lambda taken, cost: self._in_background(self._refund(key, cost, taken.now)),
+                ended=lambda: self._lines.pop(key),
+            )
         taken, granted = await line.wait(cost, until)
         return _decision(taken, allowed=granted)
 
@@ -149,18 +154,6 @@ class SharedSession:
         if (line := self._lines.get(key)) is not None:
             line.call()
 
-    def _new_line(self, key: str) -> SharedLine:
-        def ask(cost: int, count: int) -> Awaitable[Taken]:
-            return self._store.take(self._bucket(key), cost, count=count)
-
-        def refund(taken: Taken, cost: int) -> None:
-            self._in_background(self._refund(key, cost, taken.now))
-
-        def ended() -> None:
-            del self._lines[key]
-
-        return SharedLine(self._clock, ask, refund, ended)
-
 
 def _decision(taken: Taken, *, allowed: bool) -> Decision:
     return Decision(allowed, taken.now, taken.now if allowed else taken.opens_at, FROM_STORE, taken)
@@ -190,7 +183,7 @@ class SharedLine:
         clock: Clock,
         ask: Callable[[int, int], Awaitable[Taken]],
         refund: Callable[[Taken, int], None],
-        ended: Callable[[], None],
+        ended: Callable[[], object],
     ) -> None:
         self._clock = clock
         self._ask = ask
