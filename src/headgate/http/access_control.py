@@ -76,13 +76,13 @@ class AccessControl:
 
     async def visitor(self, request: Request) -> RequestIdentity:
         """Return the user of a request. Raises HttpError if there is none."""
-        cookies = [] if self.sessions is None else shown_cookies(request)
-        if cookies and self.sessions is not None:
-            await self.sessions.refresh()
-        for cookie in cookies:
-            assert self.sessions is not None
-            if (session := self.sessions.find(cookie)) is not None:
-                return RequestIdentity(session.user, session)
+        sessions = self.sessions
+        cookies = [] if sessions is None else shown_cookies(request)
+        if sessions is not None and cookies:
+            await sessions.refresh()
+            for cookie in cookies:
+                if (session := sessions.find(cookie)) is not None:
+                    return RequestIdentity(session.user, session)
         shown = request.headers.get("authorization")
         user = await self._with_delay(request, partial(self._auth.user, request), _basic_name(shown), shown)
         if user is not None:

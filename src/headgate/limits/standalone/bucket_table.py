@@ -228,7 +228,7 @@ class BucketTable:
             if granted:
                 self._keep(key, state)
                 if id is not None:
-                    self._remember(key, id, _Answer(taken, now + rule.period))
+                    self._answers.recent.setdefault(key, {})[id] = _Answer(taken, now + rule.period)
             return taken
 
     def reserve(self, key: str, cost: int, id: str) -> Taken:
@@ -244,7 +244,7 @@ class BucketTable:
             slot, after = rule.take(before, earliest, cost)
             self._keep(key, after)
             taken = _taken(int(slot <= now), slot, now, rule, after, earliest)
-            self._remember(key, id, _Answer(taken, slot + rule.period, before, after))
+            self._answers.recent.setdefault(key, {})[id] = _Answer(taken, slot + rule.period, before, after)
             return taken
 
     def cancel(self, key: str, id: str) -> bool:
@@ -405,9 +405,6 @@ class BucketTable:
                 break
             del answers[oldest]
         return answers
-
-    def _remember(self, key: str, id: str, answer: _Answer) -> None:
-        self._answers.recent.setdefault(key, {})[id] = answer
 
 
 class SharedStateTable(BucketTable):
