@@ -36,7 +36,7 @@ from headgate.engine.drain import Drain
 from headgate.engine.embedded_node import EmbeddedNode
 from headgate.engine.node import Node, NodeConfig
 from headgate.engine.services import Services
-from headgate.engine.stop_signals import stopped_by_signals
+from headgate.engine.stop_signals import on_stop_signals
 from headgate.errors import DeclarationError, PayloadError, UnknownLimit
 from headgate.foreign_words import RefusesForeignWords
 from headgate.jobs.audit import AuditLevel, AuditWord
@@ -53,7 +53,7 @@ from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.instrument import Instrument, Observed
 from headgate.schedules.trigger import Trigger
-from headgate.settings import load_settings, require_store_url, storage_url
+from headgate.settings import SETTINGS, load_settings, require_store_url, storage_url
 from headgate.storage.choice import StoreAddress, address_of, choose_storage
 from headgate.storage.store import Store
 from headgate.storage.stored_buckets import StoredBuckets
@@ -156,41 +156,11 @@ class Headgate(RefusesForeignWords):
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
+        given = locals()  # Each setting is an argument of the same name.
         self._imports = require_module_names(imports)
         self._clock = clock or SystemClock()
         self._random = random or Random()
-        self._settings = load_settings(
-            {
-                "concurrency": concurrency,
-                "slots": slots,
-                "name": name,
-                "labels": labels,
-                "release": release,
-                "max_tasks_per_child": max_tasks_per_child,
-                "max_memory_per_child": max_memory_per_child,
-                "retry": retry,
-                "timeout": timeout,
-                "heartbeat": heartbeat,
-                "lease": lease,
-                "grace": grace,
-                "retention": retention,
-                "on_limit": on_limit,
-                "max_wait": max_wait,
-                "audit": audit,
-                "log_lines": log_lines,
-                "log_level": log_level,
-                "log_jobs": log_jobs,
-                "history": history,
-                "throttle_events": throttle_events,
-                "max_payload": max_payload,
-                "synchronous": synchronous,
-                "limits_url": limits_url,
-                "migrate": migrate,
-                "schema": schema,
-                "connections": connections,
-                "listen_url": listen_url,
-            }
-        )
+        self._settings = load_settings({name: given[name] for name in SETTINGS})
         self._payload_folder = _checked_folder(large_payloads, self._settings.max_payload)
         url = require_store_url(storage_url() if url is None else url)
         storage = choose_storage(
@@ -734,7 +704,7 @@ class Headgate(RefusesForeignWords):
         node = self._make_node(queues, grace, drain, slots, name, labels, bounds, ends_when_lost=True)
         # Also during opening and closing, so that a signal does not interrupt them.
         is_main = threading.current_thread() is threading.main_thread()
-        with stopped_by_signals(node) if handle_signals and is_main else contextlib.nullcontext():
+        with on_stop_signals(node.stop, node.abort) if handle_signals and is_main else contextlib.nullcontext():
             async with self.open():
                 if log_jobs is None:
                     log_jobs = self._settings.log_jobs is not False

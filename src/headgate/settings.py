@@ -152,6 +152,10 @@ class Settings:
             raise DeclarationError(f"max_payload={self.max_payload} must be at least 1024 bytes")
 
 
+SETTINGS = tuple(field.name for field in fields(Settings))
+"""The names of the settings."""
+
+
 def storage_url(environment: Mapping[str, str] = os.environ) -> str:
     """Return `HEADGATE_URL`. Raises DeclarationError if it is unset or empty; there is no default store."""
     url = environment.get("HEADGATE_URL", "").strip()
@@ -185,12 +189,11 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = 
     A variable `HEADGATE_…` that is no setting is logged once. Raises DeclarationError for an invalid value.
     """
     values: dict[str, object] = {}
-    known = [field.name for field in fields(Settings)]
-    variables = {f"HEADGATE_{name.upper()}" for name in known} | _OTHER_VARIABLES
+    variables = {f"HEADGATE_{name.upper()}" for name in SETTINGS} | _OTHER_VARIABLES
     for name in environment:
         if name.startswith("HEADGATE_") and name not in variables and not _OF_OTHERS.search(name):
             _warn_of_variable(name, frozenset(variables))
-    for name in known:
+    for name in SETTINGS:
         text = environment.get(f"HEADGATE_{name.upper()}")
         if text is not None and text.strip():
             values[name] = _parse(name, text)

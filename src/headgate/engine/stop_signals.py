@@ -5,14 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-
-from headgate.engine.node import Node
-
-
-def stopped_by_signals(node: Node) -> AbstractContextManager[None]:
-    """Let SIGTERM and SIGINT stop the node until the block ends; the second signal aborts it."""
-    return on_stop_signals(node.stop, node.abort)
+from contextlib import contextmanager
 
 
 @contextmanager
