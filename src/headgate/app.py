@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes, parse_count, parse_seconds
@@ -31,6 +30,7 @@ from headgate.client.sync_app import SyncApp
 from headgate.client.task import Task
 from headgate.clock import Clock, Duration, SystemClock
 from headgate.engine.bus import Callback, EventBus
+from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.children import ChildBounds
 from headgate.engine.drain import Drain
 from headgate.engine.embedded_node import EmbeddedNode
@@ -631,12 +631,10 @@ class Headgate(RefusesForeignWords):
         if leave is not None:
             leave()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *details: Any) -> None:
         stack, self._own_node, self._node = self._own_node, None, None
         if stack is not None:
-            await stack.__aexit__(kind, error, traceback)
+            await stack.__aexit__(*details)
 
     async def start(self, *, worker: bool = True) -> Self:
         """Open, and run jobs in this process until `stop`: `async with app:` for notebooks, where no block lasts.
@@ -734,23 +732,25 @@ class Headgate(RefusesForeignWords):
             )
         self.import_tasks()
         require_known_tasks(self._registry.alerts.values(), self._registry.tasks)
-        services = Services(
-            storage=self._storage,
+        config = self._node_config(queues, grace, drain, slots, name, labels, children)
+        return self._node_kind(
+            self._services(self._storage, self._client.callback_runner),
+            replace(config, ends_when_lost=ends_when_lost),
+            remote_limits=self._client.remote_limits.limits,
+            tracing=self._client.enqueuer.tracing,
+            large_payloads=self._client.large_payloads,
+        )
+
+    def _services(self, storage: Store, callback_runner: CallbackRunner) -> Services:
+        return Services(
+            storage=storage,
             registry=self._registry,
             clock=self._clock,
             bus=self._bus,
             random=self._random,
             ids=self._ids,
-            callback_runner=self._client.callback_runner,
+            callback_runner=callback_runner,
             history_writer=self._client.history_writer,
-        )
-        config = self._node_config(queues, grace, drain, slots, name, labels, children)
-        return self._node_kind(
-            services,
-            replace(config, ends_when_lost=ends_when_lost),
-            remote_limits=self._client.remote_limits.limits,
-            tracing=self._client.enqueuer.tracing,
-            large_payloads=self._client.large_payloads,
         )
 
     def _node_config(

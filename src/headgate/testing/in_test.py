@@ -31,7 +31,6 @@ from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.enqueuer import CallGroup, StoredCall, resolved_ids
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.results import result_of
-from headgate.engine.services import Services
 from headgate.errors import HeadgateError, JobNotFound
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.limit import Limit
@@ -143,19 +142,10 @@ class TestApp(InTest):
     async def node(self, storage: Store | None = None) -> AsyncIterator[SteppedNode]:
         """Run a node on this event loop, on the app's store or on another one."""
         storage = storage or self._storage
-        services = Services(
-            storage=storage,
-            registry=self._registry,
-            clock=self._clock,
-            bus=self._bus,
-            random=self._random,
-            ids=self._ids,
-            # One of its own: what a callback runner waits with belongs to one event loop.
-            callback_runner=CallbackRunner(storage, self._registry, self._clock, self._bus),
-            history_writer=self._client.history_writer,
-        )
+        # One of its own: what a callback runner waits with belongs to one event loop.
+        callback_runner = CallbackRunner(storage, self._registry, self._clock, self._bus)
         new = SteppedNode(
-            services,
+            self._services(storage, callback_runner),
             self._node_config(),
             tracing=self._client.enqueuer.tracing,
             pool=waiting_thread(),

@@ -12,7 +12,6 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from headgate.app import Headgate
@@ -93,19 +92,15 @@ class Live:
         clock: Clock = VirtualClock(loop) if isinstance(loop, VirtualTimeLoop) else SystemClock()
         return await self._held_async.enter_async_context(_on_test_loop(self._app, self._storage(clock), clock))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._held_async.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *details: Any) -> None:
+        await self._held_async.__aexit__(*details)
 
     def __enter__(self) -> LiveApp:
         clock = SystemClock()
         return self._held.enter_context(_in_a_thread(self._app, self._storage(clock), clock))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._held.__exit__(kind, error, traceback)
+    def __exit__(self, *details: Any) -> None:
+        self._held.__exit__(*details)
 
     def _storage(self, clock: Clock) -> Store:
         return MemoryStorage(clock) if self._file is None else SqliteStorage(str(self._file), clock)
@@ -152,13 +147,11 @@ class LiveHeadgate(InTest):
         self._nested += 1
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *details: Any) -> None:
         if self._nested:
             self._nested -= 1
         else:
-            await super().__aexit__(kind, error, traceback)
+            await super().__aexit__(*details)
 
 
 class EngineLoopClient(Client):
