@@ -13,7 +13,7 @@ from headgate.clock import SECOND, sleep, wait_for_event
 from headgate.engine.bus import publish_storage_failure
 from headgate.engine.enqueuer import require_key
 from headgate.engine.large_payloads import LargePayloads, call_all
-from headgate.engine.services import Services
+from headgate.engine.services import Services, WithServices
 from headgate.errors import USER_CODE_ERRORS, FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobNotMigrated, JobsMigrated, TaskUnknown
@@ -61,7 +61,7 @@ class _Move(NamedTuple):
     limit_set_name: str
 
 
-class BacklogMigrator:
+class BacklogMigrator(WithServices):
     """Compares the limits of waiting jobs with the current limits of their tasks, and moves jobs in small batches.
 
     A claim starts no job whose limit set differs from the one in this release. So a whole backlog may wait for this
@@ -75,12 +75,9 @@ class BacklogMigrator:
         wake: Callable[[], None],
         large_payloads: LargePayloads | None = None,
     ) -> None:
+        super().__init__(services)
         self._large_payloads = large_payloads
         self._wake = wake
-        self._storage = services.storage
-        self._registry = services.registry
-        self._clock = services.clock
-        self._bus = services.bus
         self.has_noted = asyncio.Event()
         """Set after the first note. A claim before it would start jobs by the rules of the release before."""
         self._published_tasks: set[str] = set()

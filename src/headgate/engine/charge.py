@@ -19,7 +19,7 @@ from headgate.clock import SECOND
 from headgate.engine.bus import publish_storage_failure
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.recorder import Recorder
-from headgate.engine.services import Services
+from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import BucketRef, ClaimedJob
 from headgate.jobs.lifecycle import Charge
@@ -184,7 +184,7 @@ _Move = tuple[Sequence[AttemptCharge], int]
 # Charges to move, and how far ahead of the commit (µs).
 
 
-class ChargeRouter:
+class ChargeRouter(WithServices):
     """Amends local charges through the recorder, and those of `remote_limits` through the fetcher.
 
     Charges of late starts are moved at once, in groups: those that wait during one commit share the next.
@@ -197,14 +197,10 @@ class ChargeRouter:
         fetcher: Fetcher,
         remote_limits: Collection[str],
     ) -> None:
-        self._storage = services.storage
-        self._registry = services.registry
+        super().__init__(services)
         self._recorder = recorder
         self._fetcher = fetcher
-        self._history_writer = services.history_writer
         self._remote_limits = remote_limits
-        self._clock = services.clock
-        self._bus = services.bus
         self._moves: Batcher[_Move] = Batcher(self._commit_moves)
         self._loop: asyncio.AbstractEventLoop | None = None
         # Bound once: a bound method for each job would be work for the garbage collector.

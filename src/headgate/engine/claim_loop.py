@@ -17,7 +17,7 @@ from headgate.engine.fetcher import Fetcher
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership
 from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts, Slots
-from headgate.engine.services import Services
+from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobThrottled, LimitsClosed, LimitThrottled
 from headgate.jobs.job import ClaimedJob
@@ -36,7 +36,7 @@ MAX_BUCKETS = 10_000
 """How many closed buckets, and keys of a closed limit, are counted at once."""
 
 
-class ClaimLoop:
+class ClaimLoop(WithServices):
     """Sends a claim on an arrival, a freed slot, an opened bucket, or a job that becomes due.
 
     There is one claim at a time for the queues with a backlog, which had jobs for all their free slots, and one for the
@@ -63,8 +63,7 @@ class ClaimLoop:
         labels: frozenset[str] | None,
         stopping: asyncio.Event,
     ) -> None:
-        self._storage = services.storage
-        self._registry = services.registry
+        super().__init__(services)
         self._find_rules = find_rules
         self._rules: Mapping[str, AnyRule] = {}
         self._runnable: RunnableTasks | None = None
@@ -75,14 +74,10 @@ class ClaimLoop:
         self._outcomes = outcomes
         self._recovery = recovery
         self._fetcher = fetcher
-        self._history_writer = services.history_writer
         self._notices = notices
         self._wakeup = wakeup
         self._labels = labels
         self._stopping = stopping
-        self._clock = services.clock
-        self._bus = services.bus
-        self._random = services.random
         self._backlogged: set[str] = set()
         # The pending claims: True is that of the queues with a backlog.
         self._pending: set[bool] = set()
@@ -282,17 +277,15 @@ class ClaimWakeup:
         return woken, swept
 
 
-class ClaimNotices:
+class ClaimNotices(WithServices):
     """Publishes closed limits, dropped jobs and unknown tasks, and passes jobs with old limit sets to the migrator.
 
     Without `throttle_events` the events of throttled jobs are not published.
     """
 
     def __init__(self, services: Services, backlog_migrator: BacklogMigrator, *, throttle_events: bool) -> None:
+        super().__init__(services)
         self._backlog_migrator = backlog_migrator
-        self._callback_runner = services.callback_runner
-        self._clock = services.clock
-        self._bus = services.bus
         self._throttles = ThrottleLog()
         self._throttle_events = throttle_events
 

@@ -10,7 +10,7 @@ from headgate.clock import sleep
 from headgate.engine.bus import publish_storage_failure
 from headgate.engine.lease_keeper import ClaimRecovery
 from headgate.engine.running_attempts import RunningAttempts
-from headgate.engine.services import Services
+from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 
 Drain = Literal["ready", "all"]
@@ -20,7 +20,7 @@ POLL_INTERVAL = 0.1
 """Seconds between two checks of a node that has nothing to do."""
 
 
-class DrainWatch:
+class DrainWatch(WithServices):
     """Calls `stop` when the queues are drained."""
 
     def __init__(
@@ -35,17 +35,14 @@ class DrainWatch:
         stopping: asyncio.Event,
         stop: Callable[[], None],
     ) -> None:
+        super().__init__(services)
         self._until = until
-        self._storage = services.storage
-        self._registry = services.registry
         self._attempts = attempts
         self._recovery = recovery
         self._queues = queues
         self._labels = labels
         self._stopping = stopping
         self._stop = stop
-        self._clock = services.clock
-        self._bus = services.bus
 
     async def run(self) -> None:
         while not self._stopping.is_set():

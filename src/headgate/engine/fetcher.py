@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headgate.clock import FARTHEST, SECOND, sleep, wait_for_event
 from headgate.engine.bus import publish_storage_failure
 from headgate.engine.remote_limits import GuardedStore, RemoteLimit
-from headgate.engine.services import Services
+from headgate.engine.services import Services, WithServices
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, StorageUnavailable
 from headgate.jobs.event import LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered
 from headgate.jobs.job import BucketRef, ClaimedJob
@@ -107,16 +107,13 @@ class Breaker:
         self._until = 0
 
 
-class StoreFetcher:
+class StoreFetcher(WithServices):
     """Requests as many starts as can be used now, and deposits them in the job store for the next claim."""
 
     def __init__(self, services: Services, store: GuardedStore, limits: Mapping[str, Limit]) -> None:
-        self._storage = services.storage
+        super().__init__(services)
         self._store = store
         self._limits = limits
-        self._clock = services.clock
-        self._bus = services.bus
-        self._ids = services.ids
         self._needed: dict[BucketRef, tuple[NeededFetch, int]] = {}
         self._shares = StoredBuckets(services.storage)
         self._breaker = Breaker()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from headgate.clock import SECOND, Clock, sleep
 from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.callback_runner import CallbackRunner
-from headgate.engine.services import Services
+from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobFailure, JobFinished
 from headgate.jobs.history import KEPT_FOR
@@ -44,14 +44,11 @@ PRUNE_OVERLAP = 86400 * SECOND
 GATHERED_AT_ONCE = 1000
 
 
-class Housekeeper:
+class Housekeeper(WithServices):
     """Works in small steps, so that no other writer waits for it. Every node runs one; they do not conflict."""
 
     def __init__(self, services: Services, *, retention: Retention) -> None:
-        self._storage = services.storage
-        self._clock = services.clock
-        self._bus = services.bus
-        self._callback_runner = services.callback_runner
+        super().__init__(services)
         self._retention = retention
         self._pruned_before: dict[int, int] = {}
         self._kept_for: dict[int, set[JobState]] = {}

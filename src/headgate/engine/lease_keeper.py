@@ -14,7 +14,7 @@ from headgate.engine.bus import publish_storage_failure
 from headgate.engine.recorder import Recorder
 from headgate.engine.reporter import Reporter
 from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts, Slots
-from headgate.engine.services import Services
+from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageLost, StorageUnavailable
 from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDeclaredDead, StorageRecovered
 from headgate.jobs.job import ClaimedJob, JobState
@@ -38,7 +38,7 @@ MAX_SKEW = 5 * SECOND
 """How far the clocks may differ (microseconds) without a warning."""
 
 
-class LeaseKeeper:
+class LeaseKeeper(WithServices):
     """Sends a heartbeat every `interval` microseconds; if the lease ends, cancels attempts that must not run twice.
 
     With `ends_when_lost` it raises StorageLost for a store that this process can never reach again: a worker would
@@ -61,7 +61,7 @@ class LeaseKeeper:
         ends_when_lost: bool,
         stopping: asyncio.Event,
     ) -> None:
-        self._storage = services.storage
+        super().__init__(services)
         self._membership = membership
         self._own_lease = own_lease
         self._peers = peers
@@ -73,9 +73,6 @@ class LeaseKeeper:
         self._interval = interval
         self._ends_when_lost = ends_when_lost
         self._stopping = stopping
-        self._clock = services.clock
-        self._bus = services.bus
-        self._random = services.random
         self._is_skewed = False
         self._beating = asyncio.Lock()
         self._is_guarding = False
@@ -209,7 +206,7 @@ class LeaseKeeper:
         self._wake()
 
 
-class Membership:
+class Membership(WithServices):
     """Joins the store under an id. A node that was declared dead joins again under a new one.
 
     `controls` is what the node is set to do, and `name` what operators call it; both stay when it joins again. `tasks`
@@ -227,15 +224,13 @@ class Membership:
         version: str,
         release: str | None,
     ) -> None:
-        self._storage = services.storage
+        super().__init__(services)
         self.name = name
         self._labels = sorted(labels)
         self._tasks = tasks
         self._stored_tasks: Tasks | None = None
         self._version = version
         self._release = release
-        self._clock = services.clock
-        self._ids = services.ids
         self.controls = controls
         self.id = self._new_id()
 
@@ -343,7 +338,7 @@ class PeerLeases:
         return dead
 
 
-class ClaimRecovery:
+class ClaimRecovery(WithServices):
     """Tracks the claims of a node, and compares the jobs it owns in the store with those it runs or records."""
 
     def __init__(
@@ -358,17 +353,14 @@ class ClaimRecovery:
         remote_limits: Container[str],
         stopping: asyncio.Event,
     ) -> None:
-        self._storage = services.storage
-        self._registry = services.registry
+        super().__init__(services)
         self._slots = slots
         self._own_lease = own_lease
         self._attempts = attempts
         self._outcomes = outcomes
         self._recorder = recorder
-        self._history_writer = services.history_writer
         self._remote_limits = remote_limits
         self._stopping = stopping
-        self._clock = services.clock
         self._lost_claims = LostClaims()
         # When the pending claims were sent, the first one first.
         self._sent_at: list[int] = []

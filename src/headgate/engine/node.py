@@ -34,7 +34,7 @@ from headgate.engine.recurring import Recurring
 from headgate.engine.remote_limits import RemoteLimit
 from headgate.engine.reporter import Reporter
 from headgate.engine.running_attempts import MakeAttempt, OutcomeRecorder, RunningAttempts, Slots
-from headgate.engine.services import Services
+from headgate.engine.services import Services, WithServices
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopping, ShutdownFailed
 from headgate.jobs.identity import process_name
@@ -86,7 +86,7 @@ class NodeConfig:
     ends_when_lost: bool = False
 
 
-class Node:
+class Node(WithServices):
     """Runs jobs of one app until it is stopped.
 
     It creates its parts and ends them in order; each has its own state and module. `pool` runs the functions of
@@ -105,19 +105,14 @@ class Node:
         make_attempt: MakeAttempt = RunningAttempt,
         on_concluded: Callable[[RunningAttempt], None] | None = None,
     ) -> None:
+        super().__init__(services)
         remote_limits = remote_limits or {}
         lease, interval = round(config.lease * SECOND), round(config.heartbeat * SECOND)
-        self._storage = services.storage
-        self._registry = services.registry
         self._config = config
-        self._clock = services.clock
-        self._bus = services.bus
-        self._history_writer = services.history_writer
         self._stopping = asyncio.Event()
         self._aborting = asyncio.Event()
         self._is_stopped_by_operator = False
         self._grace_ends_at: int | None = None
-        self._callback_runner = services.callback_runner
         self.hooks = NodeHooks(
             self._hooks_to_call(services.registry), clock=services.clock, bus=services.bus, pool=pool
         )

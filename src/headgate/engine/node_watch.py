@@ -13,7 +13,7 @@ from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership,
 from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
 from headgate.engine.running_attempts import RunningAttempts, Slots
-from headgate.engine.services import Services
+from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import LoopBlocked, NodeChanged, NodeLost, NodeMeasured
 from headgate.storage.records import NodeControls, Peer
@@ -22,7 +22,7 @@ SWEEP_EVERY = 30
 """Seconds between two claims without a cause."""
 
 
-class NodeWatch:
+class NodeWatch(WithServices):
     """Recovers dead nodes, reads cancellations and what operators set, and detects lost claims and stepped clocks.
 
     It also detects a blocked event loop. The statement that reads the other nodes also reads what this one is set to
@@ -45,7 +45,7 @@ class NodeWatch:
         *,
         stop: Callable[[], None],
     ) -> None:
-        self._storage = services.storage
+        super().__init__(services)
         self._membership = membership
         self._peers = peers
         self._claim_recovery = claim_recovery
@@ -57,9 +57,6 @@ class NodeWatch:
         self._housekeeper = housekeeper
         self._wakeup = wakeup
         self._stop = stop
-        self._callback_runner = services.callback_runner
-        self._clock = services.clock
-        self._bus = services.bus
 
     async def run(self) -> None:
         turns = 0

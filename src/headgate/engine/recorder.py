@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, sleep, wait_for_event
 from headgate.engine.bus import publish_storage_failure, publish_use
 from headgate.engine.reporter import Reporter
-from headgate.engine.services import Services
+from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned, StorageFailed
 from headgate.jobs.job import ClaimedJob, JobState, describe_error, summarize_error
@@ -29,18 +29,13 @@ _Ended = tuple[ClaimedJob, Ending, int, Then | None, float | None]
 # The job, its ending, when it ended (wall time of the store), a call for after it is stored, the seconds it ran.
 
 
-class Recorder:
+class Recorder(WithServices):
     """Keeps endings and amended charges of one node until they are stored, and then publishes the endings."""
 
     def __init__(self, services: Services, node: str, reporter: Reporter) -> None:
+        super().__init__(services)
         self.node = node
-        self._storage = services.storage
-        self._registry = services.registry
         self._reporter = reporter
-        self._clock = services.clock
-        self._bus = services.bus
-        self._random = services.random
-        self._history_writer = services.history_writer
         self._endings: list[_Ended] = []
         self._writing: list[_Ended] = []
         self._locked: list[_Ended] = []

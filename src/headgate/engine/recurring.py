@@ -17,7 +17,7 @@ from headgate.engine.declaration import Code, declare, signature, trigger_of, wa
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.max_wait import late_starts, rejected
 from headgate.engine.occurrence import last_job_of, occurrence
-from headgate.engine.services import Services
+from headgate.engine.services import Services, WithServices
 from headgate.errors import (
     USER_CODE_ERRORS,
     LeaderNotFound,
@@ -46,17 +46,11 @@ NOTE_EVERY = 60 * SECOND
 """How often a release notes in the store that it is live (microseconds)."""
 
 
-class Recurring:
+class Recurring(WithServices):
     """Fires due schedules. Every node runs one; they race for each occurrence, and the store accepts one of them."""
 
     def __init__(self, services: Services) -> None:
-        self._storage = services.storage
-        self._registry = services.registry
-        self._clock = services.clock
-        self._bus = services.bus
-        self._callback_runner = services.callback_runner
-        self._ids = services.ids
-        self._random = services.random
+        super().__init__(services)
         self._wakeup = asyncio.Event()
         self._checked_at = 0
         self._due_timer: Timer | None = None
@@ -265,14 +259,11 @@ class Recurring:
                 )  # fmt: skip
 
 
-class Declarer:
+class Declarer(WithServices):
     """Stores schedules. Among live releases the newest declaration holds; an older release waits until they end."""
 
     def __init__(self, services: Services) -> None:
-        self._storage = services.storage
-        self._registry = services.registry
-        self._clock = services.clock
-        self._bus = services.bus
+        super().__init__(services)
         self._noted_at: int | None = None
         self.stored: set[str] = set()
         """Schedules that are stored as this release declares them."""

@@ -28,7 +28,7 @@ from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.recorder import Recorder, Then
 from headgate.engine.reporter import Reporter
 from headgate.engine.resource_pool import ResourcePool
-from headgate.engine.services import Services
+from headgate.engine.services import Services, WithServices
 from headgate.engine.store_completion import StoreCompletion
 from headgate.engine.store_results import StoreResults
 from headgate.errors import USER_CODE_ERRORS
@@ -55,7 +55,7 @@ from headgate.tasks.tracing import Tracing
 MakeAttempt = Callable[[ClaimedJob, TaskDefinition, AttemptCharge | None, AttemptDependencies], RunningAttempt]
 
 
-class RunningAttempts:
+class RunningAttempts(WithServices):
     """The attempts that run on this node, each in a slot of its queue.
 
     A slot is free when nothing of its attempt runs any more: a thread cannot be stopped, and keeps the slot after its
@@ -80,16 +80,13 @@ class RunningAttempts:
         make_attempt: MakeAttempt = RunningAttempt,
         on_concluded: Callable[[RunningAttempt], None] | None = None,
     ) -> None:
-        self._storage = services.storage
-        self._registry = services.registry
+        super().__init__(services)
         self._slots = slots
         self._holds_lease = holds_lease
         self._charges = charges
         self._outcomes = outcomes
         self._wake = wake
         self._pool = pool
-        self._clock = services.clock
-        self._bus = services.bus
         self._make_attempt = make_attempt
         self._on_concluded = on_concluded
         hooks = [hook for hook in services.registry.hooks.lifecycle if hook.scope is HookScope.CHILD]
@@ -464,18 +461,13 @@ class Slots:
         )
 
 
-class OutcomeRecorder:
+class OutcomeRecorder(WithServices):
     """Decides the endings of jobs from the outcomes of attempts. `handed_back` counts the interrupted jobs returned."""
 
     def __init__(self, services: Services, recorder: Recorder, charges: ChargeRouter) -> None:
-        self._storage = services.storage
-        self._registry = services.registry
+        super().__init__(services)
         self._recorder = recorder
         self._charges = charges
-        self._callback_runner = services.callback_runner
-        self._clock = services.clock
-        self._bus = services.bus
-        self._random = services.random
         self.handed_back = 0
 
     def record(self, attempt: RunningAttempt, outcome: Outcome) -> None:

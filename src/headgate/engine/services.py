@@ -26,3 +26,17 @@ class Services:
     ids: IdSource
     callback_runner: CallbackRunner
     history_writer: HistoryWriter
+
+
+class WithServices:
+    """A node or a part of one: it has the services as attributes of its own."""
+
+    def __init__(self, services: Services) -> None:
+        self._storage = services.storage
+        self._registry = services.registry
+        self._clock = services.clock
+        self._bus = services.bus
+        self._random = services.random
+        self._ids = services.ids
+        self._callback_runner = services.callback_runner
+        self._history_writer = services.history_writer
