@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 SECOND = 1_000_000
 
@@ -143,6 +143,13 @@ async def wait_for_event(clock: Clock, event: asyncio.Event, seconds: float | No
     finally:
         timer.cancel()
         waiting.cancel()
+
+
+async def wait_until_done(clock: Clock, work: asyncio.Future[Any], seconds: float) -> bool:
+    """Wait for the end of `work`, at most `seconds`; return whether it has ended. It goes on, and raises nothing."""
+    ended = asyncio.Event()
+    work.add_done_callback(lambda _: ended.set())
+    return await wait_for_event(clock, ended, seconds)
 
 
 def microseconds(duration: float | timedelta) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor as Pool
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -31,6 +31,12 @@ async def shield_until_done(work: Awaitable[T]) -> T:
 def in_thread(pool: Pool | None, call: Callable[[], T]) -> asyncio.Future[T]:
     """Run `call` in a thread of `pool` (None: of the event loop) and return its future."""
     return asyncio.get_running_loop().run_in_executor(pool, _guarded, call)
+
+
+def read_error(done: asyncio.Future[Any]) -> None:
+    """Read the error of work that nobody awaits any more; otherwise asyncio would log it."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _guarded(call: Callable[[], T]) -> T:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from functools import partial
 
-from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
+from headgate.clock import SECOND, Clock, SystemClock, wait_until_done
 from headgate.errors import HeadgateError
 from headgate.jobs.alert import AlertMessage
 from headgate.jobs.job import summarize_error
@@ -113,11 +113,9 @@ class AlertSender:
         last = self._calls.get(alert.name)
         if alert.name in self._in_threads or (last is not None and not last.done()):
             return "its last call has not returned"
-        ended = asyncio.Event()
         call = self._calls[alert.name] = asyncio.ensure_future(self._call(alert, message))
-        call.add_done_callback(lambda _: ended.set())
         try:
-            if not await wait_for_event(self._clock, ended, SEND_TIMEOUT):
+            if not await wait_until_done(self._clock, call, SEND_TIMEOUT):
                 return f"no answer within {SEND_TIMEOUT:.0f} s"
         finally:
             # A call in a thread goes on.

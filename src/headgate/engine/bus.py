@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
 from typing import Any
 
-from headgate.clock import SECOND, Clock, wait_for_event
+from headgate.clock import SECOND, Clock, wait_until_done
 from headgate.errors import HeadgateError
 from headgate.jobs.event import Event, StorageFailed, StorageUsed
 from headgate.jobs.job import summarize_error
@@ -147,11 +147,9 @@ class EventBus:
     async def close(self, clock: Clock, seconds: float) -> None:
         """Deliver the queued events for at most `seconds`; then drop the rest and cancel the subscribers."""
         for timeout in (seconds, 1.0):
-            drained = asyncio.Event()
             draining = asyncio.get_running_loop().create_task(self.drain(), name="headgate-drain")
-            draining.add_done_callback(lambda _, drained=drained: drained.set())  # type: ignore[misc]
             try:
-                if await wait_for_event(clock, drained, timeout):
+                if await wait_until_done(clock, draining, timeout):
                     return
             finally:
                 draining.cancel()

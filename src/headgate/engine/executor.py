@@ -42,7 +42,7 @@ from headgate.jobs.lifecycle import (
     Unreadable,
 )
 from headgate.jobs.retry import RetryPolicy
-from headgate.shielding import in_thread
+from headgate.shielding import in_thread, read_error
 from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.context import AttemptContext, JobContext, enter, note_annotations, read_arguments, set_cancelled
 from headgate.tasks.definition import TaskDefinition
@@ -588,9 +588,7 @@ class RunningAttempt:
             await asyncio.wait([work])
         finally:
             timer.cancel()
-        if not work.cancelled():
-            # Read the error, so that asyncio does not log it: no caller awaits it.
-            work.exception()
+        read_error(work)
         await in_thread(self._dependencies.pool, call.drop)
 
     def _handle_update(self, update: child_messages.Update) -> None:

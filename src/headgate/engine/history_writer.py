@@ -20,7 +20,7 @@ from heapq import nlargest
 from operator import add
 from typing import Any, NamedTuple, TypeVar
 
-from headgate.clock import SECOND, Clock, Timer, sleep, wait_for_event
+from headgate.clock import SECOND, Clock, Timer, sleep, wait_until_done
 from headgate.engine.bus import EventBus
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageFailed
@@ -235,13 +235,11 @@ class HistoryWriter:
     async def close(self, seconds: float) -> None:
         """Write the remaining counts for at most `seconds`; what is not written then is lost."""
         self._is_open = False
-        written = asyncio.Event()
         before = self._writing
         last = asyncio.get_running_loop().create_task(self._write_last(before), name="headgate-history")
-        last.add_done_callback(lambda _: written.set())
         self._writing = last
         try:
-            await wait_for_event(self._clock, written, seconds)
+            await wait_until_done(self._clock, last, seconds)
         finally:
             last.cancel()
             if before is not None:

@@ -17,13 +17,13 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from headgate.clock import Clock, sleep, to_datetime, wait_for_event
+from headgate.clock import Clock, sleep, to_datetime, wait_until_done
 from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.errors import FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import FOLDER, codecs_of, is_encoded, is_in_folder, read_encoded, write_encoded
 from headgate.jobs.job import NewJob
 from headgate.jobs.uniqueness import replaces
-from headgate.shielding import in_thread
+from headgate.shielding import in_thread, read_error
 from headgate.storage.store import Store
 from headgate.tasks.payload_folder import PayloadFolder
 
@@ -259,18 +259,11 @@ class LargePayloads:
         threads = self._own_threads()
         if threads is None:
             threads = self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="headgate-payloads")
-        is_done = asyncio.Event()
         running = in_thread(threads, work)
-
-        def end(done: asyncio.Future[T]) -> None:
-            is_done.set()
-            if not done.cancelled():
-                # After a timeout no caller reads the error; asyncio would log it.
-                done.exception()
-
-        running.add_done_callback(end)
+        # After a timeout no caller reads its error.
+        running.add_done_callback(read_error)
         try:
-            if not await wait_for_event(self._clock, is_done, timeout):
+            if not await wait_until_done(self._clock, running, timeout):
                 raise FolderUnavailable(self._folder.shown_url, doing, f"no answer for {timeout:g} s")
         finally:
             # What has not started does not start any more.

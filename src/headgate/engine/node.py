@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from headgate.arguments import MOST_SLOTS
-from headgate.clock import SECOND, Clock, microseconds, wait_for_event
+from headgate.clock import SECOND, Clock, microseconds, wait_until_done
 from headgate.engine.alert_sender import AlertSender
 from headgate.engine.alerter import Alerter
 from headgate.engine.backlog_migrator import BacklogMigrator
@@ -498,11 +498,9 @@ class NodeHooks:
 
     async def _finish(self, call: asyncio.Future[None], seconds: float) -> None:
         """Wait for a call; cancel it after `seconds`, and wait a second more."""
-        ended = asyncio.Event()
-        call.add_done_callback(lambda _: ended.set())
-        if not await wait_for_event(self._clock, ended, seconds):
+        if not await wait_until_done(self._clock, call, seconds):
             call.cancel()
-            await wait_for_event(self._clock, ended, 1.0)
+            await wait_until_done(self._clock, call, 1.0)
 
     async def _call_safely(self, hook: LifecycleHook) -> None:
         error: str | None = None

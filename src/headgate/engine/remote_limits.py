@@ -9,13 +9,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
-from headgate.clock import SECOND, Clock
+from headgate.clock import Clock, wait_until_done
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.job import summarize_error
 from headgate.limits.bucket_store import Bucket, BucketStore, ChecksRules, NotesRefusals, Taken, check_rule
 from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.standalone.limiter import open_store
+from headgate.shielding import read_error
 from headgate.storage.store import Store
 
 T = TypeVar("T")
@@ -159,20 +160,15 @@ class GuardedStore:
         calling = asyncio.create_task(self._open_and(verb, call))
         self._calls.add(calling)
         calling.add_done_callback(self._calls.discard)
-        is_over = asyncio.Event()
-        calling.add_done_callback(lambda _: is_over.set())
-        timer = self._clock.call_at(self._clock.monotonic() + ANSWER_TIMEOUT * SECOND, is_over.set)
         try:
-            await is_over.wait()
-            if not calling.done():
+            if not await wait_until_done(self._clock, calling, ANSWER_TIMEOUT):
                 raise StorageUnavailable(f"{calling.get_name()} did not answer within {ANSWER_TIMEOUT} s")
             if calling.cancelled():
                 raise StorageUnavailable(f"{calling.get_name()} cancelled itself")
             return calling.result()
         finally:
-            timer.cancel()
             if not calling.done():
-                calling.add_done_callback(_read_error)
+                calling.add_done_callback(read_error)
                 calling.cancel()
 
     async def _open_and(self, verb: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -211,9 +207,3 @@ def _shown(answer: object) -> str:
         return repr(answer)[:200]
     except Exception:
         return f"a {type(answer).__name__}"
-
-
-def _read_error(calling: asyncio.Future[Any]) -> None:
-    """Read the error of an abandoned call; otherwise asyncio would log it as never retrieved."""
-    if not calling.cancelled():
-        calling.exception()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from typing import Any
 
-from headgate.clock import Clock, wait_for_event
+from headgate.clock import Clock, wait_until_done
 from headgate.engine.bus import EventBus
 from headgate.jobs.event import ResourceFailed
 from headgate.jobs.job import summarize_error
@@ -95,11 +95,9 @@ class ResourcePool:
         for pooled in list(reversed(self._opened)):
             assert pooled.task is not None
             pooled.closing.set()
-            ended = asyncio.Event()
-            pooled.task.add_done_callback(lambda _, ended=ended: ended.set())  # type: ignore[misc]
-            if not await wait_for_event(self._clock, ended, seconds):
+            if not await wait_until_done(self._clock, pooled.task, seconds):
                 pooled.task.cancel()
-                await wait_for_event(self._clock, ended, 1.0)
+                await wait_until_done(self._clock, pooled.task, 1.0)
         self._opened.clear()
         self._pooled.clear()
 

@@ -46,6 +46,7 @@ from headgate.jobs.lifecycle import (
     succeeded,
 )
 from headgate.jobs.retry import RetryPolicy
+from headgate.shielding import read_error
 from headgate.storage.records import FreeSlots
 from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.definition import TaskDefinition
@@ -213,9 +214,8 @@ class RunningAttempts(WithServices):
         self._conclude(attempt, done)
 
     def _thread_ended(self, attempt: RunningAttempt, ended: asyncio.Future[Any]) -> None:
-        if not ended.cancelled():
-            # Its attempt has ended already; read the error, so that asyncio does not log it.
-            ended.exception()
+        # Its attempt has ended already.
+        read_error(ended)
         done = self._waiting_for_thread.pop(attempt, None)
         if done is not None:
             self._forget(attempt)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
-from headgate.clock import wait_for_event
+from headgate.clock import wait_until_done
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.event import NodeStarted, NodeStopping
 from headgate.observe.instrument import Observed
@@ -110,10 +110,8 @@ class HealthServer:
         """Return what `work` returns; raise TimeoutError if that takes longer."""
         assert self._observed is not None
         task = asyncio.ensure_future(work)
-        is_over = asyncio.Event()
-        task.add_done_callback(lambda _: is_over.set())
         try:
-            if not await wait_for_event(self._observed.clock, is_over, seconds):
+            if not await wait_until_done(self._observed.clock, task, seconds):
                 raise TimeoutError
             return task.result()
         finally:

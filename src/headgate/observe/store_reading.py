@@ -6,10 +6,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from heapq import nlargest
 
-from headgate.clock import SECOND, microseconds, to_datetime, wait_for_event
+from headgate.clock import SECOND, microseconds, to_datetime, wait_until_done
 from headgate.errors import HeadgateError
 from headgate.observe import metric
 from headgate.observe.instrument import Labels, Observed
@@ -69,11 +68,9 @@ class StoreReading:
         self._read_at = self._observed.clock.monotonic()
 
     async def _read_in_time(self) -> None:
-        is_done = asyncio.Event()
         reading = asyncio.ensure_future(_numbers(self._observed.storage, self._labels, self._top_keys, self._queues))
-        reading.add_done_callback(partial(_set, is_done))
         try:
-            in_time = await wait_for_event(self._observed.clock, is_done, self._deadline)
+            in_time = await wait_until_done(self._observed.clock, reading, self._deadline)
         finally:
             # Not awaited: a store that hangs may be slow to cancel, too.
             reading.cancel()
@@ -85,10 +82,6 @@ class StoreReading:
                 logger.error("the store could not be read for metrics", exc_info=error)
         else:
             self.numbers = reading.result()
-
-
-def _set(is_done: asyncio.Event, _: asyncio.Future[tuple[Number, ...]]) -> None:
-    is_done.set()
 
 
 async def _numbers(
