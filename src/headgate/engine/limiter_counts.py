@@ -11,7 +11,7 @@ from functools import partial
 
 from headgate.clock import SECOND, Clock, Timer
 from headgate.engine.bus import EventBus
-from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused
+from headgate.jobs.event import LimiterEvent
 
 WINDOW = 30 * SECOND
 
@@ -39,7 +39,7 @@ class LimiterCounts:
         clock: Clock,
         bus: EventBus,
         loop: Callable[[], asyncio.AbstractEventLoop | None],
-        kind: type[LimiterGranted] | type[LimiterRefused] | type[LimiterBypassed],
+        kind: type[LimiterEvent],
     ) -> None:
         self._kind = kind
         self._clock = clock
@@ -92,5 +92,5 @@ class LimiterCounts:
         self._bus.publish(event)
         window.timer = self._clock.call_at(self._clock.monotonic() + WINDOW, partial(self._publish, limit))
 
-    def _event(self, limit: str, window: _Window) -> LimiterGranted | LimiterRefused | LimiterBypassed:
+    def _event(self, limit: str, window: _Window) -> LimiterEvent:
         return self._kind(at=self._clock.now(), limit=limit, key=window.key, count=window.count)

@@ -53,34 +53,33 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return None
 
 
-class JobEnqueued(Event, frozen=True):
+class JobEvent(Event, frozen=True):
+    """Something that happened to a job; a subscriber of this kind gets all of these."""
+
+    job_id: str
+    task: str
+    queue: str
+
+
+class JobEnqueued(JobEvent, frozen=True):
     """A job was stored durably."""
 
-    job_id: str
-    task: str
-    queue: str
     run_at: int
 
 
-class JobReplaced(Event, frozen=True):
+class JobReplaced(JobEvent, frozen=True):
     """A waiting job with a unique key got new arguments, a new time and new options."""
 
-    job_id: str
-    task: str
-    queue: str
     run_at: int
 
 
-class JobStarted(Event, frozen=True):
+class JobStarted(JobEvent, frozen=True):
     """An attempt starts on this node, `waited` seconds after it was due; it was charged to these `limits`.
 
     It waited for a limit during the first `throttled` seconds, then for a free slot. Its `unlimited` limits were not
     charged, because their store was unavailable.
     """
 
-    job_id: str
-    task: str
-    queue: str
     attempt: int
     waited: float = 0.0
     throttled: float = 0.0
@@ -94,23 +93,17 @@ class JobStarted(Event, frozen=True):
         return f"job {self.job_id} ({self.task}) started, attempt {self.attempt}"
 
 
-class JobProgressed(Event, frozen=True):
+class JobProgressed(JobEvent, frozen=True):
     """A running job has reported progress, from 0 to 1; published about once a second, with the latest message."""
 
-    job_id: str
-    task: str
-    queue: str
     attempt: int
     fraction: float
     message: str | None
 
 
-class JobFinished(Event, frozen=True):
+class JobFinished(JobEvent, frozen=True):
     """A job is final. Its last attempt `ran` for so many seconds after it `waited`; None if it did not run."""
 
-    job_id: str
-    task: str
-    queue: str
     attempt: int
     state: JobState
     error: JobError | None = None
@@ -139,12 +132,9 @@ class JobFailure(JobFinished, frozen=True):
         return None if self.error is None else self.error.traceback
 
 
-class JobRetried(Event, frozen=True):
+class JobRetried(JobEvent, frozen=True):
     """An attempt failed; the next one starts not before `run_at`."""
 
-    job_id: str
-    task: str
-    queue: str
     attempt: int
     run_at: int
     error: JobError | None
@@ -157,12 +147,9 @@ class JobRetried(Event, frozen=True):
         return f"{failed}, runs again {_second(self.run_at)}{_reason(self.error)}"
 
 
-class JobReturned(Event, frozen=True):
+class JobReturned(JobEvent, frozen=True):
     """A job was returned without spending the attempt: snoozed, refused by the callee, or interrupted by a shutdown."""
 
-    job_id: str
-    task: str
-    queue: str
     reason: str
     ran: float | None = None
 
@@ -222,26 +209,26 @@ class LimitsClosed(Event, frozen=True):
     limits: tuple[str, ...]
 
 
-class LimiterGranted(Event, frozen=True):
+class LimiterEvent(Event, frozen=True):
+    """Something that a limiter of `app.limiter(…)` did `count` times since its last event, the latest for `key`."""
+
+    limit: str
+    key: str
+    count: int
+
+
+class LimiterGranted(LimiterEvent, frozen=True):
     """A limiter of `app.limiter(…)` granted plain code `count` starts since the last one, the latest for `key`.
 
     Published as `LimiterRefused` is. Reservations are not counted.
     """
 
-    limit: str
-    key: str
-    count: int
 
-
-class LimiterRefused(Event, frozen=True):
+class LimiterRefused(LimiterEvent, frozen=True):
     """A limiter of `app.limiter(…)` refused plain code `count` times since the last one, the latest time for `key`.
 
     Published at once for each limit, then at most every 30 s, and when the app is closed.
     """
-
-    limit: str
-    key: str
-    count: int
 
     level: ClassVar[int | None] = logging.INFO
 
@@ -251,15 +238,11 @@ class LimiterRefused(Event, frozen=True):
         return f"limit {self.limit} {refused}, the latest for key {self.key!r} [refused {fields}]"
 
 
-class LimiterBypassed(Event, frozen=True):
+class LimiterBypassed(LimiterEvent, frozen=True):
     """A middleware passed `count` requests without a limit of `app.limiter(…)`, because the limit's store failed.
 
     The latest one was for `key`. Published as `LimiterRefused` is.
     """
-
-    limit: str
-    key: str
-    count: int
 
     level: ClassVar[int | None] = logging.WARNING
 
@@ -473,15 +456,12 @@ class RetryPolicyFailed(Event, frozen=True):
         return f"the retry policy of task {self.task} raised {self.error}; its job is retried with the default delays"
 
 
-class AttemptLingers(Event, frozen=True):
+class AttemptLingers(JobEvent, frozen=True):
     """A cancelled attempt still runs after `seconds`, and its slot stays taken; published once.
 
     `executor` is where it runs: "loop" (it suppressed its cancellation), "thread" (which nothing can stop), "process".
     """
 
-    job_id: str
-    task: str
-    queue: str
     attempt: int
     executor: str
     cause: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, get_args
 
 from headgate.clock import SECOND
@@ -18,6 +19,7 @@ from headgate.jobs.event import (
     JobReturned,
     JobStarted,
     LimiterBypassed,
+    LimiterEvent,
     LimiterGranted,
     LimiterRefused,
     LimitsClosed,
@@ -131,9 +133,9 @@ class Tally:
                 JobRetried: self._retried,
                 JobReturned: self._returned,
                 LimitsClosed: self._closed,
-                LimiterGranted: self._granted,
-                LimiterRefused: self._refused,
-                LimiterBypassed: self._bypassed,
+                LimiterGranted: partial(self._count_limiter, "granted"),
+                LimiterRefused: partial(self._count_limiter, "refused"),
+                LimiterBypassed: partial(self._count_limiter, "unlimited"),
                 LimitStoreFailed: lambda event: self._count(metric.LIMIT_STORE_ERRORS, self._labels.limit(event.limit)),
                 EndingRefused: lambda event: self._count(metric.FENCED, self._labels.task(event.task)),
                 CallbackFailed: lambda event: self._count(metric.CALLBACKS_FAILED, self._labels.task(event.task)),
@@ -230,14 +232,8 @@ class Tally:
         for name in event.limits:
             self._limit(name).decisions["throttled"] += 1
 
-    def _granted(self, event: LimiterGranted) -> None:
-        self._limit(event.limit).decisions["granted"] += event.count
-
-    def _refused(self, event: LimiterRefused) -> None:
-        self._limit(event.limit).decisions["refused"] += event.count
-
-    def _bypassed(self, event: LimiterBypassed) -> None:
-        self._limit(event.limit).decisions["unlimited"] += event.count
+    def _count_limiter(self, decision: str, event: LimiterEvent) -> None:
+        self._limit(event.limit).decisions[decision] += event.count
 
     def _used(self, event: StorageUsed) -> None:
         found = self._store.get(event.verb)
