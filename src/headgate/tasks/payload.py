@@ -92,7 +92,8 @@ class PayloadType:
         self._where = where
         self._arguments_text = f"the payload of {where}"
         self._result_text = f"what {where} returned"
-        self._max_payload = max_payload
+        self.max_payload: int = max_payload
+        """The maximum of JSON bytes for a job's arguments, or for its result."""
         self._upgrade = upgrade
         if upgrade is not None and (not callable(upgrade) or inspect.iscoroutinefunction(upgrade)):
             raise DeclarationError(f"upgrade= of {where} is {upgrade!r}; pass a plain function from dict to dict")
@@ -106,7 +107,7 @@ class PayloadType:
         self.parameters: tuple[str, ...] = tuple(parameter.name for parameter in parameters)
         self._positional = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         self._positional_only = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY)
-        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self.defaults: dict[str, Any] = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._required = frozenset(p.name for p in parameters if p.default is p.empty)
         self.required: tuple[str, ...] = tuple(name for name in self.parameters if name in self._required)
         self._names = frozenset(self.parameters)
@@ -130,7 +131,8 @@ class PayloadType:
                 cause = f"{error}{hint if isinstance(kind, type) else ''}"
                 raise DeclarationError(f"argument {name!r} of {self._where} cannot be stored: {cause}") from None
         kinds = {name: Any if kind is object else kind for name, kind in types.items()}
-        self._kinds = kinds
+        self.kinds: dict[str, Any] = kinds
+        """The types of the arguments by name; Any without an annotation."""
         fields: list[Any] = [
             (name, kind) if name in self._required else (name, kind | msgspec.UnsetType, _ABSENT)
             for name, kind in kinds.items()
@@ -139,21 +141,6 @@ class PayloadType:
         stored = msgspec.defstruct("Payload", fields, kw_only=True, gc=False, forbid_unknown_fields=True)
         given = {name: kind if name in self._required else NotRequired[kind] for name, kind in kinds.items()}
         return decoder(stored).decode, decoder(TypedDict("Payload", given)).decode  # type: ignore[operator]
-
-    @property
-    def kinds(self) -> Mapping[str, Any]:
-        """The types of the arguments by name; Any without an annotation."""
-        return self._kinds
-
-    @property
-    def defaults(self) -> Mapping[str, Any]:
-        """The values of the arguments that a call may leave out."""
-        return self._defaults
-
-    @property
-    def max_payload(self) -> int:
-        """The maximum of JSON bytes for a job's arguments, or for its result."""
-        return self._max_payload
 
     def encode(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_declared: bool = False
@@ -171,9 +158,9 @@ class PayloadType:
             payload = to_sorted_json(given) if is_declared else to_json(given)
         except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
             raise self._unwritable_argument(given, error) from None
-        if len(payload) > self._max_payload:
+        if len(payload) > self.max_payload:
             raise PayloadError(
-                f"{self._where}: the arguments take {len(payload)} bytes as JSON, more than {self._max_payload}; "
+                f"{self._where}: the arguments take {len(payload)} bytes as JSON, more than {self.max_payload}; "
                 "store the data elsewhere and pass a reference"
             )
         if self._may_be_deep and is_too_deep(payload):
@@ -185,13 +172,13 @@ class PayloadType:
         if self._untyped or not equal(given, back):
             self._require_survival(given, back)
         stored = self._codecs.encode(payload, self._arguments_text) if self._encodes else payload.decode()
-        return stored, self._defaults | back if self._defaults else back
+        return stored, self.defaults | back if self.defaults else back
 
     def encode_part(
         self, given: Mapping[str, Any], later: frozenset[str], *, is_declared: bool = False
     ) -> tuple[str, KnownArguments]:
         """As `encode`, by name and without the arguments `later`, which are added when the job starts."""
-        kinds = {name: kind for name, kind in self._kinds.items() if name in given}
+        kinds = {name: kind for name, kind in self.kinds.items() if name in given}
         part = copy.copy(self)
         part._read_back = decoder(TypedDict("Payload", kinds)).decode  # type: ignore[operator]
         part._positional_only, part._required = (), frozenset(kinds)
@@ -202,10 +189,10 @@ class PayloadType:
         """Return a stored call's arguments by name, with defaults, but without those `later`. Raises PayloadError."""
         payload = self._codecs.decode(payload, self._arguments_text)
         try:
-            given = decoder(TypedDict("Payload", self._kinds, total=False)).decode(payload)  # type: ignore[operator]
+            given = decoder(TypedDict("Payload", self.kinds, total=False)).decode(payload)  # type: ignore[operator]
         except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
             raise self._mismatch(error) from None
-        return KnownArguments({**self._defaults, **given}, frozenset(later))
+        return KnownArguments({**self.defaults, **given}, frozenset(later))
 
     def decode(self, payload: str) -> tuple[list[Any], dict[str, Any]]:
         """Return the stored call, as positional and named arguments.
@@ -242,7 +229,7 @@ class PayloadType:
 
     def _as_call(self, decoded: Any) -> tuple[list[Any], dict[str, Any]]:
         values = _by_name(decoded)
-        for name in self._defaults:
+        for name in self.defaults:
             if values[name] is _ABSENT:
                 del values[name]
         return self.as_call(values) if self._positional_only else ([], values)
@@ -298,7 +285,7 @@ class PayloadType:
     def arguments(self, payload: str) -> dict[str, Any]:
         """Return a stored call's arguments by name, with defaults. Raises PayloadError if it no longer fits."""
         positional, named = self.decode(payload)
-        return {**self._defaults, **self.by_name(positional, named)}
+        return {**self.defaults, **self.by_name(positional, named)}
 
     def encode_result(self, result: Any) -> str:
         """Return a handler's result as it is stored.
@@ -317,9 +304,9 @@ class PayloadType:
             raise PayloadError(
                 f"what {self._where} returned cannot be stored as JSON: {self._at(path, 'it')}{self._message(cause)}"
             ) from None
-        if len(encoded) > self._max_payload:
+        if len(encoded) > self.max_payload:
             raise PayloadError(
-                f"what {self._where} returned takes {len(encoded)} bytes as JSON, more than {self._max_payload}; "
+                f"what {self._where} returned takes {len(encoded)} bytes as JSON, more than {self.max_payload}; "
                 "store it elsewhere and return a reference"
             )
         if type(result) is not self._plain_result:
