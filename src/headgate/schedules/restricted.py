@@ -257,32 +257,26 @@ class _Restricted:
         return replace(self, trigger=trigger.starting(instant))  # type: ignore[type-var]  # both kinds are structs
 
     def next_after(self, instant: int) -> int | None:
-        windows = self._windows
-        found: int | None = self.trigger.next_after(instant)
-        for _ in range(MOST_TRIED):
-            if found is None:
-                return None
-            second = windows.first_open(found // SECOND)
-            if second is None:
-                return None
-            if second == found // SECOND:
-                return found
-            found = self.trigger.next_after(second * SECOND - 1)
-        return None
+        following = self.trigger.next_after
+        return _inside(following(instant), self._windows.first_open, lambda second: following(second * SECOND - 1))
 
     def latest_at_or_before(self, instant: int) -> int | None:
-        windows = self._windows
-        found: int | None = self.trigger.latest_at_or_before(instant)
-        for _ in range(MOST_TRIED):
-            if found is None:
-                return None
-            second = windows.last_open(found // SECOND)
-            if second is None:
-                return None
-            if second == found // SECOND:
-                return found
-            found = self.trigger.latest_at_or_before((second + 1) * SECOND - 1)
-        return None
+        before = self.trigger.latest_at_or_before
+        return _inside(before(instant), self._windows.last_open, lambda second: before((second + 1) * SECOND - 1))
+
+
+def _inside(
+    found: int | None, nearest_open: Callable[[int], int | None], from_open: Callable[[int], int | None]
+) -> int | None:
+    """Return the nearest occurrence inside of windows: `found`, or one from the second that is `nearest_open` on."""
+    for _ in range(MOST_TRIED):
+        second = None if found is None else nearest_open(found // SECOND)
+        if found is None or second is None:
+            return None
+        if second == found // SECOND:
+            return found
+        found = from_open(second)
+    return None
 
 
 class RestrictedTrigger(_Restricted, msgspec.Struct, frozen=True, tag_field="kind", tag="restricted", dict=True):

@@ -13,8 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import MAXYEAR, UTC, date, datetime, timedelta
-from typing import Protocol
+from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from headgate.clock import SECOND
@@ -26,18 +25,6 @@ HOUR = 3600
 MINUTE = 60
 
 
-class TimesOfDay(Protocol):
-    """A sorted set of at least one time of day."""
-
-    def first_from(self, time: int) -> int | None:
-        """Return the first time that is not before `time`; None if there is none."""
-        ...
-
-    def last_until(self, time: int) -> int | None:
-        """Return the last time that is not after `time`; None if there is none."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ListedTimes:
     """A sorted list of times."""
@@ -45,9 +32,11 @@ class ListedTimes:
     times: Sequence[int]
 
     def first_from(self, time: int) -> int | None:
+        """Return the first time that is not before `time`; None if there is none."""
         return _first_from(self.times, time)
 
     def last_until(self, time: int) -> int | None:
+        """Return the last time that is not after `time`; None if there is none."""
         return _last_until(self.times, time)
 
 
@@ -84,6 +73,10 @@ class TimeFields:
                 return hour * HOUR + found * MINUTE + self.seconds[-1]
         found = _last_until(self.hours, hour - 1)
         return None if found is None else found * HOUR + self.minutes[-1] * MINUTE + self.seconds[-1]
+
+
+TimesOfDay = ListedTimes | TimeFields
+"""A sorted set of at least one time of day."""
 
 
 def _parts(time: int) -> tuple[int, int, int]:
@@ -156,7 +149,7 @@ class WallClock:
 
     def _reached(self, second: int) -> int:
         """Return the latest local time that maps to this instant or an earlier one."""
-        local = second + self._offset_at(second)
+        local = second + offset_at(self.zone, second)
         first, again = self._offsets(local)
         if first > again and local - again == second:
             # In the second pass: every local time that is shown twice has already occurred.
@@ -173,7 +166,7 @@ class WallClock:
 
     def _next_reading(self, second: int) -> int | None:
         """Return the first occurrence from this second on."""
-        local = second + self._offset_at(second)
+        local = second + offset_at(self.zone, second)
         first, again = self._offsets(local)
         if first > again and local - first == second:
             # In the first pass of a repeated period: its rest, and then the whole period again.
@@ -194,7 +187,7 @@ class WallClock:
             return point - before if point - before >= second else point - after
 
     def _last_reading(self, second: int) -> int | None:
-        local = second + self._offset_at(second)
+        local = second + offset_at(self.zone, second)
         first, again = self._offsets(local)
         if first > again and local - again == second:
             change = self._change(local, first, again)
@@ -215,9 +208,6 @@ class WallClock:
 
     # ------------------------------------------------------------------------------------------------ the zone
 
-    def _offset_at(self, second: int) -> int:
-        return offset_at(self.zone, second)
-
     def _offsets(self, local: int) -> tuple[int, int]:
         """Return the offsets before and after a change at this local time; equal without a change."""
         reading = (_EPOCH + timedelta(seconds=local)).replace(tzinfo=self.zone)
@@ -232,12 +222,12 @@ class WallClock:
     def _first_from(self, local: int) -> int | None:
         """Return the first local time of the pattern that is not before this one."""
         day, time = divmod(local, DAY)
-        found = self._first_day(day)
+        found = self._nearest_day(day, 1)
         if found == day:
             of_day = self.times.first_from(time)
             if of_day is not None:
                 return day * DAY + of_day
-            found = self._first_day(day + 1)
+            found = self._nearest_day(day + 1, 1)
         of_day = self.times.first_from(0)
         assert of_day is not None, "a trigger has at least one time of day"
         return None if found is None else found * DAY + of_day
@@ -245,38 +235,29 @@ class WallClock:
     def _last_until(self, local: int) -> int | None:
         """Return the last local time of the pattern that is not after this one."""
         day, time = divmod(local, DAY)
-        found = self._last_day(day)
+        found = self._nearest_day(day, -1)
         if found == day:
             of_day = self.times.last_until(time)
             if of_day is not None:
                 return day * DAY + of_day
-            found = self._last_day(day - 1)
+            found = self._nearest_day(day - 1, -1)
         of_day = self.times.last_until(DAY - 1)
         assert of_day is not None, "a trigger has at least one time of day"
         return None if found is None else found * DAY + of_day
 
-    def _first_day(self, day: int) -> int | None:
+    def _nearest_day(self, day: int, step: int) -> int | None:
+        """Return the first day of the pattern from this one on (`step` 1), or the last one until it (-1)."""
+        nearest = _first_from if step > 0 else _last_until
         start = date.fromordinal(day + EPOCH_ORDINAL)
-        year, month, least = start.year, start.month, start.day
-        for _ in range(MONTHS_OF_A_CYCLE + 1):
-            for found in self.days_in(year, month):
-                if found >= least:
-                    return date(year, month, found).toordinal() - EPOCH_ORDINAL
-            year, month, least = (year, month + 1, 1) if month < 12 else (year + 1, 1, 1)
-            if year > MAXYEAR:
+        months = start.year * 12 + start.month - 1
+        for number in range(months, months + step * (MONTHS_OF_A_CYCLE + 1), step):
+            year, month = number // 12, number % 12 + 1
+            if not MINYEAR <= year <= MAXYEAR:
                 return None
-        return None
-
-    def _last_day(self, day: int) -> int | None:
-        start = date.fromordinal(day + EPOCH_ORDINAL)
-        year, month, most = start.year, start.month, start.day
-        for _ in range(MONTHS_OF_A_CYCLE + 1):
-            for found in reversed(self.days_in(year, month)):
-                if found <= most:
-                    return date(year, month, found).toordinal() - EPOCH_ORDINAL
-            year, month, most = (year, month - 1, 31) if month > 1 else (year - 1, 12, 31)
-            if year < 1:
-                return None
+            before = date(year, month, 1).toordinal() - EPOCH_ORDINAL - 1
+            found = nearest([before + each for each in self.days_in(year, month)], day)
+            if found is not None:
+                return found
         return None
 
 
