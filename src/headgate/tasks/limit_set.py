@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -327,8 +327,28 @@ def bind_limits(
     """
     calls = call_terms(task, chunk)
     where = f"task {task!r}"
+    return LimitSet(
+        [
+            BoundLimit(limit, name, parameters, where, fields, calls)
+            for name, limit, _ in named_limits(limits, shared, where, task)
+        ]
+    )
+
+
+class NamedLimit(NamedTuple):
+    """A limit under its full name; `is_own` if it is named after the task or the queue that declares it."""
+
+    name: str
+    limit: Limit
+    is_own: bool
+
+
+def named_limits(
+    limits: Sequence[Limit | str], shared: Mapping[str, Limit], where: str, prefix: str
+) -> list[NamedLimit]:
+    """Return declared limits with their names; one without a name is named after the `prefix` and its rule."""
     require_list(limits, where)
-    bound: list[BoundLimit] = []
+    named: list[NamedLimit] = []
     for limit in limits:
         if isinstance(limit, str):
             if limit not in shared:
@@ -337,27 +357,21 @@ def bind_limits(
                 raise DeclarationError(
                     f"{where} uses limit {limit!r}, which is not declared; declare it first: app.limit({limit!r}, …)"
                 )
-            bound.append(BoundLimit(shared[limit], limit, parameters, where, fields, calls))
+            named.append(NamedLimit(limit, shared[limit], is_own=False))
         elif not isinstance(limit, Limit):
             raise DeclarationError(
                 f"{limit!r} in limits= of {where} is not a limit; use RateLimit(…), StrictRate(…), Mutex(…) or a name"
             )
+        elif limit.name is not None:
+            named.append(NamedLimit(limit.name, limit, is_own=False))
         else:
-            name = limit.name or _own_name(task, limit, [b.name for b in bound])
-            bound.append(BoundLimit(limit, name, parameters, where, fields, calls))
+            # Neither its numbers nor its kind: a changed rate keeps its buckets.
+            name, taken = f"{prefix}:{limit.rule.family}", {each.name for each in named}
+            numbered = (name, *(f"{name}{number}" for number in range(2, 1000)))
+            named.append(NamedLimit(next(each for each in numbered if each not in taken), limit, is_own=True))
     # A job may need several resources, and all mutexes share one name.
-    names = [b.name for b in bound if not b.limit.may_repeat]
+    names = [each.name for each in named if not each.limit.may_repeat]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise DeclarationError(f"{where} uses limit {', '.join(sorted(twice))} twice; once is enough")
-    return LimitSet(bound)
-
-
-def _own_name(task: str, limit: Limit, taken: Sequence[str]) -> str:
-    # Neither its numbers nor its kind: a changed rate keeps its buckets.
-    return numbered_name(f"{task}:{limit.rule.family}", taken)
-
-
-def numbered_name(name: str, taken: Container[str]) -> str:
-    """Return the name, or the first with a number that is not taken."""
-    return next(each for each in (name, *(f"{name}{number}" for number in range(2, 1000))) if each not in taken)
+    return named

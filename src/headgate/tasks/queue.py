@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypedDict, get_args
+from typing import Literal, TypedDict, get_args
 
 from headgate.arguments import MOST_SLOTS, parse_count, parse_duration
 from headgate.clock import Duration
@@ -16,8 +16,8 @@ from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.fair import MOST_WEIGHT, PREFIX, FairKey, FairOrder, checked_key, checked_weights
 from headgate.limits.key import UNTYPED
-from headgate.limits.limit import Key, Limit, OnLimit, WaitTerms, require_list, suggested_limits, wait_terms
-from headgate.tasks.limit_set import BoundLimit, numbered_name
+from headgate.limits.limit import Key, Limit, OnLimit, WaitTerms, require_list, wait_terms
+from headgate.tasks.limit_set import BoundLimit, NamedLimit, named_limits
 from headgate.tasks.options import checked_timeout, require_names
 
 DEFAULT_QUEUE = "default"
@@ -196,14 +196,6 @@ def require_name(name: str, kind: str) -> None:
         )
 
 
-class QueueLimit(NamedTuple):
-    """A limit of a queue under its full name; `is_own` if only this queue can declare that name."""
-
-    name: str
-    limit: Limit
-    is_own: bool
-
-
 class QueueLimits:
     """The limits of one queue."""
 
@@ -215,37 +207,12 @@ class QueueLimits:
             if global_concurrency is None
             else BoundLimit(Concurrency(global_concurrency, on_limit="wait"), RESERVED + queue, (), self._where)
         )
-        self.named: list[QueueLimit] = []
-        for limit in declared.limits:
-            self.named.append(self._named(queue, limit, shared))
-        names = [limit.name for limit in self.named if not limit.limit.may_repeat]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise DeclarationError(f"{self._where} uses limit {', '.join(twice)} twice; once is enough")
+        self.named: list[NamedLimit] = named_limits(declared.limits, shared, self._where, RESERVED + queue)
         self._order = (
             None
             if declared.fair_by is None
-            else QueueLimit(PREFIX + queue, FairOrder(declared.fair_by, declared.weights or {}), is_own=True)
+            else NamedLimit(PREFIX + queue, FairOrder(declared.fair_by, declared.weights or {}), is_own=True)
         )
-
-    def _named(self, queue: str, limit: Limit | str, shared: Mapping[str, Limit]) -> QueueLimit:
-        if isinstance(limit, str):
-            if limit not in shared:
-                if (rate := suggested_limits(limit)) is not None:
-                    raise DeclarationError(f"{self._where}: {limit!r} is a rate, not the name of a limit; write {rate}")
-                raise DeclarationError(
-                    f"{self._where} uses limit {limit!r}, which is not declared; declare it first: "
-                    f"app.limit({limit!r}, …)"
-                )
-            return QueueLimit(limit, shared[limit], is_own=False)
-        if not isinstance(limit, Limit):
-            raise DeclarationError(
-                f"{limit!r} in limits= of {self._where} is not a limit; use RateLimit(…), StrictRate(…) or a name"
-            )
-        if limit.name is not None:
-            return QueueLimit(limit.name, limit, is_own=False)
-        taken = {known.name for known in self.named}
-        return QueueLimit(numbered_name(f"{RESERVED}{queue}:{limit.rule.family}", taken), limit, is_own=True)
 
     def bound(
         self,
