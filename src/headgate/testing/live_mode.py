@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,18 +21,18 @@ from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
 from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.enqueuer import StoredCall
 from headgate.errors import HeadgateError
-from headgate.jobs.scheduled import ScheduledCall
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
-from headgate.tasks.call import Call, FlowBatch, FlowCall
+from headgate.tasks.call import Call
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.schedule import ScheduleSpec
-from headgate.tasks.status import BatchStatus
 from headgate.testing.in_test import InTest, in_test
 from headgate.testing.virtual_time import PATIENCE, VirtualClock, VirtualTimeLoop
 
 POLL_INTERVAL = 1.0
+
+VERBS = ("enqueue_flow", "put_schedule", "wait_for_batch", "job_result", "cancel_job")
+"""The verbs of the client that run on the loop of the engine, whichever event loop awaits them, besides `enqueue`."""
 
 
 class LiveApp:
@@ -155,27 +155,12 @@ class LiveHeadgate(InTest):
 
 
 class EngineLoopClient(Client):
-    """Runs its verbs on the loop of the engine, whichever event loop awaits them."""
+    """Enqueues on the loop of the engine, whichever event loop awaits it."""
 
     async def enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[StoredCall]:
         enqueued = super().enqueue(task, calls)
         # A caller's connection belongs to the caller's loop.
         return await (self.portal.reach(enqueued) if task.options.get("connection") is None else enqueued)
-
-    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
-        await self.portal.reach(super().enqueue_flow(calls, batches))
-
-    async def put_schedule(self, spec: ScheduleSpec, scheduled: ScheduledCall) -> None:
-        await self.portal.reach(super().put_schedule(spec, scheduled))
-
-    async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
-        return await self.portal.reach(super().wait_for_batch(batch_id, timeout))
-
-    async def job_result(self, job_id: str, timeout: float | None) -> Any:
-        return await self.portal.reach(super().job_result(job_id, timeout))
-
-    async def cancel_job(self, job_id: str) -> bool:
-        return await self.portal.reach(super().cancel_job(job_id))
 
 
 class HeadgateInThread(LiveHeadgate):
@@ -191,8 +176,9 @@ class HeadgateInThread(LiveHeadgate):
         )
         # Sync verbs run on the loop of the engine.
         client.portal = portal = EnginePortal(lambda: self, lambda: opening.loop)
-        # Admin verbs and limiters use the store directly.
-        _run_verbs_on_loop(self._storage, portal)
+        _run_on_loop(client, VERBS, portal)
+        # Admin verbs and limiters use the store directly; a verb on a caller's connection stays on the caller's loop.
+        _run_on_loop(self._storage, set(dir(self._storage)) - {"add_in", "complete_in"}, portal)
         return portal
 
     async def run(self, *_: Any, **options: Any) -> None:
@@ -228,12 +214,12 @@ class _OpenInThread(AppLifecycle):
         return self.loop is asyncio.get_running_loop()
 
 
-def _run_verbs_on_loop(storage: Store, portal: Portal) -> None:
-    """Run each verb of the store on the loop of the app, except those on a caller's connection."""
-    for name in dir(storage):
-        verb = getattr(storage, name)
-        if not name.startswith("_") and name not in ("add_in", "complete_in") and inspect.iscoroutinefunction(verb):
-            setattr(storage, name, _on_engine_loop(verb, portal))
+def _run_on_loop(subject: object, verbs: Iterable[str], portal: Portal) -> None:
+    """Run those of the public verbs that are coroutine functions on the loop of the app."""
+    for name in verbs:
+        verb = getattr(subject, name)
+        if not name.startswith("_") and inspect.iscoroutinefunction(verb):
+            setattr(subject, name, _on_engine_loop(verb, portal))
 
 
 def _on_engine_loop(verb: Callable[..., Coroutine[Any, Any, Any]], portal: Portal) -> Callable[..., Any]:
