@@ -470,7 +470,7 @@ def test_a_node_without_alerts_reads_and_writes_nothing_for_them(monkeypatch: py
             assert "headgate-alerter" not in names
 
     run_virtual(main)
-    assert made[0]._alerter is None
+    assert "alerter" not in made[0]._others
 
 
 @pytest.fixture

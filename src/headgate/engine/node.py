@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -54,17 +54,13 @@ from headgate.tasks.tracing import Tracing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """How a node behaves; all durations in seconds.
+    """How a node behaves, mostly as `headgate.settings.Settings` describes it; all durations in seconds.
 
-    `heartbeat` (5) is the interval at which the lease is renewed; other nodes treat it as lost after `lease` (30).
-    `grace` (30) is how long running jobs may continue after a stop was requested. Final jobs are kept for `retention`
-    (7 days). `queues` maps the queues to serve to their slots; all of them together have `slots` (None: any number),
-    which they share by their `weights`. `name` is what operators see (default: host:pid). The node runs the tasks that
-    require none but its `labels` (None: all tasks, as in tests). `children` says when child processes are replaced. Of
-    each job's log the first `log_lines` (1,000; 0: none) of `log_level` (INFO) and above are kept. `version` is that of
-    Headgate, `release` that of the user's program. With `drain` the node stops by itself. With `throttle_events` (True)
-    it publishes events of throttled jobs. With `ends_when_lost`, as a worker, the node ends with StorageLost when its
-    store is lost; without, the program around it continues and gets that error itself.
+    `queues` maps the queues to serve to their slots; all of them together have `slots` (None: any number), which they
+    share by their `weights`. The node runs the tasks that require none but its `labels` (None: all tasks, as in tests).
+    `children` says when child processes are replaced. `version` is that of Headgate. With `drain` the node stops by
+    itself. With `ends_when_lost`, as a worker, it ends with StorageLost when its store is lost; without, the program
+    around it continues and gets that error itself.
     """
 
     queues: Mapping[str, int]
@@ -209,9 +205,10 @@ class Node(WithServices):
         )
         self._housekeeper = Housekeeper(services, retention=config.retention)
         self._recurring = Recurring(services)
-        self._alerter: Alerter | None = None
+        # Parts that not every node has, by the names of their tasks.
+        self._others: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         if alerts := self._alerts_to_watch(services.registry):
-            self._alerter = Alerter(
+            self._others["alerter"] = Alerter(
                 services.storage,
                 alerts,
                 AlertSender(pool, services.clock),
@@ -219,12 +216,11 @@ class Node(WithServices):
                 clock=services.clock,
                 bus=services.bus,
                 ids=services.ids,
-            )
-        self._sweeper: FolderSweeper | None = None
+            ).run
         if large_payloads is not None:
-            self._sweeper = FolderSweeper(
+            self._others["folder-sweeper"] = FolderSweeper(
                 large_payloads, clock=services.clock, bus=services.bus, random=services.random
-            )
+            ).run
         self._watch = NodeWatch(
             services,
             self._membership,
@@ -239,9 +235,8 @@ class Node(WithServices):
             self._wakeup,
             stop=self._stop_by_operator,
         )
-        self._drain: DrainWatch | None = None
         if config.drain is not None:
-            self._drain = DrainWatch(
+            self._others["drain"] = DrainWatch(
                 services,
                 config.drain,
                 self.attempts,
@@ -250,7 +245,7 @@ class Node(WithServices):
                 labels=config.labels,
                 stopping=self._stopping,
                 stop=self.stop,
-            )
+            ).run
 
     def _hooks_to_call(self, registry: Registry) -> list[LifecycleHook]:
         """Return the functions for the start and the end of this node."""
@@ -345,13 +340,8 @@ class Node(WithServices):
                 group.create_task(self._watch.run(), name="headgate-watch"),
                 group.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
                 group.create_task(self._recurring.run(), name="headgate-recurring"),
+                *(group.create_task(run(), name=f"headgate-{name}") for name, run in self._others.items()),
             ]
-            if self._alerter is not None:
-                background.append(group.create_task(self._alerter.run(), name="headgate-alerter"))
-            if self._sweeper is not None:
-                background.append(group.create_task(self._sweeper.run(), name="headgate-folder-sweeper"))
-            if self._drain is not None:
-                background.append(group.create_task(self._drain.run(), name="headgate-drain"))
             backlog_migrator = group.create_task(self._backlog_migrator.run(), name="headgate-backlog-migrator")
             fetcher = group.create_task(self._fetcher.run(), name="headgate-fetcher")
             recorder = group.create_task(self.recorder.run(), name="headgate-recorder")

@@ -7,9 +7,7 @@ from heapq import heappop, heappush
 
 from headgate.arguments import read_duration
 from headgate.clock import SECOND, Duration, Timer
-
-START = 1_767_225_600 * SECOND
-"""The start of wall time: 2026-01-01 00:00:00 UTC."""
+from headgate.testing.virtual_time import START
 
 
 class ManualClock:
