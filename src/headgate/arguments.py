@@ -142,10 +142,17 @@ def require_storable(text: object, what: str) -> None:
         return
     if "\x00" in text:
         raise unstorable(f"{what} {text!r:.80} has NUL")
+    if not is_utf8(text):
+        raise unstorable(f"{what} {text!r:.80} has half of a surrogate pair")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether the text has a UTF-8 form: it has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise unstorable(f"{what} {text!r:.80} has half of a surrogate pair") from None
+        return False
+    return True
 
 
 def unstorable(what: str) -> DeclarationError:

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from headgate.arguments import is_utf8
+
 Annotation = str | int | float | bool
 """The value of an annotation."""
 
@@ -50,11 +52,7 @@ def _require_storable(name: str, value: Any) -> None:
         raise ValueError(f"the name of annotation {name!r:.80} must be 1 to 64 letters, digits and _ . : / @ + # -")
     match value:
         case str():
-            try:
-                is_storable = "\x00" not in value and bool(value.encode() or True)
-            except UnicodeEncodeError:
-                is_storable = False
-            if not is_storable:
+            if "\x00" in value or not is_utf8(value):
                 raise ValueError(
                     f"annotation {name!r} is text that cannot be stored: it has NUL or half a surrogate pair"
                 )

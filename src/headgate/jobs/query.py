@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypedDict, get_args
 
 import msgspec
 
+from headgate.arguments import is_utf8
 from headgate.errors import DeclarationError
 from headgate.jobs.state import JobState
 from headgate.jobs.words import require_tag
@@ -99,18 +100,10 @@ class JobFilter(JobQuery, frozen=True, kw_only=True):
 def pair_of(field: str, text: object) -> tuple[str, str]:
     """Return the name and the value in the text of a field. Raises DeclarationError unless it has both."""
     name, separator, value = text.partition("=") if isinstance(text, str) else ("", "", "")
-    if not name or not separator or not _is_utf8(name + value):
+    if not name or not separator or not is_utf8(name + value):
         example = {"header": "source=api", "annotation": "invoice=42"}[field]
         raise DeclarationError(f'{field}={text!r:.80} is not a name with its value; write {field}="{example}"')
     return name, value
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class JobCriteria(TypedDict, total=False):

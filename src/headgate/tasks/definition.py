@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, Self, cast
 from uuid import UUID
 
-from headgate.arguments import parse_duration, parse_instant
+from headgate.arguments import is_utf8, parse_duration, parse_instant
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, audit_level
@@ -221,10 +221,8 @@ def _require_unique_key(key: str, task: TaskDefinition, where: str) -> None:
             f"{where}: unique_key={key!r:.80} must be 1 to {MAX_UNIQUE_KEY} characters of text without NUL; "
             "hash what is longer"
         )
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise DeclarationError(f"{where}: unique_key={key!r} has no UTF-8 form") from None
+    if not is_utf8(key):
+        raise DeclarationError(f"{where}: unique_key={key!r} has no UTF-8 form")
     payload = task.payload
     named = named_arguments(key, payload.parameters, payload.fields) if "{" in key else []
     if named:
