@@ -44,7 +44,7 @@ class Clock(Protocol):
         """The boot that `monotonic()` counts from; only readings with the same id can be compared."""
         ...
 
-    def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
+    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
         """Call `callback` on the running loop when `monotonic()` reaches `when`, never before."""
         ...
 
@@ -75,14 +75,14 @@ class SystemClock:
         # only re-anchors limit time, never below the last one used.
         return f"booted-{(self.now() - self.monotonic()) // (60 * SECOND)}"
 
-    def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
+    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
         return _ExactTimer(self, when, callback)
 
 
 class _ExactTimer:
     """A timer that never fires early: asyncio and uvloop round to their own ticks, so it checks the time again."""
 
-    def __init__(self, clock: SystemClock, when: int, callback: Callable[[], None]) -> None:
+    def __init__(self, clock: SystemClock, when: int, callback: Callable[[], object]) -> None:
         self._clock = clock
         self._when = when
         self._callback = callback
@@ -131,11 +131,7 @@ async def wait_for_event(clock: Clock, event: asyncio.Event, seconds: float | No
     if seconds is None:
         return await event.wait()
     waiting = asyncio.ensure_future(event.wait())
-
-    def time_out() -> None:
-        waiting.cancel()
-
-    timer = clock.call_at(clock.monotonic() + microseconds(seconds), time_out)
+    timer = clock.call_at(clock.monotonic() + microseconds(seconds), waiting.cancel)
     try:
         await asyncio.wait([waiting])
         # Set and cleared again counts as set, as it does for `event.wait()`.

@@ -172,7 +172,7 @@ class _SteppedClock:
     def boot_id(self) -> str:
         return self._clock.boot_id()
 
-    def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
+    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
         return self._clock.call_at(when, callback)
 
 

@@ -133,7 +133,7 @@ class CallbackRunner:
         for callback in callbacks:
             call = asyncio.ensure_future(self._call(callback, job, *details))
             when = self._clock.monotonic() + CALLBACK_TIMEOUT * SECOND
-            timer = self._clock.call_at(when, partial(_cancel, call))
+            timer = self._clock.call_at(when, call.cancel)
             try:
                 await asyncio.wait([call])
             finally:
@@ -183,7 +183,3 @@ class CallbackRunner:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
-
-
-def _cancel(call: asyncio.Future[None]) -> None:
-    call.cancel()

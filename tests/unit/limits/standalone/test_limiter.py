@@ -472,7 +472,7 @@ class LateClock:
         self.monotonic = clock.monotonic
         self.boot_id = clock.boot_id
 
-    def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
+    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
         return self._clock.call_at(when + self._late, callback)
 
 

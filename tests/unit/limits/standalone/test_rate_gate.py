@@ -124,7 +124,7 @@ class LateClock:
         self.boot_id = clock.boot_id
         self.armed: list[tuple[int, int]] = []
 
-    def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
+    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
         self.armed.append((when, self.monotonic()))
         return self._clock.call_at(when + self._late, callback)
 
@@ -141,7 +141,7 @@ class ShiftedClock:
     def monotonic(self) -> int:
         return self._clock.monotonic() + self._ahead
 
-    def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
+    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
         return self._clock.call_at(when - self._ahead, callback)
 
 
