@@ -21,7 +21,7 @@ from headgate.jobs.limit_sets import GatedJob, LimitSetChange, subject_of
 from headgate.jobs.terms import LimitTerms
 from headgate.tasks.batch_limits import buckets_in_batch
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.limit_set import UNGATED, GatedCall, LimitSet
+from headgate.tasks.limit_set import UNGATED, GatedCall, LimitSet, ignore_skip
 from headgate.tasks.registry import intended_queue
 
 PAGE = 100
@@ -331,14 +331,11 @@ class BacklogMigrator(WithServices):
             )
 
 
-def _ignore_skip(limit: str, reason: str) -> None:
-    """Do nothing: the skipped limit was published when the job was enqueued."""
-
-
 def _gated_call(limit_set: LimitSet, task: TaskDefinition, job: GatedJob) -> GatedCall:
+    # A limit that is skipped was published when the job was enqueued.
     if not limit_set.reads_arguments:
-        return limit_set.ask({}, job.headers or {}, _ignore_skip)
+        return limit_set.ask({}, job.headers or {}, ignore_skip)
     if job.origin is None or not job.origin.results:
-        return limit_set.ask(task.payload.arguments(job.payload), job.headers or {}, _ignore_skip)
+        return limit_set.ask(task.payload.arguments(job.payload), job.headers or {}, ignore_skip)
     # Results that are arguments are added when the job starts.
     return limit_set.ask(task.payload.decode_part(job.payload, job.origin.results), job.headers or {}, require_key)

@@ -37,7 +37,7 @@ from headgate.tasks.batch_limits import BatchLimits
 from headgate.tasks.call import Call, FlowBatch, FlowCall, NumberedGraph
 from headgate.tasks.definition import JobTemplate, TaskDefinition, job_template
 from headgate.tasks.hooks import AroundEnqueue, JobDraft, call_around
-from headgate.tasks.limit_set import UNGATED, GatedCall
+from headgate.tasks.limit_set import UNGATED, GatedCall, ignore_skip
 from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, options_of_call, require_headers
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
@@ -209,7 +209,7 @@ class Enqueuer:
         options, unique = task.options, task.template.unique
         queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
         # A skipped limit is published when the call is enqueued.
-        self._registry.limit_set(task, queue).ask(arguments, headers, lambda _limit, _reason: None)
+        self._registry.limit_set(task, queue).ask(arguments, headers, ignore_skip)
         if unique is not None:
             unique.key_for(arguments)
 

@@ -15,7 +15,7 @@ from headgate.jobs.terms import LimitTerms
 from headgate.schedules.schedule import ready_at
 from headgate.storage.records import ScheduleRecord
 from headgate.storage.store import Store
-from headgate.tasks.limit_set import UNGATED
+from headgate.tasks.limit_set import UNGATED, ignore_skip
 from headgate.tasks.registry import Registry
 
 
@@ -110,7 +110,8 @@ def _job(
             arguments = (
                 payload.decode_part(call.payload, origin.results) if origin.results else payload.arguments(call.payload)
             )
-            buckets, costs, terms = limit_set.ask(arguments, call.headers or {}, _ignore_skip)
+            # A limit that is skipped was published when the schedule was declared.
+            buckets, costs, terms = limit_set.ask(arguments, call.headers or {}, ignore_skip)
         except USER_CODE_ERRORS as error:  # including errors of the task's own key or cost
             rejection = truncated_error(error)
     ends = [until, None if call.expires_in is None else run_at + call.expires_in]
@@ -150,7 +151,3 @@ async def last_job_of(storage: Store, record: ScheduleRecord) -> str | None:
         return batch.id if batch.pending else None
     job = await storage.job(record.last_job)
     return None if job is None or job.state.is_final else job.id
-
-
-def _ignore_skip(limit: str, reason: str) -> None:
-    """Do nothing: the skipped limit was published when the schedule was declared."""

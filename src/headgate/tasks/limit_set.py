@@ -34,6 +34,10 @@ Arguments = Mapping[str, Any]
 Headers = Mapping[str, str]
 
 
+def ignore_skip(limit: str, reason: str) -> None:
+    """Do nothing, as an `OnSkip`: the skipped limit is published elsewhere."""
+
+
 class BoundLimit:
     """A limit with its full name, bound to the arguments of a task."""
 
