@@ -545,14 +545,11 @@ class Headgate(RefusesForeignWords):
         Call it before the app is opened. Raises DeclarationError for a second tracer.
         """
         observed = Observed(
-            self._clock, self._storage, self._registry, self._bus.tap, self._client.trace_by, self._events_lost,
-            lambda: self._client.lifecycle.loop, __version__,
+            self._clock, self._storage, self._registry, self._bus.tap, self._client.trace_by,
+            lambda: int(self._bus.statistics()["lost"]), lambda: self._client.lifecycle.loop, __version__,
         )  # fmt: skip
         instrument.attach(observed)
         self._instruments.append(instrument)
-
-    def _events_lost(self) -> int:
-        return int(self._bus.statistics()["lost"])
 
     def import_tasks(self, *modules: str) -> None:
         """Import the modules of `imports=`, then these, which declare tasks on this app; a worker does it at its start.

@@ -222,7 +222,11 @@ class RunningAttempt:
             # Cancelled before its first step, so the task has no result.
             return self._outcome_when_cancelled()
         error = done.exception()
-        return done.result() if error is None else self._outcome_of_escaped(error)
+        if error is None:
+            return done.result()
+        # It could not be handled.
+        self.error = error
+        return Failed(describe_error(error))
 
     def _outcome_when_cancelled(self, error: BaseException | None = None) -> Outcome:
         """Return the outcome of a cancelled attempt by its cause; `error` is what the handler raised."""
@@ -670,11 +674,6 @@ class RunningAttempt:
         self.error = error
         # If the task's own upgrade failed, the traceback shows where.
         return Unreadable(truncated_error(error) if error.__cause__ is None else describe_error(error))
-
-    def _outcome_of_escaped(self, error: BaseException) -> Failed:
-        """Return the outcome of an attempt whose error could not be handled."""
-        self.error = error
-        return Failed(describe_error(error))
 
     def _unstorable(self, error: PayloadError) -> FailedFinally:
         # The work is done and only its result cannot be stored: a retry would not help.

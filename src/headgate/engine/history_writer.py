@@ -183,8 +183,10 @@ class HistoryWriter:
             if isinstance(ending, Finished):
                 if ending.state is JobState.SUCCEEDED:
                     tally.succeeded += 1
+                elif ending.state is JobState.FAILED:
+                    tally.failed += 1
                 else:
-                    tally.note_final(ending.state)
+                    tally.cancelled += 1
             elif ending.spent:
                 tally.retried += 1
             run = ended_at - job.started_at
@@ -415,14 +417,6 @@ class JobCounts:
         self.wait_max = self.run_max = 0
         self.waits = [0] * BUCKETS
         self.runs = [0] * BUCKETS
-
-    def note_final(self, state: JobState) -> None:
-        if state is JobState.SUCCEEDED:
-            self.succeeded += 1
-        elif state is JobState.FAILED:
-            self.failed += 1
-        else:
-            self.cancelled += 1
 
     def plus(self, other: JobCounts) -> JobCounts:
         """Both together."""

@@ -71,24 +71,18 @@ class Housekeeper(WithServices):
             self._noted.clear()
             update = self._update
             turns += 1
-            try:
-                if update.has_expired:
-                    await self._expire()
-            except StorageUnavailable as error:
-                publish_storage_failure(self._bus, self._clock, "expiring jobs", error)
-            try:
-                if update.has_followers:
-                    await self._release_followers()
-            except StorageUnavailable as error:
-                publish_storage_failure(self._bus, self._clock, "releasing followers", error)
-            # In its own block: an error in expiring jobs must not keep old rows.
-            try:
-                if turns % GATHER_EVERY == 0:
-                    await self._gather()
-                if turns % PRUNE_EVERY == 0:
-                    await self._prune()
-            except StorageUnavailable as error:
-                publish_storage_failure(self._bus, self._clock, "housekeeping", error)
+            for doing, is_due, work in (
+                ("expiring jobs", update.has_expired, self._expire),
+                ("releasing followers", update.has_followers, self._release_followers),
+                ("housekeeping", turns % GATHER_EVERY == 0, self._gather),
+                ("housekeeping", turns % PRUNE_EVERY == 0, self._prune),
+            ):
+                # Each for itself: an error in expiring jobs must not keep old rows.
+                try:
+                    if is_due:
+                        await work()
+                except StorageUnavailable as error:
+                    publish_storage_failure(self._bus, self._clock, doing, error)
 
     async def _expire(self) -> None:
         """Fail expired jobs in several steps: with one step a second a large backlog would take hours."""

@@ -28,7 +28,7 @@ class LogBudget:
             self._admitted += 1
             return True
         self._omitted += 1
-        if self._timer is None and _is_loop_running():
+        if self._timer is None and asyncio._get_running_loop() is not None:
             self._timer = self._clock.call_at(self._began_at + self._per * SECOND, lambda: self._end_period(report))
         return False
 
@@ -40,11 +40,3 @@ class LogBudget:
         self._began_at, self._admitted = self._clock.monotonic(), 0
         if omitted:
             report(f"{omitted} more such lines were left out in the last {self._per} s")
-
-
-def _is_loop_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -156,7 +156,7 @@ class PrometheusMetrics:
         if loop is None or not loop.is_running():
             self._reading.give_up()
             return
-        if _is_running_here(loop):
+        if asyncio._get_running_loop() is loop:
             # Collecting cannot await: return the last numbers, and the next scrape has new ones.
             if self._refreshing is None or self._refreshing.done():
                 self._refreshing = loop.create_task(self._reading.refresh(), name="headgate-metrics-refresh")
@@ -271,6 +271,13 @@ class MetricsServer:
             runner.run(self._server.serve(sockets=[listening]))
 
 
+_FAMILIES: dict[metric.Kind, Callable[..., Family]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
 def _family_of(families: dict[metric.Metric, Any], definition: metric.Metric) -> Any:
     if definition not in families:
         families[definition] = _family(definition)
@@ -278,17 +285,4 @@ def _family_of(families: dict[metric.Metric, Any], definition: metric.Metric) ->
 
 
 def _family(definition: metric.Metric) -> Family:
-    match definition.kind:
-        case "counter":
-            return CounterMetricFamily(definition.name, definition.meaning, labels=definition.labels)
-        case "gauge":
-            return GaugeMetricFamily(definition.name, definition.meaning, labels=definition.labels)
-        case "histogram":
-            return HistogramMetricFamily(definition.name, definition.meaning, labels=definition.labels)
-
-
-def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
+    return _FAMILIES[definition.kind](definition.name, definition.meaning, labels=definition.labels)

@@ -271,10 +271,12 @@ class Tally:
         for name, limit in list(self._limits.items()):
             for decision in ("granted", "throttled", "rejected", "refused", "unlimited"):
                 yield metric.DECISIONS, (name, decision), limit.decisions[decision]
-        for kind in (metric.LIMIT_STORE_ERRORS, metric.FENCED, metric.RECOVERED, metric.SKIPPED):
-            yield from self._counted(kind)
-        for kind in (metric.CALLBACKS_FAILED, metric.STORE_ERRORS):
-            yield from self._counted(kind)
+        for kind in (
+            metric.LIMIT_STORE_ERRORS, metric.FENCED, metric.RECOVERED, metric.SKIPPED, metric.CALLBACKS_FAILED,
+            metric.STORE_ERRORS,
+        ):  # fmt: skip
+            for labels, count in list(self._counters.get(kind.name, {}).items()):
+                yield kind, labels, count
         yield metric.LEASES_EXPIRED, (), self._counters.get(metric.LEASES_EXPIRED.name, Counter())[()]
         yield metric.EVENTS_LOST, (), self._observed.events_lost()
         yield metric.BUILD, (self._observed.version,), 1
@@ -297,10 +299,6 @@ class Tally:
             yield metric.THROTTLED, (name,), limit.throttled
         for op, histogram in list(self._store.items()):
             yield metric.STORE_OP, (op,), histogram
-
-    def _counted(self, kind: metric.Metric) -> Iterator[tuple[metric.Metric, Values, float]]:
-        for labels, count in list(self._counters.get(kind.name, {}).items()):
-            yield kind, labels, count
 
 
 def _gauges(measured: NodeMeasured) -> Iterator[tuple[metric.Metric, Values, float]]:

@@ -287,17 +287,13 @@ class _SafeSpan:
                 self._errors.log_once(error)
 
 
-def continued_trace() -> AbstractContextManager[None]:
+@contextmanager
+def continued_trace() -> Iterator[None]:
     """Continue the attempt's span, which its node has made, inside a `process=True` task.
 
     `with continued_trace(): …`. The child process needs its own tracer provider, as any program does.
     """
-    return _attached(propagate.extract(current_job().headers))
-
-
-@contextmanager
-def _attached(carried: context.Context) -> Iterator[None]:
-    before = context.attach(carried)
+    before = context.attach(propagate.extract(current_job().headers))
     try:
         yield
     finally:

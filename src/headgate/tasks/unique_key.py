@@ -108,7 +108,9 @@ def uniqueness(declared: Mapping[str, Any], options: Mapping[str, Any], where: s
             name, value = next(iter(given.items()))
             raise DeclarationError(f"{where}: {name}={value!r} has no effect without a unique_key; add unique_key=…")
         return None
-    terms = UniqueTerms(_taken_for(given, where), _is_held_while_running(given, where))
+    unique_for: Duration | None = given.get("unique_for")
+    taken_for = None if unique_for is None else parse_duration(unique_for, "unique_for", where, allow_zero=False)
+    terms = UniqueTerms(taken_for, _is_held_while_running(given, where))
     if on_conflict == "cancel_running" and not terms.while_running:
         raise DeclarationError(
             f'{where}: on_conflict="cancel_running" needs unique_while=("waiting", "running"): otherwise the running '
@@ -123,11 +125,6 @@ def uniqueness(declared: Mapping[str, Any], options: Mapping[str, Any], where: s
             'which would be dropped; use on_conflict="keep" or "raise", or leave unique_for out'
         )
     return Uniqueness(key, policy, terms, debounce, debounce_max)
-
-
-def _taken_for(given: Mapping[str, Any], where: str) -> int | None:
-    unique_for: Duration | None = given.get("unique_for")
-    return None if unique_for is None else parse_duration(unique_for, "unique_for", where, allow_zero=False)
 
 
 def _is_held_while_running(given: Mapping[str, Any], where: str) -> bool:
