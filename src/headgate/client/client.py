@@ -36,6 +36,7 @@ from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.results import ResultWatch, result_of, wait_for_batch
 from headgate.errors import DeclarationError, JobNotFound, NotOpen, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused, QueueUnserved, unserved_text
 from headgate.jobs.identity import IdSource, with_new_ids
 from headgate.jobs.job import JobRecord, JobState
@@ -46,7 +47,7 @@ from headgate.storage.choice import StoreAddress
 from headgate.storage.driver import run_to_end
 from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
-from headgate.tasks.call import Call, FlowBatch, FlowCall
+from headgate.tasks.call import Call, FlowCall
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.executor_kind import IN_CHILD
 from headgate.tasks.modules import require_not_imported
@@ -279,7 +280,7 @@ class Client:
         self._require_open()
         return self._ids.next(self.storage.now(), is_batch=is_batch)
 
-    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
+    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[NewBatch]) -> None:
         """Store the calls of a chain, a batch or a graph in one commit, with the batches."""
         self._require_open()
         functions = self.registry.hooks.around_enqueue

@@ -12,8 +12,9 @@ import msgspec
 
 from headgate.client.plan import BatchSteps, ChainSteps, Step, shown
 from headgate.errors import DeclarationError
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import On, Origin
-from headgate.tasks.call import Call, FlowBatch, FlowCall, NumberedGraph
+from headgate.tasks.call import Call, FlowCall, NumberedGraph
 from headgate.tasks.leading import Leader, results_in
 
 
@@ -82,7 +83,7 @@ class FlowBuilder:
     def __init__(self, new_id: Callable[..., str]) -> None:
         self._new_id = new_id
         self._calls: dict[str, _NewCall] = {}
-        self._batches: dict[str, FlowBatch] = {}
+        self._batches: dict[str, NewBatch] = {}
         self._placed: dict[int, list[Placed]] = {}
         self._joins: dict[tuple[str, ...], str] = {}
         self._places: dict[str, Following] = {}
@@ -124,7 +125,7 @@ class FlowBuilder:
     ) -> PlacedStep:
         """Add a batch after others, and the steps after it, which are beside it in the outer batch."""
         id = self._new_id(is_batch=True)
-        self._batches[id] = FlowBatch(id, 0, outer, name=plan.name)
+        self._batches[id] = NewBatch(id, 0, 0, outer, name=plan.name)
         self._places[id] = place
         self._grow(outer)
         first = len(self._calls)
@@ -145,7 +146,7 @@ class FlowBuilder:
 
     def grow(self, batch: str, steps: Iterable[Step]) -> None:
         """Add calls and chains to a stored batch."""
-        self._batches[batch] = FlowBatch(batch, 0, grows=True)
+        self._batches[batch] = NewBatch(batch, 0, 0, grows=True)
         self._places[batch] = NOTHING
         for step in steps:
             self.add(step, NOTHING, None, batch)
@@ -154,7 +155,7 @@ class FlowBuilder:
         """Return the parts that were added for a call, a chain or a batch: one for each place that it has."""
         return self._placed.get(builtins.id(step), ())
 
-    def flow(self) -> tuple[list[FlowCall], list[FlowBatch]]:
+    def flow(self) -> tuple[list[FlowCall], list[NewBatch]]:
         """Return the calls, each after those that it follows, and the batches. Raises DeclarationError for a cycle."""
         follows = {new.id: self._follow(new) for new in self._calls.values()}
         calls = {
@@ -183,7 +184,7 @@ class FlowBuilder:
     def _grow(self, batch: str | None) -> None:
         if batch is not None:
             known = self._batches[batch]
-            self._batches[batch] = known._replace(total=known.total + 1)
+            self._batches[batch] = msgspec.structs.replace(known, total=known.total + 1)
 
     def _follow(self, new: _NewCall) -> Following:
         """Return the one job or batch that a call follows: by its place, and what it is after."""
@@ -213,7 +214,7 @@ class FlowBuilder:
         join = self._joins.get(ids)
         if join is None:
             join = self._joins[ids] = self._new_id(is_batch=True)
-            self._batches[join] = FlowBatch(join, len(ids), None, ids)
+            self._batches[join] = NewBatch(join, len(ids), 0, leaders=ids)
         return Following((join,), follow.on)
 
     def _ids_of(self, leader: Leader, call: Call[Any]) -> tuple[str, ...]:

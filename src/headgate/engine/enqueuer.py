@@ -34,7 +34,7 @@ from headgate.jobs.uniqueness import replaces
 from headgate.schedules.stored_trigger import is_storable
 from headgate.storage.store import Store
 from headgate.tasks.batch_limits import BatchLimits
-from headgate.tasks.call import Call, FlowBatch, FlowCall, NumberedGraph
+from headgate.tasks.call import Call, FlowCall, NumberedGraph
 from headgate.tasks.definition import JobTemplate, TaskDefinition, job_template
 from headgate.tasks.hooks import AroundEnqueue, JobDraft, call_around
 from headgate.tasks.limit_set import UNGATED, GatedCall, ignore_skip
@@ -213,8 +213,8 @@ class Enqueuer:
         if unique is not None:
             unique.key_for(arguments)
 
-    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
-        """Store the calls of a chain, a batch or a graph in one commit, and the batches."""
+    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[NewBatch]) -> None:
+        """Store the calls of a chain, a batch or a graph in one commit, and the batches, as enqueued now."""
         counts = Counter(call.queue for call in calls)
         with await self._backlogs.admit(counts) as admitted:
             limit_sets: dict[str, BatchLimits] = {}
@@ -223,12 +223,8 @@ class Enqueuer:
                 jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
             now = self._storage.now()
             admitted.store()
-            new = [
-                NewBatch(each.id, each.total, now, each.batch, each.leaders, each.grows, name=each.name)
-                for each in batches
-            ]
             try:
-                await self._add(jobs, new)
+                await self._add(jobs, [replace(each, enqueued_at=now) for each in batches])
             except IdTaken:
                 self._ids.set_producer(None)
                 raise
@@ -325,11 +321,10 @@ class Enqueuer:
         steps = tuple(
             ScheduledStep(each.id, self.scheduled_call(each.task, spec, each.call), each.origin) for each in graph.calls
         )
-        batches = tuple(
-            NewBatch(each.id, each.total, 0, each.batch, each.leaders, name=each.name) for each in graph.batches
-        )
         first = steps[0].call
-        return ScheduledCall(first.task, first.queue, "", graph=ScheduledGraph(steps, batches, graph.run, graph.last))
+        return ScheduledCall(
+            first.task, first.queue, "", graph=ScheduledGraph(steps, tuple(graph.batches), graph.run, graph.last)
+        )
 
     async def put_schedule(self, spec: ScheduleSpec, scheduled: ScheduledCall) -> None:
         """Store a schedule at run time. Raises DeclarationError for a custom trigger."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, 
 
 import msgspec
 
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import On, Origin
 from headgate.limits.concurrency import Concurrency
 from headgate.tasks.definition import TaskDefinition
@@ -70,21 +71,10 @@ class FlowCall(NamedTuple):
         return self.task.options.get("queue") or self.task.queue
 
 
-class FlowBatch(NamedTuple):
-    """A batch to store: its id, the number of its members, the outer batch; of a join the leaders that it counts."""
-
-    id: str
-    total: int
-    batch: str | None = None
-    leaders: tuple[str, ...] = ()
-    grows: bool = False
-    name: str | None = None
-
-
 class NumberedGraph(NamedTuple):
     """The calls and batches of a plan, with numbers for ids: the batch around all, and the last call, too."""
 
     calls: Sequence[FlowCall]
-    batches: Sequence[FlowBatch]
+    batches: Sequence[NewBatch]
     run: str
     last: str

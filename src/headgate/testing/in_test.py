@@ -32,13 +32,14 @@ from headgate.engine.enqueuer import CallGroup, StoredCall, resolved_ids
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.results import result_of
 from headgate.errors import HeadgateError, JobNotFound
+from headgate.jobs.batch import NewBatch
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.limit import Limit
 from headgate.observe.log import log_event, logged_kinds
 from headgate.storage.choice import StoreAddress
 from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
-from headgate.tasks.call import Call, FlowBatch, FlowCall
+from headgate.tasks.call import Call, FlowCall
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.status import BatchStatus
 from headgate.testing.stepped_node import NodeInTest, RunAttempt, SteppedNode
@@ -85,7 +86,7 @@ class ManualClient(Client):
             require_blocking(task.options.get("connection"))
         return self.portal.run(self.enqueue(task, calls))
 
-    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[FlowBatch]) -> None:
+    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[NewBatch]) -> None:
         await super().enqueue_flow(calls, batches)
         await self.app.after_enqueueing([call.id for call in calls])
 
