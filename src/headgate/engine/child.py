@@ -137,19 +137,19 @@ class _Child:
         try:
             self._functions.load(setup.module)
         except BaseException as error:
-            self._send(ImportFailed(describe_error(error)))
+            self.send(ImportFailed(describe_error(error)))
             return
         with contextlib.ExitStack() as shutdown:
             if not self._start_up(setup.hooks, shutdown):
                 return
             self._is_busy = False
-            self._send(Ready())
+            self.send(Ready())
             while (line := self._requests.get()) is not None:
                 request = decode_request(line)
                 answer = self._answer(request)
                 # Set before the answer is sent: the next request may follow at once.
                 self._is_busy = False
-                self._send(answer, request.job)
+                self.send(answer, request.job)
 
     def _start_up(self, hooks: Sequence[ChildHook], shutdown: contextlib.ExitStack) -> bool:
         """Call the startup functions; return False if one failed. `shutdown` calls the shutdown functions."""
@@ -162,7 +162,7 @@ class _Child:
                 else:
                     function()
             except BaseException as error:
-                self._send(StartupFailed(hook.function, describe_error(error)))
+                self.send(StartupFailed(hook.function, describe_error(error)))
                 return False
         return True
 
@@ -192,7 +192,7 @@ class _Child:
         # The child's own process group: processes that its functions started end with it.
         os.killpg(0, signal.SIGKILL)
 
-    def _send(self, body: MessageBody, about: ClaimedJob | None = None) -> None:
+    def send(self, body: MessageBody, about: ClaimedJob | None = None) -> None:
         if self.is_fork:
             return
         message = ChildMessage(body) if about is None else ChildMessage(body, about.id, about.fence)
@@ -209,21 +209,17 @@ class _Child:
             finally:
                 self._is_sending = False
 
-    def settle(self, job: ClaimedJob, limit: str, actual: int) -> None:
-        """Send the actual cost of the running job's start."""
-        self._send(CostSettled(limit, actual), job)
-
     def progress(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
         """Send the progress of the running job."""
-        self._send(Progressed(fraction, kept_message(message)), job)
+        self.send(Progressed(fraction, kept_message(message)), job)
 
     def annotate(self, job: ClaimedJob, changes: Mapping[str, Annotation | None]) -> None:
         """Send changed annotations of the running job."""
-        self._send(Annotated(dict(changes)), job)
+        self.send(Annotated(dict(changes)), job)
 
     def log(self, job: ClaimedJob, level: int, logger: str, message: str) -> None:
         """Send a log line of the running job; the node counts the lines."""
-        self._send(Logged(kept_level(level), kept_name(logger), kept_line(message)), job)
+        self.send(Logged(kept_level(level), kept_name(logger), kept_line(message)), job)
 
     def _answer(self, request: AttemptRequest) -> Answer:
         self.lowest = request.log_level
@@ -259,7 +255,7 @@ class _Charge:
         self._job = job
 
     def settle(self, limit: str, actual: int) -> None:
-        self._child.settle(self._job, limit, actual)
+        self._child.send(CostSettled(limit, actual), self._job)
 
 
 class _Functions:

@@ -210,7 +210,10 @@ class Child:
 
 
 class ChildCall:
-    """One attempt in a child: first `prepare`, then `run`, both in a thread; `kill` at any time, from any thread."""
+    """One attempt in a child, whose function is in `module`: first `prepare`, then `run`, both in a thread.
+
+    `kill` it at any time, from any thread.
+    """
 
     def __init__(self, children: Children, module: str) -> None:
         self._children = children
@@ -281,10 +284,6 @@ class Children:
         self._ending: list[Child] = []
         self._lock = threading.Lock()
         self._is_closed = False
-
-    def begin(self, module: str) -> ChildCall:
-        """Return the call of an attempt whose function is in `module`; nothing is started yet."""
-        return ChildCall(self, module)
 
     def take(self, module: str) -> Child:
         """Return an idle child that is alive, or a new one."""

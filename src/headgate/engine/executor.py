@@ -156,14 +156,11 @@ class RunningAttempt:
     def context(self) -> JobContext:
         """The context of the job for its handler and callbacks."""
         if self._context is None:
-            self._context = self._new_context()
+            dependencies = self._dependencies
+            self._context = JobContext(
+                self.job, self.task.limit_set.names, self.charge, dependencies.reports, dependencies.completion
+            )
         return self._context
-
-    def _new_context(self) -> JobContext:
-        dependencies = self._dependencies
-        return JobContext(
-            self.job, self.task.limit_set.names, self.charge, dependencies.reports, dependencies.completion
-        )
 
     def _new_attempt_context(self, arguments: list[Any], named: dict[str, Any]) -> AttemptContext:
         dependencies, by_name = self._dependencies, self.task.payload.by_name(arguments, named)
@@ -293,8 +290,9 @@ class RunningAttempt:
                 arguments, named = task.payload.decode(self.job.payload)
             except PayloadError as error:
                 return self._unreadable(error)
-        self._context = self._new_context() if not around else self._new_attempt_context(arguments, named)
-        enter(self._context, with_thread=not task.is_async)
+        if around:
+            self._context = self._new_attempt_context(arguments, named)
+        enter(self.context, with_thread=not task.is_async)
         timer = None
         timeout = self.timeout
         if timeout is not None:
@@ -553,7 +551,7 @@ class RunningAttempt:
                 job = replace(job, headers=self._dependencies.tracing.carried(job.headers))
         except PayloadError as error:
             return self._unreadable(error)
-        call = self._dependencies.children.begin(task.function.__module__)
+        call = ChildCall(self._dependencies.children, task.function.__module__)
         try:
             await self._shielded(in_thread(self._dependencies.pool, call.prepare))
             if not await self.prepare_start():
