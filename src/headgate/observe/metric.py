@@ -121,11 +121,7 @@ LOOP_LAG = Metric(
 CLOCK_SKEW = Metric("headgate_clock_skew_seconds", "gauge", (), "How far the node's clock is ahead of the store's.")
 BUILD = Metric("headgate_build_info", "gauge", ("version",), "1, with the version of Headgate.")
 
-COUNTED = (
-    ENQUEUED, FINISHED, RETRIED, RETURNED, RUN, WAIT, DEFERRED, THROTTLED, DECISIONS, LIMIT_STORE_ERRORS, FENCED,
-    LEASES_EXPIRED, RECOVERED, SKIPPED, CALLBACKS_FAILED, STORE_OP, STORE_ERRORS, EVENTS_LOST, SLOTS, LINGERING,
-    UNRECORDED, LOOP_LAG, CLOCK_SKEW, BUILD,
-)  # fmt: skip
+COUNTED = tuple(each for each in vars().values() if isinstance(each, Metric))
 """The metrics that every process counts."""
 
 UP = Metric("headgate_up", "gauge", (), "1 if the store answered in time, else 0, and the others below are missing.")
@@ -163,5 +159,5 @@ COUNTED_AGE = Metric(
     "How long ago depth, waiting jobs, oldest age and lag were counted; a count is reused 50 times as long as it took.",
 )
 
-READ = (UP, COUNTED_AGE, DEPTH, WAITING, JOBS_THROTTLED, KEYS_THROTTLED, KEYS, TOP_KEYS, OLDEST, LAG, PAUSED, NODES)
+READ = tuple(each for each in vars().values() if isinstance(each, Metric) and each not in COUNTED)
 """The metrics that one process reads from the store, for all processes."""
