@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
@@ -485,11 +485,12 @@ class Headgate(RefusesForeignWords):
             counts = self._client.limiter_grants if decision.allowed else self._client.limiter_refusals
             counts.note(name, key)
 
-        def report_bypass(key: str) -> None:
-            self._client.limiter_bypasses.note(name, key)
-
         return ReportingLimiter(
-            changed(limit, name=name), store, clock=self._clock, report=report, report_bypass=report_bypass
+            changed(limit, name=name),
+            store,
+            clock=self._clock,
+            report=report,
+            report_bypass=partial(self._client.limiter_bypasses.note, name),
         )
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> None:
@@ -696,7 +697,9 @@ class Headgate(RefusesForeignWords):
                 "use sqlite:///path, or `async with app:` inside the process that enqueues"
             )
         bounds = self._child_bounds(max_tasks_per_child, max_memory_per_child)
-        node = self._make_node(queues, grace, drain, slots, name, labels, bounds, ends_when_lost=True)
+        node = self._make_node(
+            lambda: self._node_config(queues, grace, drain, slots, name, labels, bounds, ends_when_lost=True)
+        )
         # Also during opening and closing, so that a signal does not interrupt them.
         is_main = threading.current_thread() is threading.main_thread()
         with on_stop_signals(node.stop, node.abort) if handle_signals and is_main else contextlib.nullcontext():
@@ -710,18 +713,8 @@ class Headgate(RefusesForeignWords):
                 finally:
                     self._node = None
 
-    def _make_node(
-        self,
-        queues: Mapping[str, int | None] | None = None,
-        grace: Duration | None = None,
-        drain: Drain | None = None,
-        slots: int | None = None,
-        name: str | None = None,
-        labels: Collection[str] | None = None,
-        children: ChildBounds | None = None,
-        *,
-        ends_when_lost: bool = False,
-    ) -> Node:
+    def _make_node(self, configure: Callable[[], NodeConfig] | None = None) -> Node:
+        """Return a node; `configure` (default: `_node_config`) returns how it behaves, once all tasks are imported."""
         if IN_CHILD.get():
             raise DeclarationError(
                 "this child process runs process tasks for a node and must not start a node itself; put the code of "
@@ -729,10 +722,9 @@ class Headgate(RefusesForeignWords):
             )
         self.import_tasks()
         require_known_tasks(self._registry.alerts.values(), self._registry.tasks)
-        config = self._node_config(queues, grace, drain, slots, name, labels, children)
         return self._node_kind(
             self._services(self._storage, self._client.callback_runner),
-            replace(config, ends_when_lost=ends_when_lost),
+            (configure or self._node_config)(),
             remote_limits=self._client.remote_limits.limits,
             tracing=self._client.enqueuer.tracing,
             large_payloads=self._client.large_payloads,
@@ -759,6 +751,8 @@ class Headgate(RefusesForeignWords):
         name: str | None = None,
         labels: Collection[str] | None = None,
         children: ChildBounds | None = None,
+        *,
+        ends_when_lost: bool = False,
     ) -> NodeConfig:
         settings = self._settings
         if slots is not None:
@@ -793,6 +787,7 @@ class Headgate(RefusesForeignWords):
             release=settings.release,
             drain=drain,
             throttle_events=settings.throttle_events,
+            ends_when_lost=ends_when_lost,
         )
 
     def _child_bounds(self, attempts: int | None = None, memory: int | str | None = None) -> ChildBounds:

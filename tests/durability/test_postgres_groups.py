@@ -99,7 +99,7 @@ async def test_a_thousand_jobs_that_come_due_together_are_released_in_few_commit
 
     async with app.open():
         jobs = await work.using(delay=0.5).enqueue_many([(number,) for number in range(1000)])
-        node = app._make_node(grace=0)
+        node = app._make_node(lambda: app._node_config(grace=0))
         running = asyncio.ensure_future(node.run())
         await until(all_started.is_set)
         assert await watched.jobs("running") == 1000

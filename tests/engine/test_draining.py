@@ -54,7 +54,8 @@ class DrainApps:
         """Run a node until it ends by itself; how many seconds it took."""
         begin = self.clock.monotonic()
         async with app.open(), asyncio.timeout(10_000):
-            await app._make_node(None if queues is None else dict.fromkeys(queues), None, until).run()
+            served = None if queues is None else dict.fromkeys(queues)
+            await app._make_node(lambda: app._node_config(served, drain=until)).run()
         return (self.clock.monotonic() - begin) / SECOND
 
     async def left(self) -> int:

@@ -120,9 +120,9 @@ def test_a_draining_node_does_not_wait_for_jobs_that_require_other_labels() -> N
         async with plain.open(), gpu.open(), asyncio.timeout(60):
             await plain.tasks["train"].enqueue()
             await plain.tasks["work"].enqueue()
-            await plain._make_node(None, None, "all").run()
+            await plain._make_node(lambda: plain._node_config(drain="all")).run()
             assert releases.ran == [("plain", "work")]
-            await gpu._make_node(None, None, "all").run()
+            await gpu._make_node(lambda: gpu._node_config(drain="all")).run()
             assert releases.ran == [("plain", "work"), ("gpu", "train")]
 
     run_virtual(main)

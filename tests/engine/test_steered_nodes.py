@@ -131,7 +131,8 @@ def test_a_node_of_one_queue_gets_as_many_slots_as_were_set() -> None:
     async def main(clock: VirtualClock) -> None:
         steered = Steered(clock)
         async with steered.app.open():
-            node = asyncio.ensure_future(steered.app._make_node({"default": 2}, slots=1).run())
+            app = steered.app
+            node = asyncio.ensure_future(app._make_node(lambda: app._node_config({"default": 2}, slots=1)).run())
             await steered.fill(30)
             await asyncio.sleep(1)
             assert steered.running == 1
