@@ -160,7 +160,9 @@ class Backlogs:
             is_old = count.read_at is None or self._clock.monotonic() - count.read_at >= COUNT_MAX_AGE
             if is_old or count.waiting + jobs > max_backlog * 9 // 10:
                 while not await self._read(queue.name, count) and count.waiting + jobs > max_backlog:
-                    await self._wait_until_stored(count)
+                    while count.storing:
+                        count.stored.clear()
+                        await count.stored.wait()
             if count.waiting + jobs > max_backlog:
                 return False
             admitted.reserve(count, jobs)
@@ -173,11 +175,6 @@ class Backlogs:
         count.waiting = await self._storage.backlog(queue) + not_stored
         count.read_at = read_at
         return is_exact and count.sent == sent
-
-    async def _wait_until_stored(self, count: _Count) -> None:
-        while count.storing:
-            count.stored.clear()
-            await count.stored.wait()
 
     def _count(self, name: str) -> _Count:
         return self._counts.setdefault(name, _Count())

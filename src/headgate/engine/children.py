@@ -232,7 +232,7 @@ class ChildCall:
         try:
             child.make_ready()
         except BaseException:
-            self._release(is_usable=False)
+            self.release(is_usable=False)
             raise
 
     def run(self, request: AttemptRequest, on_update: Callable[[Update], None]) -> Answer:
@@ -246,11 +246,7 @@ class ChildCall:
                 self._child.measure_memory()
             return answer
         finally:
-            self._release(is_usable=is_usable)
-
-    def drop(self) -> None:
-        """Return a child that was prepared and is not needed."""
-        self._release(is_usable=True)
+            self.release(is_usable=is_usable)
 
     def kill(self) -> None:
         """Kill the child, and with it the attempt."""
@@ -259,7 +255,8 @@ class ChildCall:
             if self._child is not None:
                 self._child.kill()
 
-    def _release(self, *, is_usable: bool) -> None:
+    def release(self, *, is_usable: bool = True) -> None:
+        """Return the child that was prepared, if there is one, for other attempts, or to end it."""
         with self._lock:
             child, self._child = self._child, None
             is_usable = is_usable and not self._is_killed

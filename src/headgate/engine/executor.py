@@ -207,12 +207,6 @@ class RunningAttempt:
             self.linger = self._dependencies.clock.call_at(when, partial(self._dependencies.on_linger, self))
         self._asyncio_task.cancel()
 
-    def cancel_linger_timer(self) -> None:
-        """Cancel the linger timer, because nothing of the attempt runs any more."""
-        if self.linger is not None:
-            self.linger.cancel()
-            self.linger = None
-
     def outcome_of(self, done: asyncio.Task[Outcome]) -> Outcome:
         """Return the outcome of the attempt; `done` is the task that `start` returned."""
         if done.cancelled():
@@ -555,7 +549,7 @@ class RunningAttempt:
         try:
             await self._shielded(in_thread(self._dependencies.pool, call.prepare))
             if not await self.prepare_start():
-                call.drop()
+                call.release()
                 return Interrupted()
             request = child_messages.AttemptRequest(
                 task.function.__module__,
@@ -591,7 +585,7 @@ class RunningAttempt:
         finally:
             timer.cancel()
         read_error(work)
-        await in_thread(self._dependencies.pool, call.drop)
+        await in_thread(self._dependencies.pool, call.release)
 
     def _handle_update(self, update: child_messages.Update) -> None:
         reports = self._dependencies.reports

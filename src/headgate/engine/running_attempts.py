@@ -236,8 +236,10 @@ class RunningAttempts(WithServices):
             del self._running[attempt.job.id]
 
     def _release_slot(self, attempt: RunningAttempt) -> None:
+        # Nothing of the attempt runs any more.
         if attempt.linger is not None:
-            attempt.cancel_linger_timer()
+            attempt.linger.cancel()
+            attempt.linger = None
             self._lingering.discard(attempt)
         if waiting := self._slots.release(attempt.job.queue):
             self._wake(waiting)
@@ -502,7 +504,8 @@ class OutcomeRecorder(WithServices):
         ending = self._decide(job, outcome, attempt.retry, now, attempt.error)
         self.handed_back += isinstance(outcome, Interrupted)
         if isinstance(outcome, CalleeRateLimited):
-            if isinstance(ending, Returned) and not self._uses_rates(job):
+            rules = self._registry.rules
+            if isinstance(ending, Returned) and all(takes_permit(ref, rules) for ref in job.buckets):
                 # It uses no bucket that could be closed, so the job itself is delayed.
                 ending = replace(ending, run_at=now + outcome.retry_after)
             self._charges.penalize(job, outcome.retry_after)
@@ -518,10 +521,6 @@ class OutcomeRecorder(WithServices):
             self._bus.publish(RetryPolicyFailed(at=self._clock.now(), task=job.task, error=summarize_error(error)))
             plain = RetryPolicy(retries=retry.retries)
             return decide(job, outcome, plain, now, self._random)
-
-    def _uses_rates(self, job: ClaimedJob) -> bool:
-        rules = self._registry.rules
-        return not all(takes_permit(ref, rules) for ref in job.buckets)
 
     def _callbacks_after(self, attempt: RunningAttempt, ending: Ending) -> Then | None:
         """Return the call that runs the callbacks of the task once this ending is stored."""

@@ -42,8 +42,9 @@ def import_modules(app: DeclaresTasks, names: Sequence[str]) -> None:
 
     Raises DeclarationError for a module that does not exist, and what a module raises.
     """
-    if names:
-        _alias_script(app)
+    script, script_name = _running_script()
+    if names and script_name is not None and _attributes_of(app, script):
+        sys.modules.setdefault(script_name, script)
     for name in names:
         try:
             importlib.import_module(name)
@@ -121,12 +122,6 @@ def require_one_app(app: DeclaresTasks) -> None:
                     "own module, which the script and the tasks import; or name the task modules in "
                     "Headgate(imports=[…]), and do not import them in the script"
                 )
-
-
-def _alias_script(app: DeclaresTasks) -> None:
-    script, name = _running_script()
-    if name is not None and _attributes_of(app, script):
-        sys.modules.setdefault(name, script)
 
 
 def _running_script() -> tuple[ModuleType, str | None]:
