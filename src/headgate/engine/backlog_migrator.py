@@ -10,7 +10,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, sleep, wait_for_event
-from headgate.engine.bus import publish_storage_failure
 from headgate.engine.enqueuer import require_key
 from headgate.engine.large_payloads import LargePayloads, call_all
 from headgate.engine.services import Services, WithServices
@@ -125,7 +124,7 @@ class BacklogMigrator(WithServices):
                 except StorageUnavailable as error:
                     # Claims go on under the rules that are stored.
                     self.has_noted.set()
-                    publish_storage_failure(self._bus, self._clock, "moving a backlog", error)
+                    self._publish_failure("moving a backlog", error)
                     await sleep(self._clock, NOTE_EVERY)
 
     def _note_soon(self) -> None:
@@ -301,7 +300,7 @@ class BacklogMigrator(WithServices):
     def _pause_folder(self, error: FolderUnavailable) -> None:
         now = self._clock.monotonic()
         if now >= self._folder_again_at:
-            publish_storage_failure(self._bus, self._clock, "moving a backlog", error)
+            self._publish_failure("moving a backlog", error)
         self._folder_again_at = now + FOLDER_PAUSE
 
     def _change(self, move: _Move) -> LimitSetChange | None:

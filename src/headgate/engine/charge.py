@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from enum import Enum
 
 from headgate.clock import SECOND
-from headgate.engine.bus import publish_storage_failure
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.recorder import Recorder
 from headgate.engine.services import Services, WithServices
@@ -245,7 +244,7 @@ class ChargeRouter(WithServices):
                     for move in moves:
                         await self._commit_moves([move])
                 else:
-                    publish_storage_failure(self._bus, self._clock, "moving the charges of late starts", error)
+                    self._publish_failure("moving the charges of late starts", error)
                 return [None] * len(moves)
         for (charge, _), was_uncertain in zip(local, were_uncertain, strict=True):
             charge.is_uncertain = was_uncertain

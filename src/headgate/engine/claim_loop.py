@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from headgate.clock import SECOND, Timer, sleep
 from headgate.engine.backlog_migrator import BacklogMigrator
-from headgate.engine.bus import publish_storage_failure, publish_use
+from headgate.engine.bus import publish_use
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership
@@ -149,7 +149,7 @@ class ClaimLoop(WithServices):
         try:
             claimed = await self._storage.claim(claim)
         except StorageUnavailable as error:
-            publish_storage_failure(self._bus, self._clock, "claiming", error)
+            self._publish_failure("claiming", error)
             self._recovery.claim_failed(asked_at)
             await sleep(self._clock, self._random.uniform(0.5, 1.5))
             self._wakeup.wake(claim.free_slots)

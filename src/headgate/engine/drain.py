@@ -7,7 +7,6 @@ from collections.abc import Callable, Set
 from typing import Literal
 
 from headgate.clock import sleep
-from headgate.engine.bus import publish_storage_failure
 from headgate.engine.lease_keeper import ClaimRecovery
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.services import Services, WithServices
@@ -54,7 +53,7 @@ class DrainWatch(WithServices):
                     ready_only=self._until == "ready",
                 )
             except StorageUnavailable as error:
-                publish_storage_failure(self._bus, self._clock, "checking for remaining work", error)
+                self._publish_failure("checking for remaining work", error)
             else:
                 # A job that arrived after the check and was claimed at once is still run.
                 if is_drained and started == self._attempts.started and not self._recovery.is_claiming:

@@ -9,7 +9,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from msgspec.structs import replace
 
 from headgate.clock import FARTHEST, SECOND, sleep, wait_for_event
-from headgate.engine.bus import publish_storage_failure
 from headgate.engine.remote_limits import GuardedStore, RemoteLimit
 from headgate.engine.services import Services, WithServices
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, StorageUnavailable
@@ -273,7 +272,7 @@ class StoreFetcher(WithServices):
             return 0, ask_again_at
         except StorageUnavailable as error:
             # What it took, if it did, is lost: too little may be granted, never too much.
-            publish_storage_failure(self._bus, self._clock, "taking from the share of a limit", error)
+            self._publish_failure("taking from the share of a limit", error)
             return 0, ask_again_at
         # The store is asked again each second, too.
         return taken.granted, min(taken.opens_at, ask_again_at) if not taken.granted else taken.now
@@ -283,7 +282,7 @@ class StoreFetcher(WithServices):
             await self._storage.deposit(deposits)
         except StorageUnavailable as error:
             # It may be stored or not. The charge stays: too little may be granted, never too much.
-            publish_storage_failure(self._bus, self._clock, "depositing starts", error)
+            self._publish_failure("depositing starts", error)
             await sleep(self._clock, ASK_AGAIN / SECOND)
             return False
         return True
@@ -302,7 +301,7 @@ class StoreFetcher(WithServices):
         try:
             left = await self._storage.withdraw([deposit for deposit, _ in unused])
         except StorageUnavailable as error:
-            publish_storage_failure(self._bus, self._clock, "withdrawing starts", error)
+            self._publish_failure("withdrawing starts", error)
             return
         for (deposit, each), cost in zip(unused, left, strict=True):
             if cost:
@@ -344,7 +343,7 @@ class StoreFetcher(WithServices):
         except HeadgateError as error:
             if isinstance(error, StorageUnavailable) and not breaker.is_open(self._clock.monotonic()):
                 breaker.fail(self._clock.monotonic())
-            publish_storage_failure(self._bus, self._clock, doing, error)
+            self._publish_failure(doing, error)
             return False
         return True
 
@@ -360,7 +359,7 @@ class StoreFetcher(WithServices):
         try:
             await self._storage.visit(ref, {ref.limit: FetchedStarts(self._limits[ref.limit].rule)}, reopen)
         except StorageUnavailable as error:
-            publish_storage_failure(self._bus, self._clock, "reopening a bucket after a refund", error)
+            self._publish_failure("reopening a bucket after a refund", error)
 
 
 def share_name(limit: str) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from headgate.clock import SECOND, Clock, sleep
-from headgate.engine.bus import EventBus, publish_storage_failure
+from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
@@ -82,7 +82,7 @@ class Housekeeper(WithServices):
                     if is_due:
                         await work()
                 except StorageUnavailable as error:
-                    publish_storage_failure(self._bus, self._clock, doing, error)
+                    self._publish_failure(doing, error)
 
     async def _expire(self) -> None:
         """Fail expired jobs in several steps: with one step a second a large backlog would take hours."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Container, Mapping, Sequence, Set
 from itertools import count
 
 from headgate.clock import SECOND, Clock, Timer, sleep, sleep_until
-from headgate.engine.bus import publish_storage_failure
 from headgate.engine.recorder import Recorder
 from headgate.engine.reporter import Reporter
 from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts, Slots
@@ -112,7 +111,27 @@ class LeaseKeeper(WithServices):
         """
         # One heartbeat at a time: two would recover the same jobs.
         async with self._beating:
-            return await self._beat_alone(all=all)
+            sent_at = self._clock.monotonic()
+            node = self._membership.id
+            beat = await self._membership.beat(
+                lingering=self._attempts.lingering[:MAX_LINGERING],
+                # A job that the node has not received is found by the next heartbeats. While a snapshot stays open,
+                # their index leads to all jobs that have run since.
+                started_since=0 if all else self._storage.now() - LATELY * self._interval,
+                is_stopping=self._stopping.is_set(),
+            )
+            self._peers.own_beat(self._clock.monotonic())
+            if self._failing_since is not None:
+                seconds = (self._clock.monotonic() - self._failing_since) / SECOND
+                self._failing_since = None
+                self._bus.publish(StorageRecovered(at=self._clock.now(), seconds=seconds))
+            self.compare_clocks()
+            if not beat.known:
+                await self._rejoin()
+                return {}
+            self._renew(sent_at)
+            await self._recovery.recover(node, beat.owned)
+            return beat.owned
 
     async def renew_until_held(self) -> Mapping[str, int] | None:
         """Send heartbeats until one succeeds in time; return as `beat` does, or None if the node stops."""
@@ -127,33 +146,10 @@ class LeaseKeeper(WithServices):
             await sleep(self._clock, self._random.uniform(0.5, 1.5))
         return None
 
-    async def _beat_alone(self, *, all: bool) -> Mapping[str, int]:
-        sent_at = self._clock.monotonic()
-        node = self._membership.id
-        beat = await self._membership.beat(
-            lingering=self._attempts.lingering[:MAX_LINGERING],
-            # A job that the node has not received is found by the next heartbeats. While a snapshot stays open, their
-            # index leads to all jobs that have run since.
-            started_since=0 if all else self._storage.now() - LATELY * self._interval,
-            is_stopping=self._stopping.is_set(),
-        )
-        self._peers.own_beat(self._clock.monotonic())
-        if self._failing_since is not None:
-            seconds = (self._clock.monotonic() - self._failing_since) / SECOND
-            self._failing_since = None
-            self._bus.publish(StorageRecovered(at=self._clock.now(), seconds=seconds))
-        self.compare_clocks()
-        if not beat.known:
-            await self._rejoin()
-            return {}
-        self._renew(sent_at)
-        await self._recovery.recover(node, beat.owned)
-        return beat.owned
-
     def _note_failure(self, error: StorageUnavailable) -> None:
         if self._failing_since is None:
             self._failing_since = self._clock.monotonic()
-        publish_storage_failure(self._bus, self._clock, "sending a heartbeat", error)
+        self._publish_failure("sending a heartbeat", error)
 
     async def _rejoin(self) -> None:
         """Drop all jobs and join under a new id: another node has declared this one dead and recovered its jobs."""

@@ -18,7 +18,7 @@ from headgate.clock import SECOND, Clock, microseconds, wait_until_done
 from headgate.engine.alert_sender import AlertSender
 from headgate.engine.alerter import Alerter
 from headgate.engine.backlog_migrator import BacklogMigrator
-from headgate.engine.bus import EventBus, publish_storage_failure
+from headgate.engine.bus import EventBus
 from headgate.engine.charge import ChargeRouter
 from headgate.engine.children import UNBOUNDED, ChildBounds
 from headgate.engine.claim_loop import ClaimLoop, ClaimNotices, ClaimWakeup
@@ -374,7 +374,7 @@ class Node(WithServices):
             recovered = await self._storage.leave(self.id)
         except StorageUnavailable as error:
             # Another node recovers the jobs when the lease has ended.
-            publish_storage_failure(self._bus, self._clock, "leaving", error)
+            self._publish_failure("leaving", error)
         else:
             returned = self._outcomes.handed_back + len(recovered.returned)
             self._bus.publish(NodeStopped(at=self._clock.now(), node=self.id, returned=returned))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headgate.clock import SECOND, sleep
-from headgate.engine.bus import publish_storage_failure
 from headgate.engine.claim_loop import ClaimWakeup
 from headgate.engine.executor import CancelledBy
 from headgate.engine.housekeeper import Housekeeper
@@ -65,7 +64,7 @@ class NodeWatch(WithServices):
             try:
                 await self._check_store()
             except StorageUnavailable as error:
-                publish_storage_failure(self._bus, self._clock, "checking the nodes", error)
+                self._publish_failure("checking the nodes", error)
             # Measured from here: a slow store does not mean that the event loop is blocked.
             expected = self._clock.monotonic() + SECOND
             await sleep(self._clock, 1.0)

@@ -9,7 +9,7 @@ from itertools import compress
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, sleep, wait_for_event
-from headgate.engine.bus import publish_storage_failure, publish_use
+from headgate.engine.bus import publish_use
 from headgate.engine.reporter import Reporter
 from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
@@ -102,7 +102,7 @@ class Recorder(WithServices):
                 # The write may have succeeded, and a refund must not be made twice, so refunds are dropped. Moving or
                 # charging a start twice only delays others.
                 self._amendments = [each for each in amendments if each.actual >= each.cost] + self._amendments
-                publish_storage_failure(self._bus, self._clock, "recording finished jobs", error)
+                self._publish_failure("recording finished jobs", error)
                 await sleep(self._clock, self._random.uniform(0.1, 0.5))
                 self._wakeup.set()
                 continue

@@ -12,7 +12,6 @@ from typing import Literal
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Timer, sleep
-from headgate.engine.bus import publish_storage_failure
 from headgate.engine.declaration import Code, declare, signature, trigger_of, warn_if_too_fast
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.max_wait import late_starts, rejected
@@ -79,7 +78,7 @@ class Recurring(WithServices):
                     next_at = await self._fire_due()
                 except (StorageUnavailable, LeaderNotFound) as error:
                     # The job that an occurrence follows may have been pruned meanwhile.
-                    publish_storage_failure(self._bus, self._clock, doing, error)
+                    self._publish_failure(doing, error)
                     await sleep(self._clock, self._random.uniform(0.5, 1.5))
                     continue
                 self._checked_at = self._clock.monotonic()

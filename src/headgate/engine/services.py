@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from headgate.clock import Clock
-from headgate.engine.bus import EventBus
+from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.history_writer import HistoryWriter
 from headgate.jobs.identity import IdSource
@@ -40,3 +40,6 @@ class WithServices:
         self._ids = services.ids
         self._callback_runner = services.callback_runner
         self._history_writer = services.history_writer
+
+    def _publish_failure(self, doing: str, error: Exception) -> None:
+        publish_storage_failure(self._bus, self._clock, doing, error)
