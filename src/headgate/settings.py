@@ -116,8 +116,14 @@ class Settings:
                 parse_count(getattr(self, name), name, most=MOST_SLOTS)
         if self.name is not None:
             require_process_name(self.name, "name")
-        if self.release is not None:
-            _require_release(self.release)
+        release = self.release
+        if release is not None and not (
+            isinstance(release, str) and 1 <= len(release) <= MAX_RELEASE and release.isprintable()
+        ):
+            raise DeclarationError(
+                f"release={release!r:.80} is not a release: write 1 to {MAX_RELEASE} printable characters, such as the "
+                "commit or the version of your program"
+            )
         if self.max_tasks_per_child is not None:
             parse_count(self.max_tasks_per_child, "max_tasks_per_child")
         if self.max_memory_per_child is not None:
@@ -199,7 +205,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = 
             values[name] = _parse(name, text)
     for name, value in given.items():
         if value is not None:
-            values[name] = _converted(name, value)
+            values[name] = _converted(name, value, name)
     return Settings(**values)  # type: ignore[arg-type]
 
 
@@ -215,16 +221,16 @@ def _warn_of_variable(name: str, variables: frozenset[str]) -> None:
 _DURATIONS = frozenset({"timeout", "heartbeat", "lease", "grace", "max_wait"})
 
 
-def _converted(name: str, value: Any) -> object:
+def _converted(name: str, value: Any, where: str) -> object:
     if name == "retention":
         return retention_of(value)
     if name == "audit":
         return audit_level(value, "settings")
     if name == "labels":
-        return parse_labels(value, "labels")
+        return parse_labels(value, where)
     if name == "max_memory_per_child":
-        return parse_bytes(value, name, least=MEBIBYTE)
-    return parse_seconds(value, name) if name in _DURATIONS else value
+        return parse_bytes(value, where, least=MEBIBYTE)
+    return parse_seconds(value, where) if name in _DURATIONS else value
 
 
 def _parse(name: str, text: str) -> object:
@@ -243,24 +249,14 @@ def _parse(name: str, text: str) -> object:
     variable = f"HEADGATE_{name.upper()}"
     if name == "labels":
         return labels_in(text, variable)
-    if name == "max_memory_per_child":
-        return parse_bytes(text, variable, least=MEBIBYTE)
+    if name == "max_memory_per_child" or name in _DURATIONS:
+        return _converted(name, text, variable)
     if name in ("history", "throttle_events", "log_jobs", "migrate"):
         return parse_switch(text, variable)
-    if name in _DURATIONS:
-        return parse_seconds(text, variable)
     try:
         return int(text)
     except ValueError:
         raise DeclarationError(f"{variable}={text!r:.80} is not a whole number") from None
-
-
-def _require_release(release: object) -> None:
-    if not isinstance(release, str) or not 1 <= len(release) <= MAX_RELEASE or not release.isprintable():
-        raise DeclarationError(
-            f"release={release!r:.80} is not a release: write 1 to {MAX_RELEASE} printable characters, such as the "
-            "commit or the version of your program"
-        )
 
 
 def parse_switch(text: str, name: str) -> bool:

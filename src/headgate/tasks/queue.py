@@ -156,12 +156,21 @@ def declared_queue(name: str, options: QueueOptions) -> Queue:
         checked_weights(weights, where)
         if fair_by is None:
             raise DeclarationError(f'{where}: weights= needs fair_by=; write fair_by="{{tenant_id}}"')
-    queue = Queue(
+    max_backlog, when_full = options.get("max_backlog"), options.get("when_full", "wait")
+    if max_backlog is not None:
+        parse_count(max_backlog, "max_backlog", where)
+    if when_full not in get_args(WhenFull):
+        raise DeclarationError(f'{where}: when_full={when_full!r} must be "wait", "raise" or "fallback"')
+    if max_backlog is None and when_full != "wait":
+        raise DeclarationError(f"{where}: when_full={when_full!r} has no effect without a max_backlog")
+    if when_full == "fallback" and name == DEFAULT_QUEUE:
+        raise DeclarationError(f"{where} is where the others fall back to; it can wait or raise when it is full")
+    return Queue(
         name,
         concurrency,
         global_concurrency,
-        options.get("max_backlog"),
-        options.get("when_full", "wait"),
+        max_backlog,
+        when_full,
         tuple(limits),
         retry,
         seconds,
@@ -171,21 +180,6 @@ def declared_queue(name: str, options: QueueOptions) -> Queue:
         None if aging is None else parse_duration(aging, "aging", where, allow_zero=False),
         wait_terms(options.get("on_limit"), options.get("max_wait"), where, "queue"),
     )
-    _require_backlog(queue)
-    return queue
-
-
-def _require_backlog(queue: Queue) -> None:
-    where = f"queue {queue.name!r}"
-    bound, when_full = queue.max_backlog, queue.when_full
-    if bound is not None:
-        parse_count(bound, "max_backlog", where)
-    if when_full not in get_args(WhenFull):
-        raise DeclarationError(f'{where}: when_full={when_full!r} must be "wait", "raise" or "fallback"')
-    if bound is None and when_full != "wait":
-        raise DeclarationError(f"{where}: when_full={when_full!r} has no effect without a max_backlog")
-    if when_full == "fallback" and queue.name == DEFAULT_QUEUE:
-        raise DeclarationError(f"{where} is where the others fall back to; it can wait or raise when it is full")
 
 
 def require_name(name: str, kind: str) -> None:
