@@ -41,7 +41,7 @@ from headgate import (
     result_of,
 )
 from headgate.admin import JobQuery
-from headgate.clock import SECOND, Clock, wait_for_event
+from headgate.clock import SECOND, Clock, wait_until_done
 from headgate.engine.backlog_migrator import LOADED_AT_ONCE
 from headgate.engine.bus import EventBus
 from headgate.engine.large_payloads import AT_ONCE, MARKER, MAX_FAILURES_IN_A_ROW, FolderSweeper, LargePayloads
@@ -479,13 +479,13 @@ async def test_writes_that_hang_end_after_one_timeout_and_the_rest_does_not_star
     folder = Folder()
     app = Headgate("memory://", large_payloads=folder)
     echo = declare_echo(app)
-    timeouts: list[float | None] = []
+    timeouts: list[float] = []
 
-    async def note(clock: Clock, event: asyncio.Event, seconds: float | None) -> bool:
+    async def note(clock: Clock, work: asyncio.Future[Any], seconds: float) -> bool:
         timeouts.append(seconds)
-        return await wait_for_event(clock, event, seconds)
+        return await wait_until_done(clock, work, seconds)
 
-    monkeypatch.setattr("headgate.engine.large_payloads.wait_for_event", note)
+    monkeypatch.setattr("headgate.engine.large_payloads.wait_until_done", note)
     async with app.open():
         await echo.enqueue(LARGE)
         folder.done.clear()
