@@ -51,32 +51,31 @@ def list_(target: str, as_json: bool) -> None:
 @alerts.command()
 @takes_app_and("ALERT")
 @json_option
-def test(target: str, words: tuple[str], as_json: bool) -> None:
+def test(target: str, alert: str, as_json: bool) -> None:
     """Send a test message of an alert from this process, and say whether its target took it.
 
     The state of the message is "test". Nothing is stored. Exit code 1 if the message was not delivered.
     """
-    (name,) = words
     app = locate(target)
     app.import_tasks()
     declared = app._registry.alerts
-    alert = declared.get(name)
-    if alert is None:
+    found = declared.get(alert)
+    if found is None:
         known = ", ".join(sorted(declared)) or "none"
-        hint = did_you_mean(name, declared)
-        raise DeclarationError(f"this app declares no alert {name!r}{hint} It declares: {known}")
+        hint = did_you_mean(alert, declared)
+        raise DeclarationError(f"this app declares no alert {alert!r}{hint} It declares: {known}")
     clock = SystemClock()
     now, store = clock.now(), app._client.address.shown
-    message = message_for_test(alert.name, alert.conditions, id=IdSource().unique(now), now=now, store=store)
-    error = asyncio.run(AlertSender(None, clock).send(alert, message))
+    message = message_for_test(alert, found.conditions, id=IdSource().unique(now), now=now, store=store)
+    error = asyncio.run(AlertSender(None, clock).send(found, message))
     if as_json:
-        print_json({"alert": name, "id": message.id, "is_delivered": error is None, "error": error})
+        print_json({"alert": alert, "id": message.id, "is_delivered": error is None, "error": error})
         if error is not None:
             raise SystemExit(1)
         return
     if error is not None:
         raise HeadgateError(f"the message was not delivered: {error}")
-    click.echo(printable(f"alert {name} was delivered"))
+    click.echo(printable(f"alert {alert} was delivered"))
 
 
 def print_alerts(found: Sequence[AlertStatus]) -> None:

@@ -18,7 +18,7 @@ from headgate.storage.sqlite.backup import back_up
 @click.command()
 @takes_app_and("FILE")
 @json_option
-def backup(target: str, words: tuple[str, ...], as_json: bool) -> None:
+def backup(target: str, file: str, as_json: bool) -> None:
     """Copy the SQLite file of an app while workers run, and check the copy.
 
     The copy, FILE, has all jobs that were stored when the command started. Workers do not wait for it. It appears when
@@ -26,12 +26,12 @@ def backup(target: str, words: tuple[str, ...], as_json: bool) -> None:
 
     "Backups" in the docs says how to restore it. For a store on PostgreSQL, the error is the command for pg_dump.
     """
-    app, copy = locate(target), Path(words[0])
+    app, copy = locate(target), Path(file)
     path = app._client.address.file
     if path is None:
         raise click.ClickException(_instead(app, copy))
-    if copy.is_dir() or words[0].endswith(os.sep):
-        raise click.UsageError(f"{words[0]} is a folder; name a file in it: {copy / path.name}")
+    if copy.is_dir() or file.endswith(os.sep):
+        raise click.UsageError(f"{file} is a folder; name a file in it: {copy / path.name}")
     with progress_bar("Copy, in percent", 100, shown=not as_json) as advance:
         migration = back_up(
             path, copy, SystemClock(), lambda left, pages: advance(100 * (pages - left) // max(pages, 1))

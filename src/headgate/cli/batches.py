@@ -36,9 +36,9 @@ def list_(target: str, pending: bool, count: int, before: str | None, as_json: b
 @batches.command()
 @takes_app_and("ID")
 @json_option
-def show(target: str, words: tuple[str], as_json: bool) -> None:
+def show(target: str, id: str, as_json: bool) -> None:
     """Show the progress of a batch by state; `headgate jobs list --batch ID` lists them."""
-    found = ask(target, lambda admin: admin.batch(words[0]))
+    found = ask(target, lambda admin: admin.batch(id))
     if as_json:
         print_json(found)
     else:
@@ -51,13 +51,12 @@ def show(target: str, words: tuple[str], as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Change nothing; print how many would be cancelled.")
 @click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="The most jobs to cancel.")
 @json_option
-def cancel(target: str, words: tuple[str], yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
+def cancel(target: str, id: str, yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
     """Cancel the waiting jobs in a batch and in its inner batches, and ask the running ones to end.
 
     The steps after it are cancelled whatever end they need, unless they also wait for other jobs; `headgate jobs cancel
     --batch ID` leaves them, and the batches in it. Exit code 1 if no job was left.
     """
-    (id,) = words
 
     async def change(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
         return await admin.cancel_batch(id, most=most, dry_run=dry_run, on_progress=on_progress)

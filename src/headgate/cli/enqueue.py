@@ -106,7 +106,7 @@ def _tags(_context: click.Context, _parameter: click.Parameter, given: Sequence[
 @json_option
 def enqueue(
     target: str,
-    words: tuple[str],
+    task: str,
     payload: str | None,
     payloads: Path | None,
     dry_run: bool,
@@ -138,13 +138,14 @@ def enqueue(
         raise DeclarationError("jobs on memory:// end with the process that enqueues them, and this one ends now")
     if retries is not None:
         options["retry"] = RetryPolicy(retries=retries)
-    task = _task(app, target, words[0]).using(**{name: value for name, value in options.items() if value is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    chosen = _task(app, target, task).using(**given)
     if payloads is not None:
-        _enqueue_many(app, task, payloads, dry_run=dry_run, as_json=as_json)
+        _enqueue_many(app, chosen, payloads, dry_run=dry_run, as_json=as_json)
     else:
         # As it was given, also if the locale lacks its characters.
         text = sys.stdin.buffer.read() if payload == "-" else os.fsencode(payload or "{}")
-        _enqueue_one(app, task, _call(app, task, text), dry_run=dry_run, as_json=as_json)
+        _enqueue_one(app, chosen, _call(app, chosen, text), dry_run=dry_run, as_json=as_json)
 
 
 def _task(app: Headgate, target: str, name: str) -> Task[Any, Any]:

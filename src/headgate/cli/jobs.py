@@ -237,7 +237,7 @@ def delete(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
 @takes_app_and("ID")
 @click.option("--payload", metavar="JSON", help="Other arguments, as a JSON object; - reads it from stdin.")
 @json_option
-def run_again(target: str, words: tuple[str], payload: str | None, as_json: bool) -> None:
+def run_again(target: str, id: str, payload: str | None, as_json: bool) -> None:
     """Enqueue a new job like this one, with the same or with other arguments. Prints the id of the new job.
 
     It has the task, queue, priority, headers and options of the old job, which stays as it is. The arguments are
@@ -246,7 +246,6 @@ def run_again(target: str, words: tuple[str], payload: str | None, as_json: bool
     \b
       headgate jobs run-again shop:app 06qg52v2jj4pb --payload '{"tenant": "acme", "since": "2026-01-01"}'
     """
-    (id,) = words
     given = sys.stdin.buffer.read() if payload == "-" else payload and os.fsencode(payload)
     new = ask(target, lambda admin: admin.run_again(id, given))
     if as_json:
@@ -276,12 +275,11 @@ def cancel(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
 @click.option("--count", type=click.IntRange(1, 100_000), help="Only this many lines, the last ones.")
 @click.option("-f", "--follow", is_flag=True, help="Follow until the job is final.")
 @json_option
-def logs(target: str, words: tuple[str], count: int | None, follow: bool, as_json: bool) -> None:
+def logs(target: str, id: str, count: int | None, follow: bool, as_json: bool) -> None:
     """Show the log lines of a job, from all its attempts.
 
     With --json: an array; with --follow as well, one object a line.
     """
-    (id,) = words
     if as_json and not follow:
         print_json([_line(line) for line in ask(target, lambda admin: _lines(admin, id, count))])
         return

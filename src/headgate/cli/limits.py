@@ -22,7 +22,7 @@ from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_list, print_table, say_change, say_done, until
 from headgate.cli.query import note_unknown
 from headgate.cli.question import confirm, require_answer
-from headgate.cli.times import seconds
+from headgate.cli.times import seconds as parse_seconds
 from headgate.escaping import printable
 from headgate.limits.kinds import RateKind, spelled_limit
 from headgate.plural import counted
@@ -78,15 +78,16 @@ def list_(target: str, limit: str | None, key: str | None, prefix: str | None, c
 @limits.command()
 @takes_app_and("LIMIT")
 @click.option("--key", default="", metavar="KEY", help="The key; leave it out if the limit has none.")
-@click.option("--span", type=seconds, default="1h", show_default=True, help="The span of the usage chart, up to 1d.")
+@click.option(
+    "--span", type=parse_seconds, default="1h", show_default=True, help="The span of the usage chart, up to 1d."
+)
 @json_option
-def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -> None:
+def show(target: str, limit: str, key: str, span: float, as_json: bool) -> None:
     """Show one key of a limit: its budget, the holders of its permits, and its usage.
 
     The chart shows charged jobs; those of the last ten seconds may be missing. Exit code 1 if the key has used nothing
     and no job waits for it.
     """
-    (limit,) = words
     (found, used, unlimited), now = ask_with_time(target, partial(_show, limit=limit, key=key, span=span))
     if as_json:
         print_json({"bucket": found, "history": used, "unlimited": unlimited})
@@ -126,7 +127,8 @@ def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -
 @json_option
 def set_(
     target: str,
-    words: tuple[str, str],
+    limit: str,
+    rule: str,
     kind: str | None,
     burst: int | None,
     slices: int | None,
@@ -139,7 +141,6 @@ def set_(
 
     It applies immediately, also to waiting jobs. The most specific setting wins: key, tier, longest pattern, all.
     """
-    limit, rule = words
     subject = _Target(key, pattern, tier)
     new = ask(target, partial(_set, limit=limit, rule=rule, kind=kind, burst=burst, slices=slices, subject=subject))
     say_done(f"{limit} is now {new} for {subject}", as_json=as_json, limit=limit, rule=new, **subject.facts)
@@ -151,11 +152,9 @@ def set_(
 @click.option("--pattern", metavar="PATTERN", help="The setting of this pattern.")
 @click.option("--tier", metavar="NAME", help="The setting of this tier.")
 @json_option
-def unset(
-    target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
-) -> None:
+def unset(target: str, limit: str, key: str | None, pattern: str | None, tier: str | None, as_json: bool) -> None:
     """Return to the rule that the code declares."""
-    (limit,), subject = words, _Target(key, pattern, tier)
+    subject = _Target(key, pattern, tier)
     was_set, there_is = ask(target, partial(_end, limit=limit, subject=subject, verb="unset"))
     done, not_done = (
         f"{limit} uses the declared rule for {subject}",
@@ -170,11 +169,9 @@ def unset(
 @click.option("--pattern", metavar="PATTERN", help="Only the keys that match: 'stripe:*'.")
 @click.option("--tier", metavar="NAME", help="Only the keys of this tier.")
 @json_option
-def pause(
-    target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
-) -> None:
+def pause(target: str, limit: str, key: str | None, pattern: str | None, tier: str | None, as_json: bool) -> None:
     """Start no jobs under a limit. Running jobs continue, and waiting jobs keep their position."""
-    (limit,), subject = words, _Target(key, pattern, tier)
+    subject = _Target(key, pattern, tier)
     ask(target, lambda admin: admin.limits.pause(limit, key=key, pattern=pattern, tier=tier))
     say_done(f"{limit} is paused for {subject}", as_json=as_json, limit=limit, **subject.facts)
 
@@ -185,11 +182,9 @@ def pause(
 @click.option("--pattern", metavar="PATTERN", help="Only the keys that match: 'stripe:*'.")
 @click.option("--tier", metavar="NAME", help="Only the keys of this tier.")
 @json_option
-def resume(
-    target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
-) -> None:
+def resume(target: str, limit: str, key: str | None, pattern: str | None, tier: str | None, as_json: bool) -> None:
     """End a pause."""
-    (limit,), subject = words, _Target(key, pattern, tier)
+    subject = _Target(key, pattern, tier)
     was_paused, there_is = ask(target, partial(_end, limit=limit, subject=subject, verb="resume"))
     done, not_done = f"{limit} is resumed for {subject}", f"{limit} was not paused for {subject}{there_is}"
     say_change(was_paused, done, not_done, as_json=as_json, limit=limit, **subject.facts)
@@ -199,9 +194,8 @@ def resume(
 @takes_app_and("LIMIT")
 @click.option("--key", default="", metavar="KEY", help="The key; leave it out if the limit has none.")
 @json_option
-def reset(target: str, words: tuple[str], key: str, as_json: bool) -> None:
+def reset(target: str, limit: str, key: str, as_json: bool) -> None:
     """Give a key its whole budget again. Running jobs keep their permits."""
-    (limit,) = words
     held = ask(target, lambda admin: admin.limits.reset(limit, key))
     but = f", but running jobs hold {counted(held, 'permit')}" if held else ""
     say_done(
@@ -217,13 +211,12 @@ def reset(target: str, words: tuple[str], key: str, as_json: bool) -> None:
 @takes_app_and("LIMIT", "SECONDS")
 @click.option("--key", default="", metavar="KEY", help="The key; leave it out if the limit has none.")
 @json_option
-def penalize(target: str, words: tuple[str, str], key: str, as_json: bool) -> None:
+def penalize(target: str, limit: str, seconds: str, key: str, as_json: bool) -> None:
     """Start no jobs under a key for SECONDS, also written as 90s, 15m, 2h.
 
     `headgate limits reset` ends it earlier.
     """
-    limit, length_of_it = words
-    length = seconds(length_of_it)
+    length = parse_seconds(seconds)
     ask(target, lambda admin: admin.limits.penalize(limit, key, length))
     say_done(
         f"{limit} of key {key!r} is closed for {length:g} s", as_json=as_json, limit=limit, key=key, seconds=length
@@ -234,24 +227,21 @@ def penalize(target: str, words: tuple[str, str], key: str, as_json: bool) -> No
 @takes_app_and("LIMIT", "KEY", "TIER")
 @click.option("--pattern", "is_pattern", is_flag=True, help="KEY is a pattern: all keys that match, as 'stripe:*'.")
 @json_option
-def assign(target: str, words: tuple[str, str, str], is_pattern: bool, as_json: bool) -> None:
+def assign(target: str, limit: str, key: str, tier: str, is_pattern: bool, as_json: bool) -> None:
     """Assign a KEY, or the keys that match a pattern, to a TIER; "-" removes the assignment."""
-    limit, name, tier = words
     new = None if tier == "-" else tier
-    key, pattern = (None, name) if is_pattern else (name, None)
-    ask(target, lambda admin: admin.limits.assign(limit, key, new, pattern=pattern))
-    subject = _Target(key, pattern, None)
+    subject = _Target(None, key, None) if is_pattern else _Target(key, None, None)
+    ask(target, lambda admin: admin.limits.assign(limit, subject.key, new, pattern=subject.pattern))
     text = f"{subject} is in no tier of {limit}" if new is None else f"{subject} is in tier {new} of {limit}"
-    say_done(text, as_json=as_json, limit=limit, key=key, pattern=pattern, tier=new)
+    say_done(text, as_json=as_json, limit=limit, **(subject.facts | {"tier": new}))
 
 
 @limits.command()
 @takes_app_and("LIMIT")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
+def remove(target: str, limit: str, yes: bool, as_json: bool) -> None:
     """Remove a limit with its settings and the budget state of its keys. Refused while jobs use it."""
-    (limit,) = words
     require_answer(as_json=as_json, yes=yes)
     if not yes:
         confirm(f"Remove limit {limit!r}, its settings and the budget state of its keys?")
@@ -299,12 +289,11 @@ def settings(target: str, limit: str | None, as_json: bool) -> None:
 @takes_app_and("LIMIT")
 @click.option("--key", metavar="KEY", help="Only this key.")
 @json_option
-def audit(target: str, words: tuple[str], key: str | None, as_json: bool) -> None:
+def audit(target: str, limit: str, key: str | None, as_json: bool) -> None:
     """Check a limit against the recorded starts: the most that started in any window of its length.
 
     Exit code 1 if the limit was exceeded.
     """
-    (limit,) = words
     found = ask(target, lambda admin: admin.limits.audit(limit, key=key))
     if as_json:
         print_json([{**_as_data(verdict), "is_within_limit": verdict.is_within_limit} for verdict in found])

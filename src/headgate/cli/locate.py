@@ -202,7 +202,7 @@ def takes_app_and_maybe_ids(function: Callable[..., None]) -> Callable[..., None
 
 
 def takes_app_and(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Pass `target` and the named `words` to a command.
+    """Pass `target` and the words of these names to a command, each by its name in lower case.
 
     They follow the app if that comes first. With -A or HEADGATE_APP no word is read as the app, unless the word is an
     id: names of limits have a colon, too, as in `sync:rate`.
@@ -224,7 +224,8 @@ def takes_app_and(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
                     f"it takes MODULE:APP {' '.join(names)}, and got only {' '.join(words)}; the app is the first "
                     "argument, -A module:app, or HEADGATE_APP"
                 )
-            function(target=_chosen(first, named), words=rest, **options)
+            given = {name.lower(): word for name, word in zip(names, rest, strict=True)}
+            function(target=_chosen(first, named), **given, **options)
 
         return command
 

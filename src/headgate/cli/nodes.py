@@ -45,9 +45,8 @@ def list_(target: str, as_json: bool) -> None:
 @nodes.command()
 @takes_app_and("NODE")
 @json_option
-def quiet(target: str, words: tuple[str], as_json: bool) -> None:
+def quiet(target: str, node: str, as_json: bool) -> None:
     """Let a node claim no more jobs until it is resumed. Running jobs continue."""
-    (node,) = words
     changed = ask(target, lambda admin: admin.quiet_node(node))
     say_change(changed, f"{node} is quiet", f"{node} was quiet already", as_json=as_json, node=node, is_quiet=True)
 
@@ -55,9 +54,8 @@ def quiet(target: str, words: tuple[str], as_json: bool) -> None:
 @nodes.command()
 @takes_app_and("NODE")
 @json_option
-def resume(target: str, words: tuple[str], as_json: bool) -> None:
+def resume(target: str, node: str, as_json: bool) -> None:
     """Let a quiet node claim jobs again, in the slots that it had."""
-    (node,) = words
     changed = ask(target, lambda admin: admin.resume_node(node))
     say_change(changed, f"{node} is resumed", f"{node} was not quiet", as_json=as_json, node=node, is_quiet=False)
 
@@ -66,13 +64,12 @@ def resume(target: str, words: tuple[str], as_json: bool) -> None:
 @takes_app_and("NODE")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-def stop(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
+def stop(target: str, node: str, yes: bool, as_json: bool) -> None:
     """Stop a node as SIGTERM does: it claims nothing, its jobs may continue for its grace, the others are returned.
 
     A worker process ends with 0; a service manager that restarts it then starts it again. `headgate worker --processes`
     does not.
     """
-    (node,) = words
     require_answer(as_json=as_json, yes=yes)
     if not yes:
         confirm(f"Stop node {node!r}?")
@@ -85,15 +82,14 @@ def stop(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
 @nodes.command()
 @takes_app_and("NODE", "SLOTS")
 @json_option
-def slots(target: str, words: tuple[str, str], as_json: bool) -> None:
+def slots(target: str, node: str, slots: str, as_json: bool) -> None:
     """Set how many jobs a node runs at once; a quiet node is resumed.
 
     SLOTS is a number for all queues together, or QUEUE:NUMBER. More slots are used at once. With fewer, running jobs
     continue, and the node claims again when fewer run. 0 lets the node be quiet; QUEUE:0 lets it claim nothing of that
     queue.
     """
-    node, given = words
-    queue, number = _parse_slots(given)
+    queue, number = _parse_slots(slots)
     changed = ask(target, lambda admin: admin.set_node_slots(node, number, queue=queue))
     what = counted(number, "slot") if queue is None else f"{counted(number, 'slot')} for queue {queue}"
     facts = {"node": node, "queue": queue, "slots": number}
@@ -103,12 +99,11 @@ def slots(target: str, words: tuple[str, str], as_json: bool) -> None:
 @nodes.command()
 @takes_app_and("NODE", "NAME")
 @json_option
-def rename(target: str, words: tuple[str, str], as_json: bool) -> None:
+def rename(target: str, node: str, name: str, as_json: bool) -> None:
     """Give a node another name, until its process ends; `headgate worker --name` sets it at the start.
 
     NAME is 1 to 200 printable characters without spaces.
     """
-    node, name = words
     changed = ask(target, lambda admin: admin.rename_node(node, name))
     done, was = f"{node} is renamed to {name}", f"{node} had the name {name} already"
     say_change(changed, done, was, as_json=as_json, node=node, name=name)

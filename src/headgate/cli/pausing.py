@@ -25,16 +25,16 @@ def add_pausing(group: click.Group, noun: str, of: Callable[[Admin], Pausable], 
 
     @takes_app_and(noun.upper())
     @json_option
-    def pause_it(target: str, words: tuple[str], as_json: bool) -> None:
-        (name,) = words
+    def pause_it(target: str, as_json: bool, **named: str) -> None:
+        name = named[noun]
         was_running = ask(target, lambda admin: of(admin).pause(name))
         facts = {noun: name, "is_paused": True}
         say_change(was_running, f"{name} is paused", f"{name} was paused already", as_json=as_json, **facts)
 
     @takes_app_and(noun.upper())
     @json_option
-    def resume_it(target: str, words: tuple[str], as_json: bool) -> None:
-        (name,) = words
+    def resume_it(target: str, as_json: bool, **named: str) -> None:
+        name = named[noun]
         was_paused = ask(target, lambda admin: of(admin).resume(name))
         facts = {noun: name, "is_paused": False}
         say_change(was_paused, f"{name} is resumed", f"{name} was not paused", as_json=as_json, **facts)

@@ -41,13 +41,12 @@ def list_(target: str, as_json: bool) -> None:
 @takes_app_and("QUEUE")
 @click.option("--keys", type=click.IntRange(1, 500), default=20, show_default=True, help="The most keys to list.")
 @json_option
-def show(target: str, words: tuple[str], keys: int, as_json: bool) -> None:
+def show(target: str, queue: str, keys: int, as_json: bool) -> None:
     """Show a queue: its jobs, its declared options, and in a fair queue the keys with most waiting jobs.
 
     If more than 2,000 keys have waiting jobs, the first ones in line are ranked. Keys that only have jobs for later are
     left out.
     """
-    (queue,) = words
 
     async def read(admin: Admin) -> tuple[QueueStatus | None, QueueKeys]:
         status = next((each for each in await admin.queues.list() if each.queue == queue), None)
@@ -87,14 +86,13 @@ add_pausing(
 @click.option("--dry-run", is_flag=True, help="Change nothing; print how many would be cancelled.")
 @click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="The most jobs to cancel.")
 @json_option
-def purge(target: str, words: tuple[str], yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
+def purge(target: str, queue: str, yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
     """Cancel all waiting jobs of a queue, scheduled ones included. Running jobs continue.
 
     Pause the queue first, so that workers claim none meanwhile. Cancelled jobs are kept for their retention:
     `headgate jobs retry --queue QUEUE --state cancelled` retries them. `headgate purge --queue` deletes final jobs.
     Exit code 1 if no job waited.
     """
-    (queue,) = words
 
     def by(admin: Admin) -> Change:
         async def purge(query: JobQuery, **how: Any) -> BulkResult:

@@ -68,15 +68,14 @@ def list_(target: str, as_json: bool) -> None:
 @takes_app_and("SCHEDULE")
 @click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="The most runs to list.")
 @json_option
-def next_(target: str, words: tuple[str], count: int, as_json: bool) -> None:
+def next_(target: str, schedule: str, count: int, as_json: bool) -> None:
     """List the next runs of a schedule."""
-    (name,) = words
-    found, now = ask_with_time(target, lambda admin: admin.schedules.next_runs(name, count))
+    found, now = ask_with_time(target, lambda admin: admin.schedules.next_runs(schedule, count))
     if as_json:
         print_json(found)
         return
     rows: Sequence[Sequence[object]] = [(instant, until(instant, now)) for instant in found]
-    print_table(f"Next runs of {printable(name)}", ("at", "in"), rows, empty="none; the schedule is paused or over")
+    print_table(f"Next runs of {printable(schedule)}", ("at", "in"), rows, empty="none; the schedule is paused or over")
 
 
 def _takes_definition(function: Callable[..., None]) -> Callable[..., None]:
@@ -142,7 +141,8 @@ def _given(options: dict[str, Any], trigger: Trigger | None, tz: str | None) -> 
 @json_option
 def create(
     target: str,
-    words: tuple[str, str],
+    schedule: str,
+    task: str,
     cron: str | None,
     every: str | None,
     calendar: str | None,
@@ -160,14 +160,15 @@ def create(
       headgate schedules create shop:app report report --cron '0 6 * * *' --tz Europe/Rome --exclude 12-25
       headgate schedules create shop:app pay pay --calendar 'every 2 weeks on mon, wed at 9:00' --tz Europe/Rome
     """
-    name, task = words
     trigger = _trigger(cron, every, calendar, tz)
     if trigger is None:
         raise click.UsageError("add --cron, --every or --calendar")
     given, arguments = _given(options, trigger, tz), _payload(payload) or b"{}"
     status = ask(
         target,
-        lambda admin: admin.schedules.create(name, task, trigger, arguments, queue=queue, priority=priority, **given),
+        lambda admin: admin.schedules.create(
+            schedule, task, trigger, arguments, queue=queue, priority=priority, **given
+        ),
     )
     _say_stored(status, "is stored", as_json=as_json)
 
@@ -178,7 +179,7 @@ def create(
 @json_option
 def edit(
     target: str,
-    words: tuple[str],
+    schedule: str,
     cron: str | None,
     every: str | None,
     calendar: str | None,
@@ -188,12 +189,11 @@ def edit(
     **options: Any,
 ) -> None:
     """Change a schedule that no code declares. It keeps what you leave out, its runs and its pause."""
-    (name,) = words
     trigger = _trigger(cron, every, calendar, tz)
     given, arguments = _given(options, trigger, tz), _payload(payload)
     if trigger is None and not given and arguments is None:
         raise click.UsageError("add an option: what should change?")
-    status = ask(target, lambda admin: admin.schedules.edit(name, trigger, arguments, **given))
+    status = ask(target, lambda admin: admin.schedules.edit(schedule, trigger, arguments, **given))
     _say_stored(status, "is changed", as_json=as_json)
 
 
@@ -216,37 +216,34 @@ add_pausing(
 @schedules.command()
 @takes_app_and("SCHEDULE")
 @json_option
-def trigger(target: str, words: tuple[str], as_json: bool) -> None:
+def trigger(target: str, schedule: str, as_json: bool) -> None:
     """Enqueue a job of a schedule now, also while it is paused. The next run does not change."""
-    (name,) = words
-    job_id = ask(target, lambda admin: admin.schedules.trigger(name))
-    say_done(f"{name} enqueued job {job_id}", as_json=as_json, schedule=name, job=job_id)
+    job_id = ask(target, lambda admin: admin.schedules.trigger(schedule))
+    say_done(f"{schedule} enqueued job {job_id}", as_json=as_json, schedule=schedule, job=job_id)
 
 
 @schedules.command()
 @takes_app_and("SCHEDULE")
 @json_option
-def skip(target: str, words: tuple[str], as_json: bool) -> None:
+def skip(target: str, schedule: str, as_json: bool) -> None:
     """Skip the next occurrence of a schedule. Exit code 1 if there is none."""
-    (name,) = words
-    left_out = ask(target, lambda admin: admin.schedules.skip(name))
-    done = f"{name} skips {_instant(left_out)}"
-    say_change(left_out is not None, done, f"{name} is over", as_json=as_json, schedule=name, left_out=left_out)
+    left_out = ask(target, lambda admin: admin.schedules.skip(schedule))
+    done = f"{schedule} skips {_instant(left_out)}"
+    say_change(left_out is not None, done, f"{schedule} is over", as_json=as_json, schedule=schedule, left_out=left_out)
 
 
 @schedules.command()
 @takes_app_and("SCHEDULE")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
+def remove(target: str, schedule: str, yes: bool, as_json: bool) -> None:
     """Remove a schedule. Its jobs stay. A declared schedule is stored again by the next worker that starts."""
-    (name,) = words
     require_answer(as_json=as_json, yes=yes)
     if not yes:
-        confirm(f"Remove schedule {name!r}?")
-    if not ask(target, lambda admin: admin.schedules.remove(name)):
-        raise click.ClickException(f"there is no schedule {name!r}")
-    say_done(f"{name} is removed", as_json=as_json, schedule=name)
+        confirm(f"Remove schedule {schedule!r}?")
+    if not ask(target, lambda admin: admin.schedules.remove(schedule)):
+        raise click.ClickException(f"there is no schedule {schedule!r}")
+    say_done(f"{schedule} is removed", as_json=as_json, schedule=schedule)
 
 
 @schedules.command()
