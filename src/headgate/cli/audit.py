@@ -8,7 +8,7 @@ import click
 
 from headgate.admin.listed import AUDIT_COLUMNS
 from headgate.cli.locate import ask, takes_app
-from headgate.cli.output import json_option, print_json, print_list
+from headgate.cli.output import json_option, print_list
 from headgate.jobs.audit import SubjectKind
 
 
@@ -25,7 +25,4 @@ from headgate.jobs.audit import SubjectKind
 def audit(target: str, as_json: bool, **filters: Any) -> None:
     """Show changes by people to jobs, limits, queues, schedules and nodes, and their sign-ins, newest first."""
     found = ask(target, lambda admin: admin.audit_log(**filters))
-    if as_json:
-        print_json(found)
-        return
-    print_list("Changes by people", AUDIT_COLUMNS, found, empty="nothing")
+    print_list("Changes by people", AUDIT_COLUMNS, found, empty="nothing", as_json=as_json)

@@ -26,11 +26,7 @@ def batches() -> None:
 @json_option
 def list_(target: str, pending: bool, count: int, before: str | None, as_json: bool) -> None:
     """List batches, newest first."""
-    found = ask(target, lambda admin: _pages(admin, count, before, pending_only=pending))
-    if as_json:
-        print_json(found)
-    else:
-        print_batches(found)
+    print_batches(ask(target, lambda admin: _pages(admin, count, before, pending_only=pending)), as_json=as_json)
 
 
 @batches.command()
@@ -75,6 +71,8 @@ async def _pages(admin: Admin, count: int, before: str | None, *, pending_only: 
     return found
 
 
-def print_batches(found: Sequence[BatchDetails]) -> None:
-    """Print batches as a table."""
-    print_list("Batches", BATCH_COLUMNS, found, empty="none", state=lambda batch: batch.state or "pending")
+def print_batches(found: Sequence[BatchDetails], *, as_json: bool = False) -> None:
+    """Print batches as a table, or as JSON."""
+    print_list(
+        "Batches", BATCH_COLUMNS, found, empty="none", as_json=as_json, state=lambda batch: batch.state or "pending"
+    )

@@ -80,10 +80,9 @@ def list_(
     )
     if is_cut is not None:
         click.echo(f"Only part of the jobs was read; continue with --before {is_cut}.", err=True)
-    if as_json:
-        print_json(found)
-        return
-    print_list("Jobs", JOB_COLUMNS, found, empty="none", state=_state, note=lambda job: _note(job, now))
+    print_list(
+        "Jobs", JOB_COLUMNS, found, empty="none", as_json=as_json, state=_state, note=lambda job: _note(job, now)
+    )
 
 
 @jobs.command()

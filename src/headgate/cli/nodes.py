@@ -10,7 +10,7 @@ from headgate.admin import NodeStatus
 from headgate.admin.nodes import NODE_COLUMNS
 from headgate.arguments import MOST_SLOTS
 from headgate.cli.locate import ask, takes_app, takes_app_and
-from headgate.cli.output import json_option, print_json, print_list, say_change
+from headgate.cli.output import json_option, print_list, say_change
 from headgate.cli.question import confirm, require_answer
 from headgate.plural import counted
 
@@ -35,11 +35,7 @@ def list_(target: str, as_json: bool) -> None:
     the jobs of one. A slot lingers if its job was asked to end, by a timeout or a cancellation, and still runs: usually
     a thread, which cannot be stopped. --json names these jobs. Labels are shown if a node has any.
     """
-    found = ask(target, lambda admin: admin.nodes())
-    if as_json:
-        print_json(found)
-        return
-    print_nodes(found)
+    print_nodes(ask(target, lambda admin: admin.nodes()), as_json=as_json)
 
 
 @nodes.command()
@@ -118,13 +114,14 @@ def _parse_slots(given: str) -> tuple[str | None, int]:
     return queue or None, int(number)
 
 
-def print_nodes(found: Sequence[NodeStatus]) -> None:
-    """Print nodes as a table."""
+def print_nodes(found: Sequence[NodeStatus], *, as_json: bool = False) -> None:
+    """Print nodes as a table, or as JSON."""
     print_list(
         "Nodes",
         NODE_COLUMNS,
         found,
         empty="none; start one with `headgate worker`",
+        as_json=as_json,
         state=lambda node: node.shown_state,
         lingering=lambda node: len(node.lingering) or None,
         slots=_slots,

@@ -60,13 +60,18 @@ def print_list(
     records: Sequence[T],
     *,
     empty: str,
+    as_json: bool = False,
     now: datetime | None = None,
     **cells: Callable[[T], object],
 ) -> None:
-    """Print records under their columns as a table. `cells` return the values that are not a field, as they are shown.
+    """Print records as JSON, or under their columns as a table.
 
-    `now` is needed for a column of the kind `until`.
+    `cells` return the values that are not a field, as the table shows them. `now` is needed for a column of the kind
+    `until`.
     """
+    if as_json:
+        print_json(records)
+        return
     shown: list[str] = []
     values: list[list[object]] = []
     for column in columns:

@@ -30,11 +30,7 @@ def list_(target: str, as_json: bool) -> None:
     Lag: how long the oldest ready job has waited for a free slot. The note says how the app orders the jobs of a queue,
     unless they start in the order in which they came.
     """
-    found = ask(target, lambda admin: admin.queues.list())
-    if as_json:
-        print_json(found)
-        return
-    print_queues(found)
+    print_queues(ask(target, lambda admin: admin.queues.list()), as_json=as_json)
 
 
 @queues.command()
@@ -132,9 +128,9 @@ def _declared(queue: DeclaredQueue) -> list[tuple[str, object]]:
     return [(name, value) for name, value in rows if value is not None]
 
 
-def print_queues(found: Sequence[QueueStatus | QueueOverview]) -> None:
-    """Print queues as a table."""
-    print_list("Queues", QUEUE_COLUMNS, found, empty="no jobs", note=_note)
+def print_queues(found: Sequence[QueueStatus | QueueOverview], *, as_json: bool = False) -> None:
+    """Print queues as a table, or as JSON."""
+    print_list("Queues", QUEUE_COLUMNS, found, empty="no jobs", as_json=as_json, note=_note)
 
 
 def _note(queue: QueueStatus | QueueOverview) -> str | None:

@@ -50,14 +50,12 @@ def list_(target: str, as_json: bool) -> None:
     The note names problems, and the last skipped occurrence with the reason.
     """
     found, now = ask_with_time(target, lambda admin: admin.schedules.list())
-    if as_json:
-        print_json(found)
-        return
     print_list(
         "Schedules",
         SCHEDULE_COLUMNS,
         found,
         empty="no schedules are stored",
+        as_json=as_json,
         task=_tasks,
         next_run=lambda schedule: _next_run(schedule, now),
         note=_note,

@@ -11,7 +11,7 @@ import click
 from headgate.admin import Admin, DeclaredTask
 from headgate.admin.readings import TASK_COLUMNS
 from headgate.cli.locate import ask, locate, takes_app
-from headgate.cli.output import json_option, print_json, print_list
+from headgate.cli.output import json_option, print_list
 from headgate.clock import SECOND
 from headgate.tasks.limit_set import LimitSet
 
@@ -61,14 +61,12 @@ def tasks(target: str, as_json: bool) -> None:
         ]
 
     found = ask(target, listed)
-    if as_json:
-        print_json(found)
-        return
     print_list(
         "Tasks",
         TASK_COLUMNS,
         found,
         empty="no tasks are declared",
+        as_json=as_json,
         limits=lambda task: _limits(task, limit_sets.get(task.task)),
     )
 
