@@ -44,13 +44,6 @@ _WORDS = {
 }
 
 
-_VERBS: dict[str, Callable[[Admin], Change]] = {
-    "retry": lambda admin: admin.retry_many,
-    "run": lambda admin: admin.run_many_now,
-    "cancel": lambda admin: admin.cancel_many,
-}
-
-
 def takes_many(function: Callable[..., None]) -> Callable[..., None]:
     """Add arguments for jobs by their ids, and options that select many."""
     for option in (
@@ -68,6 +61,7 @@ def takes_many(function: Callable[..., None]) -> Callable[..., None]:
 def change_many(
     target: str,
     word: BulkWord,
+    by: Callable[[Admin], Change],
     *,
     as_json: bool,
     criteria: dict[str, Any],
@@ -75,20 +69,16 @@ def change_many(
     dry_run: bool,
     yes: bool,
     most: int,
-    by: Callable[[Admin], Change] | None = None,
 ) -> None:
-    """Change all jobs that the options select, as the word says, or `by` another verb.
-
-    Exit code 1 if none was changed.
-    """
+    """Change all jobs that the options select, `by` a verb that the word names. Exit code 1 if none was changed."""
     if not criteria and not is_all:
         raise click.UsageError(
             "name at least one job by its id, select jobs by options such as --state failed, or add --all"
         )
 
     async def change(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
-        verb = _VERBS[word](admin) if by is None else by(admin)
-        result = await verb(query_at(criteria, admin.now()), most=most, dry_run=dry_run, on_progress=on_progress)
+        query = query_at(criteria, admin.now())
+        result = await by(admin)(query, most=most, dry_run=dry_run, on_progress=on_progress)
         if not result.changed:
             note_unknown(admin, criteria)
         return result

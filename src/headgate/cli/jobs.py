@@ -17,7 +17,7 @@ from msgspec import structs
 
 from headgate.admin import Admin, BulkResult, Dependency, Explanation, JobDetails, JobQuery, Purged, Stretch
 from headgate.admin.listed import JOB_COLUMNS
-from headgate.cli.bulk import Change, change_many, takes_many
+from headgate.cli.bulk import BulkWord, Change, change_many, takes_many
 from headgate.cli.enqueue import enqueue
 from headgate.cli.locate import (
     ask,
@@ -147,29 +147,23 @@ def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
 @jobs.command()
 @takes_many
 @json_option
-def retry(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
+def retry(**given: Any) -> None:
     """Retry failed or cancelled jobs, with all their attempts: by their ids, or all that match the options.
 
     Prints the result for each id. Exit code 1 if one of them could not be retried, or if no job matched.
     """
-    if ids:
-        _change(target, ids, _retry, as_json=as_json, **many)
-    else:
-        change_many(target, "retry", as_json=as_json, **many)
+    _change("retry", _retry, lambda admin: admin.retry_many, **given)
 
 
 @jobs.command()
 @takes_many
 @json_option
-def run(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
+def run(**given: Any) -> None:
     """Make scheduled jobs ready now. Their limits still apply.
 
     Prints the result for each id. Exit code 1 if one of them is not scheduled, or if no job matched.
     """
-    if ids:
-        _change(target, ids, _run_now, as_json=as_json, **many)
-    else:
-        change_many(target, "run", as_json=as_json, **many)
+    _change("run", _run_now, lambda admin: admin.run_many_now, **given)
 
 
 @jobs.command()
@@ -178,15 +172,7 @@ def run(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
 @click.option("--at", type=instant, metavar="INSTANT", help="Start not before this instant: 2026-05-01T08:00, in UTC.")
 @click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="Higher priorities start first in their lane.")
 @json_option
-def reschedule(
-    target: str,
-    ids: Sequence[str],
-    delay: float | None,
-    at: datetime | None,
-    priority: int | None,
-    as_json: bool,
-    **many: Any,
-) -> None:
+def reschedule(delay: float | None, at: datetime | None, priority: int | None, **given: Any) -> None:
     """Change the time or the priority of waiting jobs: by their ids, or all that match the options.
 
     Their limits still apply. Prints the result for each id. Exit code 1 if one of them does not wait, or if no job
@@ -206,30 +192,20 @@ def reschedule(
     def by(admin: Admin) -> Change:
         return partial(admin.reschedule_many, at=at, delay=delay, priority=priority)
 
-    if ids:
-        _change(target, ids, change, as_json=as_json, **many)
-    else:
-        change_many(target, "reschedule", as_json=as_json, by=by, **many)
+    _change("reschedule", change, by, **given)
 
 
 @jobs.command()
 @takes_many
 @json_option
-def delete(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
+def delete(**given: Any) -> None:
     """Delete final jobs for good, with their results, attempts and log lines: by their ids, or all that match.
 
     Kept are jobs that an unfinished job follows, or whose batch it follows, as it may read their results. Waiting and
     running jobs are not deleted; cancel them first. `headgate purge` deletes final jobs by their age. `headgate audit`
     shows the deletion. Exit code 1 if one of the ids could not be deleted, or if no job matched.
     """
-
-    def by(admin: Admin) -> Change:
-        return partial(_purge, admin)
-
-    if ids:
-        _change(target, ids, _delete, as_json=as_json, **many)
-    else:
-        change_many(target, "delete", as_json=as_json, by=by, **many)
+    _change("delete", _delete, lambda admin: partial(_purge, admin), **given)
 
 
 @jobs.command(name="run-again")
@@ -258,15 +234,12 @@ def run_again(target: str, id: str, payload: str | None, as_json: bool) -> None:
 @jobs.command()
 @takes_many
 @json_option
-def cancel(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
+def cancel(**given: Any) -> None:
     """Cancel waiting jobs, and ask running ones to end: by their ids, or all that match the options.
 
     Prints the result for each id. Exit code 1 if one of them was final already or is unknown, or if no job matched.
     """
-    if ids:
-        _change(target, ids, _cancel, as_json=as_json, **many)
-    else:
-        change_many(target, "cancel", as_json=as_json, **many)
+    _change("cancel", _cancel, lambda admin: admin.cancel_many, **given)
 
 
 @jobs.command()
@@ -424,23 +397,22 @@ async def _cancel(admin: Admin, id: str) -> str:
 
 
 def _change(
+    word: BulkWord,
+    change: ChangeJob,
+    by: Callable[[Admin], Change],
+    *,
     target: str,
     ids: Sequence[str],
-    change: ChangeJob,
-    *,
     as_json: bool,
-    criteria: dict[str, Any],
-    is_all: bool,
-    dry_run: bool,
-    yes: bool,
-    most: int,
+    **many: Any,
 ) -> None:
-    if criteria or is_all or dry_run:
+    """Change the jobs with these ids one by one; without ids those that the options select, by the other verb."""
+    if not ids:
+        change_many(target, word, by, as_json=as_json, **many)
+        return
+    if many["criteria"] or many["is_all"] or many["dry_run"]:
         raise click.UsageError("name jobs by ids or by options, not both")
-    _change_each(target, ids, change, as_json=as_json)
 
-
-def _change_each(target: str, ids: Sequence[str], change: ChangeJob, *, as_json: bool) -> None:
     async def all_of_them(admin: Admin) -> list[dict[str, Any]]:
         reports: list[dict[str, Any]] = []
         for id in ids:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
-from headgate.admin import Admin, BulkResult, DeclaredQueue, JobQuery, QueueKeys, QueueOverview, QueueStatus
+from headgate.admin import Admin, BulkResult, DeclaredQueue, QueueKeys, QueueOverview, QueueStatus
 from headgate.admin.queues import QUEUE_COLUMNS
-from headgate.cli.bulk import Change, change_many
+from headgate.cli.bulk import OnProgress, count_and_change
 from headgate.cli.locate import ask, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_list, print_table
 from headgate.cli.pausing import add_pausing
@@ -90,23 +89,10 @@ def purge(target: str, queue: str, yes: bool, dry_run: bool, most: int, as_json:
     Exit code 1 if no job waited.
     """
 
-    def by(admin: Admin) -> Change:
-        async def purge(query: JobQuery, **how: Any) -> BulkResult:
-            return await admin.queues.purge(queue, **how)
+    async def change(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
+        return await admin.queues.purge(queue, most=most, dry_run=dry_run, on_progress=on_progress)
 
-        return purge
-
-    change_many(
-        target,
-        "cancel",
-        as_json=as_json,
-        criteria={"queue": queue},
-        is_all=False,
-        dry_run=dry_run,
-        yes=yes,
-        most=most,
-        by=by,
-    )
+    count_and_change(target, "cancel", change, as_json=as_json, dry_run=dry_run, yes=yes)
 
 
 def _declared(queue: DeclaredQueue) -> list[tuple[str, object]]:
