@@ -437,14 +437,15 @@ class LimitsAdmin:
         key: str | None = None,
         pattern: str | None = None,
         tier: str | None = None,
-    ) -> None:
-        """As `set`, with the rule as text: "15/m", or a number for what runs at once.
+    ) -> str:
+        """As `set`, with the rule as text: "15/m", or a number for what runs at once. Return the new rule in words.
 
         It is of the declared kind, unless `kind` names another one; `burst` is for a rate, `slices` for a sliding
         window.
         """
         new = spelled_limit(self.declared(limit), rule, kind=kind, burst=burst, slices=slices)
         await self.set(limit, new, key=key, pattern=pattern, tier=tier)
+        return new.rule.describe()
 
     async def unset(
         self, limit: str, *, key: str | None = None, pattern: str | None = None, tier: str | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from math import ceil
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import click
 import msgspec
@@ -24,7 +25,7 @@ from headgate.cli.query import note_unknown
 from headgate.cli.question import confirm, require_answer
 from headgate.cli.times import seconds as parse_seconds
 from headgate.escaping import printable
-from headgate.limits.kinds import RateKind, spelled_limit
+from headgate.limits.kinds import RateKind
 from headgate.plural import counted
 from headgate.storage.live_rules import LimitSetting, is_pattern
 
@@ -116,45 +117,66 @@ def show(target: str, limit: str, key: str, span: float, as_json: bool) -> None:
         raise SystemExit(1)
 
 
+class _Target(NamedTuple):
+    """The keys that a setting is for: one, those that match a pattern, those of a tier, or all."""
+
+    key: str | None
+    pattern: str | None
+    tier: str | None
+
+    def __str__(self) -> str:
+        if self.tier is not None:
+            return f"tier {self.tier}"
+        if self.pattern is not None:
+            return f"pattern {self.pattern!r}"
+        if self.key is None:
+            return "all keys"
+        is_like_a_pattern = is_pattern(self.key)
+        return f"key {self.key!r}" + (" alone (a pattern of keys is named with --pattern)" if is_like_a_pattern else "")
+
+    @property
+    def facts(self) -> dict[str, str | None]:
+        return self._asdict()
+
+
+def _takes_target(key: str, pattern: str, tier: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add options that name keys, with these help texts, and pass them as `subject`."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @click.option("--key", metavar="KEY", help=key)
+        @click.option("--pattern", metavar="PATTERN", help=pattern)
+        @click.option("--tier", metavar="NAME", help=tier)
+        @functools.wraps(function)
+        def command(*, key: str | None, pattern: str | None, tier: str | None, **options: Any) -> None:
+            function(subject=_Target(key, pattern, tier), **options)
+
+        return command
+
+    return decorate
+
+
 @limits.command(name="set")
 @takes_app_and("LIMIT", "RULE")
 @click.option("--kind", type=click.Choice(get_args(RateKind)), help="Change the kind of rule.")
 @click.option("--burst", type=int, help="For a rate: how much unused budget a key can save.")
 @click.option("--slices", type=int, help="For a sliding window: the number of slices.")
-@click.option("--key", metavar="KEY", help="For this key only.")
-@click.option("--pattern", metavar="PATTERN", help="For the keys that match: 'stripe:*'.")
-@click.option("--tier", metavar="NAME", help="For the keys of this tier only.")
+@_takes_target("For this key only.", "For the keys that match: 'stripe:*'.", "For the keys of this tier only.")
 @json_option
-def set_(
-    target: str,
-    limit: str,
-    rule: str,
-    kind: str | None,
-    burst: int | None,
-    slices: int | None,
-    key: str | None,
-    pattern: str | None,
-    tier: str | None,
-    as_json: bool,
-) -> None:
+def set_(target: str, limit: str, rule: str, subject: _Target, as_json: bool, **how: Any) -> None:
     """Replace the rule of a limit until `unset`: "100/m", or a number of jobs that may run at once.
 
     It applies immediately, also to waiting jobs. The most specific setting wins: key, tier, longest pattern, all.
     """
-    subject = _Target(key, pattern, tier)
-    new = ask(target, partial(_set, limit=limit, rule=rule, kind=kind, burst=burst, slices=slices, subject=subject))
+    new = ask(target, lambda admin: admin.limits.set_rule(limit, rule, **how, **subject.facts))
     say_done(f"{limit} is now {new} for {subject}", as_json=as_json, limit=limit, rule=new, **subject.facts)
 
 
 @limits.command()
 @takes_app_and("LIMIT")
-@click.option("--key", metavar="KEY", help="The setting of this key.")
-@click.option("--pattern", metavar="PATTERN", help="The setting of this pattern.")
-@click.option("--tier", metavar="NAME", help="The setting of this tier.")
+@_takes_target("The setting of this key.", "The setting of this pattern.", "The setting of this tier.")
 @json_option
-def unset(target: str, limit: str, key: str | None, pattern: str | None, tier: str | None, as_json: bool) -> None:
+def unset(target: str, limit: str, subject: _Target, as_json: bool) -> None:
     """Return to the rule that the code declares."""
-    subject = _Target(key, pattern, tier)
     was_set, there_is = ask(target, partial(_end, limit=limit, subject=subject, verb="unset"))
     done, not_done = (
         f"{limit} uses the declared rule for {subject}",
@@ -165,26 +187,20 @@ def unset(target: str, limit: str, key: str | None, pattern: str | None, tier: s
 
 @limits.command()
 @takes_app_and("LIMIT")
-@click.option("--key", metavar="KEY", help="Only this key.")
-@click.option("--pattern", metavar="PATTERN", help="Only the keys that match: 'stripe:*'.")
-@click.option("--tier", metavar="NAME", help="Only the keys of this tier.")
+@_takes_target("Only this key.", "Only the keys that match: 'stripe:*'.", "Only the keys of this tier.")
 @json_option
-def pause(target: str, limit: str, key: str | None, pattern: str | None, tier: str | None, as_json: bool) -> None:
+def pause(target: str, limit: str, subject: _Target, as_json: bool) -> None:
     """Start no jobs under a limit. Running jobs continue, and waiting jobs keep their position."""
-    subject = _Target(key, pattern, tier)
-    ask(target, lambda admin: admin.limits.pause(limit, key=key, pattern=pattern, tier=tier))
+    ask(target, lambda admin: admin.limits.pause(limit, **subject.facts))
     say_done(f"{limit} is paused for {subject}", as_json=as_json, limit=limit, **subject.facts)
 
 
 @limits.command()
 @takes_app_and("LIMIT")
-@click.option("--key", metavar="KEY", help="Only this key.")
-@click.option("--pattern", metavar="PATTERN", help="Only the keys that match: 'stripe:*'.")
-@click.option("--tier", metavar="NAME", help="Only the keys of this tier.")
+@_takes_target("Only this key.", "Only the keys that match: 'stripe:*'.", "Only the keys of this tier.")
 @json_option
-def resume(target: str, limit: str, key: str | None, pattern: str | None, tier: str | None, as_json: bool) -> None:
+def resume(target: str, limit: str, subject: _Target, as_json: bool) -> None:
     """End a pause."""
-    subject = _Target(key, pattern, tier)
     was_paused, there_is = ask(target, partial(_end, limit=limit, subject=subject, verb="resume"))
     done, not_done = f"{limit} is resumed for {subject}", f"{limit} was not paused for {subject}{there_is}"
     say_change(was_paused, done, not_done, as_json=as_json, limit=limit, **subject.facts)
@@ -337,25 +353,10 @@ async def _show(admin: Admin, *, limit: str, key: str, span: float) -> tuple[Buc
     return (found[0] if found else None), used, of_all.unlimited
 
 
-async def _set(
-    admin: Admin,
-    *,
-    limit: str,
-    rule: str,
-    kind: str | None,
-    burst: int | None,
-    slices: int | None,
-    subject: _Target,
-) -> str:
-    new = spelled_limit(admin.limits.declared(limit), rule, kind=kind, burst=burst, slices=slices)
-    await admin.limits.set(limit, new, key=subject.key, pattern=subject.pattern, tier=subject.tier)
-    return str(new.rule.describe())
-
-
 async def _end(admin: Admin, *, limit: str, subject: _Target, verb: Literal["resume", "unset"]) -> tuple[bool, str]:
     """Resume or unset a limit for its target; if nothing was there, return what is there for other targets."""
     end = admin.limits.resume if verb == "resume" else admin.limits.unset
-    if await end(limit, key=subject.key, pattern=subject.pattern, tier=subject.tier):
+    if await end(limit, **subject.facts):
         return True, ""
     settings = [
         setting
@@ -387,28 +388,6 @@ def _gauge(bucket: BucketStatus) -> str | None:
         return None
     total = bucket.used + bucket.available
     return bar(bucket.used / total if total else 0.0, 10)
-
-
-class _Target(NamedTuple):
-    """The keys that a setting is for: one, those that match a pattern, those of a tier, or all."""
-
-    key: str | None
-    pattern: str | None
-    tier: str | None
-
-    def __str__(self) -> str:
-        if self.tier is not None:
-            return f"tier {self.tier}"
-        if self.pattern is not None:
-            return f"pattern {self.pattern!r}"
-        if self.key is None:
-            return "all keys"
-        is_like_a_pattern = is_pattern(self.key)
-        return f"key {self.key!r}" + (" alone (a pattern of keys is named with --pattern)" if is_like_a_pattern else "")
-
-    @property
-    def facts(self) -> dict[str, str | None]:
-        return self._asdict()
 
 
 def _note(bucket: BucketStatus, now: datetime) -> str | None:
