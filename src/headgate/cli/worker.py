@@ -10,10 +10,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import click
 
@@ -27,7 +28,6 @@ from headgate.cli.supervisor import NUMBER, STOPPED_BY_OPERATOR, Supervisor
 from headgate.cli.times import seconds
 from headgate.cli.worker_process import loop_factory, tune_process
 from headgate.clock import SystemClock, microseconds, wait_for_event
-from headgate.engine.children import ChildBounds
 from headgate.engine.stop_signals import on_stop_signals
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.escaping import indented, one_line
@@ -268,15 +268,25 @@ def worker(
     health = None
     if health_port is not None:
         # The n-th worker of a supervisor uses the n-th port.
-        health = HealthPort(health_host, health_port + int(os.environ.get(NUMBER, "1")) - 1)
+        health = (health_port + int(os.environ.get(NUMBER, "1")) - 1, health_host)
+    run = partial(
+        app.run,
+        queues=queues,
+        slots=slots,
+        name=_numbered(name, app),
+        labels=labels or None,
+        max_tasks_per_child=max_tasks_per_child,
+        max_memory_per_child=max_memory_per_child,
+        grace=grace,
+        drain=until,
+        log_jobs=log_jobs,
+    )
     make_loop = loop_factory()
     tune_process()
     if end_with_stdin:
         threading.Thread(target=_end_with_stdin, name="headgate-stdin", daemon=True).start()
     with asyncio.Runner(loop_factory=make_loop) as runner:
-        name = _numbered(name, app)
-        children = ChildBounds(max_tasks_per_child, max_memory_per_child)
-        code = runner.run(_serve(app, queues, slots, name, labels, children, grace, until, health, wait, log_jobs))
+        code = runner.run(_serve(app, run, queues or (), health, wait))
     if code:
         raise SystemExit(code)
 
@@ -296,27 +306,14 @@ def _numbered(name: str | None, app: Headgate) -> str | None:
     return f"{name}-{os.environ[NUMBER]}"
 
 
-class HealthPort(NamedTuple):
-    """The address at which a worker answers probes."""
-
-    host: str
-    port: int
-
-
 async def _serve(
     app: Headgate,
-    queues: Mapping[str, int | None] | None,
-    slots: int | None,
-    name: str | None,
-    labels: tuple[str, ...],
-    children: ChildBounds,
-    grace: float | None,
-    drain: Literal["ready", "all"] | None,
-    health: HealthPort | None,
+    run: Callable[[], Awaitable[None]],
+    queues: Iterable[str],
+    health: tuple[int, str] | None,
     wait: float,
-    log_jobs: bool | None,
 ) -> int:
-    """Run the worker; return its exit code."""
+    """Run the worker, with the port and host of its probes as `health`; return its exit code."""
     print_stacks_on_signal(signal.SIGUSR1, asyncio.get_running_loop())
     watch_loop(asyncio.get_running_loop())
     is_stopped = False
@@ -333,20 +330,10 @@ async def _serve(
 
             server = HealthServer()
             app.instrument(server)
-            await stack.enter_async_context(server.serving(health.port, health.host))
+            await stack.enter_async_context(server.serving(*health))
         if await _open(app, wait, stack):
-            _log_queues_without_tasks(app, queues or ())
-            await app.run(
-                queues=queues,
-                slots=slots,
-                name=name,
-                labels=labels or None,
-                max_tasks_per_child=children.attempts,
-                max_memory_per_child=children.memory,
-                grace=grace,
-                drain=drain,
-                log_jobs=log_jobs,
-            )
+            _log_queues_without_tasks(app, queues)
+            await run()
     # All endings are recorded, so a late signal has nothing to interrupt. At its end Python waits for threads, which
     # may never end; a stopped worker must.
     for number in (signal.SIGTERM, signal.SIGINT):
