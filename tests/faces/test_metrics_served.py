@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headgate import Headgate
 from headgate.cli.supervisor import NUMBER, Supervisor
-from headgate.cli.worker_metrics import serve_metrics
+from headgate.cli.worker_process import serve_metrics
 from headgate.clock import SystemClock
 from headgate.errors import HeadgateError
 from headgate.observe.metric import COUNTED, READ

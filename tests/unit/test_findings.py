@@ -13,7 +13,7 @@ from headgate.admin import NodeStatus
 from headgate.admin.checkup import Checkup
 from headgate.admin.findings import Finding, findings_of
 from headgate.admin.pauses import Pause
-from headgate.cli.process_facts import ProcessFacts, process_facts, process_findings
+from headgate.cli.doctor import ProcessFacts, process_facts, process_findings
 from headgate.clock import from_datetime
 from headgate.storage.facts import (
     Contradiction,

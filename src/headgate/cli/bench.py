@@ -13,8 +13,7 @@ import click
 from headgate.app import Headgate
 from headgate.cli.benchmark import Figures, MeasuredRate, measure
 from headgate.cli.locate import locate
-from headgate.cli.output import json_option, print_json, print_table
-from headgate.cli.quiet import quiet
+from headgate.cli.output import json_option, print_json, print_table, quiet
 from headgate.cli.times import seconds_within
 from headgate.cli.worker_process import loop_factory, tune_process
 from headgate.clock import SystemClock

@@ -1,4 +1,4 @@
-"""Printing: tables for people, JSON for programs.
+"""Printing: tables for people, JSON for programs; and silence of the log.
 
 Functions that lay out tables import Rich; a script that reads JSON does not load it.
 """
@@ -6,6 +6,7 @@ Functions that lay out tables import Rich; a script that reads JSON does not loa
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -203,6 +204,18 @@ def progress_bar(title: str, total: int | None, *, shown: bool = True) -> Iterat
     with bar:
         task = bar.add_task(title, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the log: an engine for a measurement or a simulation has no news for the user."""
+    logger = logging.getLogger("headgate")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def make_console() -> Console:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 
 from headgate.admin.audit import highest_in_window
 from headgate.app import Headgate
-from headgate.cli.quiet import quiet
+from headgate.cli.output import quiet
 from headgate.client.task import Task
 from headgate.clock import SECOND, sleep, sleep_until
 from headgate.errors import DeclarationError

@@ -24,9 +24,8 @@ from headgate.admin.sentence import Sentence
 from headgate.cli.alerts import print_alerts
 from headgate.cli.locate import ask_with_time, takes_app
 from headgate.cli.nodes import print_nodes
-from headgate.cli.output import json_option, lasting, print_json, print_table, until
+from headgate.cli.output import json_option, lasting, print_json, print_table, quiet, until
 from headgate.cli.queues import print_queues
-from headgate.cli.quiet import quiet
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.escaping import printable

@@ -23,10 +23,9 @@ from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes
 from headgate.cli.locate import locate, takes_app
 from headgate.cli.loop_watchdog import ALLOWED, notify_started, watch_loop
 from headgate.cli.reloader import Reloader
-from headgate.cli.stacks import print_stacks_on_signal
 from headgate.cli.supervisor import NUMBER, STOPPED_BY_OPERATOR, Supervisor
 from headgate.cli.times import seconds
-from headgate.cli.worker_process import loop_factory, tune_process
+from headgate.cli.worker_process import loop_factory, print_stacks_on_signal, serve_metrics, tune_process
 from headgate.clock import SystemClock, microseconds, wait_for_event
 from headgate.engine.stop_signals import on_stop_signals
 from headgate.errors import DeclarationError, StorageUnavailable
@@ -262,8 +261,6 @@ def worker(
     gc.freeze()
     app = locate(target, imports)
     if metrics_port is not None:
-        from headgate.cli.worker_metrics import serve_metrics
-
         serve_metrics(app, metrics_port, metrics_host, store=metrics_store)
     health = None
     if health_port is not None:
