@@ -233,6 +233,8 @@ def as_text(cell: object) -> Text:
     match cell:
         case None:
             return Text("-", style="dim")
+        case Text():
+            return cell
         case datetime():
             return Text(cell.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z"))
         case _:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
+import click
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from headgate.cli.demonstration.jobs_app import DemoLoad
 from headgate.cli.demonstration.result import DemoResult
-from headgate.cli.output import WIDE
+from headgate.cli.output import print_table
 from headgate.plural import counted
 
 
@@ -124,26 +125,14 @@ def together(tenants: Sequence[TenantRow]) -> TenantRow:
 
 def print_verdict(verdict: DemoResult) -> None:
     """Print the result as a table."""
-    console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
-    table = Table(
-        title="Result, from the calls that the API recorded and the job store",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
+    kept, broken = Text("kept", style="green"), Text("BROKEN", style="bold red")
+    print_table(
+        "Result, from the calls that the API recorded and the job store",
+        ("", "promise", "measured", "bound", "how it was measured"),
+        [(kept if p.kept else broken, p.promise, f"{p.measured:g}", p.bound, p.detail) for p in verdict.promises],
+        empty="",
     )
-    for column in ("", "promise", "measured", "bound", "how it was measured"):
-        table.add_column(column, overflow="fold")
-    for promise in verdict.promises:
-        table.add_row(
-            Text("kept", style="green") if promise.kept else Text("BROKEN", style="bold red"),
-            promise.promise,
-            f"{promise.measured:g}",
-            promise.bound,
-            promise.detail,
-        )
-    console.print(table)
-    console.print(Text("All promises kept." if verdict.kept else "A promise was broken."))
+    click.echo("All promises kept." if verdict.kept else "A promise was broken.")
 
 
 def _table(picture: DemoProgress, scene: DemoLoad, room: int) -> Group:
