@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
+
 from headgate.clock import SECOND
 from headgate.limits.limit import AnyRule
 from headgate.storage.records import RecordedStart
 
 
-@dataclass(frozen=True, slots=True)
-class Audited:
+class Audited(msgspec.Struct, frozen=True):
     """The result of an audit for one key.
 
     `highest` is the highest sum of costs that started in any window of `window` seconds, and `bound` the highest sum
@@ -26,10 +27,7 @@ class Audited:
     window: float
     highest: int
     bound: int
-
-    @property
-    def is_within_limit(self) -> bool:
-        return self.highest <= self.bound
+    is_within_limit: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,7 @@ class StartAudit:
                 window=rule.period / SECOND,
                 highest=window.highest,
                 bound=rule.bound(rule.period),
+                is_within_limit=window.highest <= rule.bound(rule.period),
             )
             for key, (rule, window) in self._keys.items()
         ]

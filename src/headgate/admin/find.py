@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from headgate.admin.readings import Readings
 from headgate.limits.key import bucket_key
@@ -23,8 +24,7 @@ _BEGINS_AN_ID = re.compile(r"[0-9a-v]{4}[0-9a-v-]{0,32}", re.IGNORECASE)
 """Fewer characters of an id match too many jobs to be of use."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """Something with its name: the id of a job or a batch, the name of anything else.
 
     `limit` is that of a key, `detail` the task of a job, the queue of a task, or the id of a node.
@@ -32,8 +32,8 @@ class Found:
 
     kind: FoundKind
     name: str
-    limit: str | None = None
-    detail: str | None = None
+    limit: str | None
+    detail: str | None
 
 
 async def find(
@@ -48,25 +48,25 @@ async def find(
     if is_wanted("job", "batch") and _BEGINS_AN_ID.fullmatch(text):
         if is_wanted("job"):
             jobs = await storage.jobs_beginning(text.lower(), count)
-            found += [Found("job", job.id, detail=job.task) for job in jobs]
+            found += [Found("job", job.id, None, job.task) for job in jobs]
         if is_wanted("batch"):
-            found += [Found("batch", id) for id in await storage.batch_ids(text.lower(), count)]
+            found += [Found("batch", id, None, None) for id in await storage.batch_ids(text.lower(), count)]
     if is_wanted("task"):
-        found += _best(text, (Found("task", each.task, detail=each.queue) for each in seen.declared_tasks), count)
+        found += _best(text, (Found("task", each.task, None, each.queue) for each in seen.declared_tasks), count)
     if is_wanted("queue"):
-        found += _best(text, (Found("queue", queue) for queue in queues), count)
+        found += _best(text, (Found("queue", queue, None, None) for queue in queues), count)
     limits = [each.limit for each in seen.limits.all_declared()]
     if is_wanted("limit"):
-        found += _best(text, (Found("limit", limit) for limit in limits), count)
+        found += _best(text, (Found("limit", limit, None, None) for limit in limits), count)
     if is_wanted("key") and text:
         keys = await storage.keys(limits[:MOST_LIMITS], bucket_key(text), count)
-        found += [Found("key", ref.key, limit=ref.limit) for ref in keys]
+        found += [Found("key", ref.key, ref.limit, None) for ref in keys]
     if is_wanted("schedule"):
         schedules = await storage.schedules(count=MOST_SCHEDULES)
-        found += _best(text, (Found("schedule", each.name) for each in schedules), count)
+        found += _best(text, (Found("schedule", each.name, None, None) for each in schedules), count)
     if is_wanted("node"):
         nodes = await seen.nodes()
-        found += _best(text, (Found("node", each.name, detail=each.id) for each in nodes), count)
+        found += _best(text, (Found("node", each.name, None, each.id) for each in nodes), count)
     return sorted(found, key=lambda each: _distance(text, each))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import click
 import msgspec
 
-from headgate.admin import Admin, Audited, BucketStatus, LimitSummary
+from headgate.admin import Admin, BucketStatus, LimitSummary
 from headgate.admin.history import LimitHistory
 from headgate.admin.holders import describe_holders
 from headgate.admin.limits import BUCKET_COLUMNS
@@ -312,7 +312,7 @@ def audit(target: str, limit: str, key: str | None, as_json: bool) -> None:
     """
     found = ask(target, lambda admin: admin.limits.audit(limit, key=key))
     if as_json:
-        print_json([{**_as_data(verdict), "is_within_limit": verdict.is_within_limit} for verdict in found])
+        print_json(found)
     else:
         print_table(
             f"Audit of {limit}",
@@ -417,7 +417,3 @@ def _setting_as_data(setting: LimitSetting, found: SetRule | None) -> dict[str, 
         "set_by": by,
         "set_at": at,
     }
-
-
-def _as_data(verdict: Audited) -> dict[str, object]:
-    return {name: getattr(verdict, name) for name in ("limit", "key", "starts", "window", "highest", "bound")}

@@ -25,17 +25,13 @@ class FindQuery(Query, frozen=True, kw_only=True):
     kind: FoundKind | None = None
 
 
-class FoundView(msgspec.Struct, frozen=True):
+class FoundView(Found, frozen=True):
     """Something with its name: the id of a job or a batch, the name of anything else.
 
     `limit` is that of a key, `detail` the task of a job, the queue of a task, or the id of a node. `is_paused` is null
     for what is neither a queue nor a key.
     """
 
-    kind: FoundKind
-    name: str
-    limit: str | None
-    detail: str | None
     is_paused: bool | None
 
 

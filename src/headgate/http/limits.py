@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from headgate.admin import BucketStatus, DeclaredLimit, LimitSummary, WhatIf
-from headgate.admin.audit import LimitAudit
+from headgate.admin.audit import Audited, LimitAudit
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, JsonBody, Query, bad_request, require_limit
 from headgate.http.jobs import ListedJobView, listed
@@ -141,16 +141,8 @@ class Reset(msgspec.Struct, frozen=True):
     permits_held: int
 
 
-class AuditedView(msgspec.Struct, frozen=True):
+class AuditedView(Audited, frozen=True):
     """The highest cost that started on a key in any window of so many seconds, and the highest that the rule allows."""
-
-    limit: str
-    key: str
-    starts: int
-    window: float
-    highest: int
-    bound: int
-    is_within_limit: bool
 
 
 class AuditedPage(msgspec.Struct, frozen=True):

@@ -80,7 +80,9 @@ async def test_one_kind_is_found_and_the_best_matches_come_first() -> None:
         assert [each.name for each in found[:3]] == ["mail", "mailing", "a_mail_0"]
         assert [each.name for each in found[-1:]] == ["email"]
         assert len(await app.admin.find("mail", count=6)) == 6
-        assert await app.admin.find("mail", kind="queue", queues=["a", "mails"]) == [Found("queue", "mails")]
+        assert await app.admin.find("mail", kind="queue", queues=["a", "mails"]) == [
+            Found("queue", "mails", None, None)
+        ]
         async with browser(app) as client:
             assert len(await find(client, "mail")) == 6
 
