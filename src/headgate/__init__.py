@@ -7,7 +7,7 @@ PYTEST_DONT_REWRITE: pytest loads our plugin, and would otherwise warn if this m
 
 from typing import TYPE_CHECKING
 
-from headgate.lazy_names import lazy_names
+from headgate.lazy_names import lazy_names, places_of
 
 if TYPE_CHECKING:
     from headgate.app import Headgate
@@ -177,9 +177,8 @@ __all__ = [
     "__version__",
 ]
 
-_PLACES = {
-    name: module
-    for module, names in {
+_PLACES = places_of(
+    {
         "headgate.app": "Headgate",
         "headgate.client.flow": "batch chain result_of",
         "headgate.client.handler": "Handler",
@@ -204,7 +203,7 @@ _PLACES = {
         "headgate.limits.sliding_window": "SlidingWindow",
         "headgate.limits.standalone.decision": "Decision",
         "headgate.limits.standalone.limiter": "Limiter",
-        "headgate.limits.standalone.rate_gate": "RateGate limit_rate",
+        "headgate.limits.standalone.rate_gate": "limit_rate RateGate",
         "headgate.limits.strict_rate": "StrictRate",
         "headgate.schedules.calendar": "Calendar",
         "headgate.schedules.cron": "Cron",
@@ -212,16 +211,15 @@ _PLACES = {
         "headgate.tasks.aes_gcm": "AesGcm",
         "headgate.tasks.codec": "Codec",
         "headgate.tasks.compression": "Zlib Zstd",
-        "headgate.tasks.context": "AttemptContext JobContext current_job current_jobs",
+        "headgate.tasks.context": "AttemptContext current_job current_jobs JobContext",
         "headgate.tasks.hooks": "JobDraft",
         "headgate.tasks.payload_folder": "PayloadFolder",
         "headgate.tasks.resource": "INJECTED",
         "headgate.tasks.signals": "Cancel Fail RateLimited Retry Snooze",
         "headgate.tasks.status": "BatchStatus JobStatus ScheduleStatus",
         "headgate.version": "__version__",
-    }.items()
-    for name in names.split()
-}
+    }
+)
 """The module of each name: the same as the imports above, which only type checkers follow."""
 
 

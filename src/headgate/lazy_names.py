@@ -43,6 +43,11 @@ def lazy_names(
     return get, listed
 
 
+def places_of(modules: Mapping[str, str]) -> dict[str, str]:
+    """Return the module of each name, from the names of each module, with spaces between them."""
+    return {name: module for module, names in modules.items() for name in names.split()}
+
+
 def _imports(frame: FrameType) -> bool:
     """Whether a frame is at `from package import name`, and not at `hasattr(package, name)`, for example."""
     return frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]

@@ -5,7 +5,7 @@ A name is imported when it is first used: they are half of what an app would imp
 
 from typing import TYPE_CHECKING
 
-from headgate.lazy_names import lazy_names
+from headgate.lazy_names import lazy_names, places_of
 
 if TYPE_CHECKING:
     from headgate.admin.admin import Admin, JobDetails
@@ -114,68 +114,37 @@ __all__ = [
     "WhatIf",
 ]
 
-_PLACES = {
-    "Admin": "headgate.admin.admin",
-    "DeclaredTask": "headgate.admin.readings",
-    "JobDetails": "headgate.admin.admin",
-    "AlertStatus": "headgate.admin.alerts",
-    "Audited": "headgate.admin.audit",
-    "BulkResult": "headgate.admin.bulk",
-    "EndEvent": "headgate.admin.ended",
-    "EndPage": "headgate.admin.ended",
-    "EnqueuedJob": "headgate.admin.enqueueing",
-    "Explanation": "headgate.admin.explain",
-    "LimitInfo": "headgate.admin.explain",
-    "FailedJob": "headgate.admin.failures",
-    "FailureDetails": "headgate.admin.failures",
-    "FailureGroup": "headgate.admin.failures",
-    "FailureReport": "headgate.admin.failures",
-    "Found": "headgate.admin.find",
-    "Activity": "headgate.admin.history",
-    "ActivityReport": "headgate.admin.history",
-    "Deploy": "headgate.admin.history",
-    "HistoryAdmin": "headgate.admin.history",
-    "JobsPoint": "headgate.admin.history",
-    "JobsHistory": "headgate.admin.history",
-    "LimitHistory": "headgate.admin.history",
-    "LimitPoint": "headgate.admin.history",
-    "RateBound": "headgate.admin.history",
-    "PermitHolder": "headgate.admin.holders",
-    "BucketStatus": "headgate.admin.limits",
-    "DeclaredLimit": "headgate.admin.limits",
-    "LimitStatus": "headgate.admin.limits",
-    "KeyStatus": "headgate.admin.limits",
-    "LimitsAdmin": "headgate.admin.limits",
-    "LimitSummary": "headgate.admin.limits",
-    "BacklogPoint": "headgate.admin.limits",
-    "PredictedBacklog": "headgate.admin.limits",
-    "WhatIf": "headgate.admin.limits",
-    "BatchDetails": "headgate.admin.listed",
-    "ListedAction": "headgate.admin.listed",
-    "ListedJob": "headgate.admin.listed",
-    "ListedPage": "headgate.admin.listed",
-    "NodeStatus": "headgate.admin.nodes",
-    "BlockerStatus": "headgate.admin.overview",
-    "JobTotals": "headgate.admin.overview",
-    "NodeCounts": "headgate.admin.overview",
-    "Overview": "headgate.admin.overview",
-    "QueueOverview": "headgate.admin.overview",
-    "UnknownTaskCount": "headgate.admin.overview",
-    "Purged": "headgate.admin.purge",
-    "JobQuery": "headgate.jobs.query",
-    "DeclaredQueue": "headgate.admin.queues",
-    "QueueKey": "headgate.admin.queues",
-    "QueueKeys": "headgate.admin.queues",
-    "QueuesAdmin": "headgate.admin.queues",
-    "QueueStatus": "headgate.admin.queues",
-    "ScheduleDefinition": "headgate.admin.schedules",
-    "SlowCounts": "headgate.admin.readings",
-    "Stretch": "headgate.admin.timeline",
-    "TimelineEntry": "headgate.admin.timeline",
-    "JobCount": "headgate.storage.records",
-    "JobGraph": "headgate.storage.records",
-    "Dependency": "headgate.storage.records",
-}
+_PLACES = places_of(
+    {
+        "headgate.admin.admin": "Admin JobDetails",
+        "headgate.admin.alerts": "AlertStatus",
+        "headgate.admin.audit": "Audited",
+        "headgate.admin.bulk": "BulkResult",
+        "headgate.admin.ended": "EndEvent EndPage",
+        "headgate.admin.enqueueing": "EnqueuedJob",
+        "headgate.admin.explain": "Explanation LimitInfo",
+        "headgate.admin.failures": "FailedJob FailureDetails FailureGroup FailureReport",
+        "headgate.admin.find": "Found",
+        "headgate.admin.history": (
+            "Activity ActivityReport Deploy HistoryAdmin JobsHistory JobsPoint LimitHistory LimitPoint RateBound"
+        ),
+        "headgate.admin.holders": "PermitHolder",
+        "headgate.admin.limits": (
+            "BacklogPoint BucketStatus DeclaredLimit KeyStatus LimitsAdmin LimitStatus LimitSummary PredictedBacklog "
+            "WhatIf"
+        ),
+        "headgate.admin.listed": "BatchDetails ListedAction ListedJob ListedPage",
+        "headgate.admin.nodes": "NodeStatus",
+        "headgate.admin.overview": "BlockerStatus JobTotals NodeCounts Overview QueueOverview UnknownTaskCount",
+        "headgate.admin.purge": "Purged",
+        "headgate.admin.queues": "DeclaredQueue QueueKey QueueKeys QueuesAdmin QueueStatus",
+        "headgate.admin.readings": "DeclaredTask SlowCounts",
+        "headgate.admin.schedules": "ScheduleDefinition",
+        "headgate.admin.timeline": "Stretch TimelineEntry",
+        "headgate.jobs.query": "JobQuery",
+        "headgate.storage.records": "Dependency JobCount JobGraph",
+    }
+)
 """The module of each name: the same as the imports above, which only type checkers follow."""
 
 
