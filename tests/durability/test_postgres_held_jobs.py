@@ -12,8 +12,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from headgate.admin.batches import cancel_batch
-from headgate.admin.bulk import CANCEL, BulkResult, change_many
+from headgate.admin.bulk import CANCEL, BulkResult, cancel_batch, change_many
 from headgate.clock import Clock, sleep
 from headgate.errors import IllegalTransition, JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditRecord

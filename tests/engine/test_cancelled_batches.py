@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from headgate import Headgate, Job, JobState, batch, chain
-from headgate.admin.batches import cancel_batch
-from headgate.admin.bulk import AT_ONCE, CHUNK
+from headgate.admin.bulk import AT_ONCE, CHUNK, cancel_batch
 from headgate.errors import JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.storage.store import Store

@@ -13,7 +13,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from headgate import Headgate
-from headgate.admin.batches import cancel_batch
+from headgate.admin.bulk import cancel_batch
 from headgate.client.flow import BatchPlan, batch, chain
 from headgate.client.flow_builder import NOTHING, FlowBuilder, PlacedStep
 from headgate.client.plan import Step

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Self, Unpack
 
 import msgspec
 from msgspec.structs import replace as replaced
 
 from headgate.admin.actor import this_process
-from headgate.admin.batches import cancel_batch
-from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, ChangeTogether, change_many, reschedule
+from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, cancel_batch, change_many, reschedule
 from headgate.admin.ended import AT_ONCE, EndCriteria, EndEvent, EndPage, EndQuery, Place, end_page, follow, read_ends
 from headgate.admin.enqueueing import (
     EnqueueCalls,
@@ -548,7 +548,9 @@ class Admin(Readings):
         repeated. Final jobs are skipped, and not counted. With `dry_run` it only counts. Instead of a query it takes
         job ids; then it counts those that it cannot change as refused, and skips unknown ids.
         """
-        return await self._many(query, CANCEL, self.cancel, most, dry_run, on_progress)
+        return await change_many(
+            self._storage, query, CANCEL, self.cancel, most=most, dry_run=dry_run, on_progress=on_progress
+        )
 
     async def cancel_batch(
         self,
@@ -593,7 +595,16 @@ class Admin(Readings):
             audit_records = [self._audit_record("retry", job_id) for job_id in job_ids]
             return await self._storage.retry_lone(job_ids, audit_records=audit_records)
 
-        return await self._many(query, RETRY, self.retry, most, dry_run, on_progress, retry_lone)
+        return await change_many(
+            self._storage,
+            query,
+            RETRY,
+            self.retry,
+            most=most,
+            dry_run=dry_run,
+            on_progress=on_progress,
+            change_together=retry_lone,
+        )
 
     async def run_many_now(
         self,
@@ -604,7 +615,9 @@ class Admin(Readings):
         on_progress: Callable[[BulkResult], None] | None = None,
     ) -> BulkResult:
         """Run now the jobs that a query matches, as `cancel_many` cancels: those that wait for their time."""
-        return await self._many(query, RUN_NOW, self.run_now, most, dry_run, on_progress)
+        return await change_many(
+            self._storage, query, RUN_NOW, self.run_now, most=most, dry_run=dry_run, on_progress=on_progress
+        )
 
     async def reschedule_many(
         self,
@@ -623,11 +636,10 @@ class Admin(Readings):
         DeclarationError for invalid values.
         """
         run_at = self._new_time(at, delay, priority)
-
-        async def change(job_id: str) -> None:
-            await self._reschedule(job_id, run_at, priority)
-
-        return await self._many(query, reschedule(run_at, priority), change, most, dry_run, on_progress)
+        change, verb = partial(self._reschedule, run_at=run_at, priority=priority), reschedule(run_at, priority)
+        return await change_many(
+            self._storage, query, verb, change, most=most, dry_run=dry_run, on_progress=on_progress
+        )
 
     async def purge(
         self,
@@ -712,27 +724,6 @@ class Admin(Readings):
         if changed is None:
             raise node_ended(record)
         return changed
-
-    async def _many(
-        self,
-        query: JobQuery | Sequence[str],
-        verb: BulkVerb,
-        change: Callable[[str], Awaitable[object]],
-        most: int,
-        dry_run: bool,
-        on_progress: Callable[[BulkResult], None] | None,
-        change_together: ChangeTogether | None = None,
-    ) -> BulkResult:
-        return await change_many(
-            self._storage,
-            query,
-            verb,
-            change,
-            most=most,
-            dry_run=dry_run,
-            on_progress=on_progress,
-            change_together=change_together,
-        )
 
     # ----------------------------------------------------------------------------------------------- helpers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headgate.errors import DeclarationError, DuplicateJob, IllegalTransition, JobHeld, JobNotFound, LeaderNotRetried
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobRecord
 from headgate.jobs.lifecycle import FOLLOWS, new_time, require_scheduled
 from headgate.jobs.query import JobQuery, JobView
@@ -42,6 +44,9 @@ class BulkResult:
 Refusal = Callable[[JobRecord, int], str | None]
 """Returns why a job, as it is at that wall time, must not be changed; None if it may be."""
 
+
+Cancel = Callable[[str], Awaitable[JobState | None]]
+"""Cancels one job, and returns the state that it was in. Raises JobHeld."""
 
 ChangeTogether = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
 """Changes those of the jobs that it can change in one commit, and returns their ids."""
@@ -130,17 +135,58 @@ async def change_many(
     """
     if isinstance(query, str):
         raise DeclarationError(f"pass a JobQuery or a list of ids, not one text: {query!r}")
-    bulk = _Bulk(change, change_together, most, dry_run)
+    bulk = _Bulk(change, most, dry_run)
     pages = _pages(storage, verb.queries(query)) if isinstance(query, JobQuery) else _pages_of(storage, query)
     async for page in pages:
         now = storage.now()
         left = page if verb.is_done is None else [record for record in page if not verb.is_done(record, now)]
-        is_cut = not await bulk.take([(record.id, verb.refusal(record, now)) for record in left])
+        is_cut = not await bulk.take([(record.id, verb.refusal(record, now)) for record in left], change_together)
         if on_progress is not None:
             on_progress(bulk.result())
         if is_cut:
             return bulk.result(is_cut=True)
     return bulk.result()
+
+
+async def cancel_batch(
+    storage: Store,
+    batch_id: str,
+    cancel: Cancel,
+    audit_record: Callable[[str], AuditRecord],
+    *,
+    most: int = sys.maxsize,
+    dry_run: bool = False,
+    on_progress: Callable[[BulkResult], None] | None = None,
+) -> BulkResult:
+    """Cancel up to `most` jobs in a batch: those that the end of others would release first, blocked ones last.
+
+    Jobs that are added meanwhile are cancelled, too. A job that another transaction has locked is counted as refused.
+    """
+
+    async def change(job_id: str) -> bool:
+        # One that is cancelled by now followed another one of these.
+        return await cancel(job_id) in (JobState.WAITING, JobState.RUNNING, JobState.CANCELLED)
+
+    async def cancel_blocked(ids: Sequence[str]) -> Sequence[str]:
+        return await storage.cancel_blocked(ids, audit_records=[*map(audit_record, ids)])
+
+    bulk = _Bulk(change, most, dry_run)
+    while True:
+        found = await storage.downstream_of(batch_id)
+        released, others, requested = (
+            [id for id in ids if id not in bulk.seen] for ids in (found.released, found.others, found.requested)
+        )
+        if not (released or others or requested):
+            return bulk.result()
+        await bulk.take([(id, "its cancellation was already requested") for id in requested])
+        # A chunk releases no job of a later one, because it holds none that is deeper.
+        for ids, change_together in ((released, cancel_blocked), (others, None)):
+            for start in range(0, len(ids), CHUNK):
+                is_cut = not await bulk.take([(id, None) for id in ids[start : start + CHUNK]], change_together)
+                if on_progress is not None:
+                    on_progress(bulk.result())
+                if is_cut:
+                    return bulk.result(is_cut=True)
 
 
 async def _pages(storage: Store, queries: Sequence[JobQuery]) -> AsyncIterator[Sequence[JobRecord]]:
@@ -164,40 +210,33 @@ async def _pages_of(storage: Store, ids: Sequence[str]) -> AsyncIterator[Sequenc
 class _Bulk:
     """Counts the results, and stops when `most` jobs are changed."""
 
-    def __init__(
-        self,
-        change: Callable[[str], Awaitable[object]],
-        change_together: ChangeTogether | None,
-        most: int,
-        dry_run: bool,
-    ) -> None:
+    def __init__(self, change: Callable[[str], Awaitable[object]], most: int, dry_run: bool) -> None:
+        self.seen: set[str] = set()
         self._change = change
-        self._change_together = change_together
         self._most = most
         self._is_dry_run = dry_run
         self._refused: Counter[str] = Counter()
         self._changed = 0
-        self._seen: set[str] = set()
 
     def result(self, *, is_cut: bool = False) -> BulkResult:
         matched = self._changed + self._refused.total()
         return BulkResult(matched, self._changed, dict(self._refused), self._is_dry_run, is_cut)
 
-    async def take(self, jobs: Sequence[tuple[str, str | None]]) -> bool:
+    async def take(self, jobs: Sequence[tuple[str, str | None]], change_together: ChangeTogether | None = None) -> bool:
         """Change the jobs without a reason against it; False if there are more than may be changed."""
         ids: list[str] = []
         for id, reason in jobs:
             # A job may be listed again in the state that it has changed to.
-            if id in self._seen:
+            if id in self.seen:
                 continue
             if reason is None:
                 ids.append(id)
             else:
                 self._refused[reason] += 1
-            self._seen.add(id)
-        if ids and self._change_together is not None and not self._is_dry_run:
+            self.seen.add(id)
+        if ids and change_together is not None and not self._is_dry_run:
             room = self._most - self._changed
-            done = set(await self._change_together(ids[:room])) if room else set()
+            done = set(await change_together(ids[:room])) if room else set()
             self._changed += len(done)
             ids = [id for id in ids if id not in done]
         while ids:

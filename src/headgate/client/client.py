@@ -447,7 +447,7 @@ class Client:
 
     async def cancel_batch(self, batch_id: str) -> int:
         """As `Batch.cancel`; a node of this process cancels its jobs at once."""
-        from headgate.admin.batches import cancel_batch
+        from headgate.admin.bulk import cancel_batch
 
         self._require_open()
         return (await cancel_batch(self.storage, batch_id, self._cancel_job, _cancellation)).changed
