@@ -13,7 +13,6 @@ from headgate.cli.simulation import (
     Scenario,
     SimulatedArrival,
     SimulationRun,
-    in_groups,
     keyed,
     make_arrivals,
     most_at_once,
@@ -72,11 +71,6 @@ def test_a_trace_is_read_from_seconds_or_instants_and_counted_from_the_earliest(
         read_trace(["1,acme", "soon,acme"], "trace.csv")
     with pytest.raises(DeclarationError, match="has no jobs"):
         read_trace(["at,key"], "trace.csv")
-
-
-def test_what_comes_at_the_same_instant_is_one_group() -> None:
-    arrivals = [SimulatedArrival(0, "a"), SimulatedArrival(0, "b"), SimulatedArrival(5, "a")]
-    assert in_groups(arrivals) == [arrivals[:2], arrivals[2:]]
 
 
 # -------------------------------------------------------------------------------------------------- outcome

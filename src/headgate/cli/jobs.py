@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -47,6 +47,8 @@ from headgate.jobs.report import LogLine
 from headgate.limits.key import shown_key
 from headgate.plural import counted
 from headgate.tasks.status import BatchStatus, JobStatus
+
+T = TypeVar("T")
 
 MOST_PAGES = 200
 """The most pages that are read for one list: a million jobs."""
@@ -110,7 +112,7 @@ def show(target: str, ids: Sequence[str], decode: bool, as_json: bool) -> None:
 
     With --json: an array, one object for each id.
     """
-    found, now = ask_with_time(target, partial(_details, ids=ids, decode=decode))
+    found, now = ask_with_time(target, lambda admin: _each(admin, ids, partial(_details, admin, decode=decode)))
     if as_json:
         print_json([each if isinstance(each, BatchStatus) else _as_data(each[0], each[1].reason) for each in found])
         return
@@ -126,7 +128,7 @@ def show(target: str, ids: Sequence[str], decode: bool, as_json: bool) -> None:
 @json_option
 def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
     """Explain why jobs have not started: the limit they wait for, their position, and when they will start."""
-    found, now = ask_with_time(target, partial(_explanations, ids=ids))
+    found, now = ask_with_time(target, lambda admin: _each(admin, ids, admin.explain))
     if as_json:
         print_json(found)
         return
@@ -261,37 +263,25 @@ def logs(target: str, id: str, count: int | None, follow: bool, as_json: bool) -
 # ------------------------------------------------------------------------------------------------ reading
 
 
-async def _details(
-    admin: Admin, *, ids: Sequence[str], decode: bool
-) -> list[tuple[JobDetails, Explanation] | BatchStatus]:
-    found: list[tuple[JobDetails, Explanation] | BatchStatus] = []
+async def _each(admin: Admin, ids: Sequence[str], read: Callable[[str], Awaitable[T]]) -> list[T | BatchStatus]:
+    """Read each of these jobs; an id of a batch returns that."""
+    found: list[T | BatchStatus] = []
     for id in ids:
         try:
-            details = await admin.job(id)
-            if decode:
-                details = replace(details, record=await _decoded(admin, details.record))
-            found.append((details, await admin.explain(id)))
+            found.append(await read(id))
         except JobNotFound as error:
-            found.append(await _batch_of(admin, id, error))
+            try:
+                found.append(await admin.batch(id))
+            except BatchNotFound:
+                raise error from None
     return found
 
 
-async def _batch_of(admin: Admin, id: str, not_found: JobNotFound) -> BatchStatus:
-    """Return the batch of this id; raise `not_found` if there is none."""
-    try:
-        return await admin.batch(id)
-    except BatchNotFound:
-        raise not_found from None
-
-
-async def _explanations(admin: Admin, *, ids: Sequence[str]) -> list[Explanation | BatchStatus]:
-    found: list[Explanation | BatchStatus] = []
-    for id in ids:
-        try:
-            found.append(await admin.explain(id))
-        except JobNotFound as error:
-            found.append(await _batch_of(admin, id, error))
-    return found
+async def _details(admin: Admin, id: str, *, decode: bool) -> tuple[JobDetails, Explanation]:
+    details = await admin.job(id)
+    if decode:
+        details = replace(details, record=await _decoded(admin, details.record))
+    return details, await admin.explain(id)
 
 
 async def _pages(

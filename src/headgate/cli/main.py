@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -20,54 +20,34 @@ from headgate.errors import HeadgateError
 from headgate.escaping import printable
 from headgate.version import __version__
 
-
-class Lazy(NamedTuple):
-    """The module of a sub-command, and its line in the list of commands."""
-
-    module: str
-    summary: str
-
-
-COMMANDS: Mapping[str, Lazy] = {
-    "worker": Lazy("headgate.cli.worker", "Run jobs until stopped."),
-    "status": Lazy("headgate.cli.status", "Show the state: queues, nodes, limits, and what blocks the database."),
-    "top": Lazy("headgate.cli.top", "Watch queues, throughput, throttled keys, nodes and failures live."),
-    "queues": Lazy("headgate.cli.queues", "List, show, pause, resume and empty queues."),
-    "jobs": Lazy("headgate.cli.jobs", "List, show, enqueue, retry, run, reschedule, cancel and delete jobs."),
-    "failures": Lazy("headgate.cli.failures", "Show the failures of the last hour, grouped by task and root cause."),
-    "batches": Lazy(
-        "headgate.cli.batches", "List batches, show the progress of one, cancel one with everything in it."
-    ),
-    "tasks": Lazy("headgate.cli.tasks", "List the tasks that an app declares, and how many jobs wait for each."),
-    "alerts": Lazy("headgate.cli.alerts", "List the alerts that are firing, and send a test message of one."),
-    "nodes": Lazy(
-        "headgate.cli.nodes", "List, quiet, resume, rename and stop worker processes, and change their slots."
-    ),
-    "audit": Lazy(
-        "headgate.cli.audit",
-        "Show changes by people to jobs, limits, queues, schedules and nodes, and their sign-ins, newest first.",
-    ),
-    "schedules": Lazy(
-        "headgate.cli.schedules", "List, create, edit, pause, resume, trigger, skip and remove schedules."
-    ),
-    "limits": Lazy("headgate.cli.limits", "Show the budget of each key, and change limits while jobs wait."),
-    "doctor": Lazy(
-        "headgate.cli.doctor",
-        "Check this process, the store, its server or disk, nodes, and jobs that no worker runs.",
-    ),
-    "purge": Lazy("headgate.cli.purge", "Delete final jobs for good, with their results, attempts and log lines."),
-    "migrate": Lazy("headgate.cli.migrate", "Create the tables, or update them."),
-    "backup": Lazy("headgate.cli.backup", "Copy the SQLite file of an app while workers run, and check the copy."),
-    "dashboard": Lazy("headgate.cli.dashboard", "Serve the dashboard and its API until stopped."),
-    "password": Lazy("headgate.cli.password", "Hash a password for a dashboard user, and print the hash."),
-    "completion": Lazy("headgate.cli.completion", "Print the completion script for bash, zsh or fish."),
-    "init": Lazy("headgate.cli.init", "Write the files that run an app under Docker, systemd or Kubernetes."),
-    "bench": Lazy("headgate.cli.bench", "Measure how fast a store is on this machine: enqueueing, running, starting."),
-    "simulate": Lazy("headgate.cli.simulate", "Simulate a load under a limit, before you set it."),
-    "demo": Lazy("headgate.cli.demo", "Watch Headgate keep its promises, in under a minute."),
-    "version": Lazy("headgate.cli.version", "Show the versions: Headgate, Python, SQLite and optional packages."),
+COMMANDS: Mapping[str, str] = {
+    "worker": "Run jobs until stopped.",
+    "status": "Show the state: queues, nodes, limits, and what blocks the database.",
+    "top": "Watch queues, throughput, throttled keys, nodes and failures live.",
+    "queues": "List, show, pause, resume and empty queues.",
+    "jobs": "List, show, enqueue, retry, run, reschedule, cancel and delete jobs.",
+    "failures": "Show the failures of the last hour, grouped by task and root cause.",
+    "batches": "List batches, show the progress of one, cancel one with everything in it.",
+    "tasks": "List the tasks that an app declares, and how many jobs wait for each.",
+    "alerts": "List the alerts that are firing, and send a test message of one.",
+    "nodes": "List, quiet, resume, rename and stop worker processes, and change their slots.",
+    "audit": "Show changes by people to jobs, limits, queues, schedules and nodes, and their sign-ins, newest first.",
+    "schedules": "List, create, edit, pause, resume, trigger, skip and remove schedules.",
+    "limits": "Show the budget of each key, and change limits while jobs wait.",
+    "doctor": "Check this process, the store, its server or disk, nodes, and jobs that no worker runs.",
+    "purge": "Delete final jobs for good, with their results, attempts and log lines.",
+    "migrate": "Create the tables, or update them.",
+    "backup": "Copy the SQLite file of an app while workers run, and check the copy.",
+    "dashboard": "Serve the dashboard and its API until stopped.",
+    "password": "Hash a password for a dashboard user, and print the hash.",
+    "completion": "Print the completion script for bash, zsh or fish.",
+    "init": "Write the files that run an app under Docker, systemd or Kubernetes.",
+    "bench": "Measure how fast a store is on this machine: enqueueing, running, starting.",
+    "simulate": "Simulate a load under a limit, before you set it.",
+    "demo": "Watch Headgate keep its promises, in under a minute.",
+    "version": "Show the versions: Headgate, Python, SQLite and optional packages.",
 }
-
+"""The sub-commands, each in the module of its name, with their lines in the list of commands."""
 
 NOUNS = ("jobs", "queues", "limits", "schedules", "nodes", "batches", "alerts")
 """The commands that are groups about one kind of thing."""
@@ -80,13 +60,12 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        lazy = COMMANDS.get(cmd_name)
-        if lazy is None:
+        if cmd_name not in COMMANDS:
             return None
         # Loaded code is not garbage. To look for garbage in it takes a tenth of the time in which a worker starts.
         gc.disable()
         try:
-            command: click.Command = getattr(importlib.import_module(lazy.module), cmd_name)
+            command: click.Command = getattr(importlib.import_module(f"headgate.cli.{cmd_name}"), cmd_name)
         finally:
             gc.enable()
         return command
@@ -117,7 +96,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items()])
+            formatter.write_dl([*COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         # None if it was closed, as by >&-.

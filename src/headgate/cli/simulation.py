@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby, pairwise
+from itertools import groupby
 from math import ceil
+from operator import attrgetter
 from random import Random
 from typing import Literal, NamedTuple, get_args
 
@@ -87,13 +88,6 @@ def read_trace(lines: Iterable[str], where: str) -> list[SimulatedArrival]:
     found.sort(key=lambda arrival: arrival[0])
     begin = found[0][0]
     return [SimulatedArrival(round((at - begin) * SECOND), key) for at, key in found]
-
-
-def in_groups(arrivals: Sequence[SimulatedArrival]) -> list[Sequence[SimulatedArrival]]:
-    """Yield the arrivals of each instant together."""
-    ends = [at for at, (one, next_) in enumerate(pairwise(arrivals), start=1) if one.at != next_.at]
-    bounds = [0, *ends, len(arrivals)]
-    return [arrivals[begin:end] for begin, end in pairwise(bounds)]
 
 
 def _weights(keys: int, skew: Skew) -> list[float]:
@@ -190,12 +184,11 @@ async def _run(scenario: Scenario, clock: VirtualClock) -> SimulationRun:
     async with app:
         last = begin + round(scenario.longest * SECOND)
         come = 0
-        for group in in_groups(scenario.arrivals):
-            if begin + group[0].at > last:
+        for at, group in groupby(scenario.arrivals, key=attrgetter("at")):
+            if begin + at > last:
                 break
-            await sleep_until(clock, begin + group[0].at)
-            await job.enqueue_many([(each.key, each.at) for each in group])
-            come += len(group)
+            await sleep_until(clock, begin + at)
+            come += len(await job.enqueue_many([(each.key, each.at) for each in group]))
         while clock.monotonic() < last:
             (counts,) = [each for each in await app.admin.counts() if each.queue == QUEUE]
             if not counts.waiting and not counts.running:
