@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from headgate.admin.ended import EndFollower, EndQuery, Place, ReadEnds, end_page, place_of, place_of_end, read_ends
+from headgate.admin.ended import EndFollower, EndQuery, Place, ReadEnds, end_page, place_of, place_of_end
 from headgate.clock import SECOND, Clock
 from headgate.errors import TooManySearches
 from headgate.http.stream import EndReader
@@ -236,7 +236,7 @@ class Traffic:
         """Read again as long as other searches take up the store, as all programs have to."""
         while True:
             with contextlib.suppress(TooManySearches):
-                return await read_ends(store, after, count)
+                return await store.ended(*after, count)
 
     def check_passed(self, places: Collection[Place]) -> None:
         """Note the readers whose cursors have passed these ends without returning them, and that the ends are known."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace as replaced
 
 from headgate.admin.actor import this_process
 from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, cancel_batch, change_many, reschedule
-from headgate.admin.ended import AT_ONCE, EndCriteria, EndEvent, EndPage, EndQuery, Place, end_page, follow, read_ends
+from headgate.admin.ended import AT_ONCE, EndCriteria, EndEvent, EndPage, EndQuery, Place, end_page, follow
 from headgate.admin.enqueueing import (
     EnqueueCalls,
     EnqueuedJob,
@@ -279,7 +279,7 @@ class Admin(Readings):
 
     async def read_ends(self, after: Place) -> EndsRead:
         """Return the first ends after a place, for an `EndFollower`."""
-        return await read_ends(self._storage, after)
+        return await self._storage.ended(*after, AT_ONCE)
 
     async def batch(self, batch_id: str) -> BatchDetails:
         """Return the tasks of a batch, and how many jobs are in each state. Raises BatchNotFound."""

@@ -156,15 +156,10 @@ def _begin_of(after: str | datetime | None, now: int) -> tuple[Place, Place]:
     return Place(int(found[1]), int(found[2])), Place(int(found[3] or _NEVER))
 
 
-async def read_ends(storage: Store, after: Place, count: int = AT_ONCE) -> EndsRead:
-    """Return the first ends after a place."""
-    return await storage.ended(after.at, after.number, count)
-
-
 async def end_page(storage: Store, after: str | datetime | None, query: EndQuery, count: int) -> EndPage:
     """Return the next ends that match, among up to `count` that are read. A pass over the last ends has many pages."""
     began, settled = _begin_of(after, storage.now())
-    read = await read_ends(storage, began, count)
+    read = await storage.ended(*began, count)
     # Not before the place from which the caller wants ends.
     settled = max(min(began, settled), min(settled, Place(read.now - LOOK_BACK)))
     items = [event_of(end, min(place_of_end(end), settled)) for end in read.ends if query.matches(end)]
@@ -210,11 +205,7 @@ async def follow(
     storage: Store, clock: Clock, after: str | datetime | None, query: EndQuery
 ) -> AsyncIterator[EndEvent]:
     """Return the ends that match as they come, for ever, also while searches of others take all turns."""
-
-    async def read(place: Place) -> EndsRead:
-        return await read_ends(storage, place)
-
-    follower = EndFollower(read, place_of(after, storage.now()))
+    follower = EndFollower(lambda place: storage.ended(*place, AT_ONCE), place_of(after, storage.now()))
     while True:
         try:
             found, has_more = await follower.advance()

@@ -18,6 +18,8 @@ from headgate.storage.background_counts import CountReading
 from headgate.storage.records import Blocker, CountedView, QueueCounts, ViewCount, WaitingCount
 from headgate.tasks.status import ScheduleStatus
 
+FINAL_COUNTS = ("succeeded", "failed", "cancelled", "skipped")
+
 
 @dataclass(frozen=True, slots=True)
 class JobTotals:
@@ -219,19 +221,10 @@ def with_finals(
     found: list[QueueOverview] = []
     for name in sorted(named.keys() | counted.keys()):
         queue = named.get(name) or queue_overview(QueueStatus(name, 0, 0, 0, 0, 0), {})
-        if finals is None:
-            found.append(replace(queue, succeeded=None, failed=None, cancelled=None, skipped=None))
-        else:
-            each = counted.get(name) or QueueCounts(name, 0, 0, 0, 0, 0)
-            found.append(
-                replace(
-                    queue,
-                    succeeded=each.succeeded,
-                    failed=each.failed,
-                    cancelled=each.cancelled,
-                    skipped=each.skipped,
-                )
-            )
+        counts = counted.get(name) or QueueCounts(name, 0, 0, 0, 0, 0)
+        found.append(
+            replace(queue, **{state: None if finals is None else getattr(counts, state) for state in FINAL_COUNTS})
+        )
     return found
 
 
@@ -249,10 +242,7 @@ def totals_of(queues: Sequence[QueueOverview], *, is_counted: bool) -> JobTotals
     unfinished = ("waiting", "ready", "throttled", "scheduled", "blocked", "running", "undeclared")
     return JobTotals(
         **{name: total(name) if is_counted else None for name in unfinished},
-        succeeded=total("succeeded"),
-        failed=total("failed"),
-        cancelled=total("cancelled"),
-        skipped=total("skipped"),
+        **{name: total(name) for name in FINAL_COUNTS},
     )
 
 

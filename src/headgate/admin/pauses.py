@@ -63,19 +63,13 @@ async def pause_of_limit(store: Store, setting: LimitSetting) -> Pause:
             f"limit {setting.limit!r} is declared by a newer version of Headgate, which this version cannot read"
         )
     verb = "resume" if setting.is_paused else "unset"
-    entry = await last_change(store, setting, "pause" if setting.is_paused else "set")
+    changes = await store.audit_log(AuditFilter(kind="limit", subject=setting.limit, count=MOST_CHANGES))
+    entry = last_of(changes, setting, "pause" if setting.is_paused else "set")
     return Pause(
         f"limit {setting.limit!r} is paused for {whose(setting)}",
         command_to_end(setting, verb),
         None if entry is None else entry.actor,
         None if entry is None else to_datetime(entry.at),
-    )
-
-
-async def last_change(store: Store, setting: LimitSetting, action: str) -> AuditEntry | None:
-    """Return the audit entry of the last `pause` or `set` of this setting; None if it has been pruned."""
-    return last_of(
-        await store.audit_log(AuditFilter(kind="limit", subject=setting.limit, count=MOST_CHANGES)), setting, action
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from msgspec.structs import asdict
+
 from headgate.admin.bulk import CANCEL_WAITING, BulkResult, change_many
 from headgate.admin.columns import Column
 from headgate.clock import SECOND, to_datetime
@@ -93,11 +95,6 @@ class QueueStatus:
     @property
     def is_paused(self) -> bool:
         return self.paused_at is not None
-
-    @property
-    def has_jobs(self) -> bool:
-        """Whether it has jobs in any state."""
-        return any((self.waiting, self.running, self.succeeded, self.failed, self.cancelled, self.skipped))
 
 
 QUEUE_COLUMNS = (
@@ -239,13 +236,7 @@ def _status(
     counts = counts or QueueCounts(name, 0, 0, 0, 0, 0)
     record = record or QueueRecord(name, None, None, None)
     return QueueStatus(
-        queue=name,
-        waiting=counts.waiting,
-        running=counts.running,
-        succeeded=counts.succeeded,
-        failed=counts.failed,
-        cancelled=counts.cancelled,
-        skipped=counts.skipped,
+        **asdict(counts),
         oldest=None if record.oldest_at is None else max(0, now - record.oldest_at) / SECOND,
         lag=0.0 if record.ready_at is None else max(0, now - record.ready_at) / SECOND,
         paused_at=None if record.paused_at is None else to_datetime(record.paused_at),
