@@ -225,7 +225,7 @@ async def test_under_asgi_changes_are_streamed_until_the_browser_leaves(ada: Asy
 
 @pytest.mark.parametrize("sent", [[], [{"type": "http.response.start", "status": 200, "headers": []}]])
 async def test_an_error_of_the_app_ends_the_view(sent: list[dict[str, Any]]) -> None:
-    from headgate.contrib.django.asgi_call import call_asgi
+    from headgate.contrib.django.dashboard import call_asgi
 
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         for message in sent:

@@ -20,8 +20,8 @@ from msgspec import structs
 from headgate import DeclarationError, Headgate, JobNotFound, UnfitConnection
 from headgate.admin import JobDetails
 from headgate.contrib.django.arguments import Arguments
-from headgate.contrib.django.body import with_connections
-from headgate.contrib.django.declared import IMPORTED, Declared, declared_on
+from headgate.contrib.django.body import DjangoTaskBody, with_connections
+from headgate.contrib.django.declared import IMPORTED, declared_on
 from headgate.contrib.django.default_app import app_of_database, problem_with_database
 from headgate.contrib.django.results import PRIORITY, enqueued_result
 from headgate.contrib.django.standard import InvalidTaskBackend, backends, base, exceptions, signals, tasks
@@ -100,7 +100,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         call, headers = declared.parameters.to_job(Arguments(result.args, result.kwargs))
         if task.priority != base.DEFAULT_TASK_PRIORITY:
             headers[PRIORITY] = str(task.priority)
-        job = declared.task.using(
+        job = declared.app_task.using(
             queue=task.queue_name,
             priority=job_priority(task.priority),
             at=None if task.run_after is None else _aware(task.run_after),
@@ -125,13 +125,13 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
 
     def app_task(self, task: Any) -> Any:
         """Return the app's task that runs a Django task, for `headgate.testing`."""
-        return self._declared(task.module_path).task
+        return self._declared(task.module_path).app_task
 
     def get_result(self, result_id: str) -> Any:
         """Same as in Django. Raises TaskResultDoesNotExist, also for a pruned job, or one that is not a Django task."""
         try:
             details = self.app.sync.admin.job(result_id)
-            return self._declared(details.record.task).body.result_of(self._loaded(details))
+            return self._declared(details.record.task).result_of(self._loaded(details))
         except (JobNotFound, _NoDjangoTask) as error:
             raise exceptions.TaskResultDoesNotExist(str(error)) from error
 
@@ -156,7 +156,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
             found.append(checks.Error(message, id="headgate.E002"))
         return found
 
-    def _declared(self, path: str) -> Declared:
+    def _declared(self, path: str) -> DjangoTaskBody:
         task = IMPORTED.find(path)
         if task is None:
             task = _import_task(path)

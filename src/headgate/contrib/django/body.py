@@ -47,9 +47,9 @@ def _close_old_connections() -> None:
 
 
 class DjangoTaskBody:
-    """One Django task on one app. `sender` is the sender of its signals: the class of the backend."""
+    """One Django task on one app, as its `app_task`. `sender` of its signals is the class of the backend."""
 
-    def __init__(self, app: Headgate, task: Any, alias: str, sender: type[Any]) -> None:
+    def __init__(self, app: Headgate, task: Any, alias: str, sender: type[Any], queue: str) -> None:
         self._app = app
         self._task = task
         self._alias = alias
@@ -57,8 +57,9 @@ class DjangoTaskBody:
         # The results of the attempts that run here, until the outcomes of their jobs are known.
         self._attempts: dict[str, Any] = {}
         self.parameters = Parameters(task.func, takes_context=task.takes_context)
+        self.app_task: Task[..., Any] = self._declare(queue)
 
-    def declare(self, queue: str) -> Task[..., Any]:
+    def _declare(self, queue: str) -> Task[..., Any]:
         """Make it a task of the app, under the path of its function."""
         options = options_of(self._task.func)
         declared = self._app.task(name=self._task.module_path, queue=queue, **options)(self._function())
@@ -69,7 +70,7 @@ class DjangoTaskBody:
 
     def result_of(self, details: JobDetails) -> Any:
         """Return the current result of one of its jobs."""
-        record, payload = details.record, self._app.tasks[self._task.module_path].payload
+        record, payload = details.record, self.app_task.payload
         args, kwargs = payload.decode(record.payload)
         if record.result is not None:
             details = replace(details, record=structs.replace(record, result=payload.clear_result(record.result)))
@@ -131,7 +132,7 @@ class DjangoTaskBody:
         return (base.TaskContext(task_result=result),) if self._task.takes_context else ()
 
     def _on_completed(self, job: JobContext, value: Any) -> None:
-        stored = self._app.tasks[self._task.module_path].payload.in_clear().encode_result(value)
+        stored = self.app_task.payload.in_clear().encode_result(value)
         self._send_finished(job, lambda result: succeed(result, msgspec.json.decode(stored)))
 
     def _on_error(self, job: JobContext, error: BaseException) -> None:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
@@ -16,20 +18,19 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.db import connections, transaction
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 from django.urls import NoReverseMatch, path, reverse
 from django.utils.cache import patch_cache_control
 from django.utils.crypto import salted_hmac
 from django.views.decorators.csrf import csrf_exempt
 
-from headgate.contrib.django.asgi_call import call_asgi, scope_of
 from headgate.contrib.django.backend import app_with_tasks, dashboard_namespace, headgate_backend, require_backend
 from headgate.errors import HeadgateError
 from headgate.http import CallbackAuth, Dashboard, Role, User, dashboard
 from headgate.http.http_error import http_error_of
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Message, Scope
 
 _USER = "headgate.user"
 
@@ -144,3 +145,84 @@ def _login_url() -> str:
         return str(reverse("admin:login"))
     except NoReverseMatch:
         return str(settings.LOGIN_URL)
+
+
+# ------------------------------------------------------------------------------ calling the ASGI app of the dashboard
+
+
+def scope_of(request: Any, path: str) -> Scope:
+    """Return the ASGI scope of a request under WSGI or ASGI, for an app whose own path it is.
+
+    What is before `path` is the root path. The host and the scheme are Django's, which knows its proxies. Raises
+    DisallowedHost.
+    """
+    meta = request.META
+    headers = {name.lower(): value for name, value in request.headers.items()} | {"host": request.get_host()}
+    if isinstance(request, ASGIRequest):
+        raw_path, query = request.scope.get("raw_path"), meta["QUERY_STRING"].encode()
+    else:
+        # gunicorn, uWSGI and mod_wsgi have the path as it was sent; for other servers %2F is a slash.
+        raw_path = (meta.get("RAW_URI") or meta.get("REQUEST_URI") or quote(request.path)).encode("latin-1", "replace")
+        query = meta["QUERY_STRING"].encode("latin-1", "replace")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": request.method,
+        "scheme": request.scheme,
+        "path": request.path,
+        "raw_path": raw_path,
+        "root_path": request.path.removesuffix(path).rstrip("/"),
+        "query_string": query,
+        "headers": [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()],
+        "client": (meta["REMOTE_ADDR"], 0) if meta.get("REMOTE_ADDR") else None,
+    }
+
+
+async def call_asgi(app: ASGIApp, scope: Scope, body: bytes) -> Any:
+    """Return the app's response to this request; a streamed one if the app sends it in parts."""
+    unread = [body]
+    # Not bounded, so that a call ends even if its parts are never read. A stream of the dashboard has few of them,
+    # because it lasts half a minute.
+    messages: asyncio.Queue[Message | None] = asyncio.Queue()
+
+    async def receive() -> Message:
+        if not unread:
+            # Django cancels the view when the client disconnects, so this has nothing to report.
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": unread.pop(), "more_body": False}
+
+    async def call() -> None:
+        try:
+            await app(scope, receive, messages.put)
+        finally:
+            messages.put_nowait(None)
+
+    calling = asyncio.create_task(call())
+    try:
+        start = await messages.get()
+        first = None if start is None else await messages.get()
+        is_streamed = first is not None and first.get("more_body", False)
+        if not is_streamed:
+            await calling
+    except BaseException:
+        calling.cancel()
+        raise
+    assert start is not None
+    assert first is not None
+    status = start["status"]
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in start["headers"]}
+    if not is_streamed:
+        return HttpResponse(first["body"], status=status, headers=headers)
+
+    async def parts() -> AsyncIterator[bytes]:
+        try:
+            message: Message | None = first
+            while message is not None:
+                yield message["body"]
+                message = await messages.get()
+        finally:
+            calling.cancel()
+
+    # GZipMiddleware would compress each part by itself, and some browsers read only the first of such parts.
+    return StreamingHttpResponse(parts(), status=status, headers=headers | {"Content-Encoding": "identity"})

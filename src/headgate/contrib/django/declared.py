@@ -6,24 +6,12 @@ Django makes a backend for each thread and asyncio task, so their shared state i
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from headgate import Headgate, Task
-from headgate.contrib.django.arguments import Parameters
+from headgate import Headgate
 from headgate.contrib.django.body import DjangoTaskBody
 from headgate.contrib.django.options import options_of
-
-
-class Declared(NamedTuple):
-    """A Django task as a task of an app."""
-
-    task: Task[..., Any]
-    body: DjangoTaskBody
-
-    @property
-    def parameters(self) -> Parameters:
-        return self.body.parameters
 
 
 class Imported:
@@ -51,15 +39,14 @@ class Imported:
 IMPORTED = Imported()
 
 _lock = threading.Lock()
-_declared: WeakKeyDictionary[Headgate, dict[str, Declared]] = WeakKeyDictionary()
+_declared: WeakKeyDictionary[Headgate, dict[str, DjangoTaskBody]] = WeakKeyDictionary()
 
 
-def declared_on(app: Headgate, task: Any, alias: str, sender: type[Any], queue: str) -> Declared:
+def declared_on(app: Headgate, task: Any, alias: str, sender: type[Any], queue: str) -> DjangoTaskBody:
     """Return the app's task that runs this Django task; declare it if it is not. Raises DeclarationError."""
     with _lock:
         app_tasks = _declared.setdefault(app, {})
         found = app_tasks.get(task.module_path)
         if found is None:
-            body = DjangoTaskBody(app, task, alias, sender)
-            found = app_tasks[task.module_path] = Declared(body.declare(queue), body)
+            found = app_tasks[task.module_path] = DjangoTaskBody(app, task, alias, sender, queue)
         return found
