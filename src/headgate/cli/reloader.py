@@ -6,12 +6,13 @@ import asyncio
 import logging
 import os
 import signal
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.cli.supervisor import ended_as_requested, exit_worded
+from headgate.cli.supervisor import ended_as_requested, exit_worded, start_worker
+from headgate.engine.stop_signals import on_stop_signals
 from headgate.errors import DeclarationError
 
 if TYPE_CHECKING:
@@ -41,11 +42,7 @@ class Reloader:
     async def run(self) -> int:
         """Return the exit code after a signal has ended the worker. Raises DeclarationError without watchfiles."""
         changes = self._watch()
-        loop = asyncio.get_running_loop()
-        caught = (signal.SIGTERM, signal.SIGINT)
-        for number in caught:
-            loop.add_signal_handler(number, self._on_signal)
-        try:
+        with on_stop_signals(self._on_signal, self._on_signal):
             logger.info("watching %s for changes of the code", self._folder)
             # Watching begins before the worker starts, so that no change is missed.
             coming = asyncio.ensure_future(anext(changes, None))
@@ -59,9 +56,6 @@ class Reloader:
                 if not self._stopping.is_set():
                     await self._start()
             return self._judged(await self._ended())
-        finally:
-            for number in caught:
-                loop.remove_signal_handler(number)
 
     def _watch(self) -> AsyncGenerator[set[tuple[Change, str]], None]:
         try:
@@ -78,13 +72,7 @@ class Reloader:
         return os.path.relpath(path, self._folder)
 
     async def _start(self) -> None:
-        self._worker = await asyncio.create_subprocess_exec(
-            *self._command,
-            # The worker reads the end of this pipe when its parent was killed.
-            stdin=PIPE,
-            # Ctrl-C goes to the whole process group; it must not reach the worker twice.
-            start_new_session=True,
-        )
+        self._worker = await start_worker(self._command)
         self._is_told = self._is_dead = False
         self._ending = asyncio.create_task(self._end(self._worker), name="headgate-reload")
         if self._stopping.is_set():

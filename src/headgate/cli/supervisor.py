@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 import signal
-from asyncio.subprocess import Process
-from collections.abc import Sequence
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping, Sequence
 
 from headgate.clock import SECOND, Clock, wait_for_event
+from headgate.engine.stop_signals import on_stop_signals
 
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
@@ -52,17 +53,10 @@ class Supervisor:
 
     async def run(self) -> int:
         """Return the exit code when all processes have ended, after a signal or after too many short runs."""
-        loop = asyncio.get_running_loop()
-        caught = (signal.SIGTERM, signal.SIGINT)
-        for number in caught:
-            loop.add_signal_handler(number, self._on_signal)
-        try:
+        with on_stop_signals(self._on_signal, self._on_signal):
             async with asyncio.TaskGroup() as keepers:
                 for worker in range(1, self._count + 1):
                     keepers.create_task(self._keep(worker), name=f"headgate-worker-{worker}")
-        finally:
-            for number in caught:
-                loop.remove_signal_handler(number)
         return self._exit_code
 
     def _on_signal(self) -> None:
@@ -105,14 +99,7 @@ class Supervisor:
 
     async def _live(self, number: int) -> int:
         """Run one worker until it ends; return its exit code, or minus the signal that ended it."""
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            env={**os.environ, NUMBER: str(number)},
-            # The worker reads the end of this pipe when its parent was killed.
-            stdin=asyncio.subprocess.PIPE,
-            # Ctrl-C goes to the whole process group; it must not reach the worker twice.
-            start_new_session=True,
-        )
+        process = await start_worker(self._command, {**os.environ, NUMBER: str(number)})
         self._processes[number] = process
         logger.info("worker %d has pid %d", number, process.pid)
         if self._stopping.is_set():
@@ -131,6 +118,18 @@ class Supervisor:
         self._stopping.set()
         for process in self._processes.values():
             self._pass_on(process)
+
+
+async def start_worker(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Process:
+    """Start a worker in a session of its own, with the environment of this process unless another one is given."""
+    return await asyncio.create_subprocess_exec(
+        *command,
+        env=environment,
+        # The worker reads the end of this pipe when its parent was killed.
+        stdin=PIPE,
+        # Ctrl-C goes to the whole process group; it must not reach the worker twice.
+        start_new_session=True,
+    )
 
 
 def ended_as_requested(code: int, signals: int) -> bool:
