@@ -446,14 +446,7 @@ def _worded(line: LogLine) -> str:
 
 
 def _line(line: LogLine) -> dict[str, object]:
-    return {
-        "number": line.number,
-        "at": to_datetime(line.at),
-        "attempt": line.attempt,
-        "level": logging.getLevelName(line.level),
-        "logger": line.logger,
-        "message": line.message,
-    }
+    return {**structs.asdict(line), "at": to_datetime(line.at), "level": logging.getLevelName(line.level)}
 
 
 def _progress(job: JobStatus) -> str | None:
@@ -598,14 +591,8 @@ def _occurrence(record: JobRecord) -> Sequence[tuple[str, object]]:
 
 
 def _attempt(attempt: AttemptRecord) -> dict[str, object]:
-    return {
-        "number": attempt.number,
-        "node": attempt.node,
-        "started_at": to_datetime(attempt.started_at),
-        "ended_at": to_datetime(attempt.ended_at),
-        "outcome": attempt.outcome,
-        "error": attempt.error,
-    }
+    started_at, ended_at = to_datetime(attempt.started_at), to_datetime(attempt.ended_at)
+    return {**structs.asdict(attempt), "started_at": started_at, "ended_at": ended_at}
 
 
 def _print_details(details: JobDetails, explained: Explanation, now: datetime) -> None:
