@@ -70,7 +70,7 @@ def change_many(
     yes: bool,
     most: int,
 ) -> None:
-    """Change all jobs that the options select, `by` a verb that the word names. Exit code 1 if none was changed."""
+    """Change all jobs that the options select, with the verb `by`, which the word names; exit code 1 if none was."""
     if not criteria and not is_all:
         raise click.UsageError(
             "name at least one job by its id, select jobs by options such as --state failed, or add --all"

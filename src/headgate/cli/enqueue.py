@@ -57,10 +57,6 @@ def _unique_while(_context: click.Context, _parameter: click.Parameter, given: s
     return None if given is None else given.split(",")
 
 
-def _tags(_context: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> Sequence[str] | None:
-    return given or None
-
-
 @click.command()
 @takes_app_and("TASK")
 @click.option("--payload", metavar="JSON", help="The arguments as a JSON object; - reads it from stdin.")
@@ -86,7 +82,7 @@ def _tags(_context: click.Context, _parameter: click.Parameter, given: Sequence[
 @click.option("--debounce-max", type=seconds, metavar="TIME", help="Debounce for at most this time.")
 @click.option("--id", metavar="UUID", help="The id of the job: if the task has a job with it, nothing is stored.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", callback=_headers, help="Repeatable.")
-@click.option("--tag", "tags", multiple=True, metavar="TAG", callback=_tags, help="Repeatable; added to the task's.")
+@click.option("--tag", "tags", multiple=True, metavar="TAG", help="Repeatable; added to the task's.")
 @click.option("--retries", type=click.IntRange(0), help="How often a failed attempt is repeated.")
 @click.option(
     "--retention",
@@ -138,7 +134,7 @@ def enqueue(
         raise DeclarationError("jobs on memory:// end with the process that enqueues them, and this one ends now")
     if retries is not None:
         options["retry"] = RetryPolicy(retries=retries)
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None and value != ()}
     chosen = _task(app, target, task).using(**given)
     if payloads is not None:
         _enqueue_many(app, chosen, payloads, dry_run=dry_run, as_json=as_json)

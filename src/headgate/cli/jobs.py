@@ -396,7 +396,7 @@ def _change(
     as_json: bool,
     **many: Any,
 ) -> None:
-    """Change the jobs with these ids one by one; without ids those that the options select, by the other verb."""
+    """Change the jobs with these ids one by one; without ids, all that the options select, with the verb `by`."""
     if not ids:
         change_many(target, word, by, as_json=as_json, **many)
         return
