@@ -182,8 +182,6 @@ class HistoryAdmin:
         """As `jobs`, with the sum of all steps, whose percentiles are of all their jobs, and the last 100 deploys.
 
         The sum begins with the first step; it is None without steps.
-        `step` is 10, 60 or 3600 seconds; the steps are kept for an hour, a day and 60 days. At most 1,440 points.
-        Raises DeclarationError.
         """
         seconds, rest = divmod(parse_duration(step, "step", "history"), SECOND)
         if rest or seconds not in KEPT_FOR:
