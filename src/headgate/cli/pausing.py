@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import click
 
-from headgate.admin import Admin
+from headgate.admin import Admin, QueuesAdmin
+from headgate.admin.schedules import SchedulesAdmin
 from headgate.cli.locate import ask, takes_app_and
 from headgate.cli.output import json_option, say_change
 
 
-class Pausable(Protocol):
-    """The admin of one kind of thing; each method returns whether it changed anything."""
-
-    async def pause(self, name: str, /) -> bool: ...
-
-    async def resume(self, name: str, /) -> bool: ...
-
-
-def add_pausing(group: click.Group, noun: str, of: Callable[[Admin], Pausable], *, pause: str, resume: str) -> None:
+def add_pausing(
+    group: click.Group, noun: str, of: Callable[[Admin], QueuesAdmin | SchedulesAdmin], *, pause: str, resume: str
+) -> None:
     """Add the two commands to a group, with these help texts."""
 
     @takes_app_and(noun.upper())

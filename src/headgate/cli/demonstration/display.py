@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TextIO
+from typing import TextIO
 
 import click
 from rich import box
@@ -42,21 +42,8 @@ class DemoProgress:
     refused: int
 
 
-class DemoDisplay(Protocol):
-    """The output of the demonstration."""
-
-    every: float
-    """Seconds between two updates."""
-
-    def say(self, text: str) -> None: ...
-
-    def draw(self, picture: DemoProgress) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class LiveScreen:
-    """A table that is updated in place; messages stay above it."""
+    """A table that is updated in place after `every` seconds; messages stay above it."""
 
     every = 0.25
 
@@ -100,6 +87,9 @@ class PlainScreen:
 
     def close(self) -> None:
         pass
+
+
+DemoDisplay = LiveScreen | PlainScreen
 
 
 def choose_screen(scene: DemoLoad, *, plain: bool, as_json: bool) -> DemoDisplay:
