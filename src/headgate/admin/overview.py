@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from headgate.admin.alerts import AlertStatus
 from headgate.admin.checkup import is_declared
@@ -222,9 +223,8 @@ def with_finals(
     for name in sorted(named.keys() | counted.keys()):
         queue = named.get(name) or queue_overview(QueueStatus(name, 0, 0, 0, 0, 0), {})
         counts = counted.get(name) or QueueCounts(name, 0, 0, 0, 0, 0)
-        found.append(
-            replace(queue, **{state: None if finals is None else getattr(counts, state) for state in FINAL_COUNTS})
-        )
+        shown: dict[str, Any] = {each: None if finals is None else getattr(counts, each) for each in FINAL_COUNTS}
+        found.append(replace(queue, **shown))
     return found
 
 

@@ -134,10 +134,6 @@ class _Target(NamedTuple):
         is_like_a_pattern = is_pattern(self.key)
         return f"key {self.key!r}" + (" alone (a pattern of keys is named with --pattern)" if is_like_a_pattern else "")
 
-    @property
-    def facts(self) -> dict[str, str | None]:
-        return self._asdict()
-
 
 def _takes_target(key: str, pattern: str, tier: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add options that name keys, with these help texts, and pass them as `subject`."""
@@ -167,8 +163,8 @@ def set_(target: str, limit: str, rule: str, subject: _Target, as_json: bool, **
 
     It applies immediately, also to waiting jobs. The most specific setting wins: key, tier, longest pattern, all.
     """
-    new = ask(target, lambda admin: admin.limits.set_rule(limit, rule, **how, **subject.facts))
-    say_done(f"{limit} is now {new} for {subject}", as_json=as_json, limit=limit, rule=new, **subject.facts)
+    new = ask(target, lambda admin: admin.limits.set_rule(limit, rule, **how, **subject._asdict()))
+    say_done(f"{limit} is now {new} for {subject}", as_json=as_json, limit=limit, rule=new, **subject._asdict())
 
 
 @limits.command()
@@ -182,7 +178,7 @@ def unset(target: str, limit: str, subject: _Target, as_json: bool) -> None:
         f"{limit} uses the declared rule for {subject}",
         f"nothing was set for {limit} and {subject}{there_is}",
     )
-    say_change(was_set, done, not_done, as_json=as_json, limit=limit, **subject.facts)
+    say_change(was_set, done, not_done, as_json=as_json, limit=limit, **subject._asdict())
 
 
 @limits.command()
@@ -191,8 +187,8 @@ def unset(target: str, limit: str, subject: _Target, as_json: bool) -> None:
 @json_option
 def pause(target: str, limit: str, subject: _Target, as_json: bool) -> None:
     """Start no jobs under a limit. Running jobs continue, and waiting jobs keep their position."""
-    ask(target, lambda admin: admin.limits.pause(limit, **subject.facts))
-    say_done(f"{limit} is paused for {subject}", as_json=as_json, limit=limit, **subject.facts)
+    ask(target, lambda admin: admin.limits.pause(limit, **subject._asdict()))
+    say_done(f"{limit} is paused for {subject}", as_json=as_json, limit=limit, **subject._asdict())
 
 
 @limits.command()
@@ -203,7 +199,7 @@ def resume(target: str, limit: str, subject: _Target, as_json: bool) -> None:
     """End a pause."""
     was_paused, there_is = ask(target, partial(_end, limit=limit, subject=subject, verb="resume"))
     done, not_done = f"{limit} is resumed for {subject}", f"{limit} was not paused for {subject}{there_is}"
-    say_change(was_paused, done, not_done, as_json=as_json, limit=limit, **subject.facts)
+    say_change(was_paused, done, not_done, as_json=as_json, limit=limit, **subject._asdict())
 
 
 @limits.command()
@@ -249,7 +245,7 @@ def assign(target: str, limit: str, key: str, tier: str, is_pattern: bool, as_js
     subject = _Target(None, key, None) if is_pattern else _Target(key, None, None)
     ask(target, lambda admin: admin.limits.assign(limit, subject.key, new, pattern=subject.pattern))
     text = f"{subject} is in no tier of {limit}" if new is None else f"{subject} is in tier {new} of {limit}"
-    say_done(text, as_json=as_json, limit=limit, **(subject.facts | {"tier": new}))
+    say_done(text, as_json=as_json, limit=limit, **(subject._asdict() | {"tier": new}))
 
 
 @limits.command()
@@ -356,7 +352,7 @@ async def _show(admin: Admin, *, limit: str, key: str, span: float) -> tuple[Buc
 async def _end(admin: Admin, *, limit: str, subject: _Target, verb: Literal["resume", "unset"]) -> tuple[bool, str]:
     """Resume or unset a limit for its target; if nothing was there, return what is there for other targets."""
     end = admin.limits.resume if verb == "resume" else admin.limits.unset
-    if await end(limit, **subject.facts):
+    if await end(limit, **subject._asdict()):
         return True, ""
     settings = [
         setting
