@@ -9,10 +9,13 @@ TOOL = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 
 
 def test_no_import_is_excepted_from_the_layers() -> None:
-    (contract,) = TOOL["contracts"]
-    assert contract["type"] == "layers"
-    assert contract["exhaustive"]
-    assert not {name for name in contract if name.startswith(("ignore", "unmatched"))}
+    layers, circles = TOOL["contracts"]
+    assert layers["type"] == "layers"
+    assert layers["exhaustive"]
+    assert circles["type"] == "acyclic_siblings"
+    assert circles["ancestors"] == ["headgate"]
+    for contract in (layers, circles):
+        assert not {name for name in contract if name.startswith(("ignore", "unmatched", "skip", "depth"))}
 
 
 def test_imports_for_type_checkers_count_too() -> None:

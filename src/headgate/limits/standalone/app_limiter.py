@@ -12,7 +12,8 @@ from headgate.clock import Clock, Duration
 from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals
 from headgate.limits.limit import Limit
 from headgate.limits.standalone.decision import Decision
-from headgate.limits.standalone.limiter import Budget, Limiter, SyncLimiter
+from headgate.limits.standalone.holding import Budget
+from headgate.limits.standalone.limiter import Limiter, SyncLimiter
 from headgate.limits.standalone.refusal_log import RefusalLog
 
 Report = Callable[[str, Decision], None]

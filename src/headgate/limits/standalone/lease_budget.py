@@ -13,10 +13,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 from headgate.clock import SECOND, Clock, Duration, sleep_until, wait_for_event
 from headgate.errors import GateClosed, HeadgateError, LeaseLost, StorageUnavailable
-from headgate.limits.bucket_store import BucketStore, Taken
+from headgate.limits.bucket_store import BucketStore
 from headgate.limits.limit import AnyRule
-from headgate.limits.standalone.decision import FROM_STORE, Decision
-from headgate.limits.standalone.limiter import HeldStart, SyncHeldStart
+from headgate.limits.standalone.holding import HeldStart, Lease, SyncHeldStart
 from headgate.limits.standalone.shared_budget import SharedBudget
 from headgate.limits.standalone.shared_session import SharedSession
 from headgate.shielding import shield_until_done
@@ -27,67 +26,7 @@ POLL = SECOND // 5
 RETRY_PAUSE = SECOND // 5
 """How long (µs) after a renewal that the store did not answer."""
 
-RENEWALS = 3
-"""How often a lease is renewed before it would end."""
-
-DRIFT = 50
-"""A holder relies on its lease for 1/50 less: the clocks of machines do not run at exactly the same speed."""
-
 logger = logging.getLogger("headgate.limiter")
-
-
-class Lease:
-    """A lease that was granted at limit time `token`, to a request of clock time `asked_at` (monotonic µs).
-
-    The store granted or renewed it after it was asked, so its holder, who relies on it for `duration` from then on,
-    never relies on it for longer than the store does. That is checked on the clock of the holder alone.
-    """
-
-    def __init__(self, key: str, cost: int, token: int, asked_at: int, duration: int) -> None:
-        self.key = key
-        self.cost = cost
-        self.token = token
-        self.asked_at = asked_at
-        self.duration = duration
-        self.starts: list[int] = [token]
-        """The instants at which the store may count its start; several if the reply to a renewal was lost."""
-        self.is_lost = False
-        self.is_given_back = False
-        self.on_lost: Callable[[], object] | None = None
-        """Is called once when it is lost, on the event loop of the session."""
-        self._first_asked_at = asked_at
-
-    @property
-    def decision(self) -> Decision:
-        """The decision that granted it."""
-        ends_at = self.token + self.duration
-        return Decision(True, self.token, self.token, FROM_STORE, Taken(1, ends_at, self.token, 0, ends_at))
-
-    @property
-    def relied_on_until(self) -> int:
-        """The clock time until which the holder may rely on it."""
-        return self.asked_at + self.duration - self.duration // DRIFT
-
-    @property
-    def renewal_at(self) -> int:
-        """The clock time of the next renewal."""
-        return self.asked_at + self.duration // RENEWALS
-
-    def start_for(self, asked_at: int) -> int:
-        """Return the start that a renewal of that clock time moves it to; it is not before that time on the store."""
-        return self.token + asked_at - self._first_asked_at
-
-    def renewed(self, asked_at: int) -> None:
-        """Note that a renewal was answered in time."""
-        self.asked_at = asked_at
-        self.starts = [self.start_for(asked_at)]
-
-    def lose(self) -> None:
-        """Note that it may have been granted to another holder."""
-        if not self.is_lost and not self.is_given_back:
-            self.is_lost = True
-            if self.on_lost is not None:
-                self.on_lost()
 
 
 class LeaseSession(SharedSession):
@@ -157,7 +96,7 @@ class LeaseSession(SharedSession):
     async def _enter(self, turn: _Turn, until: int | None) -> bool:
         """Wait for the lock of the waiters; False if clock time `until` came first."""
         entering = asyncio.ensure_future(turn.lock.acquire())
-        timer = None if until is None else self._clock.call_at(until, entering.cancel)  # type: ignore[arg-type]
+        timer = None if until is None else self._clock.call_at(until, entering.cancel)
         try:
             await asyncio.wait([entering])
         except asyncio.CancelledError:
@@ -213,7 +152,7 @@ class LeaseSession(SharedSession):
             lease.lose()
             return
         renewing = asyncio.ensure_future(self._move(lease, lease.start_for(asked_at)))
-        timer = self._clock.call_at(lease.relied_on_until, renewing.cancel)  # type: ignore[arg-type]
+        timer = self._clock.call_at(lease.relied_on_until, renewing.cancel)
         try:
             await asyncio.wait([renewing])
         finally:

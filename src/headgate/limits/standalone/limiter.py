@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from headgate.arguments import parse_duration, parse_wait
 from headgate.clock import SECOND, Clock, Duration, SystemClock
-from headgate.errors import DeclarationError, HeadgateError
+from headgate.errors import DeclarationError
 from headgate.keywords import names_keywords
 from headgate.limits.bucket_store import BucketStore, check_rule
 from headgate.limits.limit import Limit
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.decision import Decision
+from headgate.limits.standalone.holding import Budget, HeldStart, SyncHeldStart
 from headgate.limits.standalone.local_budget import LocalBudget, LocalPermits
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.standalone.refusal_log import RefusalLog
@@ -24,11 +25,7 @@ from headgate.limits.standalone.shared_budget import SharedBudget
 from headgate.urls import displayed_url
 
 if TYPE_CHECKING:
-    from headgate.limits.standalone.lease_budget import Lease, LeaseBudget
-
-
-Budget = LocalBudget | SharedBudget
-"""The verbs of a limiter, for threads and (`…_async`) for tasks. They raise GateClosed once it is closed."""
+    from headgate.limits.standalone.lease_budget import LeaseBudget
 
 
 class _ReservedStart:
@@ -55,67 +52,6 @@ class SyncReservation(_ReservedStart):
     def cancel(self) -> bool:
         """Same as `Reservation.cancel`."""
         return self._budget.cancel(self._key, self.id)
-
-
-class Holding:
-    """What the caller of `hold` has."""
-
-    def __init__(self, budget: Budget, key: str, cost: int, decision: Decision, lease: Lease | None = None) -> None:
-        self._budget = budget
-        self._key = key
-        self._lease = lease
-        self.cost: int = cost
-        """The cost that was charged for it so far."""
-        self.decision = decision
-        self._budget.add_holder(key)
-
-    @property
-    def fencing_token(self) -> int:
-        """The number of a lease, higher for each later holder of its key. Raises HeadgateError for other starts."""
-        if self._lease is None:
-            raise HeadgateError(
-                "only a permit on a shared store has a fencing token: Limiter(Mutex(…), store='redis://…'), or "
-                "'postgresql://…'"
-            )
-        return self._lease.token
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether a lease was not renewed in time, so that another holder may have it; False for other starts."""
-        return self._lease is not None and self._lease.is_lost
-
-    def _end(self) -> None:
-        """Return a permit; a start stays charged."""
-        self._budget.remove_holder(self._key)
-        if self._budget.hands_out_permits:
-            self._budget.release(self._key, self.cost)
-
-    def _change_cost(self, actual: int) -> int:
-        """Set the cost, and return the one before."""
-        if self._budget.hands_out_permits:
-            raise HeadgateError("a permit is given back whole when its block ends; only a start has a cost to settle")
-        if isinstance(actual, bool) or not isinstance(actual, int) or actual < 0:
-            raise ValueError(f"actual={actual!r} must be a whole number, at least 0")
-        before, self.cost = self.cost, actual
-        return before
-
-
-class HeldStart(Holding):
-    """A start that was granted, or a permit."""
-
-    async def settle(self, actual: int) -> None:
-        """Count the start as `actual` from now on: the difference is charged or given back. May be repeated."""
-        before = self._change_cost(actual)
-        await self._budget.settle_async(self._key, self.decision.decided_at, before, actual)
-
-
-class SyncHeldStart(Holding):
-    """A start that was granted, or a permit, held by a thread."""
-
-    def settle(self, actual: int) -> None:
-        """Same as `HeldStart.settle`."""
-        before = self._change_cost(actual)
-        self._budget.settle(self._key, self.decision.decided_at, before, actual)
 
 
 DEFAULT_LEASE = 30 * SECOND
