@@ -13,9 +13,11 @@ from html import escape
 from pathlib import Path
 from unittest.mock import patch
 
+import click
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from headgate.cli import output
 from headgate.cli.demonstration import display, run_demo
 from headgate.cli.demonstration.display import DemoProgress
 from headgate.cli.demonstration.jobs_app import DemoLoad
@@ -84,9 +86,11 @@ def printed(shown: RenderableType) -> Lines:
 
 def printed_result(result: DemoResult) -> Lines:
     """Return the result as `headgate demo` prints it."""
-    with patch.object(display, "Console") as console:
+    with patch.object(output, "make_console") as make, patch.object(click, "echo") as echo:
+        make.return_value.width = COLUMNS
         display.print_verdict(result)
-    return [line for call in console.return_value.print.call_args_list for line in printed(call.args[0])]
+    shown = [call.args[0] for call in (*make.return_value.print.call_args_list, *echo.call_args_list)]
+    return [line for each in shown for line in printed(each)]
 
 
 def record() -> tuple[Recorder, DemoResult]:

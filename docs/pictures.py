@@ -168,7 +168,7 @@ def shared_scene() -> Scene:
         waiting = [key for key, comes in keys.items() if comes * 2 <= half]
         while waiting:
             for key in list(waiting):
-                opens_at, state = rule.take(states[-1][1], now, key=key)
+                opens_at, state = rule.for_key(key).take(states[-1][1], now)
                 if opens_at > now:
                     waiting.remove(key)
                 else:
@@ -180,7 +180,7 @@ def shared_scene() -> Scene:
 
         def at_instant(at: int) -> int:
             latest = next(state for started_at, state in reversed(states) if started_at <= at)
-            return sum(rule.snapshot(latest, at, key=key).used for key in list(keys)[:first])
+            return sum(rule.for_key(key).snapshot(latest, at).used for key in list(keys)[:first])
 
         return steps(at_instant, 240)
 

@@ -28,15 +28,15 @@ class Lease:
     """
 
     def __init__(self, key: str, cost: int, token: int, asked_at: int, duration: int) -> None:
-        self.key = key
-        self.cost = cost
-        self.token = token
-        self.asked_at = asked_at
-        self.duration = duration
+        self.key: str = key
+        self.cost: int = cost
+        self.token: int = token
+        self.asked_at: int = asked_at
+        self.duration: int = duration
         self.starts: list[int] = [token]
         """The instants at which the store may count its start; several if the reply to a renewal was lost."""
-        self.is_lost = False
-        self.is_given_back = False
+        self.is_lost: bool = False
+        self.is_given_back: bool = False
         self.on_lost: Callable[[], object] | None = None
         """Is called once when it is lost, on the event loop of the session."""
         self._first_asked_at = asked_at
