@@ -363,7 +363,20 @@ async def test_a_node_leaves_without_a_locked_job_which_is_recovered_without_spe
     assert list(recovered.returned) == [held]
     record = await stores.left.record(held)
     assert (record.attempt, record.lost) == (0, 0)
+    assert await stores.left.storage.lost_nodes(20) == []
     await stores.check()
+
+
+async def test_a_dead_node_is_listed_with_the_jobs_that_were_returned_later(stores: StoresAndUsers) -> None:
+    await stores.add()
+    await stores.left.add_one()
+    await stores.left.take()
+    await stores.left.storage.beat("node-b")
+    async with stores.user.holding(stores.unique(), ends="rollback"):
+        assert await promptly(stores.right.storage.recover(stores.left.node, 0)) is not None
+        assert [node.returned for node in await stores.right.storage.lost_nodes(20)] == [1]
+    assert await stores.right.storage.recover(stores.left.node, 0) is not None
+    assert [node.returned for node in await stores.right.storage.lost_nodes(20)] == [2]
 
 
 # ------------------------------------------------------------------------------ jobs whose followers are being replaced

@@ -118,6 +118,42 @@ def test_labels_are_listed_where_a_node_has_any(project: Project) -> None:
     assert "eu, gpu" in text
 
 
+def test_a_node_that_was_declared_dead_is_listed_after_the_live_ones(project: Project) -> None:
+    project.do(lambda app: join(app, "node-2", "mail-2"))
+    assert "declared dead" not in call("nodes", "list", project.target).output
+
+    async def die(app: Headgate) -> None:
+        await join(app, "node-1", "mail-1")
+        assert await store_of(app).recover("node-1", 0) is not None
+        # What counts or steers nodes has the live ones.
+        assert [node.id for node in await app.admin.nodes()] == ["node-2"]
+        overview = await app.admin.overview()
+        assert (overview.nodes.alive, overview.nodes.gone) == (1, 0)
+        assert [node.id for node in (await app.admin.checkup()).nodes] == ["node-2"]
+
+    project.do(die)
+    live, dead = project.nodes()
+    assert (live["id"], live["state"], live["lost_at"], live["returned"]) == ("node-2", "alive", None, None)
+    assert (dead["id"], dead["name"], dead["state"], dead["returned"]) == ("node-1", "mail-1", "gone", 0)
+    assert dead["lost_at"] > dead["started_at"]
+    assert [node["id"] for node in answer("status", project.target)["nodes"]] == ["node-2", "node-1"]
+    text = call("nodes", "list", project.target).output
+    assert "declared dead" in text
+    assert "jobs returned" in text
+    project.do(lambda app: join(app, "node-1", "mail-1"))
+    assert {node["id"]: node["state"] for node in project.nodes()} == {"node-1": "alive", "node-2": "alive"}
+
+
+def test_of_many_nodes_that_were_declared_dead_the_last_20_are_listed(project: Project) -> None:
+    async def die(app: Headgate) -> None:
+        for number in range(22):
+            await join(app, f"node-{number}", "killed")
+            assert await store_of(app).recover(f"node-{number}", 0) is not None
+
+    project.do(die)
+    assert [node["id"] for node in project.nodes()] == [f"node-{number}" for number in range(21, 1, -1)]
+
+
 def test_a_node_is_renamed_until_it_ends(project: Project) -> None:
     project.do(lambda app: join(app, "node-1", "mail-1"))
     assert call("nodes", "rename", project.target, "mail-1", "mail-2").output == "mail-1 is renamed to mail-2\n"

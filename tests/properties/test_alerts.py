@@ -40,7 +40,7 @@ class Conditions(MemoryStorage):
 
     lost: frozenset[str] = frozenset()
 
-    async def lost_nodes(self, since: int) -> Sequence[str]:
+    async def lost_names(self, since: int) -> Sequence[str]:
         return sorted(self.lost)
 
 

@@ -9,10 +9,13 @@ from rich.console import Console
 
 from headgate.admin import BucketStatus, JobTotals, NodeCounts, Overview, QueueOverview
 from headgate.admin.history import JobsPoint
+from headgate.admin.nodes import lost_status
 from headgate.admin.sentence import Sentence
 from headgate.admin.verdict import verdict
 from headgate.cli.live.render import ORDERS, LiveView, next_order, render_snapshot
 from headgate.cli.live.snapshot import BARS, LiveSnapshot, throughput_between, throughput_of
+from headgate.clock import SECOND
+from headgate.storage.records import LostNode
 
 NOW = datetime(2026, 5, 1, 8, 0, 5, tzinfo=UTC)
 
@@ -83,6 +86,15 @@ def test_a_key_counts_down_to_its_next_slot_as_time_passes() -> None:
     asked = look(throttled=1)
     assert any("in 30.0 s" in line for line in shown(asked, LiveView(now=NOW)))
     assert any("in 28.5 s" in line for line in shown(asked, LiveView(now=NOW + timedelta(seconds=1.5))))
+
+
+def test_a_node_that_was_declared_dead_is_no_running_one() -> None:
+    at = int((NOW - timedelta(minutes=3)).timestamp()) * SECOND
+    lost = LostNode("node-1", "mail-1", 7, 0, 0, "1.0", None, at, 2)
+    asked = replace(look(), nodes=[lost_status(lost, NOW)])
+    lines = shown(asked, LiveView(now=NOW))
+    assert any("none runs; start one with `headgate worker`" in line for line in lines)
+    assert any("mail-1" in line and "gone for 3 min, 2 jobs returned" in line for line in lines)
 
 
 def test_an_error_is_shown_before_the_first_snapshot() -> None:

@@ -12,22 +12,26 @@ from msgspec.structs import replace
 from headgate.admin.columns import Column
 from headgate.clock import to_datetime
 from headgate.errors import AmbiguousNode, DeclarationError, NodeNotFound, UnknownQueue
-from headgate.storage.records import NodeControls, NodeRecord
+from headgate.storage.records import LostNode, NodeControls, NodeRecord
 from headgate.suggestion import did_you_mean
 
 SILENT_AFTER = 30.0
 """Seconds without a heartbeat; the default lease."""
+
+LOST_SHOWN = 20
+"""How many nodes that were declared dead a list shows at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """A node, its state, and the age of its last heartbeat in seconds.
 
-    It is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs). It
-    runs at most `slots` jobs at once, of each of its `queues` at most as many as that has slots, and it has `running`
-    jobs. While it is quiet it claims nothing. Once it is stopping it ends when its jobs have ended. The attempts of
-    `lingering` jobs were asked to end, by a timeout or a cancellation, and occupy a slot each until they do: mostly
-    threads, which cannot be stopped. `version` is that of Headgate, `release` that of the user's program, if it is set.
+    It is alive, silent (no heartbeat for 30 s) or gone: its process has ended, and another node will take its jobs. One
+    that was declared dead at `lost_at` is gone, too; so many of its jobs have `returned` to wait again. It runs at most
+    `slots` jobs at once, of each of its `queues` at most as many as that has slots, and it has `running` jobs. While it
+    is quiet it claims nothing. Once it is stopping it ends when its jobs have ended. The attempts of `lingering` jobs
+    were asked to end, by a timeout or a cancellation, and occupy a slot each until they do: mostly threads, which
+    cannot be stopped. `version` is that of Headgate, `release` that of the user's program, if it is set.
     """
 
     id: str
@@ -45,6 +49,8 @@ class NodeStatus:
     is_stopping: bool = False
     labels: Sequence[str] = ()
     release: str | None = None
+    lost_at: datetime | None = None
+    returned: int | None = None
 
     @property
     def shown_state(self) -> str:
@@ -59,6 +65,8 @@ NODE_COLUMNS = (
     Column("id", "Id", "id", only="cli"),
     Column("state", "State", "state"),
     Column("heartbeat_age", "Heartbeat", "age"),
+    Column("lost_at", "Declared dead", "time", is_rare=True),
+    Column("returned", "Jobs returned", "count", is_rare=True),
     Column("running", "Running", "count"),
     Column("lingering", "Lingering", "count", only="cli"),
     Column("slots", "Slots"),
@@ -120,14 +128,14 @@ def with_slots(node: str, controls: NodeControls, slots: int, queue: str | None)
 
 def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
     """Return a node as it is at that instant."""
-    age = max(0.0, (now - to_datetime(record.beat_at)).total_seconds())
+    age = _age(record.beat_at, now)
     controls = record.controls
     return NodeStatus(
         id=record.id,
         name=record.name,
         pid=record.pid,
         state="gone" if record.is_gone else "silent" if age > SILENT_AFTER else "alive",
-        heartbeat_age=round(age, 3),
+        heartbeat_age=age,
         running=record.running,
         queues=controls.queues,
         version=record.version,
@@ -139,6 +147,29 @@ def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
         labels=record.labels,
         release=record.release,
     )
+
+
+def lost_status(lost: LostNode, now: datetime) -> NodeStatus:
+    """Return a node that was declared dead as it is shown at that instant."""
+    return NodeStatus(
+        id=lost.id,
+        name=lost.name,
+        pid=lost.pid,
+        state="gone",
+        heartbeat_age=_age(lost.beat_at, now),
+        running=0,
+        queues={},
+        version=lost.version,
+        lingering=(),
+        started_at=to_datetime(lost.started_at),
+        release=lost.release,
+        lost_at=to_datetime(lost.lost_at),
+        returned=lost.returned,
+    )
+
+
+def _age(beat_at: int, now: datetime) -> float:
+    return round(max(0.0, (now - to_datetime(beat_at)).total_seconds()), 3)
 
 
 class Unserved(NamedTuple):

@@ -12,7 +12,7 @@ from headgate.admin.checkup import Checkup, unknown_tasks
 from headgate.admin.columns import Column
 from headgate.admin.history import ActivityReport, HistoryAdmin
 from headgate.admin.limits import LimitsAdmin
-from headgate.admin.nodes import NodeStatus, by_process, node_status
+from headgate.admin.nodes import LOST_SHOWN, NodeStatus, by_process, lost_status, node_status
 from headgate.admin.overview import (
     Overview,
     UnfinishedCounts,
@@ -153,13 +153,20 @@ class Readings:
         """Return the numbers of jobs by queue and state."""
         return await self._storage.counts()
 
-    async def nodes(self) -> Sequence[NodeStatus]:
+    async def nodes(self, *, lost: bool = False) -> Sequence[NodeStatus]:
         """Return the nodes by machine, including those that have died and are not recovered yet.
 
+        With `lost`, the last 20 nodes that were declared dead in the last day follow, the last one first.
         `jobs(node=…, state=JobState.RUNNING)` returns the jobs that a node runs.
         """
         now = self.now()
-        return sorted((node_status(record, now) for record in await self._storage.nodes()), key=by_process)
+        found = sorted((node_status(record, now) for record in await self._storage.nodes()), key=by_process)
+        if lost:
+            # One that has joined again under its id, or keeps jobs that are locked, is there already.
+            there = {node.id for node in found}
+            dead = await self._storage.lost_nodes(LOST_SHOWN)
+            found += [lost_status(each, now) for each in dead if each.id not in there]
+        return found
 
     async def waiting(self) -> Sequence[WaitingCount]:
         """Count waiting jobs by queue, task and what they wait for, among the first 100,000 that the store finds."""

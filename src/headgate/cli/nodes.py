@@ -31,11 +31,12 @@ def list_(target: str, as_json: bool) -> None:
     """List the worker processes: their state, queues and running jobs.
 
     A node is alive, quiet (alive, and an operator lets it claim nothing), stopping, silent (no heartbeat for 30 s) or
-    gone (its process has ended; another node will take its jobs). `headgate jobs list --state running --node ID` lists
-    the jobs of one. A slot lingers if its job was asked to end, by a timeout or a cancellation, and still runs: usually
-    a thread, which cannot be stopped. --json names these jobs. Labels are shown if a node has any.
+    gone (its process has ended; another node will take its jobs). The last 20 nodes that were declared dead in the last
+    day follow, with the time and how many of their jobs were returned. `headgate jobs list --state running --node ID`
+    lists the jobs of one. A slot lingers if its job was asked to end, by a timeout or a cancellation, and still runs:
+    usually a thread, which cannot be stopped. --json names these jobs. Labels are shown if a node has any.
     """
-    print_nodes(ask(target, lambda admin: admin.nodes()), as_json=as_json)
+    print_nodes(ask(target, lambda admin: admin.nodes(lost=True)), as_json=as_json)
 
 
 @nodes.command()
@@ -125,6 +126,8 @@ def print_nodes(found: Sequence[NodeStatus], *, as_json: bool = False) -> None:
         state=lambda node: node.shown_state,
         lingering=lambda node: len(node.lingering) or None,
         slots=_slots,
+        # As text, as a column of zeros is no empty one.
+        returned=lambda node: None if node.returned is None else str(node.returned),
     )
 
 

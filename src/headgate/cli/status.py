@@ -82,9 +82,9 @@ class Status:
 def status(target: str, as_json: bool) -> None:
     """Show the state: queues, nodes, limits, and what blocks the database.
 
-    A node is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs).
-    Lag: how long the oldest ready job has waited for a free slot. What blocks the database, such as a long open
-    transaction, is shown as well; pg_terminate_backend(pid) ends it.
+    A node is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs, or
+    has done so when it was declared dead). Lag: how long the oldest ready job has waited for a free slot. What blocks
+    the database, such as a long open transaction, is shown as well; pg_terminate_backend(pid) ends it.
 
     Final jobs are shown if they can be counted quickly; `headgate queues list` always counts them.
     """
@@ -181,7 +181,7 @@ async def _answer(admin: Admin, counts: SlowCounts) -> Status:
         store=seen.store,
         finals_at=seen.finals_at,
         queues=[queue for queue in seen.queues if _has_jobs(queue) or queue.is_paused],
-        nodes=await admin.nodes(),
+        nodes=await admin.nodes(lost=True),
         throttled=seen.throttled,
         blockers=seen.blockers,
         waiting=await _waiting(admin, seen),

@@ -214,7 +214,7 @@ class AlertReadings:
             case "failures":
                 return [await self._failures(condition.subject, condition.period or 0, now)]
             case "node_lost":
-                return [Reading(name) for name in await storage.lost_nodes(now - LOST_FOR)]
+                return [Reading(name) for name in await storage.lost_names(now - LOST_FOR)]
             case "schedule_overdue":
                 # Of the schedules of any task: which of them this node could fire does not matter.
                 overdue = await storage.overdue_schedules(frozenset(), before=now - LATE)

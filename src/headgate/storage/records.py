@@ -227,6 +227,20 @@ class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     release: str | None = None
 
 
+class LostNode(msgspec.Struct, frozen=True):
+    """A node that was declared dead at `lost_at`, and how many of its jobs have `returned` to wait again."""
+
+    id: str
+    name: str
+    pid: int
+    started_at: int
+    beat_at: int
+    version: str
+    release: str | None
+    lost_at: int
+    returned: int
+
+
 class Peer(msgspec.Struct, frozen=True):
     """The fields of a `NodeRecord` that decide about the node's lease."""
 

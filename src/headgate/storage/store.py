@@ -332,6 +332,8 @@ class Store(Driver):
         """Return all nodes."""
         return await self.read(lambda tx: node_rows.nodes(tx, self.clock.boot_id()), "engine")
 
+    lost_nodes: Final = read(node_rows.lost_nodes, "engine")
+
     async def node_update(self, node: str = "") -> NodeUpdate:
         """Return what a node reads every second: its peers, what it is set to do, and whether there is other work.
 
@@ -443,9 +445,9 @@ class Store(Driver):
     alert_tried: Final = write(alert_rows.alert_tried, is_atomic=False)
     alerts: Final = read(alert_rows.alerts, "lookup")
 
-    async def lost_nodes(self, since: int) -> Sequence[str]:
+    async def lost_names(self, since: int) -> Sequence[str]:
         """Return the names of the nodes that were found dead since then, at most a day ago."""
-        return await self.read(lambda tx: tx.values("lost_nodes", since=since), "engine")
+        return await self.read(lambda tx: tx.values("lost_names", since=since), "engine")
 
     evict: Final = write(upkeep_rows.evict, is_atomic=False)
     identity: Final = read(upkeep_rows.identity, "lookup")

@@ -148,11 +148,11 @@ class AlertsConformance(Conformance):
         since = clock.now()
         clock.advance(1)
         assert await storage.recover("node-b", await beat_of(store_user, "node-b")) is not None
-        assert await storage.lost_nodes(since) == ["blue"]
-        assert await storage.lost_nodes(clock.now()) == []
+        assert await storage.lost_names(since) == ["blue"]
+        assert await storage.lost_names(clock.now()) == []
         clock.advance(KEPT_FOR / SECOND)
         await storage.evict()
-        assert await storage.lost_nodes(since) == []
+        assert await storage.lost_names(since) == []
 
     async def test_an_alert_that_no_code_looks_at_is_deleted_after_a_day(
         self, store_user: StoreUser, clock: ManualClock

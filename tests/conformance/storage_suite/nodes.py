@@ -7,11 +7,14 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from headgate.clock import SECOND
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.storage.endings import poison_error
+from headgate.storage.procedures import alerts
+from headgate.storage.procedures.alerts import KEPT_FOR
 from headgate.storage.records import NodeControls
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import (
@@ -302,6 +305,63 @@ class NodesConformance(Conformance):
         await store_user.storage.join(store_user.node, "a")
         assert (await store_user.storage.beat(store_user.node)).known
         assert len(await store_user.take()) == 2
+
+    async def test_a_node_that_was_declared_dead_is_listed_for_a_day_with_its_returned_jobs(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage, started_at = store_user.storage, clock.now()
+        await storage.join("node-c", "c", version="1.2", release="blue")
+        await store_user.add(3)
+        await store_user.take(2, node="node-c")
+        clock.advance(5)
+        await storage.beat("node-c")
+        seen_at = clock.now()
+        clock.advance(30)
+        assert await storage.lost_nodes(20) == []
+        assert await storage.recover("node-c", await beat_of(store_user, "node-c")) is not None
+        (lost,) = await storage.lost_nodes(20)
+        assert (lost.id, lost.name, lost.version, lost.release) == ("node-c", "c", "1.2", "blue")
+        assert (lost.started_at, lost.beat_at, lost.lost_at, lost.returned) == (started_at, seen_at, clock.now(), 2)
+        # One that leaves is not listed, and one that dies is listed first.
+        clock.advance(1)
+        await storage.join("node-d", "d")
+        await storage.join("node-e", "e")
+        await storage.leave("node-d")
+        assert await storage.recover("node-e", await beat_of(store_user, "node-e")) is not None
+        assert [(node.id, node.returned) for node in await storage.lost_nodes(20)] == [("node-e", 0), ("node-c", 2)]
+        assert [node.id for node in await storage.lost_nodes(1)] == ["node-e"]
+        clock.advance(KEPT_FOR / SECOND - 1)
+        assert [node.id for node in await storage.lost_nodes(20)] == ["node-e"]
+
+    async def test_a_node_that_joins_again_and_dies_is_listed_with_its_last_death(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage = store_user.storage
+        await store_user.add(3)
+        await store_user.take(2)
+        await recover(store_user)
+        clock.advance(60)
+        await storage.join(store_user.node, "again")
+        assert (await store_user.take_one()).lost == 1
+        await recover(store_user)
+        (lost,) = await storage.lost_nodes(20)
+        assert (lost.name, lost.started_at, lost.lost_at, lost.returned) == ("again", clock.now(), clock.now(), 1)
+
+    async def test_the_last_lost_nodes_are_kept_for_a_day(
+        self, store_user: StoreUser, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(alerts, "LOST_KEPT", 2)
+        storage = store_user.storage
+        for number in range(4):
+            await storage.join(f"node-{number}", "killed")
+            clock.advance(1)
+            await storage.recover(f"node-{number}", await beat_of(store_user, f"node-{number}"))
+        assert len(await storage.lost_nodes(20)) == 4
+        await storage.evict()
+        assert [node.id for node in await storage.lost_nodes(20)] == ["node-3", "node-2"]
+        clock.advance(KEPT_FOR / SECOND)
+        await storage.evict()
+        assert await storage.lost_names(0) == []
 
     async def test_a_node_that_joins_twice_stays_as_it_is(self, store_user: StoreUser, clock: ManualClock) -> None:
         """As it does after an answer that was lost."""

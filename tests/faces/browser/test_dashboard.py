@@ -508,6 +508,25 @@ async def test_nodes_are_quieted_get_other_slots_and_are_stopped(browser: Browse
         await storage.leave("node-7")
 
 
+@of_one_store
+async def test_a_node_that_was_declared_dead_is_told_from_live_ones(browser: Browser, shop: Shop) -> None:
+    storage = store_of(shop.app)
+    await storage.join("node-8", "killed", version="0.0.1")
+    assert await storage.recover("node-8", 0) is not None
+    async with visiting(browser, shop) as visit:
+        await visit.go("nodes")
+        table = visit.page.get_by_role("table", name="Nodes")
+        dead = table.get_by_role("row").filter(has_text="killed")
+        await expect(dead).to_have_class("dim")
+        await expect(dead.locator(".badge")).to_have_text("gone")
+        await expect(dead.get_by_role("button")).to_have_count(0)
+        await expect(dead.get_by_role("cell").filter(has_text="ago").last).to_be_visible()
+        for column in ("Declared dead", "Jobs returned"):
+            await expect(table.get_by_role("columnheader", name=column)).to_be_visible()
+        await expect(table.get_by_role("row").last).to_contain_text("killed")
+        await expect(visit.page.get_by_text("different versions")).to_have_count(0)
+
+
 async def test_queues_and_schedules_are_changed(browser: Browser, shop: Shop) -> None:
     admin = shop.app.admin
     async with visiting(browser, shop) as visit:

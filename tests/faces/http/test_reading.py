@@ -496,6 +496,18 @@ async def test_a_graph_of_more_than_200_jobs_is_folded(app: Headgate) -> None:
             assert (group["total"], group["done"], group["is_at_least"]) == (201, 0, False)
 
 
+async def test_nodes_that_were_declared_dead_follow_the_live_ones(app: Headgate) -> None:
+    async with app.open(), browser(app) as client:
+        storage = store_of(app)
+        for number in range(2):
+            await storage.join(f"node-{number}", f"a-{number}")
+        assert await storage.recover("node-0", 0) is not None
+        *_, live, dead = (await ask(client, "/nodes"))["items"]
+        assert (live["id"], live["state"], live["lost_at"], live["returned"]) == ("node-1", "alive", None, None)
+        assert (dead["id"], dead["state"], dead["lost_at"], dead["returned"]) == ("node-0", "gone", ANY, 0)
+        assert dead["lost_at"] is not None
+
+
 async def test_the_history_names_the_deploys_of_its_time(app: Headgate) -> None:
     async with app.open():
         for node, release in (("n1", "v1"), ("n2", "v2")):

@@ -94,7 +94,7 @@ ROWS: dict[str, dict[str, object]] = {
         "send_at": 0,
     },
     "alert_turn": {"alert": "ops", "at": 0},
-    "lost_node": {"id": "node-1", "name": "blue", "lost_at": 0},
+    "lost_node": {"id": "node-1", "name": "blue", "pid": 1, "started_at": 0, "beat_at": 0, "version": "", "lost_at": 0},
     "job_tag": {"tag": "vip", "job": 1},
     "jobs_history": JOBS_HISTORY,
     "limit_history": LIMIT_HISTORY,

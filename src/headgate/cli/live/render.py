@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from headgate.admin.nodes import NodeStatus
 from headgate.admin.overview import QueueOverview
 from headgate.admin.sentence import Tone
 from headgate.cli.gauge import budget, spark
@@ -193,14 +194,22 @@ def _nodes(look: LiveSnapshot, room: int) -> Table | Text:
     if not look.nodes:
         return Text("\nno nodes run; start one with `headgate worker`", style="yellow")
     return _table(
-        "Nodes",
+        "Nodes" if any(n.lost_at is None for n in look.nodes) else "Nodes: none runs; start one with `headgate worker`",
         ("process", "state", "heartbeat", "running", "slots", "version"),
         [
-            (n.name, n.shown_state, f"{lasting(n.heartbeat_age)} ago", n.running, n.slots, n.version or None)
+            (n.name, _node_state(n, look.at), f"{lasting(n.heartbeat_age)} ago", n.running, n.slots, n.version or None)
             for n in look.nodes
         ],
         room,
     )
+
+
+def _node_state(node: NodeStatus, now: datetime) -> str:
+    """Return its state; of a node that was declared dead, also since when, and how many jobs were returned."""
+    if node.lost_at is None:
+        return node.shown_state
+    since = lasting(max(0.0, (now - node.lost_at).total_seconds()))
+    return f"gone for {since}, {counted(node.returned or 0, 'job')} returned"
 
 
 def _failures(look: LiveSnapshot, room: int) -> Table | None:

@@ -62,7 +62,7 @@ async def read_snapshot(admin: Admin, before: LiveSnapshot | None, counts: SlowC
     return LiveSnapshot(
         at=overview.now,
         overview=overview,
-        nodes=await admin.nodes(),
+        nodes=await admin.nodes(lost=True),
         throughput=throughput_of(points, overview.now) if points else throughput_between(before, overview),
         failures=failures,
     )

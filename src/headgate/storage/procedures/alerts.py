@@ -12,6 +12,9 @@ from headgate.storage.stored_rows import RowDecoder
 KEPT_FOR = 86400 * 1_000_000
 """How long an alert is kept that no node looks at, and a lost node (microseconds)."""
 
+LOST_KEPT = 1000
+"""How many lost nodes are kept."""
+
 _ALERTS = RowDecoder(AlertRecord, "alert")
 
 
@@ -78,10 +81,10 @@ async def alert_tried(tx: Transaction, record: AlertRecord, error: str | None, s
 
 
 async def evict_alerts(tx: Transaction, count: int) -> int:
-    """Delete alerts and lost nodes of more than a day ago. Returns how many."""
+    """Delete alerts and lost nodes of more than a day ago, and lost nodes beyond the last 1,000. Returns how many."""
     before = tx.now - KEPT_FOR
     evicted = await tx.execute("evict_alerts", before=before, count=count)
-    return evicted + await tx.execute("evict_lost_nodes", before=before, count=count)
+    return evicted + await tx.execute("evict_lost_nodes", before=before, kept=LOST_KEPT, count=count)
 
 
 def _same_try(record: AlertRecord) -> dict[str, object]:

@@ -21,6 +21,7 @@ from headgate.jobs.lifecycle import Returned, is_poisonous
 from headgate.jobs.limit_sets import subject_of
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import poison_error
+from headgate.storage.procedures.alerts import KEPT_FOR
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.finish import (
     end,
@@ -32,7 +33,17 @@ from headgate.storage.procedures.finish import (
     wait_again,
 )
 from headgate.storage.procedures.following import resolve_followers
-from headgate.storage.records import Beat, DeployRecord, EditNode, NodeControls, NodeRecord, NodeUpdate, Peer, Recovered
+from headgate.storage.records import (
+    Beat,
+    DeployRecord,
+    EditNode,
+    LostNode,
+    NodeControls,
+    NodeRecord,
+    NodeUpdate,
+    Peer,
+    Recovered,
+)
 from headgate.storage.statements import as_json, optional_json
 from headgate.storage.stored_rows import RowDecoder
 
@@ -108,6 +119,7 @@ DEPLOYS_KEPT = 400 * 86_400 * SECOND
 _DEPLOYS = RowDecoder(DeployRecord, "deploy")
 _DECLARATIONS = RowDecoder(_Declaration, "node")
 _NODES = RowDecoder(_Node, "node")
+_LOST = RowDecoder(LostNode, "node")
 _MISSING = RowDecoder(MissingNode, "node")
 _PEERS = RowDecoder(_Peer, "node")
 _CONTROLS = RowDecoder(NodeControls, "node")
@@ -241,6 +253,11 @@ async def nodes(tx: Transaction, boot_id: str) -> list[NodeRecord]:
     ]
 
 
+async def lost_nodes(tx: Transaction, count: int) -> Sequence[LostNode]:
+    """Return the last `count` nodes that were declared dead in the last day, the last one first."""
+    return await tx.fetch(_LOST, "lost_nodes", since=tx.now - KEPT_FOR, count=count)
+
+
 async def declared_subjects(tx: Transaction) -> frozenset[str]:
     """Return what nodes that claim declare for queues that they serve, each as `task@queue`.
 
@@ -312,6 +329,8 @@ async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = 
     if gone is None:
         await tx.execute("note_lost_node", id=node, now=tx.now)
     recovered = await _take_back(tx, node, gone or "dead", held)
+    if gone != "left" and recovered.returned:
+        await tx.execute("add_returned", id=node, returned=len(recovered.returned))
     is_removed = await _remove(tx, node, gone or "dead")
     has_changed = recovered.returned or recovered.poisonous or recovered.completed
     if gone is not None and not is_removed and not has_changed:

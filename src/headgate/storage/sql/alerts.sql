@@ -70,15 +70,32 @@ DELETE FROM headgate.alert
 WHERE id IN (SELECT id FROM headgate.alert WHERE seen_at <= :before LIMIT :count {for update skip locked})
 
 -- name: note_lost_node
--- Note that a node was found dead.
-INSERT INTO headgate.lost_node (id, name, lost_at)
-SELECT id, name, :now FROM headgate.node WHERE id = :id
-ON CONFLICT (id) DO NOTHING
+-- Note that a node was found dead. Under an id that has joined again, the last death counts.
+INSERT INTO headgate.lost_node (id, name, pid, started_at, beat_at, version, release, lost_at)
+SELECT id, name, pid, started_at, beat_at, version, release, :now FROM headgate.node WHERE id = :id
+ON CONFLICT (id) DO UPDATE
+SET name = excluded.name, pid = excluded.pid, started_at = excluded.started_at, beat_at = excluded.beat_at,
+    version = excluded.version, release = excluded.release, lost_at = excluded.lost_at, returned = 0
 
--- name: lost_nodes
+-- name: add_returned
+-- Add to the jobs of a lost node that wait again.
+UPDATE headgate.lost_node SET returned = returned + :returned WHERE id = :id
+
+-- name: lost_names
 -- Return the names of the nodes that were found dead since then.
 SELECT DISTINCT name FROM headgate.lost_node WHERE lost_at > :since ORDER BY name
 
+-- name: lost_nodes
+-- Return the last nodes that were found dead since then, the last one first.
+SELECT id, name, pid, started_at, beat_at, version, release, lost_at, returned
+FROM headgate.lost_node WHERE lost_at > :since ORDER BY lost_at DESC, id LIMIT :count
+
 -- name: evict_lost_nodes
+-- Delete lost nodes of before that, and those before the last :kept ones.
 DELETE FROM headgate.lost_node
-WHERE id IN (SELECT id FROM headgate.lost_node WHERE lost_at <= :before LIMIT :count {for update skip locked})
+WHERE id IN (
+    SELECT id FROM headgate.lost_node
+    WHERE lost_at <= :before
+        OR lost_at < (SELECT lost_at FROM headgate.lost_node ORDER BY lost_at DESC LIMIT 1 OFFSET :kept - 1)
+    LIMIT :count {for update skip locked}
+)

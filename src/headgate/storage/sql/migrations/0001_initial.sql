@@ -664,11 +664,18 @@ CREATE TABLE headgate.node (
     gone             text COLLATE "C" CHECK (gone IN ('left', 'dead'))
 );
 
--- The nodes that were found dead in the last day, for alerts; written in the commit that takes their jobs back.
+-- The nodes that were found dead in the last day, for lists and alerts; written in the commit that takes their jobs back.
 CREATE TABLE headgate.lost_node (
-    id       text COLLATE "C" PRIMARY KEY,
-    name     text NOT NULL,
-    lost_at  bigint NOT NULL
+    id          text COLLATE "C" PRIMARY KEY,
+    name        text NOT NULL,
+    pid         integer NOT NULL,
+    started_at  bigint NOT NULL,
+    beat_at     bigint NOT NULL,
+    version     text NOT NULL,
+    release     text,
+    lost_at     bigint NOT NULL,
+    -- How many of its jobs wait again.
+    returned    integer NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 
 -- When a node last looked whether the conditions of an alert hold: one node does at a time.

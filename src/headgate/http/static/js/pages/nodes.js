@@ -20,7 +20,9 @@ export const nodes = {
   load: async (_, signal) => ({ items: (await get("nodes", {}, signal)).items }),
   view: (context) => {
     const { data } = context;
-    const versions = [...new Set(data.items.map((/** @type {any} */ node) => node.version))];
+    const live = data.items.filter((/** @type {any} */ node) => !node.lost_at);
+    const none = empty(t("No nodes"), t("Jobs are stored and wait. Start a worker in your project:"), startWorker());
+    const versions = [...new Set(live.map((/** @type {any} */ node) => node.version))];
     return [
       heading(t("Nodes"), { actions: copyCommand(command("nodes", "list")) }),
       versions.length > 1 &&
@@ -33,12 +35,13 @@ export const nodes = {
       panel(
         t("All nodes"),
         { class: "bare" },
+        !live.length && data.items.length > 0 && none,
         table({
           label: t("Nodes"),
           rows: data.items,
           key: (node) => node.id,
           tone: (node) => (node.state === "alive" ? "" : "dim"),
-          empty: empty(t("No nodes"), t("Jobs are stored and wait. Start a worker in your project:"), startWorker()),
+          empty: none,
           columns: [
             ...declared("nodes", data.items, {
               name: {
@@ -60,8 +63,10 @@ export const nodes = {
                     t("{time} ago", { time: format.duration(node.heartbeat_age) }),
                   ),
               },
-              running: (node) => link(address(["jobs"], { node: node.id, state: "running" }), format.plural(node.running, "job")),
-              slots: { extra: "node-slots", cell: slotsInUse },
+              running: (node) =>
+                !node.lost_at &&
+                link(address(["jobs"], { node: node.id, state: "running" }), format.plural(node.running, "job")),
+              slots: { extra: "node-slots", cell: (node) => !node.lost_at && slotsInUse(node) },
               queues: (node) =>
                 Object.entries(node.queues).map(([queue, count]) => chip(queue, h("b", { class: "num" }, String(count)))),
               version: (node) => h("span", { class: versions.length > 1 ? "warn-text num" : "num" }, node.version),
@@ -80,6 +85,8 @@ export const nodes = {
         "p",
         { class: "hint" },
         t("A node is silent after 30 s without a heartbeat, and gone when its process has ended. Other nodes then take over its jobs."),
+        " ",
+        t("The last 20 nodes that were declared dead stay in this list for a day."),
       ),
     ];
   },
