@@ -65,7 +65,7 @@ def make_tables(path: Path) -> None:
     asyncio.run(SqliteStorage(path / "jobs.db", SystemClock()).migrate())
 
 
-def call(*words: str, input: str | None = None, env: dict[str, str] | None = None) -> Result:
+def call(*words: str, input: str | bytes | None = None, env: dict[str, str] | None = None) -> Result:
     """`headgate` with these words, and with `input` to what it asks."""
     return CliRunner(env=env).invoke(main, words, input=input)
 

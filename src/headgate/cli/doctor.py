@@ -118,10 +118,10 @@ def print_findings(shown: Sequence[Finding], all_of_them: Sequence[Finding]) -> 
     width = max((len(each.check) for each in shown), default=0)
     for each in shown:
         mark, style = _MARKS[each.level]
-        console.print(f"[{style}]{mark:<7}[/] ", end="")
-        console.print(printable(f"{each.check:<{width}}  {each.seen}"), markup=False)
+        console.print(f"{mark:<7} ", style=style, end="")
+        console.print(printable(f"{each.check:<{width}}  {each.seen}"))
         if each.advice is not None and each.level != "ok":
-            console.print(printable(f"{'':<{8 + width}}  do: {each.advice}"), markup=False)
+            console.print(printable(f"{'':<{8 + width}}  do: {each.advice}"))
     counts = Counter(each.level for each in all_of_them)
     click.echo(f"{counts['ok']} ok, {counted(counts['warning'], 'warning')}, {counted(counts['problem'], 'problem')}")
 

@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -74,7 +74,7 @@ class LazyGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise _with_own_option(error) from None
+            raise _escaped(_with_own_option(error)) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -100,6 +100,7 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         # None if it was closed, as by >&-.
+        sys.stdin = sys.stdin or open(os.devnull)  # noqa: PTH123, SIM115
         sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
         sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -107,9 +108,12 @@ class LazyGroup(click.Group):
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit) as error:
+        except click.exceptions.Exit:
+            raise
+        except click.ClickException as error:
             if isinstance(error, click.NoSuchOption) and ctx.invoked_subcommand == "worker":
-                raise _with_own_option(error) from None
+                raise _escaped(_with_own_option(error)) from None
+            _escaped(error)
             raise
         except click.Abort as abort:
             if isinstance(abort.__context__, KeyboardInterrupt):
@@ -125,10 +129,23 @@ class LazyGroup(click.Group):
             if isinstance(error, OSError) and error.errno != errno.EPIPE:
                 # An error of the output or of a named file; stores and the user's module raise other errors.
                 raise click.ClickException(printable(str(error))) from error
+            if isinstance(error, UnicodeEncodeError):
+                # Of an argument, a path or a variable; the output escapes what it cannot encode.
+                near = error.object[max(error.start - 20, 0) : error.end + 20]
+                raise click.ClickException(f"{near!r} is not UTF-8 text; write it in that encoding") from error
             expected, rest = error.split(HeadgateError) if isinstance(error, BaseExceptionGroup) else (None, error)
             if expected is None or rest is not None:
                 raise
             raise click.ClickException(printable("; ".join(map(str, _leaves(expected))))) from error
+
+
+E = TypeVar("E", bound=click.ClickException)
+
+
+def _escaped(error: E) -> E:
+    """Return the error with a message that controls no terminal: it quotes arguments."""
+    error.message = printable(error.message)  # type: ignore[misc]  # Click does not copy it.
+    return error
 
 
 def _with_own_option(error: click.NoSuchOption) -> click.NoSuchOption:

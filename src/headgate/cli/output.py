@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,14 +46,28 @@ NOTHING_NEW = "nothing was enqueued: this job with its unique key, or its id, wa
 def print_json(answer: object, *, as_line: bool = False) -> None:
     """Print an answer as indented JSON, or as one line; instants are ISO 8601 in UTC.
 
-    Characters that the output has no encoding for are escaped as in JSON.
+    Characters that the output has no encoding for, and those that could control a terminal, are escaped as in JSON.
     """
-    text = msgspec.json.encode(answer).decode()
     try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        text = msgspec.json.encode(answer).decode()
     except UnicodeEncodeError:
-        text = json.dumps(json.loads(text), separators=(",", ":"))
+        # An argument that is not UTF-8 has halves of surrogate pairs, which msgspec neither encodes nor formats.
+        click.echo(json.dumps(msgspec.to_builtins(answer), indent=None if as_line else 2))
+        return
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    text = _NOT_ASCII.sub(partial(_escaped_in_json, encoding=encoding), text)
     click.echo(text if as_line else msgspec.json.format(text, indent=2))
+
+
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
+"""Only in the strings of a JSON text."""
+
+
+def _escaped_in_json(found: re.Match[str], encoding: str) -> str:
+    with suppress(UnicodeEncodeError):
+        if found[0].isprintable() and found[0].encode(encoding):
+            return found[0]
+    return json.dumps(found[0])[1:-1]
 
 
 def print_list(
@@ -115,7 +130,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    console = make_console()
+    console, title = make_console(), one_line(title)
     if not rows:
         console.print(Text(f"{title}: {empty}"))
         return
@@ -219,11 +234,11 @@ def quiet() -> Iterator[None]:
 
 
 def make_console() -> Console:
-    """Return a console on the current standard output."""
+    """Return a console on the current standard output; text is printed as it is, without markup."""
     from rich.console import Console
 
     is_terminal = sys.stdout.isatty()
-    return Console(width=None if is_terminal else WIDE, highlight=False)
+    return Console(width=None if is_terminal else WIDE, highlight=False, markup=False, emoji=False)
 
 
 def as_text(cell: object) -> Text:

@@ -1,0 +1,146 @@
+"""The command line under hostile words, inputs, outputs and stores: one clear error, nothing lost, no traceback."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from headgate.cli import output
+from headgate.cli.main import main
+from headgate.cli.output import print_json, print_table
+from tests.faces.one_module import OneModule, call, go_into
+
+APP = """
+from headgate import Headgate
+
+app = Headgate("sqlite:///jobs.db", synchronous="OFF", history=False)
+
+
+@app.task
+async def sync(tenant: str) -> None: ...
+"""
+
+CONTROL = "\x1b[31m\x9b1m\u202e"
+"""What colours a terminal, in both encodings of its escape sequences, and what turns the direction of text."""
+
+HALF = "a\udcff"
+"""How Python passes an argument that is not UTF-8."""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneModule:
+    go_into(tmp_path, monkeypatch)
+    return OneModule(tmp_path, APP)
+
+
+def assert_refused(result: Result, code: int, *parts: str) -> None:
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    error = result.stderr.splitlines()[-1]
+    assert error.startswith("Error: ")
+    for part in parts:
+        assert part in error
+
+
+# --------------------------------------------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "APP", CONTROL],
+        ["status", "-A", "APP", CONTROL],
+        ["status", f"--{CONTROL}"],
+        [f"--{CONTROL}"],
+        ["jobs", "list", "APP", "--state", CONTROL],
+        ["dashboard", "APP", "--root-path", CONTROL],
+        ["limits", "penalize", "APP", "sync", CONTROL],
+        ["simulate", "--limit", CONTROL],
+        ["status", f"{CONTROL}:app"],
+    ],
+)
+def test_words_that_an_error_quotes_cannot_control_the_terminal(project: OneModule, words: Sequence[str]) -> None:
+    result = call(*(project.target if word == "APP" else word for word in words))
+    assert result.exit_code in (1, 2)
+    assert result.stdout == ""
+    assert not set(CONTROL) - {"[", "3", "1", "m"} & set(result.stderr)
+    assert r"\x1b[31m" in result.stderr
+
+
+def test_titles_and_columns_of_a_table_are_text_without_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    """A title with `[/x]` raised MarkupError, and one with `[bold]` was printed without it."""
+    print_table(f"[/x] :bug: {CONTROL}", ("[/y]",), [("[/z]" * 20,)], empty="none")
+    title, column, cell = (line for line in capsys.readouterr().out.splitlines() if set(line) - {" ", "─"})
+    assert title.strip() == r"[/x] :bug: \x1b[31m\x9b1m\u202e"
+    assert (column.strip(), cell.strip()) == ("[/y]", "[/z]" * 20)
+
+
+def test_the_text_of_a_console_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    output.make_console().print("[bold]:bug:")
+    assert capsys.readouterr().out == "[bold]:bug:\n"
+
+
+def test_json_controls_no_terminal_and_may_hold_what_is_not_utf8(capsys: pytest.CaptureFixture[str]) -> None:
+    for answer in ({"key": f"é{CONTROL}😀"}, {"key": f"{HALF}é", "at": [1, None, 0.5]}):
+        print_json(answer)
+        printed = capsys.readouterr().out
+        assert json.loads(printed) == answer
+        assert printed.replace("\n", "").isprintable()
+    print_json({"key": "é😀"}, as_line=True)
+    assert capsys.readouterr().out == '{"key":"é😀"}\n'
+
+
+def test_json_is_escaped_for_an_output_of_ascii_without_other_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of more than 4,300 digits could not be printed, and those above a float's range became Infinity."""
+    import msgspec
+
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    print_json({"key": "é😀", "payload": msgspec.Raw(b"[1e400,2.50,%s]" % (b"9" * 5000))}, as_line=True)
+    sys.stdout.flush()
+    assert written.getvalue() == rb'{"key":"\u00e9\ud83d\ude00","payload":[1e400,2.50,%s]}' % (b"9" * 5000) + b"\n"
+
+
+def test_an_id_that_is_not_utf8_does_not_hide_what_happened_to_the_others(project: OneModule) -> None:
+    id = project.enqueue("sync", "acme")
+    result = call("jobs", "cancel", project.target, id, HALF, "--json")
+    assert result.exit_code == 1
+    assert [(each["id"], each["ok"]) for each in json.loads(result.stdout)] == [(id, True), (HALF, False)]
+
+
+# ------------------------------------------------------------------------------------------------------ apps
+
+
+# ---------------------------------------------------------------------------------------------- input, files
+
+
+def test_a_closed_input_is_an_empty_one(project: OneModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["schedules", "remove", project.target, "nightly"])
+    assert ended.value.code == 1
+    sys.stdin.close()
+
+
+# ---------------------------------------------------------------------------------------------- interruptions
+
+
+def test_python_prints_no_traceback_for_an_output_that_ends(project: OneModule) -> None:
+    for words in (["--help"], ["jobs", "--help"], ["jobs", "list", project.target], ["status", project.target]):
+        process = subprocess.run(
+            f"{sys.executable} -m headgate {' '.join(words)} | true",
+            shell=True,
+            cwd=project.path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert process.stderr == ""
