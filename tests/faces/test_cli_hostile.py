@@ -8,13 +8,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 
+from headgate.admin import Admin
 from headgate.cli import output
 from headgate.cli.main import main
 from headgate.cli.output import print_json, print_table
+from headgate.errors import StorageUnavailable
+from headgate.storage.sqlite.storage import SqliteStorage
 from tests.faces.one_module import OneModule, call, go_into
 
 APP = """
@@ -116,6 +120,23 @@ def test_an_id_that_is_not_utf8_does_not_hide_what_happened_to_the_others(projec
     assert [(each["id"], each["ok"]) for each in json.loads(result.stdout)] == [(id, True), (HALF, False)]
 
 
+@pytest.mark.parametrize("option", ["--error", "--queue", "--task", "--batch", "--schedule", "--node"])
+@pytest.mark.parametrize("words", [["jobs", "cancel"], ["jobs", "delete"], ["jobs", "list"]])
+def test_an_empty_selection_selects_nothing_by_accident(project: OneModule, words: list[str], option: str) -> None:
+    """`--error "$TYPE"` without a value selected all jobs that have failed."""
+    changing = [] if words[-1] == "list" else ["--yes"]
+    assert_refused(call(*words, project.target, option, "", *changing), 2, f"{option} is empty")
+
+
+def test_an_empty_selection_deletes_nothing(project: OneModule) -> None:
+    refused = call("purge", project.target, "--older-than", "1s", "--error", "", "--yes")
+    assert_refused(refused, 2, "--error is empty")
+
+
+def test_a_dry_run_of_named_jobs_is_refused_with_what_shows_them(project: OneModule) -> None:
+    assert_refused(call("jobs", "cancel", project.target, "1-1", "--dry-run"), 2, "--dry-run is for jobs that options")
+
+
 # ------------------------------------------------------------------------------------------------------ apps
 
 
@@ -131,6 +152,57 @@ def test_a_closed_input_is_an_empty_one(project: OneModule, monkeypatch: pytest.
 
 
 # ---------------------------------------------------------------------------------------------- interruptions
+
+
+def test_a_bulk_change_that_is_stopped_reports_what_it_has_changed(
+    project: OneModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(app: Any) -> None:
+        await app.tasks["sync"].enqueue_many([(str(number),) for number in range(250)])
+
+    project.do(work)
+    pages = SqliteStorage.jobs
+    calls = 0
+
+    async def jobs(self: SqliteStorage, *words: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise stopping
+        return await pages(self, *words, **named)
+
+    monkeypatch.setattr(SqliteStorage, "jobs", jobs)
+    stopping: BaseException = StorageUnavailable("the disk is gone")
+    result = call("jobs", "cancel", project.target, "--task", "sync", "--yes")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        "stopped: at least 200 jobs cancelled or asked to end; repeat the command for the rest",
+        "Error: the disk is gone",
+    ]
+    calls, stopping = 1, KeyboardInterrupt()
+    result = call("jobs", "cancel", project.target, "--task", "sync", "--yes", "--json")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr.startswith("stopped: at least 0 jobs cancelled")
+    project_left = call("jobs", "count", project.target, "--state", "waiting")
+    assert project_left.stdout == "50\n"
+
+
+def test_named_jobs_that_were_changed_before_ctrl_c_are_reported(
+    project: OneModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = project.enqueue("sync", "acme"), project.enqueue("sync", "acme")
+    cancel = Admin.cancel
+
+    async def until_second(self: Admin, id: str) -> bool:
+        if id == second:
+            raise KeyboardInterrupt
+        return await cancel(self, id)
+
+    monkeypatch.setattr(Admin, "cancel", until_second)
+    result = call("jobs", "cancel", project.target, first, second)
+    assert result.exit_code == 130
+    assert result.stdout == f"{first}: cancelled\n"
+    assert result.stderr == "stopped: 1 of 2 jobs reported; the next may be changed\n"
 
 
 def test_python_prints_no_traceback_for_an_output_that_ends(project: OneModule) -> None:

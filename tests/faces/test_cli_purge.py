@@ -113,7 +113,7 @@ def test_an_interrupted_purge_prints_how_many_it_deleted(project: Project) -> No
         [sys.executable, "-c", code], cwd=project.path, capture_output=True, text=True, check=False, timeout=patient(15)
     )
     assert done.returncode == 130, done.stderr
-    assert "stopped: 1 job deleted" in done.stderr
+    assert "stopped: at least 1 job deleted" in done.stderr
     assert project.counts()["default"][1] == 0
     [entry] = answer("audit", project.target)
     assert entry["detail"].startswith("1 job,")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import click
 
 from headgate.admin import Admin, BulkResult
+from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import ask, takes_app_and_maybe_ids
 from headgate.cli.output import print_json, progress_bar
 from headgate.cli.query import note_unknown, query_at, takes_query
 from headgate.cli.question import confirm, require_answer
+from headgate.errors import HeadgateError
 from headgate.escaping import printable
 from headgate.plural import counted
 
@@ -90,9 +93,16 @@ def count_and_change(target: str, word: BulkWord, verb: BulkChange, *, as_json: 
     """Count the jobs that the verb would change, ask, and change them. Exit code 1 if none was changed."""
     require_answer(as_json=as_json, yes=yes, dry_run=dry_run)
 
+    latest = BulkResult()
+
     async def change(admin: Admin, *, dry_run: bool, expected: int | None = None) -> BulkResult:
+        def note(result: BulkResult) -> None:
+            nonlocal latest
+            latest = result
+            advance(result.changed)
+
         with progress_bar(_WORDS[word].question, expected, shown=not dry_run and not as_json) as advance:
-            return await verb(admin, dry_run=dry_run, on_progress=lambda result: advance(result.changed))
+            return await verb(admin, dry_run=dry_run, on_progress=note)
 
     result = BulkResult()
     if dry_run or not yes:
@@ -101,13 +111,32 @@ def count_and_change(target: str, word: BulkWord, verb: BulkChange, *, as_json: 
             more = " (more match)" if result.is_cut else ""
             confirm(f"{_WORDS[word].question} {counted(result.changed, 'job')}{more}?", has_dry_run=True)
     if not dry_run and (yes or result.changed):
-        result = ask(target, partial(change, dry_run=False, expected=result.changed or None))
+        expected, latest = result.changed or None, BulkResult()
+        with reporting_stop(lambda: latest.changed, _WORDS[word].done):
+            result = ask(target, partial(change, dry_run=False, expected=expected))
     if as_json:
         print_json(result)
     else:
         _print_bulk(result, _WORDS[word])
     if not result.changed:
         raise SystemExit(1)
+
+
+@contextmanager
+def reporting_stop(changed: Callable[[], int], done: str) -> Iterator[None]:
+    """Say how many jobs are changed if Ctrl-C or an error stops the block; Ctrl-C ends the command."""
+    try:
+        yield
+    except (KeyboardInterrupt, HeadgateError) as stopped:
+        is_interrupted = isinstance(stopped, KeyboardInterrupt)
+        if is_interrupted or changed():
+            # The last commit may have succeeded without an answer.
+            click.echo(
+                f"stopped: at least {counted(changed(), 'job')} {done}; repeat the command for the rest", err=True
+            )
+        if not is_interrupted:
+            raise
+        raise SystemExit(INTERRUPTED) from None
 
 
 def _print_bulk(result: BulkResult, words: _BulkWords) -> None:

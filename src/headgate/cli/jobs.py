@@ -19,6 +19,7 @@ from headgate.admin import Admin, BulkResult, Dependency, Explanation, JobDetail
 from headgate.admin.listed import JOB_COLUMNS
 from headgate.cli.bulk import BulkWord, Change, change_many, takes_many
 from headgate.cli.enqueue import enqueue
+from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import (
     ask,
     ask_with_time,
@@ -400,11 +401,14 @@ def _change(
     if not ids:
         change_many(target, word, by, as_json=as_json, **many)
         return
-    if many["criteria"] or many["is_all"] or many["dry_run"]:
+    if many["dry_run"]:
+        raise click.UsageError("--dry-run is for jobs that options select; `headgate jobs show ID` shows one by its id")
+    if many["criteria"] or many["is_all"]:
         raise click.UsageError("name jobs by ids or by options, not both")
+    reports: list[dict[str, Any]] = []
+    is_interrupted = False
 
-    async def all_of_them(admin: Admin) -> list[dict[str, Any]]:
-        reports: list[dict[str, Any]] = []
+    async def all_of_them(admin: Admin) -> None:
         for id in ids:
             try:
                 reports.append({"id": id, "ok": True, "happened": await change(admin, id)})
@@ -415,14 +419,19 @@ def _change(
             for report in reports:
                 if not report["ok"] and await _has_come_back(admin, report["id"]):
                     report.update(ok=True, happened="waits again, for the job it follows")
-        return reports
 
-    reports = ask(target, all_of_them)
+    try:
+        ask(target, all_of_them)
+    except KeyboardInterrupt:
+        is_interrupted = True
+        click.echo(f"stopped: {len(reports)} of {counted(len(ids), 'job')} reported; the next may be changed", err=True)
     if as_json:
         print_json(reports)
     else:
         for report in reports:
             click.echo(one_line(f"{report['id']}: {report['happened']}"))
+    if is_interrupted:
+        raise SystemExit(INTERRUPTED)
     if not all(report["ok"] for report in reports):
         raise SystemExit(1)
 
@@ -664,7 +673,7 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
     )
     last = details.attempts[-1].error if details.attempts else status.error
     if last is not None and last.traceback is not None:
-        make_console().print(indented(last.traceback), markup=False)
+        make_console().print(indented(last.traceback))
     if details.last_lines:
         click.echo(f"Last log lines (all: headgate jobs logs {status.id})")
         for line in details.last_lines:

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from headgate.admin import Admin, JobQuery, Purged
-from headgate.cli.exit_codes import INTERRUPTED
+from headgate.cli.bulk import reporting_stop
 from headgate.cli.locate import ask, takes_app
 from headgate.cli.output import json_option, print_json, progress_bar
+from headgate.cli.query import refuse_empty
 from headgate.cli.question import confirm, require_answer
 from headgate.cli.times import seconds
 from headgate.jobs.job import JobState
@@ -50,6 +51,7 @@ def purge(
 
     Exit code 1 if there was no job to delete, 130 if it was stopped.
     """
+    refuse_empty(criteria)
     if not is_all and older_than is None and not any(criteria.values()):
         raise click.UsageError("select final jobs, such as --state succeeded or --older-than 7d, or add --all")
     require_answer(as_json=as_json, yes=yes, dry_run=dry_run)
@@ -71,11 +73,8 @@ def purge(
         more = " (more match)" if found.is_cut else ""
         confirm(f"Delete {counted(found.deleted, 'job')}{more} for good?", has_dry_run=True)
     if not dry_run and (found.deleted or yes):
-        try:
+        with reporting_stop(lambda: latest.deleted, "deleted"):
             found = ask(target, partial(delete, dry_run=False, expected=found.deleted or None))
-        except KeyboardInterrupt:
-            click.echo(f"stopped: {counted(latest.deleted, 'job')} deleted; repeat the command for the rest", err=True)
-            raise SystemExit(INTERRUPTED) from None
     if as_json:
         print_json(found)
     else:

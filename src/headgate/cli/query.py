@@ -29,6 +29,7 @@ def takes_query(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def command(**values: Any) -> None:
         criteria = {name: values.pop(name) for name in names}
+        refuse_empty(criteria)
         function(criteria={name: value for name, value in criteria.items() if value is not None}, **values)
 
     for field in reversed(fields):
@@ -64,8 +65,18 @@ KINDS: dict[str, Any] = {
 def _option(field: FieldInfo) -> Callable[[F], F]:
     name = field.name
     (meta,) = field.type.__metadata__
-    flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
-    return click.option(flag, name, type=KINDS.get(name), metavar=METAVARS.get(name), help=meta.description)
+    return click.option(_flag(name), name, type=KINDS.get(name), metavar=METAVARS.get(name), help=meta.description)
+
+
+def refuse_empty(criteria: dict[str, Any]) -> None:
+    """Raise UsageError for an empty text, as of a shell variable that is not set; a limit without a key has key ""."""
+    for name, value in criteria.items():
+        if value == "" and name != "key":
+            raise click.UsageError(f"{_flag(name)} is empty; name what it selects, or leave the option out")
+
+
+def _flag(name: str) -> str:
+    return FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def query_at(criteria: dict[str, Any], now: datetime) -> JobQuery:
