@@ -140,6 +140,24 @@ def test_a_dry_run_of_named_jobs_is_refused_with_what_shows_them(project: OneMod
 # ------------------------------------------------------------------------------------------------------ apps
 
 
+def test_the_address_of_a_store_is_not_an_app_and_its_password_is_not_shown() -> None:
+    result = call("status", "postgresql://ada:geheim@db/shop")
+    assert_refused(result, 1, "'postgresql://ada@db/shop' is the address of a store, not an app", "HEADGATE_URL")
+    assert "geheim" not in result.output
+
+
+def test_a_relative_module_is_no_app() -> None:
+    assert_refused(call("status", ".shop:app"), 1, "'.shop:app' does not name an app")
+
+
+@pytest.mark.parametrize("source", ["import sys\n\nsys.exit(0)\n", "def app():\n    raise SystemExit\n"])
+def test_a_module_that_exits_is_an_error(tmp_path: Path, project: OneModule, source: str) -> None:
+    """`headgate worker` ended with 0, as if it had drained."""
+    name = f"{project.name}_exits"
+    (tmp_path / f"{name}.py").write_text(source)
+    assert_refused(call("status", f"{name}:app"), 1, "its module raised SystemExit")
+
+
 # ---------------------------------------------------------------------------------------------- input, files
 
 

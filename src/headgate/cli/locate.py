@@ -24,6 +24,7 @@ from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.escaping import printable
 from headgate.tasks import modules
 from headgate.tasks.modules import declaring_only
+from headgate.urls import displayed_url
 
 if TYPE_CHECKING:
     from headgate.admin import Admin
@@ -40,7 +41,7 @@ class AppNotFound(HeadgateError):
 class AppBroken(click.ClickException):
     """The module of an app raised an error; its traceback is shown without the frames of the import."""
 
-    def __init__(self, target: str, error: Exception) -> None:
+    def __init__(self, target: str, error: Exception | SystemExit) -> None:
         super().__init__(
             f"{target} cannot be loaded: its module raised {type(error).__name__}: {printable(str(error))}"
         )
@@ -57,8 +58,13 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
     `app` may be a function without arguments that returns the app; `module` alone names the only app in it.
     Raises AppNotFound; AppBroken for an error of a module.
     """
+    if "://" in target:
+        raise AppNotFound(
+            f"{displayed_url(target)!r} is the address of a store, not an app; {_HOW}, and pass the address to its "
+            "Headgate(…) or as HEADGATE_URL"
+        )
     module_name, colon, attribute = target.partition(":")
-    if not module_name or (colon and not attribute):
+    if not module_name or module_name.startswith(".") or (colon and not attribute):
         raise AppNotFound(f"{target!r} does not name an app; {_HOW}")
     if module_name.endswith(".py") or "/" in module_name:
         raise AppNotFound(_of_file(Path(module_name), attribute or "app"))
@@ -76,7 +82,7 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
         raise AppNotFound(f"there is no module {missing!r}, neither installed nor in {here}; {_HOW}") from None
     except HeadgateError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise AppBroken(target, error) from error
     attribute = attribute or _only_app(found)
     for part in attribute.split("."):
@@ -86,7 +92,7 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
             raise AppNotFound(f"module {module_name!r} has no {attribute!r}; {_advice(module_name)}") from None
         except HeadgateError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # A module may make its apps when they are read, and import others for it.
             raise AppBroken(target, error) from error
     if isinstance(found, FunctionType):
@@ -95,7 +101,7 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
             found = found()
         except HeadgateError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise AppBroken(target, error) from error
     if not isinstance(found, Headgate):
         raise AppNotFound(f"{target} is {type(found).__name__!r}, not a Headgate app; {_advice(module_name)}")
@@ -104,7 +110,7 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
             found.import_tasks(*imports)
     except HeadgateError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise AppBroken(target, error) from error
     return found
 
