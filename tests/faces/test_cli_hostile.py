@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,18 @@ def test_a_module_that_exits_is_an_error(tmp_path: Path, project: OneModule, sou
 
 
 # ---------------------------------------------------------------------------------------------- input, files
+
+
+def test_lines_from_a_pipe_are_enqueued(project: OneModule, tmp_path: Path) -> None:
+    """Of `--payloads <(…)` the lines were counted and so lost: nothing was enqueued, with exit code 0."""
+    pipe = tmp_path / "lines"
+    os.mkfifo(pipe)
+    writing = threading.Thread(target=pipe.write_text, args=['{"tenant": "0"}\n{"tenant": "1"}\n'])
+    writing.start()
+    result = call("jobs", "enqueue", project.target, "sync", "--payloads", str(pipe))
+    writing.join()
+    assert result.exit_code == 0, result.output
+    assert len(result.stdout.split()) == 2
 
 
 def test_a_closed_input_is_an_empty_one(project: OneModule, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,8 @@ def _print_dry_run(count: int, *, as_json: bool) -> None:
 
 def _enqueue_many(app: Headgate, task: Task[Any, Any], source: Path, *, dry_run: bool, as_json: bool) -> None:
     total = None
-    if source != STDIN:
+    # What is read from a pipe cannot be read again.
+    if source.is_file():
         with source.open("rb") as lines:
             total = sum(1 for line in lines if line.strip())
     ids: list[str] = []
