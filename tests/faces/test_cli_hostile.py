@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from prometheus_client import CollectorRegistry
 
 from headgate.admin import Admin
 from headgate.cli import output
 from headgate.cli.main import main
 from headgate.cli.output import print_json, print_table
-from headgate.errors import StorageUnavailable
+from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.observe.metrics import PrometheusMetrics
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.faces.one_module import OneModule, call, go_into
 
@@ -181,6 +183,48 @@ def test_a_closed_input_is_an_empty_one(project: OneModule, monkeypatch: pytest.
         main(["schedules", "remove", project.target, "nightly"])
     assert ended.value.code == 1
     sys.stdin.close()
+
+
+def test_an_answer_that_is_not_text_is_none(project: OneModule) -> None:
+    result = call("schedules", "remove", project.target, "nightly", input=b"\xff\n")
+    assert_refused(result, 1, "the answer is not text; write y or n, or add --yes")
+
+
+def test_a_password_that_is_not_utf8_is_refused(project: OneModule) -> None:
+    result = call("password", input=b"a long p\xffssphrase\n")
+    assert_refused(result, 1, "the password is not UTF-8 text")
+
+
+def test_files_that_are_not_utf8_are_named(project: OneModule, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"ada:admin:p\xffssword\n")
+    secret.chmod(0o600)
+    assert_refused(call("dashboard", project.target, "--users-file", str(secret)), 1, f"{secret} is not UTF-8 text")
+
+
+@pytest.mark.parametrize(
+    ("trace", "code"),
+    [(b"0,\xff\n", 0), (b"nan,a\n1,b\n", 0), (b"0,a\n1e400,b\n", 1), (b"0,a\ninf,b\n", 1), (b"0," + b"a" * 200_000, 1)],
+)
+def test_a_hostile_trace_is_simulated_or_refused(tmp_path: Path, trace: bytes, code: int) -> None:
+    (tmp_path / "trace.csv").write_bytes(trace)
+    result = call("simulate", "--limit", "1/s", "--trace", str(tmp_path / "trace.csv"))
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_host_that_is_no_name_is_refused(project: OneModule, tmp_path: Path, host: str) -> None:
+    (tmp_path / "word").write_text("a long password")
+    (tmp_path / "word").chmod(0o600)
+    word = str(tmp_path / "word")
+    user = ("--user", "ada:admin", "--password-file", word)
+    assert_refused(call("dashboard", project.target, "--host", host, *user), 2, f"--host {host} is no address")
+    result = call("worker", project.target, "--drain", "--health-port", "9", "--health-host", host)
+    assert result.exit_code == 1, result.output
+    assert f"--health-port: cannot listen at {host}:9" in result.stderr.splitlines()[-1]
+    with pytest.raises(HeadgateError, match=f"metrics cannot be served on {host}:9"):
+        PrometheusMetrics(registry=CollectorRegistry()).serve(9, host)
 
 
 # ---------------------------------------------------------------------------------------------- interruptions

@@ -251,7 +251,10 @@ def _secret(file: Path) -> str:
     """Return the content of a file without its line end."""
     if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         click.echo(f"warning: other users of this machine may read {file}; chmod 600 {file}", err=True)
-    return file.read_text(encoding="utf-8").rstrip("\r\n")
+    try:
+        return file.read_text(encoding="utf-8").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise click.ClickException(f"{file} is not UTF-8 text; write it again in that encoding") from None
 
 
 def _is_loopback(host: str) -> bool:
@@ -267,6 +270,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
+    except UnicodeError as error:
+        raise click.UsageError(f"--host {host} is no address: {error}") from None
     except OSError as error:
         raise click.ClickException(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port, or 0"

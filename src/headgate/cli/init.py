@@ -248,7 +248,7 @@ def _rendered(template: str, app: Headgate, **words: str) -> str:
 def _installs() -> list[str]:
     """Return the flags of the files here that say what the program needs."""
     project = Path("pyproject.toml")
-    is_package = project.exists() and "[build-system]" in project.read_text(encoding="utf-8").splitlines()
+    is_package = project.exists() and b"[build-system]" in project.read_bytes().splitlines()
     return [*(["requirements"] if Path("requirements.txt").exists() else []), *(["project"] if is_package else [])]
 
 
@@ -300,4 +300,4 @@ def _write(plan: Plan, *, force: bool, as_json: bool) -> None:
 
 
 def _has(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text(encoding="utf-8") == text
+    return path.exists() and path.read_bytes() == text.encode()

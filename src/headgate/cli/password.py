@@ -16,12 +16,15 @@ def password() -> None:
     The command asks for the password twice without showing it, or reads it from standard input if that is not a
     terminal. It is not an argument, because all users of a machine can see arguments.
     """
-    if sys.stdin.isatty():
-        given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-    else:
-        given = sys.stdin.readline().rstrip("\r\n")
-    if len(given) < SHORTEST:
-        raise click.ClickException(f"a password needs at least {SHORTEST} characters")
     from headgate.password_hash import PasswordHash
 
-    click.echo(str(PasswordHash.of(given)))
+    try:
+        if sys.stdin.isatty():
+            given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        else:
+            given = sys.stdin.readline().rstrip("\r\n")
+        if len(given) < SHORTEST:
+            raise click.ClickException(f"a password needs at least {SHORTEST} characters")
+        click.echo(str(PasswordHash.of(given)))
+    except UnicodeError:
+        raise click.ClickException("the password is not UTF-8 text; send it in that encoding") from None

@@ -18,12 +18,15 @@ def require_answer(*, as_json: bool, yes: bool, dry_run: bool | None = None) -> 
 
 def confirm(question: str, *, has_dry_run: bool = False) -> None:
     """Ask, and end the command unless the answer is yes; without a terminal, name the options that answer."""
+    instead = _instead(has_dry_run=has_dry_run)
     try:
         click.confirm(printable(question), abort=True, err=True)
+    except UnicodeDecodeError:
+        click.echo(err=True)
+        raise click.ClickException(f"the answer is not text; write y or n, or add {instead}") from None
     except click.Abort as abort:
         if isinstance(abort.__context__, EOFError):
             click.echo(err=True)
-            instead = _instead(has_dry_run=has_dry_run)
             raise click.ClickException(f"there is no terminal to ask on; add {instead}") from None
         raise
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
-from math import ceil
+from math import ceil, isfinite
 from operator import attrgetter
 from random import Random
 from typing import Literal, NamedTuple, get_args
@@ -71,7 +72,11 @@ def read_trace(lines: Iterable[str], where: str) -> list[SimulatedArrival]:
     A header line is skipped. Raises DeclarationError for a line that cannot be read.
     """
     found: list[tuple[float, str]] = []
-    for number, row in enumerate(csv.reader(lines), start=1):
+    try:
+        rows = list(csv.reader(lines))
+    except csv.Error as error:
+        raise DeclarationError(f"{where} is not a CSV file: {error}") from None
+    for number, row in enumerate(rows, start=1):
         if not row:
             continue
         at = _instant(row[0])
@@ -101,10 +106,9 @@ def _weights(keys: int, skew: Skew) -> list[float]:
 
 
 def _instant(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        seconds = float(text)
+        return seconds if isfinite(seconds) else None
     try:
         at = datetime.fromisoformat(text.strip())
     except ValueError:

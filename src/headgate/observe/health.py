@@ -46,8 +46,9 @@ class HealthServer:
         """Listen until the block ends; yields the port (0 chooses a free one). Raises HeadgateError if it is taken."""
         try:
             server = await asyncio.start_server(self._answer, host, port, limit=MOST_BYTES)
-        except OSError as error:
-            raise HeadgateError(f"--health-port: cannot listen at {host}:{port}: {error.strerror or error}") from error
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise HeadgateError(f"--health-port: cannot listen at {host}:{port}: {why}") from error
         try:
             yield int(server.sockets[0].getsockname()[1])
         finally:

@@ -121,7 +121,7 @@ class PrometheusMetrics:
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             listening = socket.create_server((host, port), family=family)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise HeadgateError(
                 f"metrics cannot be served on {host}:{port}: {error}; choose another port, or end what listens there"
             ) from error

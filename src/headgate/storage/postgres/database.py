@@ -686,7 +686,8 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
                     + ("" if has_bad_values else f"; {why}"),
                     has_bad_values=has_bad_values,
                 )
-    if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
+    # A UnicodeError is about a host such as "db..example", before anything is sent.
+    if isinstance(error, asyncpg.exceptions.ClientConfigurationError) or (opening and isinstance(error, UnicodeError)):
         return StorageUnusable(f"{name} cannot be opened: {text}")
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         return StorageUnavailable(f"{name} does not answer")
@@ -727,12 +728,13 @@ def checked_url(url: str) -> str:
             f"storage URL {displayed_url(url)!r} cannot be read: {without_secrets(str(error), url)}"
         ) from None
     for port in ports:
-        if port and not port.isdigit():
+        if port and not (port.isascii() and port.isdigit()):
             raise DeclarationError(
                 f"storage URL {displayed_url(url)!r} has a port that is not a number; percent-encode / # ? @ and : in "
                 "a password"
             )
-        if port and int(port) > HIGHEST_PORT:
+        # Python refuses to read thousands of digits.
+        if port and int(port[:18]) > HIGHEST_PORT:
             raise DeclarationError(
                 f"storage URL {displayed_url(url)!r} has port {port}; the highest port is {HIGHEST_PORT}"
             )
