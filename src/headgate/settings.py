@@ -277,7 +277,7 @@ def parse_retry(text: str, name: str = "HEADGATE_RETRY") -> RetryPolicy:
     for part in [text] if is_number else text.split(","):
         word, _, value = (piece.strip() for piece in (f"retries={part}" if is_number else part).partition("="))
         match word:
-            case "retries" if value.isdecimal():
+            case "retries" if re.fullmatch("[0-9]{1,18}", value):
                 options[word] = int(value)
             case "base" | "cap" | "delay" if (length := duration_in(value)) is not None:
                 options[word] = length / SECOND

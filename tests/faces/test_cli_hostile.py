@@ -137,6 +137,17 @@ def test_an_empty_selection_deletes_nothing(project: OneModule) -> None:
     assert_refused(refused, 2, "--error is empty")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["jobs", "count", "APP", "--most"], ["purge", "APP", "--all", "--yes", "--most"], ["audit", "APP", "--before"]],
+)
+def test_a_number_that_no_database_holds_is_as_good_as_any_large_one(project: OneModule, words: list[str]) -> None:
+    words = [project.target if word == "APP" else word for word in words]
+    for number in (1 << 63, 10**30):
+        result = call(*words, str(number))
+        assert (result.exit_code, result.stderr) == (call(*words, "1000").exit_code, "")
+
+
 def test_a_dry_run_of_named_jobs_is_refused_with_what_shows_them(project: OneModule) -> None:
     assert_refused(call("jobs", "cancel", project.target, "1-1", "--dry-run"), 2, "--dry-run is for jobs that options")
 
@@ -225,6 +236,16 @@ def test_a_host_that_is_no_name_is_refused(project: OneModule, tmp_path: Path, h
     assert f"--health-port: cannot listen at {host}:9" in result.stderr.splitlines()[-1]
     with pytest.raises(HeadgateError, match=f"metrics cannot be served on {host}:9"):
         PrometheusMetrics(registry=CollectorRegistry()).serve(9, host)
+
+
+def test_ports_above_the_highest_are_refused_before_workers_start(project: OneModule) -> None:
+    result = call("worker", project.target, "--processes", "3", "--health-port", "65534")
+    assert_refused(result, 2, "needs ports up to 65536; the highest port is 65535")
+
+
+@pytest.mark.parametrize("calendar", ["on " + "9" * 5000, "on \u00b2"])
+def test_a_calendar_of_thousands_of_digits_is_refused(project: OneModule, calendar: str) -> None:
+    assert_refused(call("schedules", "create", project.target, "x", "sync", "--calendar", calendar), 1, "on=")
 
 
 # ---------------------------------------------------------------------------------------------- interruptions

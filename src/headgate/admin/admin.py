@@ -39,7 +39,7 @@ from headgate.admin.readings import Readings
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.set_rules import SetRules
 from headgate.admin.timeline import Stretch, TimelineEntry, stretches, timeline
-from headgate.arguments import MOST_SLOTS, parse_count, parse_duration, parse_instant, require_storable
+from headgate.arguments import LARGEST_COUNT, MOST_SLOTS, parse_count, parse_duration, parse_instant, require_storable
 from headgate.clock import FARTHEST, Duration, to_datetime
 from headgate.engine.large_payloads import LargePayloads
 from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobHeld, JobNotFound
@@ -352,6 +352,7 @@ class Admin(Readings):
         that the retention sets as `audit` (90 days).
         """
         count = min(max(count, 1), PAGE_AND_ONE)
+        before = None if before is None else min(max(before, 0), LARGEST_COUNT)
         found = await self._storage.audit_log(
             AuditFilter(kind=kind, subject=subject, actor=actor, before=before, count=count)
         )

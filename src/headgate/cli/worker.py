@@ -35,6 +35,8 @@ from headgate.observe.json_log import JsonFormatter
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
+HIGHEST_PORT = 65535
+
 RELOAD_GRACE = 1.0
 """Seconds that running jobs get before a reload, without --grace; a developer waits for them."""
 
@@ -124,7 +126,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, given: str | Non
 )
 @click.option(
     "--metrics-port",
-    type=click.IntRange(1, 65535),
+    type=click.IntRange(1, HIGHEST_PORT),
     metavar="PORT",
     help="Serve metrics for Prometheus on this port; with --processes each process uses the next one.",
 )
@@ -138,7 +140,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, given: str | Non
 @click.option("--metrics-store", is_flag=True, help="Also report the contents of the store; use it on one worker only.")
 @click.option(
     "--health-port",
-    type=click.IntRange(1, 65535),
+    type=click.IntRange(1, HIGHEST_PORT),
     metavar="PORT",
     help="Answer /live and /ready on this port, for probes; with --processes each process uses the next one.",
 )
@@ -229,6 +231,12 @@ def worker(
         raise click.UsageError("--drain and --drain-all exclude each other")
     if reload and (drain or drain_all or processes > 1):
         raise click.UsageError("--reload does not go with --processes, --drain or --drain-all")
+    for port in (metrics_port, health_port):
+        if port is not None and port + processes - 1 > HIGHEST_PORT:
+            raise click.UsageError(
+                f"--processes {processes} from port {port} on needs ports up to {port + processes - 1}; the highest "
+                f"port is {HIGHEST_PORT}"
+            )
     until: Literal["ready", "all"] | None = "all" if drain_all else "ready" if drain else None
     log_to_stderr(log_level, as_json=log_json)
     if processes > 1 or reload:

@@ -36,7 +36,7 @@ def parse_calendar(text: str, tz: str = "UTC") -> Calendar:
             raise _error(text, f"{given['every']!r} is not a number of days, weeks or months")
         options[f"{found[2].lower()}s"] = int(found[1] or 1)
     if "on" in given:
-        options["on"] = [int(day) if day.isdecimal() and day.isascii() else day for day in _items(text, given["on"])]
+        options["on"] = [int(day) if re.fullmatch("[0-9]{1,4}", day) else day for day in _items(text, given["on"])]
     if "in" in given:
         options["in_months"] = _items(text, given["in"])
     if "at" in given:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
+from headgate.arguments import LARGEST_COUNT
 from headgate.clock import from_datetime
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.batch import BatchRecord
@@ -276,6 +277,7 @@ async def bounded_count(tx: Transaction, filter: JobFilter, most: int) -> JobCou
 
 async def count_jobs(tx: Transaction, filter: JobFilter, most: int) -> int:
     """Count the jobs that match a filter, from its cursor on and up to `most`; all jobs may be read for it."""
+    most = min(most, LARGEST_COUNT)
     values, known = await _known(tx, filter, MORE_AT_ONCE)
     if values["by"] is not None and filter.cursor is None:
         count = int(await tx.value("count_known_jobs", most=MORE_AT_ONCE, **values))

@@ -68,6 +68,8 @@ _ENVIRONMENT = {
     sqlite3.SQLITE_PERM,
 }
 
+_FORBIDDEN = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
+
 
 def connect(path: Path, *, synchronous: str, timeout: float) -> sqlite3.Connection:
     """Open a connection in autocommit mode: transactions are begun by statements.
@@ -154,7 +156,9 @@ def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
             "end it and try again"
         )
     if code in _ENVIRONMENT:
-        return StorageUnavailable(f"{path} could not be used: {error} ({getattr(error, 'sqlite_errorname', '')})")
+        advice = "; let this user write to the file and its folder" if code in _FORBIDDEN else ""
+        name = getattr(error, "sqlite_errorname", "")
+        return StorageUnavailable(f"{path} could not be used: {error} ({name}){advice}")
     return None
 
 
