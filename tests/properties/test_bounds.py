@@ -19,7 +19,6 @@ from headgate import (
 )
 from headgate.arguments import LARGEST_COUNT, parse_duration
 from headgate.clock import FARTHEST, LAST, SECOND, to_datetime
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.kinds import dump_rule, load_rule
 from headgate.limits.limit import AnyRule, Limit
 from tests.seeds import examples
@@ -86,17 +85,18 @@ def test_every_instant_that_follows_from_an_accepted_limit_is_one(
     if rule is None:
         return
     cost = min(cost, getattr(rule, "burst", None) or getattr(rule, "max_count", None) or rule.count or cost)
-    key: dict[str, Any] = {"key": "acme"} if isinstance(rule, SharedCounter) else {}
-    opens_at, state = rule.take(None, now, cost, **key)
+    # Of a dynamic window, the rule of one key decides.
+    decides = rule.for_key("acme")
+    opens_at, state = decides.take(None, now, cost)
     for _ in range(3):
-        again, later = rule.take(state, opens_at, cost, **key)
+        again, later = decides.take(state, opens_at, cost)
         fits(opens_at, again, rule.idle_at(state), rule.idle_at(later))
         state = rule.load(rule.dump(later), again)
         opens_at = again
-    seen = rule.snapshot(state, opens_at, **key) if key else rule.snapshot(state, opens_at)
+    seen = decides.snapshot(state, opens_at)
     fits(seen.opens_at, seen.used, seen.available)
     # One that starts late, and settles for all that may be settled.
-    fits(rule.idle_at(rule.amend(state, now, cost, opens_at, cost, **key)))
+    fits(rule.idle_at(decides.amend(state, now, cost, opens_at, cost)))
     assert rule.bound(FARTHEST) > 0
     assert rule.describe()
     assert load_rule(dump_rule(rule)) == rule
