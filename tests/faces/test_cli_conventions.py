@@ -254,12 +254,13 @@ def test_a_locale_without_utf8_changes_no_payload_and_breaks_no_table(make: Make
         assert shown["payload"] == {"tenant": "Müller ☃😀"}
 
 
-def test_a_failing_output_is_reported_in_one_line() -> None:
+@pytest.mark.parametrize("word", ["version", "--help", "--version"])
+def test_a_failing_output_is_reported_in_one_line(word: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "headgate", "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [sys.executable, "-m", "headgate", word], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 1
     assert done.stderr.startswith("Error: [Errno 28]")

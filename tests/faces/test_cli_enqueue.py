@@ -312,6 +312,24 @@ def test_jobs_whose_ids_cannot_be_printed_are_reported_as_stored(
     assert capsys.readouterr().err.splitlines()[0] == "stopped: 1 job of the first lines enqueued"
 
 
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_job_whose_id_cannot_be_printed_is_named_on_stderr(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    first = project.enqueue("sync", "--payload", '{"tenant": "0"}').stdout.strip()
+    enqueuing = ["enqueue", project.target, "sync", "--payload", '{"tenant": "0"}']
+    for verb in (enqueuing, ["run-again", project.target, first]):
+        with monkeypatch.context() as patch, open("/dev/full", "w") as full:  # noqa: PTH123
+            patch.setattr(sys, "stdout", full)
+            with pytest.raises(SystemExit) as ended:
+                main(["jobs", *verb, *words])
+            with contextlib.suppress(OSError):
+                full.close()
+        assert ended.value.code == 1
+        stored = project.stored()[-1].record.id
+        assert capsys.readouterr().err.startswith(f"job {stored} is enqueued\nError: [Errno 28]")
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_it_while_no_line_comes(project: Project) -> None:
     reading, writing = os.pipe()

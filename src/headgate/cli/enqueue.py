@@ -19,7 +19,7 @@ import click
 from headgate.app import Headgate
 from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import locate, takes_app_and
-from headgate.cli.output import NOTHING_NEW, json_option, print_json, progress_bar
+from headgate.cli.output import NOTHING_NEW, json_option, print_json, printing_of, progress_bar
 from headgate.cli.times import instant, seconds
 from headgate.client.handles import Job
 from headgate.client.task import Task
@@ -174,11 +174,12 @@ def _enqueue_one(app: Headgate, task: Task[Any, Any], call: Call[Any], *, dry_ru
         _print_dry_run(1, as_json=as_json)
         return
     job, status = asyncio.run(stored())
-    if status is not None:
-        shown = {field.name: getattr(status, field.name) for field in fields(status)}
-        print_json({**shown, "is_new": job.is_new})
-        return
-    click.echo(job.id)
+    with printing_of(job.id):
+        if status is not None:
+            shown = {field.name: getattr(status, field.name) for field in fields(status)}
+            print_json({**shown, "is_new": job.is_new})
+            return
+        click.echo(job.id)
     if not job.is_new:
         click.echo(NOTHING_NEW, err=True)
 

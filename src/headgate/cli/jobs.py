@@ -35,6 +35,7 @@ from headgate.cli.output import (
     print_json,
     print_list,
     print_table,
+    printing_of,
     until,
 )
 from headgate.cli.query import note_unknown, query_at, takes_query
@@ -226,10 +227,11 @@ def run_again(target: str, id: str, payload: str | None, as_json: bool) -> None:
     """
     given = sys.stdin.buffer.read() if payload == "-" else payload and os.fsencode(payload)
     new = ask(target, lambda admin: admin.run_again(id, given))
-    if as_json:
-        print_json({"job": new.id, "is_new": new.is_new, "run_again": id})
-        return
-    click.echo(new.id)
+    with printing_of(new.id):
+        if as_json:
+            print_json({"job": new.id, "is_new": new.is_new, "run_again": id})
+            return
+        click.echo(new.id)
     if not new.is_new:
         click.echo(NOTHING_NEW, err=True)
 

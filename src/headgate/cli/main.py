@@ -75,6 +75,11 @@ class LazyGroup(click.Group):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             raise _escaped(_with_own_option(error)) from None
+        except OSError as error:
+            # Of the output of --help or --version.
+            if error.errno == errno.EPIPE:
+                raise
+            raise click.ClickException(printable(str(error))) from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

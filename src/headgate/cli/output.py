@@ -196,6 +196,16 @@ def say_done(done: str, *, as_json: bool, **facts: object) -> None:
         click.echo(printable(done))
 
 
+@contextmanager
+def printing_of(job_id: str) -> Iterator[None]:
+    """Print the id on stderr if the output fails: the job is stored, and a repeated command would store another."""
+    try:
+        yield
+    except OSError:
+        click.echo(f"job {job_id} is enqueued", err=True)
+        raise
+
+
 def say_change(changed: bool, done: str, not_done: str, *, as_json: bool, **facts: object) -> None:
     """Print `done`, or print `not_done` and end with exit code 1."""
     say_done(done if changed else not_done, as_json=as_json, **facts, changed=changed)

@@ -12,7 +12,16 @@ import click
 
 from headgate.admin.schedules import SCHEDULE_COLUMNS
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
-from headgate.cli.output import json_option, print_json, print_list, print_table, say_change, say_done, until
+from headgate.cli.output import (
+    json_option,
+    print_json,
+    print_list,
+    print_table,
+    printing_of,
+    say_change,
+    say_done,
+    until,
+)
 from headgate.cli.pausing import add_pausing
 from headgate.cli.question import confirm, require_answer
 from headgate.cli.times import instant, seconds
@@ -217,7 +226,8 @@ add_pausing(
 def trigger(target: str, schedule: str, as_json: bool) -> None:
     """Enqueue a job of a schedule now, also while it is paused. The next run does not change."""
     job_id = ask(target, lambda admin: admin.schedules.trigger(schedule))
-    say_done(f"{schedule} enqueued job {job_id}", as_json=as_json, schedule=schedule, job=job_id)
+    with printing_of(job_id):
+        say_done(f"{schedule} enqueued job {job_id}", as_json=as_json, schedule=schedule, job=job_id)
 
 
 @schedules.command()
