@@ -57,7 +57,7 @@ def _user(_context: click.Context, _parameter: click.Parameter, given: str | Non
 @click.option("--root-path", default="", metavar="/PATH", help="The path under which a proxy serves it.")
 @click.option("--trust-proxy", "proxies", multiple=True, metavar="ADDRESS", help="Trust the addresses from this proxy.")
 @click.option("--redact", multiple=True, metavar="FIELD", help="Another field to hide: card.number.")
-@click.option("--no-redaction", is_flag=True, help="Show passwords, secrets, tokens and API keys, which are hidden oth")
+@click.option("--no-redaction", is_flag=True, help="Show passwords, secrets, tokens and API keys, too.")
 @click.option("--title", default="Headgate", show_default=True, help="The title of the pages.")
 @click.option("--read-only", is_flag=True, help="Allow no changes.")
 def dashboard(

@@ -520,9 +520,8 @@ async def test_a_node_that_was_declared_dead_is_told_from_live_ones(browser: Bro
         await expect(dead).to_have_class("dim")
         await expect(dead.locator(".badge")).to_have_text("gone")
         await expect(dead.get_by_role("button")).to_have_count(0)
-        await expect(dead.get_by_role("cell").filter(has_text="ago").last).to_be_visible()
-        for column in ("Declared dead", "Jobs returned"):
-            await expect(table.get_by_role("columnheader", name=column)).to_be_visible()
+        await expect(dead.get_by_title("Declared dead")).to_contain_text(" ago")
+        await expect(dead).to_contain_text("0 jobs returned")
         await expect(table.get_by_role("row").last).to_contain_text("killed")
         await expect(visit.page.get_by_text("different versions")).to_have_count(0)
 

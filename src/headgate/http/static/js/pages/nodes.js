@@ -64,8 +64,9 @@ export const nodes = {
                   ),
               },
               running: (node) =>
-                !node.lost_at &&
-                link(address(["jobs"], { node: node.id, state: "running" }), format.plural(node.running, "job")),
+                node.lost_at
+                  ? t("{jobs} returned", { jobs: format.plural(node.returned, "job") })
+                  : link(address(["jobs"], { node: node.id, state: "running" }), format.plural(node.running, "job")),
               slots: { extra: "node-slots", cell: (node) => !node.lost_at && slotsInUse(node) },
               queues: (node) =>
                 Object.entries(node.queues).map(([queue, count]) => chip(queue, h("b", { class: "num" }, String(count)))),
@@ -117,6 +118,8 @@ function slotsInUse(node) {
 
 /** @param {any} node */
 function nodeState(node) {
+  if (node.lost_at)
+    return [badge(node.state), h("span", { class: "cell-below faint", title: t("Declared dead") }, when(node.lost_at))];
   if (node.state === "alive" && node.is_stopping) return badge("silent", t("stopping"));
   if (node.state === "alive" && node.is_quiet) return badge("paused", t("quiet"));
   return badge(node.state);
