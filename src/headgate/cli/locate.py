@@ -64,9 +64,10 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
             "Headgate(…) or as HEADGATE_URL"
         )
     module_name, colon, attribute = target.partition(":")
-    if not module_name or module_name.startswith(".") or (colon and not attribute):
+    is_file = module_name.endswith(".py") or "/" in module_name
+    if not module_name or (module_name.startswith(".") and not is_file) or (colon and not attribute):
         raise AppNotFound(f"{target!r} does not name an app; {_HOW}")
-    if module_name.endswith(".py") or "/" in module_name:
+    if is_file:
         raise AppNotFound(_of_file(Path(module_name), attribute or "app"))
     here = str(Path.cwd())
     if here not in sys.path:
