@@ -22,7 +22,7 @@ BUDGETS = {
     "client": 2_950,
     "contrib": 3_250,
     "engine": 10_100,
-    "http": 20_850,
+    "http": 20_900,
     "jobs": 4_350,
     "limits": 9_250,
     "observe": 2_020,
