@@ -118,6 +118,9 @@ def test_a_lost_connection_is_explained_in_the_words_of_the_server() -> None:
     )
     received = translate(error, "db")
     assert str(received) == "the connection to db was lost: terminating connection due to idle-in-transaction timeout"
+    error.__cause__ = None
+    received = translate(error, "db")
+    assert str(received) == "the connection to db was lost: it had ended before the statement was sent"
 
 
 def test_a_lasting_deadlock_is_a_storage_failure() -> None:

@@ -21,7 +21,7 @@ from headgate.arguments import parse_duration
 from headgate.clock import SECOND, Clock, SystemClock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
 from headgate.jobs.identity import IdTaken
-from headgate.storage.postgres.client_silence import ClientSilence, SilentInTransaction, server_error
+from headgate.storage.postgres.client_silence import ClientSilence, SilentInTransaction, server_error, was_not_sent
 from headgate.storage.postgres.dialect import AnyStatement, Insertion, fit, statements_of
 from headgate.storage.postgres.lent_pool import LentPool, close_pool
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
@@ -693,7 +693,10 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
         return StorageUnavailable(f"{name} does not answer")
     if isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError)):
         # The driver's words may be about its own states; the server's say why it ended the session.
-        why = without_secrets(server_error(error) or str(error), url)
+        said = server_error(error)
+        if said is None and isinstance(error, asyncpg.InternalClientError) and was_not_sent(error):
+            said = "it had ended before the statement was sent"
+        why = without_secrets(said or str(error), url)
         return StorageUnavailable(
             f"{name} cannot be reached: {why}" if opening else f"the connection to {name} was lost: {why}"
         )

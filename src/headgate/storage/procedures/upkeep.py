@@ -97,8 +97,8 @@ LONGEST_CLOSED = 2 * FARTHEST
 """Microseconds. The periods of rules and penalties are half as long at most."""
 
 _STATE = re.compile(r"1:([a-z_]+):")
-_NUMBER = re.compile("«(-?[0-9]+)»")
 """How a stored state begins."""
+_NUMBER = re.compile("«(-?[0-9]+)»")
 
 _LANES = RowDecoder(_Lane, "lane", buckets=UNREADABLE_BUCKETS)
 _PLACED = RowDecoder(_Placed, "job")
