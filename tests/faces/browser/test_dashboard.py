@@ -497,6 +497,11 @@ async def test_nodes_are_quieted_get_other_slots_and_are_stopped(browser: Browse
             await visit.agree("Set the slots")
             await expect(visit.page.get_by_role("button", name="Quiet node steered")).to_be_visible()
             assert await controls() == NodeControls({QUEUE: 9})
+            # Where the table is wider than the screen, the buttons are in sight without scrolling.
+            await visit.page.set_viewport_size({"width": 1000, "height": 700})
+            box = await visit.page.get_by_role("button", name="Rename node steered").bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] <= 1000
             await visit.press("Rename node steered")
             await visit.page.get_by_label("Name", exact=True).fill("renamed")
             await visit.agree("Rename the node")
