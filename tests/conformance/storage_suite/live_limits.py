@@ -22,7 +22,7 @@ from headgate.limits.rule import NEVER
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
-from headgate.storage.records import Amendment
+from headgate.storage.records import Amendment, Claim, FreeSlots
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import MINUTE, Conformance, StoreUser, at_once, rate, shared, strict
@@ -714,6 +714,25 @@ class LiveLimitsConformance(Conformance):
         # The newcomer goes before the key that has had its share.
         clock.advance(60)
         assert late in await store_user.take_ids()
+
+    async def test_a_lane_in_line_is_visited_after_a_key_without_a_share_had_the_only_slot(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"shared": shared(2), "api": strict(100)}
+        await store_user.add(3, buckets=[("shared", "a")])
+        assert len(await store_user.take()) == 2
+        clock.advance(61)
+        for key in "bc":
+            await store_user.add(queue="other", buckets=[("shared", key)])
+        assert len((await store_user.claim(queues=("other",))).jobs) == 2
+        in_line = await store_user.add_one(buckets=[("api", "acme")])
+        free_slots = {"default": FreeSlots(1), "other": FreeSlots(5)}
+        claim = Claim(store_user.node, free_slots, store_user.rules, frozenset({"work"}))
+        first = await store_user.storage.claim(claim)
+        assert [met.ref.key for met in first.throttled] == ["a"]
+        assert first.more
+        second = await store_user.storage.claim(claim)
+        assert [job.id for job in second.jobs] == [in_line]
 
     async def test_the_state_of_a_shared_window_is_reset_as_one(self, store_user: StoreUser) -> None:
         store_user.rules = {"shared": shared(4)}

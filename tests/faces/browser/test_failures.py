@@ -94,6 +94,8 @@ async def test_one_job_is_retried_and_shows_its_outcome_before_the_others_are(br
         await visit.press("Retry one")
         await expect(outcome).to_contain_text("succeeded.")
         await outcome.get_by_role("button", name="Retry 2 jobs more").click()
+        # The page may ask for its group once more, which has no job then.
+        visit.expected.add("status of 404")
         await visit.agree("Retry 2 jobs")
         await until(functools.partial(have_succeeded, shop, jobs))
 

@@ -543,11 +543,12 @@ class ClaimPlan:
         timers = [
             (view, self.limit_now if view.ref in reopened else self._reopens_at(view)) for view in self._touched()
         ]
-        for _, opens_at in timers:
+        opened = {id(view) for view in self.opened}
+        for view, opens_at in timers:
             if opens_at > self.limit_now:
                 self.note_timer(opens_at)
-                # A bucket that closes again makes room on the page for one that is open.
-                self._more_opened = self._more_opened or len(self.opened) >= self.page
+                # A bucket that closes again makes room on the page: for one that is open, or for a lane in line.
+                self._more_opened |= len(self.opened) >= self.page or (self._page_was_full and id(view) in opened)
         return timers
 
     def _reopens_at(self, view: BucketView) -> int:
