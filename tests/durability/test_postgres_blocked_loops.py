@@ -20,8 +20,8 @@ import pytest_asyncio
 
 from headgate import Headgate, RetryPolicy, current_job
 from headgate.errors import StorageUnavailable
-from headgate.storage.postgres.client_silence import SilentInTransaction, is_idle_timeout
 from headgate.storage.postgres.database import Bounds, Database, Session
+from headgate.storage.postgres.idle_in_transaction import SilentInTransaction, is_idle_timeout
 from tests.durability.postgres import ask
 from tests.durability.tcp_proxy import TcpProxy
 from tests.until import result_within, until_now

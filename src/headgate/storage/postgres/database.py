@@ -21,8 +21,8 @@ from headgate.arguments import parse_duration
 from headgate.clock import SECOND, Clock, SystemClock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
 from headgate.jobs.identity import IdTaken
-from headgate.storage.postgres.client_silence import ClientSilence, SilentInTransaction, server_error, was_not_sent
 from headgate.storage.postgres.dialect import AnyStatement, Insertion, fit, statements_of
+from headgate.storage.postgres.idle_in_transaction import ClientSilence, SilentInTransaction, server_error, was_not_sent
 from headgate.storage.postgres.lent_pool import LentPool, close_pool
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.urls import displayed_url, without_secrets
@@ -235,7 +235,7 @@ class Session:
     async def _answer(
         self, send: Callable[..., Awaitable[R]], *values: Any, is_commit: bool = False, **options: Any
     ) -> R:
-        """Send a statement, and return its answer. Raises SilentInTransaction, as `client_silence` says."""
+        """Send a statement, and return its answer. Raises SilentInTransaction, as `idle_in_transaction` says."""
         silence = self._silence
         if silence is None:
             return await send(*values, **options)

@@ -29,7 +29,6 @@ from headgate.storage.facts import Contradiction, IndexFacts, PostgresFacts, Sto
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
-from headgate.storage.postgres.client_silence import held_transaction
 from headgate.storage.postgres.database import (
     PATIENCE,
     SUMMARIES,
@@ -43,6 +42,7 @@ from headgate.storage.postgres.database import (
 )
 from headgate.storage.postgres.dialect import checked_schema
 from headgate.storage.postgres.enlisted import add_enlisted, require_same_place, session_of
+from headgate.storage.postgres.idle_in_transaction import held_transaction
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.schema import DEFAULT_SCHEMA, create, drop, require_migrated
 from headgate.storage.postgres.schema import migrate as make_current

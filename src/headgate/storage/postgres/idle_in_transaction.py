@@ -1,4 +1,4 @@
-"""Silent clients: the server ends the session of one that sends nothing in a transaction.
+"""Sessions that are idle in a transaction: the server ends them.
 
 **In a transaction of the store** (`ClientSilence`), a blocked event loop is the usual cause. The server has then rolled
 the transaction back, and the same one is expected to succeed if it is repeated. It is repeated only if it is certain
