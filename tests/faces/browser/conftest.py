@@ -236,7 +236,12 @@ async def shop_on(store: str, folder: Path, url: str, **settings: str) -> AsyncI
         port = await server.says(r"running on http://127\.0\.0\.1:(\d+)")
         server.command += ["--port", port]
         base = f"http://127.0.0.1:{port}/ops/jobs/"
-        shop = Shop(app, await seed(app, folder), base, server, store, environment, settings.get("schema"))
+        try:
+            seeds = await seed(app, folder)
+        except TimeoutError as error:
+            error.add_note(f"The worker said:\n{worker.log.read_text()}")
+            raise
+        shop = Shop(app, seeds, base, server, store, environment, settings.get("schema"))
         await shop.answers()
         yield shop
 
