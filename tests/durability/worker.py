@@ -15,7 +15,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from headgate.clock import Clock, SystemClock
 from headgate.engine.node_watch import NodeWatch
 from headgate.jobs.event import Event
 from headgate.jobs.lifecycle import Ending
+from headgate.limits.limit import AnyRule
 from headgate.storage import driver
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.claim import claim_alone
@@ -92,9 +93,11 @@ async def claim_watched(tx: driver.Transaction, claim: Claim, live: CachedRules,
     return claimed
 
 
-async def finish_watched(tx: driver.Transaction, node: str, endings: Sequence[Ending]) -> FinishResult:
+async def finish_watched(
+    tx: driver.Transaction, node: str, endings: Sequence[Ending], rules: Mapping[str, AnyRule], live: CachedRules
+) -> FinishResult:
     """As `finish_all`; remembers the jobs."""
-    finished = await finish_all(tx, node, endings)
+    finished = await finish_all(tx, node, endings, rules, live)
     written = zip(endings, finished.written, strict=True)
     Written.finished += tuple(ending.id for ending, was_written in written if was_written)
     return finished

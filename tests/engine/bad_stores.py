@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headgate.clock import Clock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.lifecycle import Ending
 from headgate.limits.bucket_store import Taken
+from headgate.limits.limit import AnyRule
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
+from headgate.storage.driver import NO_RULES
 from headgate.storage.records import Recovered
 from headgate.storage.sqlite.memory import MemoryStorage
 
@@ -21,10 +23,12 @@ class UnwritableStorage(MemoryStorage):
 
     is_full = False
 
-    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
+    async def finish(
+        self, node: str, endings: Sequence[Ending], rules: Mapping[str, AnyRule] = NO_RULES
+    ) -> Sequence[bool | None]:
         if self.is_full:
             raise StorageUnavailable("the disk is full")
-        return await super().finish(node, endings)
+        return await super().finish(node, endings, rules)
 
 
 class FailingLeaveStorage(MemoryStorage):

@@ -151,6 +151,11 @@ class History:
                 for index, ref in enumerate(job.buckets):
                     cost = 1 if job.costs is None else job.costs[index]
                     self.charges.setdefault(ref, []).append((job.charged_at, cost))
+        elif verb == "finish":
+            for ending, was_written in zip(arguments[1], result, strict=True):
+                if was_written and (charged_at := self._charged_at.pop((ending.id, ending.fence), None)) is not None:
+                    for each in ending.corrections:
+                        self.amend(Amendment(each.ref, charged_at, each.cost, charged_at, each.actual))
         elif verb == "amend":
             for amendment in arguments[0]:
                 self.amend(amendment)

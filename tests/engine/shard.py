@@ -7,6 +7,7 @@ its own time, and how the lanes of a key that is not owned are passed over. What
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,10 +23,12 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import job_number, job_text
 from headgate.jobs.job import BucketRef, ClaimedJob, JobRecord, JobState, NewJob, RemoteCharge
+from headgate.jobs.lifecycle import Ending
 from headgate.limits.concurrency import Semaphore, load_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Rule
 from headgate.storage.admission import BucketVisit
+from headgate.storage.driver import NO_RULES
 from headgate.storage.records import Amendment, Claim, Claimed, StartMove
 from headgate.storage.sqlite.memory import MemoryStorage
 
@@ -245,6 +248,19 @@ class Shard(MemoryStorage):
                 amendment, charged_at=amendment.charged_at - ahead, started_at=amendment.started_at - ahead
             )
             await super().amend([in_shard_time], {ref.limit: _in_key_time(rules[ref.limit], ahead)})
+
+    async def finish(
+        self, node: str, endings: Sequence[Ending], rules: Mapping[str, AnyRule] = NO_RULES
+    ) -> Sequence[bool | None]:
+        """The charge of a key that is no longer here stays."""
+        written: list[bool | None] = []
+        for ending in endings:
+            in_key_time: dict[str, AnyRule] = {}
+            for each in ending.corrections:
+                with contextlib.suppress(KeyMoved, KeyInTransit):
+                    in_key_time[each.ref.limit] = _in_key_time(rules[each.ref.limit], self._ahead_of(each.ref.key))
+            written += await super().finish(node, [ending], in_key_time)
+        return written
 
     async def move_starts(
         self, node: str, starts: Sequence[StartMove], rules: Mapping[str, AnyRule]

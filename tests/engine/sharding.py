@@ -20,7 +20,7 @@ from headgate.clock import SECOND
 from headgate.engine.node import Node
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob
-from headgate.jobs.lifecycle import Finished
+from headgate.jobs.lifecycle import Ending, Finished
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.limit import AnyRule, Limit
 from headgate.storage.records import Amendment, StartMove
@@ -254,9 +254,10 @@ class Starts(History):
                 for ending, was_written in zip(arguments[1], result, strict=True):
                     # A repeat after a lost reply is returned as written, too.
                     is_new = (ending.id, ending.fence) not in self.finished
-                    if was_written and is_new and isinstance(ending, Finished):
+                    if was_written and is_new:
                         self.finished.add((ending.id, ending.fence))
-                        self.endings[ending.id] += 1
+                        self.endings[ending.id] += isinstance(ending, Finished)
+                        self.correct(ending)
 
     def note_claimed(self, job: ClaimedJob, node: str) -> None:
         now = self._simulation.clock.monotonic()
@@ -282,6 +283,13 @@ class Starts(History):
                 charged_at, ahead = moves[ref]
                 self.amend(Amendment(ref, charged_at, 1, at + ahead, 1))
                 moves[ref] = at + ahead, ahead
+
+    def correct(self, ending: Ending) -> None:
+        moves = self._moves.get((ending.id, ending.fence), {})
+        for each in ending.corrections:
+            if each.ref in moves:
+                at, _ = moves[each.ref]
+                self.amend(Amendment(each.ref, at, each.cost, at, each.actual))
 
     def amend(self, amendment: Amendment) -> None:
         """A start stays where it was charged, unless it came to count as nothing."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,9 @@ from headgate import (
 from headgate.clock import SECOND
 from headgate.engine.charge import MOVES, TOLERATED
 from headgate.errors import StorageUnavailable
+from headgate.jobs.lifecycle import Ending
 from headgate.limits.limit import AnyRule, Limit
+from headgate.storage.driver import NO_RULES
 from headgate.storage.records import Claim, Claimed, StartMove
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -42,6 +45,7 @@ class SlowStore(MemoryStorage):
     postponed = 0
     fails = 0
     slow_moves = 0.0
+    slow_finish = 0.0
     lost_replies = 0
     moves = 0
 
@@ -55,6 +59,12 @@ class SlowStore(MemoryStorage):
             delay, self.next_delay = self.next_delay, None
             await asyncio.sleep(self._random.uniform(0, self.longest) if delay is None else delay)
         return claimed
+
+    async def finish(
+        self, node: str, endings: Sequence[Ending], rules: Mapping[str, AnyRule] = NO_RULES
+    ) -> Sequence[bool | None]:
+        await asyncio.sleep(self.slow_finish)
+        return await super().finish(node, endings, rules)
 
     async def move_starts(
         self, node: str, starts: Sequence[StartMove], rules: Mapping[str, AnyRule]
@@ -277,8 +287,11 @@ def test_a_late_start_is_moved_once_whether_the_reply_of_the_store_is_lost_or_no
     run_virtual(main)
 
 
-def test_a_charge_of_which_it_is_unknown_whether_it_was_moved_stays_when_its_job_is_returned() -> None:
-    """The fault would be: it is given back at its old instant, and takes another job's charge with it."""
+def test_a_charge_of_which_it_is_unknown_whether_it_was_moved_is_given_back_where_it_is() -> None:
+    """The fault would be: it is given back at its old instant, and takes another job's charge with it.
+
+    It once stayed, so that its key waited for a whole period.
+    """
 
     async def main(clock: VirtualClock) -> None:
         store = SlowStore(clock)
@@ -294,11 +307,37 @@ def test_a_charge_of_which_it_is_unknown_whether_it_was_moved_stays_when_its_job
         async with app:
             await call.enqueue_many([()] * 4)
             await asyncio.sleep(40)
-            # All three are still counted, and none of them has started.
-            assert attempts == []
+            assert attempts == [1] * 3
             assert await most_available(app) == 0
             await asyncio.sleep(120)
         assert attempts == [1] * 4
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("fault", [{"next_delay": 4.0, "fails": MOVES}, {"next_delay": 2000.0}], ids=list)
+def test_a_start_that_is_returned_is_not_taken_by_the_next_job_of_its_key(fault: Mapping[str, Any]) -> None:
+    """It once was: the start was given back in one commit, and its job was in line again only after the next one."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        store.slow_finish = 2.0
+        for name, value in fault.items():
+            setattr(store, name, value)
+        app = app_on(store, clock=clock)
+        started: list[str] = []
+
+        @app.task(limits=[StrictRate("1/h")])
+        async def call(name: str) -> None:
+            started.append(name)
+
+        async with app:
+            await call.enqueue("first")
+            await call.enqueue("second")
+            await asyncio.sleep(2060)
+            assert started == ["first"]
+            await asyncio.sleep(3600)
+        assert started == ["first", "second"]
 
     run_virtual(main)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from headgate import Headgate, JobFailed, RateLimit, RetryPolicy, StrictRate, cu
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, StorageFailed
 from headgate.jobs.lifecycle import Ending, Finished
+from headgate.limits.limit import AnyRule
+from headgate.storage.driver import NO_RULES
 from headgate.storage.records import Amendment
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -30,11 +32,13 @@ class BoundedStorage(MemoryStorage):
             raise OverflowError("value out of int64 range")
         await super().amend(amendments, rules)
 
-    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
+    async def finish(
+        self, node: str, endings: Sequence[Ending], rules: Mapping[str, AnyRule] = NO_RULES
+    ) -> Sequence[bool | None]:
         self._be_away()
         if any(isinstance(each, Finished) and each.result == '"bad"' for each in endings):
             raise ValueError("no such text")
-        return await super().finish(node, endings)
+        return await super().finish(node, endings, rules)
 
     def _be_away(self) -> None:
         if self.away:

@@ -335,6 +335,11 @@ class StorageModel:
             return False
         if job.state is not JobState.RUNNING:
             return isinstance(ending, Finished) and self._has_ended(job, ending)
+        for correction in ending.corrections:
+            at = job.starts[-1].at
+            assert at is not None
+            if not isinstance(self.rule(correction.ref), Semaphore):
+                self.amend(Amendment(correction.ref, at, correction.cost, at, correction.actual))
         if ending.charge is not None:
             start = job.starts[-1]
             start.at = ending.charge.at

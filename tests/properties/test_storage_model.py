@@ -33,7 +33,7 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.bucket_mask import BucketMask
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
-from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
+from headgate.jobs.lifecycle import Charge, Correction, Ending, Finished, Returned
 from headgate.jobs.query import JobFilter
 from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency, load_permits
@@ -371,7 +371,7 @@ class StorageMachine(RuleBasedStateMachine):
             assert job.node is not None
             by_node.setdefault(job.node, []).append(self.draw_ending(data, job, wait))
         for node, endings in by_node.items():
-            written = self.run(self.store.finish(node, endings))
+            written = self.run(self.store.finish(node, endings, RULES))
             wall, now = self.clock.now(), self.store.limit_now()
             assert list(written) == [self.model.finish(node, ending, wall, now) for ending in endings]
             self.late += [(node, ending) for ending in endings]
@@ -379,10 +379,15 @@ class StorageMachine(RuleBasedStateMachine):
     def draw_ending(self, data: st.DataObject, job: ModelJob, wait: int) -> Ending:
         final = data.draw(st.sampled_from([JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, None, None]))
         charge = self.charges.get((job.new.id, job.fence))
+        corrections: tuple[Correction, ...] = ()
+        if data.draw(st.sampled_from([False, False, True])) and (known := self.known_charge(job)) is not None:
+            charge, corrections = Charge(None), tuple(Correction(ref, cost, 0) for ref, cost in known[1].items())
         if final is not None:
             error = ERROR if final is JobState.FAILED else None
             result = "1" if error is None else None
-            return Finished(job.new.id, job.fence, final, result=result, error=error, charge=charge)
+            return Finished(
+                job.new.id, job.fence, final, result=result, error=error, charge=charge, corrections=corrections
+            )
         outcome = data.draw(st.sampled_from(OUTCOMES))
         return Returned(
             job.new.id,
@@ -393,7 +398,17 @@ class StorageMachine(RuleBasedStateMachine):
             error=ERROR if outcome == "failed" else None,
             closed_for=wait if outcome == "refused" else None,
             charge=charge,
+            corrections=corrections,
         )
+
+    def known_charge(self, job: ModelJob) -> tuple[int, dict[BucketRef, int]] | None:
+        """Return when the start of a running job counts, and its costs; None if it was given back."""
+        if not job.starts or (start := job.starts[-1]).at is None:
+            return None
+        known = self.charges.get((job.new.id, job.fence), Charge(start.at))
+        if known.at is None:
+            return None
+        return known.at, dict(start.costs) if known.costs is None else dict(zip(start.costs, known.costs, strict=True))
 
     def finish_late(self, data: st.DataObject) -> None:
         if not self.late:
@@ -402,7 +417,7 @@ class StorageMachine(RuleBasedStateMachine):
         node, ending = data.draw(st.sampled_from(self.late))
         if foreign:
             node = NODES[1 - NODES.index(node)]
-        written = self.run(self.store.finish(node, [ending]))
+        written = self.run(self.store.finish(node, [ending], RULES))
         expected = self.model.finish(node, ending, self.clock.now(), self.store.limit_now())
         assert list(written) == [expected]
         assert not (foreign and expected)
@@ -519,20 +534,17 @@ class StorageMachine(RuleBasedStateMachine):
         """A running attempt is refunded, or one of its costs is settled."""
         actual, refund = data.draw(st.tuples(st.sampled_from([0, 0, 1, 3]), st.booleans()))
         job = self.pick(data, JobState.RUNNING)
-        if job is None or (start := job.starts[-1]).at is None:
+        if job is None or (known := self.known_charge(job)) is None:
             return
-        known = self.charges.get((job.new.id, job.fence), Charge(start.at))
-        if known.at is None:
-            return
-        costs = dict(start.costs) if known.costs is None else dict(zip(start.costs, known.costs, strict=True))
+        at, costs = known
         rates = [ref for ref in costs if ref.limit not in PERMITS]
         settled = rates if refund or not rates else [data.draw(st.sampled_from(rates))]
-        amendments = [Amendment(ref, known.at, costs[ref], known.at, 0 if refund else actual) for ref in settled]
+        amendments = [Amendment(ref, at, costs[ref], at, 0 if refund else actual) for ref in settled]
         self.run(self.store.amend(amendments, RULES))
         for amendment in amendments:
             self.model.amend(amendment)
             costs[amendment.ref] = amendment.actual
-        self.charges[job.new.id, job.fence] = Charge(None) if refund else Charge(known.at, tuple(costs.values()))
+        self.charges[job.new.id, job.fence] = Charge(None) if refund else Charge(at, tuple(costs.values()))
 
     def set_limit(self, data: st.DataObject) -> None:
         limit, keys = data.draw(st.tuples(st.sampled_from(sorted(RULES)), st.sampled_from(TARGETS)))

@@ -21,7 +21,7 @@ from headgate.engine.recorder import Recorder
 from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import BucketRef, ClaimedJob
-from headgate.jobs.lifecycle import Charge
+from headgate.jobs.lifecycle import Charge, Correction
 from headgate.limits.limit import AnyRule
 from headgate.storage.batcher import Batcher
 from headgate.storage.records import Amendment, StartMove
@@ -38,9 +38,9 @@ MOVE_AGAIN = 0.1
 
 
 class AttemptCharge:
-    """The charge of one attempt; it passes settled costs and refunds to `report`, so that the buckets are amended."""
+    """The charge of one attempt; it passes settled costs to `report`, so that the buckets are amended."""
 
-    __slots__ = ("_costs", "_is_refunded", "_job", "_kept", "_remote_limits", "_report", "is_uncertain", "moved_to")
+    __slots__ = ("_costs", "_is_refunded", "_job", "_kept", "_remote_limits", "_report", "moved_to")
 
     def __init__(
         self, job: ClaimedJob, report: Callable[[Amendment], None], remote_limits: Container[str] = ()
@@ -52,10 +52,9 @@ class AttemptCharge:
         # The limits that have counted the call of the attempt: that charge stays, whatever becomes of this job.
         self._kept: tuple[str, ...] = ()
         self._costs: list[int] | None = None
-        # The limit time to which it was moved, because the attempt starts late; None: it is where the claim made it.
+        # The limit time to which it was moved, because the attempt starts late; None: it is where the claim made it, or
+        # where a commit has moved it whose reply is pending or was lost.
         self.moved_to: int | None = None
-        # Whether it may have been moved by a commit whose reply is pending or was lost.
-        self.is_uncertain = False
 
     @property
     def attempt(self) -> tuple[str, int]:
@@ -91,7 +90,6 @@ class AttemptCharge:
 
     def move(self, at: int) -> list[Amendment]:
         """Note that the start counts at `at` (limit time), and return what that changes in each bucket."""
-        self.is_uncertain = False
         if self._is_refunded:
             return []
         before = [self._instant(index) for index in range(len(self._job.buckets))]
@@ -106,12 +104,10 @@ class AttemptCharge:
         """Change the cost of the start to `actual`; no effect if this attempt was not charged for the limit."""
         for index, ref in enumerate(self._job.buckets):
             if ref.limit == limit and not self._is_refunded:
-                if self._was_charged(index) and (actual >= self._cost(index) or self._can_give_back(index)):
+                if self._was_charged(index):
                     at = self._instant(index)
                     self._report(Amendment(ref, at, self._cost(index), at, actual))
-                if self._costs is None:
-                    self._costs = [self._cost(each) for each in range(len(self._job.buckets))]
-                self._costs[index] = actual
+                self._set_cost(index, actual)
 
     def use_for_call(self, limits: tuple[str, ...], *, is_needed: bool) -> None:
         """Use the charge in these limits for a call that begins now, or give it back if another charge is used."""
@@ -121,40 +117,34 @@ class AttemptCharge:
         for limit in limits:
             self.settle(limit, 0)
 
-    def refund(self, *, is_refused: bool = False) -> None:
-        """Give back the whole charge: the attempt never started, or the callee refused it.
+    def refund(self, *, is_refused: bool = False) -> list[Amendment]:
+        """Give back the charge: the attempt never started, or the callee refused it. Returns what that changes.
 
-        A charge that may have been moved or not stays where it is.
+        The charge of a call that was made for other jobs too stays.
         """
+        changes: list[Amendment] = []
         if self._is_refunded:
-            return
-        if self._kept:
-            self._refund_others(is_refused=is_refused)
-            return
+            return changes
         for index, ref in enumerate(self._job.buckets):
-            if self._was_charged(index) and self._can_give_back(index):
-                at = self._instant(index)
-                self._report(Amendment(ref, at, self._cost(index), at, 0, is_refused))
-        self._is_refunded = True
+            at, cost = self._instant(index), self._cost(index)
+            actual = cost if ref.limit in self._kept else 0
+            if self._was_charged(index) and (actual != cost or is_refused):
+                changes.append(Amendment(ref, at, cost, at, actual, is_refused))
+            if self._kept:
+                self._set_cost(index, actual)
+        self._is_refunded = not self._kept
+        return changes
 
-    def _refund_others(self, *, is_refused: bool) -> None:
-        """Give back the charge in all limits but those that have counted the call."""
-        for index, ref in enumerate(self._job.buckets):
-            if ref.limit not in self._kept:
-                self.settle(ref.limit, 0)
-            elif is_refused and self._was_charged(index):
-                at, cost = self._instant(index), self._cost(index)
-                self._report(Amendment(ref, at, cost, at, cost, is_refused))
+    def _set_cost(self, index: int, actual: int) -> None:
+        if self._costs is None:
+            self._costs = [self._cost(each) for each in range(len(self._job.buckets))]
+        self._costs[index] = actual
 
     def _was_charged(self, index: int) -> bool:
         """Return False if the job runs because the limit's store was unavailable, so nothing was charged there."""
         if self._job.buckets[index].limit not in self._remote_limits:
             return True
         return self._job.remote_charges is not None and self._job.remote_charges[index] is not None
-
-    def _can_give_back(self, index: int) -> bool:
-        """Return whether it is known when the start counts; elsewhere, another start would be given back."""
-        return not self.is_uncertain or self._job.buckets[index].limit in self._remote_limits
 
     @property
     def _charged_at(self) -> int:
@@ -219,7 +209,7 @@ class ChargeRouter(WithServices):
     async def move(self, charges: Sequence[AttemptCharge], ahead: int = 0) -> None:
         """Move the charges to one instant, `ahead` microseconds after the commit, and return after the commit.
 
-        Those that the store did not move have not changed; if it failed, they may have, and are uncertain.
+        Those that the store did not move have not changed. If it failed, they may have: then only the store knows.
         """
         await self._moves.write((charges, ahead))
 
@@ -230,9 +220,6 @@ class ChargeRouter(WithServices):
             for charge in charges
             if (start := charge.start_move(self._registry.rules, ahead)) is not None
         ]
-        were_uncertain = [charge.is_uncertain for charge, _ in local]
-        for charge, _ in local:
-            charge.is_uncertain = True
         moved: Mapping[tuple[str, int], int] = {}
         if local:
             try:
@@ -246,8 +233,6 @@ class ChargeRouter(WithServices):
                 else:
                     self._publish_failure("moving the charges of late starts", error)
                 return [None] * len(moves)
-        for (charge, _), was_uncertain in zip(local, were_uncertain, strict=True):
-            charge.is_uncertain = was_uncertain
         now = self._storage.limit_now()
         unmoved = {charge.attempt for charge, _ in local if charge.attempt not in moved}
         for charges, _ in moves:
@@ -257,11 +242,24 @@ class ChargeRouter(WithServices):
                         self._note(amendment)
         return [None] * len(moves)
 
-    def refund(self, job: ClaimedJob) -> Charge | None:
-        """Give back the charge of a claimed job that does not start; return the final charge."""
-        charge = AttemptCharge(job, self._amend, self._remote_limits)
-        charge.refund()
-        return charge.final
+    def give_back(self, charge: AttemptCharge, *, is_refused: bool = False) -> tuple[Correction, ...]:
+        """Give back the charge of an attempt that never started or was refused.
+
+        Returns what its ending corrects in the store of the jobs. That store knows when the start counts, even if the
+        reply to its last move was lost; and the job is in line again before the next one of its key can start.
+        """
+        corrections: list[Correction] = []
+        for change in charge.refund(is_refused=is_refused):
+            self._note(change)
+            if not self._is_remote(change):
+                corrections.append(Correction(change.ref, change.cost, change.actual, change.is_refused))
+        return tuple(corrections)
+
+    def refund(self, job: ClaimedJob) -> tuple[Charge | None, tuple[Correction, ...]]:
+        """Give back the charge of a claimed job that does not start; return the final charge and the corrections."""
+        charge = AttemptCharge(job, self._report, self._remote_limits)
+        corrections = self.give_back(charge)
+        return charge.final, corrections
 
     def penalize(self, job: ClaimedJob, closed_for: int) -> None:
         """Close the remote buckets of the job for `closed_for` microseconds."""

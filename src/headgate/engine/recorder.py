@@ -154,7 +154,7 @@ class Recorder(WithServices):
         """Write the endings; a job whose ending the store cannot hold is failed instead. Raises if that fails too."""
         asked_at = self._clock.monotonic()
         try:
-            written = await self._storage.finish(self.node, endings)
+            written = await self._storage.finish(self.node, endings, self._registry.rules)
         except StorageUnavailable:
             raise
         except Exception:
@@ -164,7 +164,7 @@ class Recorder(WithServices):
 
     async def _finish_one(self, place: int, ending: Ending) -> bool | None:
         try:
-            return (await self._storage.finish(self.node, [ending]))[0]
+            return (await self._storage.finish(self.node, [ending], self._registry.rules))[0]
         except StorageUnavailable:
             raise
         except Exception as error:
@@ -172,7 +172,7 @@ class Recorder(WithServices):
         plain = Finished(
             ending.id, ending.fence, JobState.FAILED, error=replace(why, message=f"{UNSTORED_ENDING}: {why.message}")
         )
-        was_written = (await self._storage.finish(self.node, [plain]))[0]
+        was_written = (await self._storage.finish(self.node, [plain], self._registry.rules))[0]
         job, _, ended_at, _, ran = self._writing[place]
         self._writing[place] = (job, plain, ended_at, None, ran)
         return was_written

@@ -36,6 +36,7 @@ from headgate.jobs.event import AttemptLingers, JobStarted, RetryPolicyFailed
 from headgate.jobs.job import ClaimedJob, JobState, summarize_error
 from headgate.jobs.lifecycle import (
     CalleeRateLimited,
+    Correction,
     Ending,
     Finished,
     Interrupted,
@@ -475,14 +476,15 @@ class OutcomeRecorder(WithServices):
     def record(self, attempt: RunningAttempt, outcome: Outcome) -> None:
         """Record the outcome of an attempt; the charge of a start that never happened or was refused is refunded."""
         job, charge, now = attempt.job, attempt.charge, self._storage.now()
+        corrections: tuple[Correction, ...] = ()
         if charge is not None and (not attempt.is_called or isinstance(outcome, CalleeRateLimited)):
-            charge.refund(is_refused=isinstance(outcome, CalleeRateLimited))
+            corrections = self._charges.give_back(charge, is_refused=isinstance(outcome, CalleeRateLimited))
         # The fast path: most attempts succeed, and then there is nothing to decide.
         ending = succeeded(job, outcome) if isinstance(outcome, Succeeded) else self._ending_of(attempt, outcome, now)
         if charge is not None:
             final = charge.final
-            if final is not None:
-                ending = replace(ending, charge=final)
+            if final is not None or corrections:
+                ending = replace(ending, charge=final, corrections=corrections)
         then = self._callbacks_after(attempt, ending) if attempt.task.callbacks.exist else None
         # Its traceback refers to the attempt: a cycle that only the garbage collector would free.
         attempt.error = None
@@ -491,12 +493,16 @@ class OutcomeRecorder(WithServices):
 
     def hand_back(self, job: ClaimedJob, delay: int = 0) -> None:
         """Return a job that was claimed and does not start, for `delay` microseconds; no attempt is spent."""
-        charge = self._charges.refund(job)
+        charge, corrections = self._charges.refund(job)
         self.handed_back += 1
         now = self._storage.now()
         run_at = now + delay if delay else None
         self._recorder.end(
-            job, Returned(job.id, job.fence, "interrupted", spent=False, run_at=run_at, charge=charge), now
+            job,
+            Returned(
+                job.id, job.fence, "interrupted", spent=False, run_at=run_at, charge=charge, corrections=corrections
+            ),
+            now,
         )
 
     def _ending_of(self, attempt: RunningAttempt, outcome: Outcome, now: int) -> Ending:

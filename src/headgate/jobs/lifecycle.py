@@ -24,7 +24,7 @@ import msgspec
 
 from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
-from headgate.jobs.job import ClaimedJob, JobError, JobState
+from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobState
 from headgate.jobs.retry import RetryPolicy
 
 FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
@@ -123,8 +123,20 @@ class Charge(msgspec.Struct, frozen=True, gc=False, array_like=True):
     costs: tuple[int, ...] | None = None
 
 
+class Correction(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What a start was charged in a bucket, and its `actual` cost: 0 if the attempt never began.
+
+    `is_refused`: the callee refused the start.
+    """
+
+    ref: BucketRef
+    cost: int
+    actual: int
+    is_refused: bool = False
+
+
 class Finished(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The job is final."""
+    """The job is final. The store makes the `corrections` in the same commit, at the instant that it has charged."""
 
     id: str
     fence: int
@@ -132,13 +144,15 @@ class Finished(msgspec.Struct, frozen=True, gc=False, array_like=True):
     result: str | None = None
     error: JobError | None = None
     charge: Charge | None = None
+    corrections: tuple[Correction, ...] = ()
 
 
 class Returned(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The job waits again in its lane.
 
     `run_at` (wall microseconds) delays it; None keeps its place. `spent`: whether the attempt counts. `closed_for`: its
-    buckets stay closed for that many microseconds.
+    buckets stay closed for that many microseconds. `corrections` as in `Finished`: a start is given back when
+    the job is in line again, before others of its key.
     """
 
     id: str
@@ -149,6 +163,7 @@ class Returned(msgspec.Struct, frozen=True, gc=False, array_like=True):
     error: JobError | None = None
     closed_for: int | None = None
     charge: Charge | None = None
+    corrections: tuple[Correction, ...] = ()
 
 
 Ending = Finished | Returned

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack
 
 from headgate.arguments import unstorable
@@ -19,6 +20,7 @@ from headgate.errors import causes_of
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
+from headgate.limits.limit import AnyRule
 from headgate.storage.facts import IndexFacts, StoreFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.stored_rows import RowDecoder
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from headgate.storage.records import Claim, Claimed
 
 R = TypeVar("R")
+
+NO_RULES: Mapping[str, AnyRule] = MappingProxyType({})
 
 
 class Transaction(Protocol):
@@ -303,7 +307,9 @@ class Driver(ABC):
         """Take jobs that may run now, and charge their buckets, atomically."""
 
     @abstractmethod
-    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
+    async def finish(
+        self, node: str, endings: Sequence[Ending], rules: Mapping[str, AnyRule] = NO_RULES
+    ) -> Sequence[bool | None]:
         """Write how attempts ended; False for each whose job is no longer running under this node and fence.
 
         None is for each whose job another open transaction has locked: it is not written and has to be tried again. It
@@ -311,7 +317,7 @@ class Driver(ABC):
 
         To repeat it changes nothing: an ending that is already stored, by this node under this fence, counts as
         written. A job whose cancellation was requested is cancelled instead of waiting again. Permits that its terms do
-        not keep are returned in the same commit.
+        not keep are returned in the same commit, and corrections are made in it, for the limits in `rules`.
         """
 
 

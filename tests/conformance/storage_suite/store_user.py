@@ -184,7 +184,7 @@ class StoreUser:
         received: dict[Ending, bool | None] = dict.fromkeys(endings)
         for _ in range(1000):
             held = [ending for ending, written in received.items() if written is None]
-            received.update(zip(held, await self.storage.finish(self.node, held), strict=True))
+            received.update(zip(held, await self.storage.finish(self.node, held, self.rules), strict=True))
             if None not in received.values():
                 return [bool(received[ending]) for ending in endings]
             await sleep(_clock, 0.005)

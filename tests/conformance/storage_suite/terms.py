@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.jobs.job import BucketRef, JobError, JobState
-from headgate.jobs.lifecycle import Charge, Finished, Returned
+from headgate.jobs.lifecycle import Charge, Correction, Finished, Returned
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
@@ -33,6 +34,8 @@ from tests.conformance.storage_suite.store_user import (
 
 API = [("api", "acme")]
 ACME = BucketRef("api", "acme")
+GIVEN_BACK = (Correction(ACME, 1, 0),)
+NOT_CHARGED = Charge(None)
 REJECTED = "headgate.errors.LimitRejected"
 
 
@@ -511,6 +514,71 @@ class TermsConformance(Conformance):
         start = StartMove(job.id, job.fence, [ACME], [1])
         assert await store_user.storage.move_starts(store_user.node, [start], store_user.rules) == {}
         assert await store_user.storage.starts("api", None, 0) == [RecordedStart("acme", job.charged_at, 1)]
+
+    async def test_a_start_is_given_back_when_its_job_is_in_line_again(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1)}
+        ids = await store_user.add(2, buckets=API)
+        for _ in range(3):
+            job = await store_user.take_one()
+            assert job.id == ids[0]
+            assert await store_user.take() == []
+            back = Returned(job.id, job.fence, "interrupted", spent=False, charge=NOT_CHARGED, corrections=GIVEN_BACK)
+            assert await store_user.finish(back) == [True]
+            # As after a lost reply: it is not given back twice.
+            assert await store_user.finish(back) == [False]
+        assert await store_user.take_ids() == ids[:1]
+        assert await store_user.take() == []
+
+    async def test_a_moved_start_is_given_back_where_the_store_has_moved_it(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(2)}
+        ids = await store_user.add(4, buckets=API)
+        first, second = await store_user.take(2)
+        clock.advance(10)
+        start = StartMove(first.id, first.fence, [ACME], [1])
+        await store_user.storage.move_starts(store_user.node, [start], store_user.rules)
+        # Its node does not know that, as the reply was lost.
+        cancelled = Finished(first.id, first.fence, JobState.CANCELLED, charge=NOT_CHARGED, corrections=GIVEN_BACK)
+        assert await store_user.finish(cancelled) == [True]
+        assert await store_user.storage.starts("api", None, 0) == [RecordedStart("acme", second.charged_at, 1)]
+        assert await store_user.take_ids() == ids[2:3]
+        clock.advance(50)
+        assert await store_user.take_ids() == ids[3:]
+
+    async def test_the_ending_of_an_attempt_that_is_no_longer_owned_gives_nothing_back(
+        self, store_user: StoreUser
+    ) -> None:
+        store_user.rules = {"api": strict(2)}
+        await store_user.add(3, buckets=API)
+        first, _ = await store_user.take(2)
+        stale = Returned(first.id, first.fence - 1, "interrupted", spent=False, corrections=GIVEN_BACK)
+        assert await store_user.finish(stale) == [False]
+        assert list(
+            await store_user.storage.finish("other", [replace(stale, fence=first.fence)], store_user.rules)
+        ) == [False]
+        assert await store_user.take() == []
+
+    async def test_a_refused_start_is_given_back_and_its_bucket_stays_closed(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": strict(2)}
+        ids = await store_user.add(3, buckets=API)
+        first, _ = await store_user.take(2)
+        refused = Returned(
+            first.id,
+            first.fence,
+            "refused",
+            spent=False,
+            closed_for=20 * SECOND,
+            charge=NOT_CHARGED,
+            corrections=(Correction(ACME, 1, 0, is_refused=True),),
+        )
+        assert await store_user.finish(refused) == [True]
+        clock.advance(19)
+        assert await store_user.take() == []
+        clock.advance(1)
+        assert await store_user.take_ids() == ids[:1]
 
     async def test_a_settled_cost_replaces_the_charged_one(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"tokens": strict(10)}

@@ -21,9 +21,10 @@ from headgate.jobs.identity import IdTaken
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import key_of, may_have_duplicates, replaces
+from headgate.limits.limit import AnyRule
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
-from headgate.storage.driver import Procedure, ReadKind, WriteOptions, has_woken, refusing_unstorable
+from headgate.storage.driver import NO_RULES, Procedure, ReadKind, WriteOptions, has_woken, refusing_unstorable
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import Contradiction, IndexFacts, PostgresFacts, StoreFacts, TableFacts
 from headgate.storage.live_rules import CachedRules
@@ -399,12 +400,16 @@ class PostgresStorage(Store):
             self._changed()
         return claimed
 
-    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
+    async def finish(
+        self, node: str, endings: Sequence[Ending], rules: Mapping[str, AnyRule] = NO_RULES
+    ) -> Sequence[bool | None]:
         self._require_usable()
         with raising_bad_values():
-            return await self._finish(node, endings)
+            return await self._finish(node, endings, rules)
 
-    async def _finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
+    async def _finish(
+        self, node: str, endings: Sequence[Ending], rules: Mapping[str, AnyRule]
+    ) -> Sequence[bool | None]:
         plain = await self._finish_plain(node, endings)
         if len(plain) == len(endings):
             self._changed(queues=())
@@ -414,7 +419,8 @@ class PostgresStorage(Store):
 
         def finish_rest(held: frozenset[str]) -> Awaitable[dict[AttemptId, bool | None]]:
             return self._database.transact(
-                lambda session: finish(self._tx(session), node, rest, held), prepares=FINISH_STATEMENTS
+                lambda session: finish(self._tx(session), node, rest, rules, self.live, held),
+                prepares=FINISH_STATEMENTS,
             )
 
         written |= await without_held(finish_rest)

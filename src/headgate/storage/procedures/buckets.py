@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, Self
 
 import msgspec
@@ -27,6 +27,7 @@ from headgate.limits.rule import NEVER
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView, TurnView
 from headgate.storage.driver import Transaction
 from headgate.storage.live_rules import LiveRules
+from headgate.storage.records import Amendment
 from headgate.storage.stored_rows import RowDecoder, bucket_id, load_state
 
 
@@ -195,6 +196,19 @@ async def lock_views(
     views.add(rows, refs)
     await views.read_rivals(tx)
     return views
+
+
+async def amend_starts(tx: Transaction, buckets: BucketViews, amendments: Collection[Amendment]) -> None:
+    """Correct the cost and the time of starts in locked buckets; the next claim visits those that may have room."""
+    for amendment in amendments:
+        bucket = buckets[amendment.ref]
+        bucket.amend(amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual)
+        if amendment.is_refused:
+            bucket.refuse(amendment.charged_at, tx.limit_now)
+    await buckets.charge(tx)
+    ids = sorted({bucket_id(amendment.ref) for amendment in amendments if amendment.actual < amendment.cost})
+    if ids:
+        await tx.execute("reopen_buckets", ids=ids, limit_now=tx.limit_now)
 
 
 async def ensure_rows(tx: Transaction, buckets: Iterable[BucketRef]) -> None:

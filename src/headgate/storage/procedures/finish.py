@@ -5,7 +5,7 @@ Buckets are locked before jobs, in the order of their ids. It never waits for jo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, TypeGuard
 
 import msgspec
@@ -15,24 +15,33 @@ from headgate.jobs.identity import JobId, job_number
 from headgate.jobs.job import BucketRef, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.uniqueness import superseded_error
+from headgate.limits.limit import AnyRule
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import EndedJob
+from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.buckets import (
+    BUCKETS,
+    BucketRow,
+    BucketViews,
+    amend_starts,
     buckets_of_batch,
     close_buckets,
     leaving_holders,
     lock_buckets,
+    lock_or_insert,
     remove_holders,
 )
 from headgate.storage.procedures.following import resolve_followers
 from headgate.storage.procedures.lanes import Lane, LaneMember, add_arrivals, arrival_of, lane_of
 from headgate.storage.procedures.unique import rivals
-from headgate.storage.stored_rows import RowDecoder
+from headgate.storage.records import Amendment
+from headgate.storage.stored_rows import RowDecoder, bucket_id
 
 STATEMENTS = (
     "running_of",
     "buckets_for_update",
     "lock_running",
+    "reopen_buckets",
     "settle_charges",
     "keep_attempts",
     "finish",
@@ -148,7 +157,12 @@ async def finish_plain(
 
 
 async def finish(
-    tx: Transaction, node: str, endings: Sequence[Ending], held: frozenset[str] = frozenset()
+    tx: Transaction,
+    node: str,
+    endings: Sequence[Ending],
+    rules: Mapping[str, AnyRule],
+    live: CachedRules,
+    held: frozenset[str] = frozenset(),
 ) -> dict[AttemptId, bool | None]:
     """Write any endings, and return for each attempt what `Store.finish` returns for it.
 
@@ -158,7 +172,11 @@ async def finish(
         return {}
     by_attempt = {(ending.id, ending.fence): ending for ending in endings if ending.id not in held}
     running = await still_running(tx, node, by_attempt)
-    await _lock_buckets_of(tx, running, by_attempt)
+    corrected = {each.ref for attempt in running for each in by_attempt[attempt].corrections if each.ref.limit in rules}
+    if corrected:
+        await live.refresh(tx)
+        corrected = BucketViews(rules, live.rules, tx.limit_now).with_homes(corrected)
+    rows = await _lock_buckets_of(tx, running, by_attempt, corrected)
     jobs = {attempt: job for attempt, job in (await lock_attempts(tx, node, running)).items() if attempt in by_attempt}
     # In the order of the endings: if several jobs would wait under one unique key, the first does.
     ended = [
@@ -168,6 +186,10 @@ async def finish(
     ]
     finished = [(job, ending) for job, ending in ended if isinstance(ending, Finished)]
     returned = [(job, ending) for job, ending in ended if isinstance(ending, Returned)]
+    if corrected:
+        buckets = BucketViews(rules, live.rules, tx.limit_now)
+        buckets.add([row for row in rows if row.ref in corrected], corrected)
+        await _correct(tx, buckets, ended, rules)
     await _settle(tx, ended)
     failed = [(job, ending.state, ending.error) for job, ending in finished if ending.state is not JobState.SUCCEEDED]
     await keep_attempts(tx, [*failed, *((job, ending.outcome, ending.error) for job, ending in returned)])
@@ -197,13 +219,15 @@ class FinishResult(NamedTuple):
     wakes: bool
 
 
-async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> FinishResult:
+async def finish_all(
+    tx: Transaction, node: str, endings: Sequence[Ending], rules: Mapping[str, AnyRule], live: CachedRules
+) -> FinishResult:
     """As `Store.finish`, in one transaction, in which no other client can hold a lock."""
     plain = await finish_plain(tx, node, endings)
     if len(plain) == len(endings):
         return FinishResult([True] * len(endings), wakes=False)
     written: dict[AttemptId, bool | None] = dict.fromkeys(plain, True)
-    written |= await finish(tx, node, [each for each in endings if (each.id, each.fence) not in written])
+    written |= await finish(tx, node, [each for each in endings if (each.id, each.fence) not in written], rules, live)
     return FinishResult([written[ending.id, ending.fence] for ending in endings], wakes=True)
 
 
@@ -296,7 +320,7 @@ async def release_held(tx: Transaction, jobs: Iterable[tuple[RunningJob, JobStat
 
 
 def _is_plain(ending: Ending) -> TypeGuard[Finished]:
-    if not isinstance(ending, Finished) or ending.state is not JobState.SUCCEEDED:
+    if not isinstance(ending, Finished) or ending.state is not JobState.SUCCEEDED or ending.corrections:
         return False
     return ending.charge is None or (ending.charge.at is not None and ending.charge.costs is None)
 
@@ -305,7 +329,7 @@ def _as_completed(job: RunningJob, ending: Ending) -> Ending:
     """Return the ending; a job that was completed in a user's transaction has succeeded, whatever came after."""
     if not job.is_complete or (isinstance(ending, Finished) and ending.state is JobState.SUCCEEDED):
         return ending
-    return Finished(ending.id, ending.fence, JobState.SUCCEEDED, charge=ending.charge)
+    return Finished(ending.id, ending.fence, JobState.SUCCEEDED, charge=ending.charge, corrections=ending.corrections)
 
 
 def _closed_for(ending: Ending) -> int | None:
@@ -322,12 +346,18 @@ async def _written_before(tx: Transaction, node: str, endings: Sequence[Ending])
 
 
 async def _lock_buckets_of(
-    tx: Transaction, jobs: Mapping[AttemptId, RunningJob], endings: Mapping[AttemptId, Ending]
-) -> None:
-    """Lock all buckets that the transaction needs, at once."""
+    tx: Transaction,
+    jobs: Mapping[AttemptId, RunningJob],
+    endings: Mapping[AttemptId, Ending],
+    corrected: Set[BucketRef] = frozenset(),
+) -> list[BucketRow]:
+    """Lock all buckets that the transaction needs, at once. Returns their rows, with one writer only those corrected.
+
+    From then on, the time of the transaction is that of the lock.
+    """
     if tx.has_one_writer:
-        return
-    buckets: set[BucketRef] = set()
+        return await lock_buckets(tx, corrected)
+    buckets = set(corrected)
     for attempt, job in jobs.items():
         buckets.update(chosen(job.buckets, job.held))
         # The job may be the last of its batch.
@@ -335,7 +365,10 @@ async def _lock_buckets_of(
         ending = endings.get(attempt)
         if ending is not None and _closed_for(ending) is not None:
             buckets.update(job.rates)
-    await lock_buckets(tx, buckets)
+    ids = sorted({bucket_id(ref) for ref in buckets})
+    rows = await tx.lock(BUCKETS, "buckets_for_update", ids=ids) if ids else []
+    missing = corrected - {row.ref for row in rows}
+    return [*rows, *await lock_or_insert(tx, missing)] if missing else rows
 
 
 async def lock_attempts(tx: Transaction, node: str, jobs: dict[AttemptId, RunningJob]) -> dict[AttemptId, RunningJob]:
@@ -344,6 +377,24 @@ async def lock_attempts(tx: Transaction, node: str, jobs: dict[AttemptId, Runnin
         return jobs
     locked = await tx.fetch(_RUNNING, "lock_running", node=node, ids=[id for id, _ in jobs])
     return {job.attempt: job for job in locked}
+
+
+async def _correct(
+    tx: Transaction,
+    buckets: BucketViews,
+    ended: Iterable[tuple[RunningJob, Ending]],
+    rules: Mapping[str, AnyRule],
+) -> None:
+    """Correct what starts cost, each at the instant at which its job's row says that it counts."""
+    amendments = [
+        Amendment(each.ref, job.charged_at, each.cost, job.charged_at, each.actual, each.is_refused)
+        for job, ending in ended
+        if job.charged_at is not None
+        for each in ending.corrections
+        # Permits are released by themselves.
+        if each.ref.limit in rules and not buckets.rule_of(each.ref).holds_permits
+    ]
+    await amend_starts(tx, buckets, amendments)
 
 
 async def _settle(tx: Transaction, endings: Iterable[tuple[RunningJob, Ending]]) -> None:

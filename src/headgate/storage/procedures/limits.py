@@ -17,7 +17,13 @@ from headgate.storage.driver import Transaction
 from headgate.storage.fetched import FetchedBalance, dump_balance, load_balance
 from headgate.storage.live_rules import CachedRules, EditSetting, LimitSetting, edited, read_settings
 from headgate.storage.procedures.audit import add_audit_record
-from headgate.storage.procedures.buckets import close_buckets, lock_buckets, lock_or_insert, lock_views
+from headgate.storage.procedures.buckets import (
+    amend_starts,
+    close_buckets,
+    lock_buckets,
+    lock_or_insert,
+    lock_views,
+)
 from headgate.storage.procedures.finish import AttemptId, lock_attempts, still_running
 from headgate.storage.procedures.waiting import release_idle
 from headgate.storage.records import Amendment, Deposit, StartMove
@@ -32,15 +38,7 @@ async def amend(
     await live.refresh(tx)
     known = [amendment for amendment in amendments if amendment.ref.limit in rules]
     buckets = await lock_views(tx, [amendment.ref for amendment in known], rules, live.rules)
-    for amendment in known:
-        bucket = buckets[amendment.ref]
-        bucket.amend(amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual)
-        if amendment.is_refused:
-            bucket.refuse(amendment.charged_at, tx.limit_now)
-    await buckets.charge(tx)
-    ids = sorted({bucket_id(amendment.ref) for amendment in known if amendment.actual < amendment.cost})
-    if ids:
-        await tx.execute("reopen_buckets", ids=ids, limit_now=tx.limit_now)
+    await amend_starts(tx, buckets, known)
 
 
 async def move_starts(

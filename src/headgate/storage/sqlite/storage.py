@@ -31,9 +31,11 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import may_have_duplicates
+from headgate.limits.limit import AnyRule
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
 from headgate.storage.driver import (
+    NO_RULES,
     Procedure,
     ReadKind,
     Transaction,
@@ -465,9 +467,11 @@ class SqliteStorage(Store):
             self._wake()
         return claimed
 
-    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
+    async def finish(
+        self, node: str, endings: Sequence[Ending], rules: Mapping[str, AnyRule] = NO_RULES
+    ) -> Sequence[bool | None]:
         finished: FinishResult = await self._write(
-            Write(lambda tx: finish_all(tx, node, endings), wakes=attrgetter("wakes"), ends_jobs=True)
+            Write(lambda tx: finish_all(tx, node, endings, rules, self.live), wakes=attrgetter("wakes"), ends_jobs=True)
         )
         return finished.written
 
