@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from headgate.clock import SECOND
 from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.lifecycle import Finished
+from headgate.limits.fair import PREFIX, FairOrder
+from headgate.limits.key import BETWEEN_LEVELS
 from headgate.limits.limit import AnyRule
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.tasks.queue import DEFAULT_QUEUE
 from headgate.testing.manual_clock import ManualClock
 from tests.durability.stores import claim_for, new_job, on_writer, open_store
 from tests.internals import writer_of
@@ -25,6 +29,8 @@ RULES: dict[str, AnyRule] = {
     "shared": StrictRate(2, per=10, margin=0).rule,
     "quick": StrictRate(100, per=1, margin=0).rule,
 }
+
+R = TypeVar("R")
 
 STEP = 10
 """SQLite calls the progress handler after this number of steps."""
@@ -41,11 +47,18 @@ class Meter:
 
     async def claim(self, claim: Claim) -> tuple[int, Claimed]:
         """The steps that this claim took, and what it came to."""
+        return await self._measured(self._storage.claim(claim))
+
+    async def add(self, job: NewJob) -> int:
+        """The steps that it took to add this job."""
+        return (await self._measured(self._storage.add([job])))[0]
+
+    async def _measured(self, doing: Awaitable[R]) -> tuple[int, R]:
         self._calls = 0
         writer_of(self._storage).set_progress_handler(self._count, STEP)
-        claimed = await self._storage.claim(claim)
+        result = await doing
         writer_of(self._storage).set_progress_handler(None, 0)
-        return self._calls * STEP, claimed
+        return self._calls * STEP, result
 
     def _count(self) -> int:
         self._calls += 1
@@ -100,6 +113,34 @@ async def with_a_key_exhausted(path: Path, waiting: int) -> dict[str, int]:
 async def test_many_jobs_that_wait_for_one_key_cost_a_claim_nothing(tmp_path: Path) -> None:
     few = await with_a_key_exhausted(tmp_path / "few.db", 200)
     many = await with_a_key_exhausted(tmp_path / "many.db", 50_000)
+    assert_alike(few, many)
+
+
+async def with_keys_of_a_fair_queue(path: Path, keys: int, tenant: str) -> dict[str, int]:
+    clock = ManualClock()
+    limit = PREFIX + DEFAULT_QUEUE
+    rules: dict[str, AnyRule] = {limit: FairOrder("{tenant}", {}).rule}
+    async with open_store(path, clock, synchronous="OFF") as storage:
+        meter = Meter(storage)
+        tenants = [f"{tenant.format(key % 100)}key {key}" for key in range(keys)]
+        await add(storage, (new_job((limit, key), now=clock.now()) for _ in range(2) for key in tenants))
+        # All have had a turn.
+        started = 0
+        while started < keys:
+            started += len((await storage.claim(claim_for(rules, slots=100))).jobs)
+        return {
+            "a claim": (await meter.claim(claim_for(rules, slots=10)))[0],
+            "a known key": await meter.add(new_job((limit, tenants[0]), now=clock.now())),
+            "a new key": await meter.add(new_job((limit, f"{tenant.format(1)}new"), now=clock.now())),
+            "a new tenant": await meter.add(new_job((limit, f"{tenant.format('new')}new too"), now=clock.now())),
+        }
+
+
+@pytest.mark.parametrize("tenant", ["", f"tenant {{}}{BETWEEN_LEVELS}"], ids=["one level", "two levels"])
+async def test_many_keys_of_a_fair_queue_cost_neither_claims_nor_additions(tmp_path: Path, tenant: str) -> None:
+    """The fault: a job of a key with two levels was added after all lanes of its queue had been read."""
+    few = await with_keys_of_a_fair_queue(tmp_path / "few.db", 1_000, tenant)
+    many = await with_keys_of_a_fair_queue(tmp_path / "many.db", 10_000, tenant)
     assert_alike(few, many)
 
 

@@ -98,7 +98,7 @@ CREATE INDEX lane_due ON headgate.lane (queue, place, since, id)
 CREATE INDEX lane_due_in_group ON headgate.lane (group_id, place, since, id)
     WHERE group_id IS NOT NULL AND behind IS NULL AND since IS NOT NULL;
 CREATE INDEX lane_group ON headgate.lane (group_id, virtual_time) WHERE group_id IS NOT NULL;
-CREATE INDEX lane_virtual_time ON headgate.lane (queue, virtual_time) WHERE virtual_time IS NOT NULL;
+CREATE INDEX lane_virtual_time ON headgate.lane (queue, virtual_time) WHERE virtual_time IS NOT NULL AND group_id IS NULL;
 CREATE INDEX lane_asleep ON headgate.lane (queue, wakes_at)
     WHERE gated AND since IS NULL AND wakes_at IS NOT NULL; -- [postgres]
     WHERE since IS NULL AND wakes_at IS NOT NULL; -- [sqlite]
