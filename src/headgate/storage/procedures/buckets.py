@@ -179,21 +179,27 @@ async def lock_or_insert(tx: Transaction, buckets: Iterable[BucketRef]) -> list[
 
 
 async def lock_views(
-    tx: Transaction, buckets: Iterable[BucketRef], rules: Mapping[str, AnyRule], live: LiveRules
+    tx: Transaction,
+    buckets: Iterable[BucketRef],
+    rules: Mapping[str, AnyRule],
+    live: LiveRules,
+    *,
+    beside: Set[BucketRef] = frozenset(),
 ) -> BucketViews:
     """Lock these buckets, after inserting missing rows, and return their views at the time of the lock.
 
-    From then on, the time of the transaction is that of the lock.
+    Those `beside` are locked with them, where they have rows. From then on, the time of the transaction is that of the
+    lock.
     """
     refs = BucketViews(rules, live, tx.limit_now).with_homes(buckets)
-    ids = sorted(bucket_id(ref) for ref in refs)
+    ids = sorted(bucket_id(ref) for ref in refs | beside)
     rows = await tx.lock(BUCKETS, "buckets_for_update", ids=ids) if ids else []
-    while len(rows) < len(ids) and not tx.has_one_writer:
+    while not tx.has_one_writer and not refs <= {row.ref for row in rows}:
         # New, or deleted for being idle a moment ago.
         await ensure_rows(tx, refs)
         rows = await tx.lock(BUCKETS, "buckets_for_update", ids=ids)
     views = BucketViews(rules, live, tx.limit_now)
-    views.add(rows, refs)
+    views.add([row for row in rows if row.ref in refs], refs)
     await views.read_rivals(tx)
     return views
 

@@ -5,7 +5,7 @@ Buckets are locked before jobs, in the order of their ids. It never waits for jo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeGuard
 
 import msgspec
@@ -20,22 +20,20 @@ from headgate.storage.driver import Transaction
 from headgate.storage.endings import EndedJob
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.buckets import (
-    BUCKETS,
-    BucketRow,
     BucketViews,
     amend_starts,
     buckets_of_batch,
     close_buckets,
     leaving_holders,
     lock_buckets,
-    lock_or_insert,
+    lock_views,
     remove_holders,
 )
 from headgate.storage.procedures.following import resolve_followers
 from headgate.storage.procedures.lanes import Lane, LaneMember, add_arrivals, arrival_of, lane_of
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.records import Amendment
-from headgate.storage.stored_rows import RowDecoder, bucket_id
+from headgate.storage.stored_rows import RowDecoder
 
 STATEMENTS = (
     "running_of",
@@ -175,8 +173,8 @@ async def finish(
     corrected = {each.ref for attempt in running for each in by_attempt[attempt].corrections if each.ref.limit in rules}
     if corrected:
         await live.refresh(tx)
-        corrected = BucketViews(rules, live.rules, tx.limit_now).with_homes(corrected)
-    rows = await _lock_buckets_of(tx, running, by_attempt, corrected)
+    beside = _buckets_to_lock(tx, running, by_attempt)
+    buckets = await lock_views(tx, corrected, rules, live.rules, beside=beside)
     jobs = {attempt: job for attempt, job in (await lock_attempts(tx, node, running)).items() if attempt in by_attempt}
     # In the order of the endings: if several jobs would wait under one unique key, the first does.
     ended = [
@@ -186,10 +184,7 @@ async def finish(
     ]
     finished = [(job, ending) for job, ending in ended if isinstance(ending, Finished)]
     returned = [(job, ending) for job, ending in ended if isinstance(ending, Returned)]
-    if corrected:
-        buckets = BucketViews(rules, live.rules, tx.limit_now)
-        buckets.add([row for row in rows if row.ref in corrected], corrected)
-        await _correct(tx, buckets, ended, rules)
+    await _correct(tx, buckets, ended, rules)
     await _settle(tx, ended)
     failed = [(job, ending.state, ending.error) for job, ending in finished if ending.state is not JobState.SUCCEEDED]
     await keep_attempts(tx, [*failed, *((job, ending.outcome, ending.error) for job, ending in returned)])
@@ -251,7 +246,7 @@ async def still_running(tx: Transaction, node: str, attempts: Collection[Attempt
 async def lock_all(tx: Transaction, node: str, held: Collection[str]) -> list[RunningJob]:
     """Lock and return the running jobs of a node, except those that are `held` or locked by another transaction."""
     jobs = {job.attempt: job for job in await running_on(tx, node) if job.id not in held}
-    await _lock_buckets_of(tx, jobs, {})
+    await lock_buckets(tx, _buckets_to_lock(tx, jobs, {}))
     return list((await lock_attempts(tx, node, jobs)).values())
 
 
@@ -345,19 +340,13 @@ async def _written_before(tx: Transaction, node: str, endings: Sequence[Ending])
     return {(each.id, each.fence) for each in endings if each.id in ended and ended[each.id].is_by(each)}
 
 
-async def _lock_buckets_of(
-    tx: Transaction,
-    jobs: Mapping[AttemptId, RunningJob],
-    endings: Mapping[AttemptId, Ending],
-    corrected: Set[BucketRef] = frozenset(),
-) -> list[BucketRow]:
-    """Lock all buckets that the transaction needs, at once. Returns their rows, with one writer only those corrected.
-
-    From then on, the time of the transaction is that of the lock.
-    """
+def _buckets_to_lock(
+    tx: Transaction, jobs: Mapping[AttemptId, RunningJob], endings: Mapping[AttemptId, Ending]
+) -> set[BucketRef]:
+    """Return the buckets of permits that jobs may release, and those that their endings close."""
+    buckets: set[BucketRef] = set()
     if tx.has_one_writer:
-        return await lock_buckets(tx, corrected)
-    buckets = set(corrected)
+        return buckets
     for attempt, job in jobs.items():
         buckets.update(chosen(job.buckets, job.held))
         # The job may be the last of its batch.
@@ -365,10 +354,7 @@ async def _lock_buckets_of(
         ending = endings.get(attempt)
         if ending is not None and _closed_for(ending) is not None:
             buckets.update(job.rates)
-    ids = sorted({bucket_id(ref) for ref in buckets})
-    rows = await tx.lock(BUCKETS, "buckets_for_update", ids=ids) if ids else []
-    missing = corrected - {row.ref for row in rows}
-    return [*rows, *await lock_or_insert(tx, missing)] if missing else rows
+    return buckets
 
 
 async def lock_attempts(tx: Transaction, node: str, jobs: dict[AttemptId, RunningJob]) -> dict[AttemptId, RunningJob]:
