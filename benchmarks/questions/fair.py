@@ -21,7 +21,7 @@ from headgate.clock import SystemClock
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.fair import PREFIX, FairOrder
-from headgate.storage.procedures.fair_lines import FAIR_LANES
+from headgate.storage.admission import FAIR_LANES
 from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store

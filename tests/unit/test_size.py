@@ -27,7 +27,7 @@ BUDGETS = {
     "limits": 9_250,
     "observe": 2_020,
     "schedules": 1_850,
-    "storage": 23_300,
+    "storage": 23_400,
     "tasks": 5_150,
     "testing": 1_750,
 }

@@ -27,6 +27,9 @@ from headgate.storage.records import FreeSlots, NeededFetch
 QUANTUM = 4
 """How many jobs a lane may start before the next lane has its turn."""
 
+FAIR_LANES = 16
+"""The lanes of a fair queue over which the starts of one claim are spread, if so many are in line."""
+
 FOR_ALL_KEYS = ""
 """The key of the bucket in which a dynamic window stores one state for all its keys."""
 

@@ -139,6 +139,27 @@ class TwoLevelFairQueuesConformance(Conformance):
         await storage.evict(100)
         assert await storage.check() == []
 
+    @pytest.mark.parametrize("count", [1, 3, 10])
+    async def test_a_claim_fills_its_slots_from_many_tenants(self, store_user: StoreUser, count: int) -> None:
+        """It reads the lanes of no more tenants than it needs, and says that there are more."""
+        store_user.rules = turns()
+        jobs = [store_user.new(buckets=[(ORDER, f"{n % 120}{BETWEEN_LEVELS}only")]) for n in range(120 * count)]
+        await store_user.storage.add(jobs)
+        for _ in range(3 * count):
+            claimed = await store_user.claim(40)
+            assert (len(claimed.jobs), claimed.more) == (40, True)
+            await store_user.succeed(*claimed.jobs)
+        assert await store_user.take() == []
+
+    async def test_many_tenants_with_limits_of_another_release_hide_no_others(self, store_user: StoreUser) -> None:
+        store_user.rules = turns()
+        for number in range(60):
+            await add(store_user, f"{number}", "only", 10, ("theirs", ""))
+        for tenant in "abc":
+            await add(store_user, tenant, "only", 10)
+        taken = [job.id for job in await store_user.take(40)]
+        assert len(taken) == 30
+
     async def test_keys_of_one_level_and_of_two_share_a_line(self, store_user: StoreUser) -> None:
         """As while a deploy changes the key, and waiting jobs move."""
         store_user.rules = turns()

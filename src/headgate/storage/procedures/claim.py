@@ -258,7 +258,7 @@ class ClaimTransaction:
         # At most as many lanes are read behind a bucket as it grants, so they are always cut short.
         if len(snapshot.due) + len(snapshot.woken) >= page or len(snapshot.opened) >= page or bool(snapshot.behind):
             return True
-        return self._plan.fair.cuts_groups(snapshot.due)
+        return self._plan.fair.cuts_groups(snapshot.due, page)
 
     # ---------------------------------------------------------------------------------------------- claim
 

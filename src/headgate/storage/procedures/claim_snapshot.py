@@ -14,7 +14,7 @@ from headgate.jobs.bucket_mask import BucketMask, size, union
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, JobOptions, Origin
 from headgate.jobs.terms import LimitTerms
-from headgate.storage.admission import QUANTUM, RowId
+from headgate.storage.admission import FAIR_LANES, QUANTUM, RowId
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import BUCKETS, BucketRow
 from headgate.storage.records import Claim
@@ -272,12 +272,16 @@ async def read_snapshot(
     """
     queues = list(claim.free_slots)
     known = claim.known(newest)
+    count = max([1, *(free.slots for free in claim.free_slots.values())])
     return await tx.row(
         decoder,
         "claim_snapshot",
         node=claim.node,
         queues=queues,
-        count=max([1, *(free.slots for free in claim.free_slots.values())]),
+        count=count,
+        # Enough by this quantum is enough for any share of these slots by its own.
+        quantum=-(-count // FAIR_LANES),
+        enough=count + FAIR_LANES - 1,
         limits=list(claim.rules),
         known=known.as_lines,
         known_json=known.as_json,

@@ -20,11 +20,8 @@ from headgate.limits.fair import (
     returning_virtual_time,
 )
 from headgate.limits.limit import AnyRule
-from headgate.storage.admission import QUANTUM, RowId
+from headgate.storage.admission import FAIR_LANES, QUANTUM, RowId
 from headgate.storage.procedures.claim_snapshot import LaneRow, TurnGroupRow
-
-FAIR_LANES = 16
-"""The lanes of a fair queue over which the starts of one claim are spread, if so many are in line."""
 
 
 class _Taker(msgspec.Struct):
@@ -72,10 +69,15 @@ class FairLines:
             known.virtual_time = max(known.virtual_time, row.virtual_time) if row.first is None else row.virtual_time
             known.first = row.first
 
-    def cuts_groups(self, rows: Iterable[LaneRow]) -> bool:
-        """Whether there may be more lanes in line in the groups of these."""
-        read = Counter((row.group_id, row.group_most) for row in rows if row.group_most)
-        return any(count >= most for (_, most), count in read.items())
+    def cuts_groups(self, rows: Iterable[LaneRow], page: int) -> bool:
+        """Whether there may be more lanes in line in the groups of these, or more groups."""
+        read = Counter((row.queue, row.group_id, row.group_most) for row in rows if row.group_most)
+        most_of_first: dict[str, int] = {}
+        for queue, _, most in read:
+            most_of_first[queue] = max(most, most_of_first.get(queue, 0))
+        # The first group may have as many lanes as the page, unless not all groups were needed.
+        are_all = all(most > page for most in most_of_first.values())
+        return not are_all or any(count >= most for (_, _, most), count in read.items())
 
     # ------------------------------------------------------------------------------------------- choose
 

@@ -73,6 +73,16 @@ lane.wait_mode, lane.opened_at, lane.virtual_time, lane.version, lane.group_id
 lane.id, lane.queue, CAST(lane.buckets AS text), lane.waiting, coalesce(lane.since, :limit_now - :now + lane.wakes_at),
 lane.behind, lane.wakes_at, lane.wait_mode, lane.opened_at, lane.virtual_time, 0, lane.group_id
 
+-- part: lanes_of_group
+-- How many lanes to read of a group in line: all that the first one can use, half as many of the second one, …. A visit
+-- starts a quantum of a lane's jobs. Once the first lanes of the groups before have enough jobs, no group is needed any more.
+CASE
+    WHEN NOT is_needed THEN 0
+    WHEN count(*) FILTER (WHERE is_needed) OVER (PARTITION BY queue) = count(*) OVER (PARTITION BY queue)
+        THEN 1 + :count::integer / number
+    ELSE 1 + count(*) FILTER (WHERE is_needed) OVER (PARTITION BY queue) / number
+END
+
 -- part: instant
 -- The time of the server, or the time that the caller passes.
 instant AS MATERIALIZED (
@@ -175,24 +185,40 @@ SELECT
             LIMIT :count::integer
         ) AS lane
     ) AS due,
-    -- The lanes of the first groups in line: all that the first one can use, half as many of the second one, ….
+    -- The lanes of the first groups in line.
     (
         SELECT coalesce(json_agg(json_build_array(@lane_fields, most)), '[]')
         FROM unnest(:queues::text[]) AS named
         CROSS JOIN LATERAL (
-            SELECT id AS group_id, 1 + :count::integer / row_number() OVER (ORDER BY virtual_time, id) AS most
+            SELECT group_id, @lanes_of_group AS most
             FROM (
-                SELECT id, virtual_time FROM headgate.turn_group
-                WHERE queue = named AND in_line
-                    AND EXISTS (
-                        SELECT 1 FROM headgate.lane
-                        WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
-                            AND (NOT :known_only::boolean OR (@lane_is_known))
-                        {no join}
-                    )
-                ORDER BY virtual_time, id
-                LIMIT :count::integer
-            ) AS first
+                SELECT
+                    first.id AS group_id, named AS queue, row_number() OVER line AS number,
+                    coalesce(
+                        sum(greatest(1, least(lane.waiting, :quantum::integer)))
+                            OVER (line ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0
+                    ) < :enough::integer AS is_needed
+                FROM (
+                    SELECT id, virtual_time FROM headgate.turn_group
+                    WHERE queue = named AND in_line
+                        AND EXISTS (
+                            SELECT 1 FROM headgate.lane
+                            WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
+                                AND (NOT :known_only::boolean OR (@lane_is_known))
+                            {no join}
+                        )
+                    ORDER BY virtual_time, id
+                    LIMIT :count::integer
+                ) AS first
+                CROSS JOIN LATERAL (
+                    SELECT waiting FROM headgate.lane
+                    WHERE lane.group_id = first.id AND behind IS NULL AND since IS NOT NULL
+                        AND (NOT :known_only::boolean OR (@lane_is_known))
+                    ORDER BY lane.place, since, id
+                    LIMIT 1
+                ) AS lane
+                WINDOW line AS (ORDER BY first.virtual_time, first.id)
+            ) AS numbered
         ) AS line
         CROSS JOIN LATERAL (
             SELECT * FROM headgate.lane
@@ -312,19 +338,38 @@ SELECT
     (
         SELECT json_group_array(json_array(@lane_fields, most))
         FROM (
-            SELECT line.id, 1 + :count / row_number() OVER (PARTITION BY named.queue ORDER BY line.virtual_time, line.id) AS most
-            FROM named
-            CROSS JOIN turn_group AS line ON line.id IN (
-                SELECT id FROM turn_group
-                WHERE queue = named.queue AND in_line
-                    AND EXISTS (
-                        SELECT 1 FROM lane
-                        WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
-                            AND (NOT :known_only OR (@lane_is_known))
+            SELECT id, @lanes_of_group AS most
+            FROM (
+                SELECT
+                    id, queue, row_number() OVER line AS number,
+                    coalesce(
+                        sum(max(1, min(waiting, :quantum))) OVER (line ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0
+                    ) < :enough AS is_needed
+                FROM (
+                    SELECT
+                        line.id, named.queue, line.virtual_time,
+                        (
+                            SELECT waiting FROM lane
+                            WHERE lane.group_id = line.id AND behind IS NULL AND since IS NOT NULL
+                                AND (NOT :known_only OR (@lane_is_known))
+                            ORDER BY lane.place, since, id
+                            LIMIT 1
+                        ) AS waiting
+                    FROM named
+                    CROSS JOIN turn_group AS line ON line.id IN (
+                        SELECT id FROM turn_group
+                        WHERE queue = named.queue AND in_line
+                            AND EXISTS (
+                                SELECT 1 FROM lane
+                                WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
+                                    AND (NOT :known_only OR (@lane_is_known))
+                            )
+                        ORDER BY virtual_time, id
+                        LIMIT :count
                     )
-                ORDER BY virtual_time, id
-                LIMIT :count
-            )
+                ) AS first
+                WINDOW line AS (PARTITION BY queue ORDER BY virtual_time, id)
+            ) AS numbered
         ) AS line
         CROSS JOIN lane ON lane.id IN (
             SELECT id FROM (
@@ -336,6 +381,7 @@ SELECT
             )
             WHERE number <= line.most
         )
+        WHERE line.most > 0
     ) AS grouped,
     (
         SELECT json_group_array(json_array(@lane_fields))
