@@ -17,7 +17,7 @@ from headgate.storage.sqlite import backup
 from tests.durability.files import copy, corrupt, mode_of, names_in, rename
 from tests.durability.processes import Children
 from tests.durability.stores import new_job, open_store
-from tests.until import result_within, until
+from tests.until import result_within, until, until_now
 
 APP = """
 import asyncio
@@ -63,8 +63,14 @@ async def test_a_copy_made_while_workers_write_has_each_acknowledged_job_and_run
         before = set(stored)
         looking = sqlite3.connect(database, check_same_thread=False)
 
+        def version() -> int:
+            return int(looking.execute("PRAGMA data_version").fetchone()[0])
+
         def on_step(left: int, _pages: int) -> None:
-            steps.append((left, looking.execute("PRAGMA data_version").fetchone()[0]))
+            if len(steps) < 4:
+                seen = version()
+                until_now(lambda: version() != seen)
+            steps.append((left, version()))
 
         copied = tmp_path / "copy.db"
         await asyncio.to_thread(backup.back_up, database, copied, SystemClock(), on_step)
