@@ -44,3 +44,9 @@ def test_only_table_names_are_put_into_the_schema() -> None:
     assert in_schema("SELECT 'headgate', my_headgate.x FROM headgate.job", "s") == (
         "SELECT 'headgate', my_headgate.x FROM \"s\".job"
     )
+
+
+def test_no_statement_is_too_long_for_a_pool_that_an_app_lends() -> None:
+    """asyncpg keeps no statement of more than 15 KiB, unless the pool is made otherwise, but plans it each time."""
+    known = statements_of("s" * 31)
+    assert [name for name in known for shape in shapes_of(known[name]) if len(shape.sql) > 15 * 1024] == []

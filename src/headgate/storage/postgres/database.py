@@ -364,6 +364,8 @@ class Database:
             connection_class=_Connection,
             init=self._connected,
             statement_cache_size=0 if self.is_pooled else 300,
+            # The driver would plan a statement of more than 15 KiB anew each time.
+            max_cacheable_statement_size=0,
             # A statement that is dropped from the cache would be prepared again, in the middle of a transaction.
             max_cached_statement_lifetime=0,
             max_inactive_connection_lifetime=300.0,

@@ -17,6 +17,7 @@ SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
 _LITERAL = re.compile(r"""--[^\n]*|"[^"]*"|\b[Ee]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'""")
 """A comment, a quoted name, a literal with its own escapes, or a plain literal."""
 
+_INDENTATION = re.compile(r"\n +")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+(?:\.[a-z_]+)?)")
 
 _TEXT = r'"([^"\\\u0001-\u001f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
@@ -77,7 +78,8 @@ class PostgresDialect:
         )
 
     def finish(self, sql: str) -> str:
-        return in_schema(_guarded(sql), self._schema)
+        # Without its indentation: the pool that an app lends plans statements of more than 15 KiB anew each time.
+        return in_schema(_guarded(_INDENTATION.sub("\n", sql)), self._schema)
 
 
 def checked_schema(schema: str) -> str:
