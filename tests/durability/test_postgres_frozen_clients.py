@@ -117,7 +117,7 @@ async def test_a_worker_that_is_stopped_during_its_first_claim_delays_no_other(
     async with TcpProxy.to(server.port) as proxy, local.app:
         await count_endings(server.url)
         # Its first claim, in the middle of its locks: lanes are locked after buckets.
-        stall = proxy.stall_before(b"wakes_at, opened_at, virtual_time, front\n        FROM")
+        stall = proxy.stall_before(b"wakes_at, opened_at, virtual_time, front\nFROM")
         jobs = [await local.gated.enqueue("acme")]
         fresh = await children.start(
             "postgres_worker.py", url=server.url_at(proxy.port), settings={"lease": 30, "heartbeat": 1}

@@ -228,7 +228,7 @@ class Recurring:
         return 0 if period_of(record) == MINUTE else record.course.started_at
 
     def _look_at_lines(self) -> None:
-        """Queued occurrences run one after another. Cancelling one in the middle releases those behind it."""
+        """Queued occurrences run one after another. One that is cancelled or expires releases those behind it."""
         for job in self._job_checker.open:
             if job.task != "tick" or job.state is not JobState.RUNNING or job.id in self._simulation.retried:
                 continue
@@ -239,7 +239,8 @@ class Recurring:
                 self._job_checker.require(
                     is_over, f"job {job.id} runs in line behind {other.id}, which is {other.state}"
                 )
-                before = None if other.id in self._simulation.cancelled else other.origin and other.origin.follows
+                has_not_run = other.id in self._simulation.cancelled or other.started_at is None
+                before = None if has_not_run else other.origin and other.origin.follows
 
     async def settle(self) -> None:
         """When nothing goes wrong any more, each occurrence comes; then all schedules end."""
