@@ -186,8 +186,9 @@ class BatchesConformance(Conformance):
         assert await store_user.storage.prune(clock.now() - 15 * SECOND, states=frozenset({JobState.FAILED})) == 1
         assert await store_user.storage.prune(clock.now() - 15 * SECOND) == 0
         assert await store_user.storage.batch(batch) is not None
-        assert await store_user.storage.prune(clock.now() - SECOND) == 0
+        assert await store_user.storage.prune(clock.now() - SECOND) == 1
         assert await store_user.storage.batch(batch) is None
+        assert await store_user.storage.prune(clock.now() - SECOND) == 0
 
     # ------------------------------------------------------------------------- batches that hold permits
 

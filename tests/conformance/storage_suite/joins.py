@@ -293,3 +293,11 @@ class JoinsConformance(Conformance):
         for _ in range(4):
             await store_user.storage.prune(clock.now())
         assert [await store_user.storage.batch(id) for id in (outer, inner, batch.id)] == [None] * 3
+
+    async def test_pruning_goes_on_while_joins_are_left(self, store_user: StoreUser, clock: ManualClock) -> None:
+        for _ in range(5):
+            await join(store_user, await store_user.add(2))
+        for _ in range(2):
+            await store_user.succeed(*await store_user.take())
+        clock.advance(10)
+        assert [await store_user.storage.prune(clock.now(), count=4) for _ in range(7)] == [4, 4, 4, 3, 4, 1, 0]

@@ -121,16 +121,17 @@ async def prune(
     Jobs with their own retention are kept. Jobs that another open transaction has locked are skipped.
 
     Their attempts, log lines and audit entries are deleted with them. Fewer jobs are deleted at once if they have
-    logged much; 0 means that none are left.
+    logged much. If none are left, up to `count` batches without jobs are deleted; 0 means that none of these are left.
     """
     found = await tx.fetch(
         _PRUNABLE, "prunable", since=since, before=finished_before, count=count, states=sorted(states)
     )
     if not found:
         # Batches that had no job, joins, and batches whose last jobs were deleted by several nodes at once.
-        joins = await tx.ids("prune_batches", before=finished_before, count=count)
-        if joins:
-            await tx.execute("prune_awaited_leaders", ids=joins)
+        batches = await tx.ids("prune_batches", before=finished_before, count=count)
+        if batches:
+            await tx.execute("prune_awaited_leaders", ids=batches)
+        return len(batches)
     return len(await _delete(tx, found, finished_before))
 
 

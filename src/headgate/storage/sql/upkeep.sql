@@ -120,7 +120,7 @@ WHERE id IN (
 
 -- name: prune_batches
 -- Delete batches that were final before then and have no stored job and no batch in them, and joins that no stored job
--- follows; it reads all batches of that age. Returns the ids of the joins.
+-- follows; it reads all batches of that age.
 DELETE FROM headgate.batch
 WHERE id IN (
     SELECT id FROM headgate.batch
@@ -128,7 +128,7 @@ WHERE id IN (
     LIMIT :count
     {for update skip locked}
 )
-RETURNING CASE WHEN is_join THEN id END
+RETURNING id
 
 -- name: prune_awaited_leaders
 -- Delete what joins counted that are deleted.
