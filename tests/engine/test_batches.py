@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from headgate import (
+    Batch,
     Concurrency,
     DeclarationError,
     Headgate,
+    Job,
     JobCancelled,
     JobFailed,
     JobNotFound,
@@ -25,7 +28,9 @@ from headgate import (
     current_job,
 )
 from headgate.clock import SECOND
+from headgate.jobs.job import On
 from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.tasks.call import Call
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
 from tests.until import result_within
@@ -173,6 +178,34 @@ def test_a_follower_of_an_empty_batch_runs_immediately() -> None:
             stored = await batch([]).then(report.call()).enqueue()
             assert (await stored.wait(timeout=1)).state is JobState.SUCCEEDED
             assert await result_within(stored.then[0]) == "nothing"
+
+    run_virtual(main)
+
+
+def test_what_follows_an_empty_batch_ends_as_after_one_whose_jobs_succeed() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retry=RetryPolicy(retries=0))
+        async def work(is_wrong: bool = False) -> None:
+            if is_wrong:
+                raise ValueError("as planned")
+
+        async def end_of_step(is_wrong: bool, needs: On, calls: list[Call[None]], on: On) -> JobState:
+            step = work.call()
+            stored = await batch([work.call(is_wrong)]).then(batch(calls).then(step, on=on), on=needs).enqueue()
+            (after,) = stored.then
+            assert isinstance(after, Batch)
+            (last,) = after.then
+            assert isinstance(last, Job)
+            await asyncio.sleep(5)
+            return (await last.status()).state
+
+        async with app:
+            outcomes: tuple[On, ...] = ("success", "failure", "final")
+            for is_wrong, needs, on in product((False, True), outcomes, outcomes):
+                expected = await end_of_step(is_wrong, needs, [work.call()], on)
+                assert await end_of_step(is_wrong, needs, [], on) is expected, (is_wrong, needs, on)
 
     run_virtual(main)
 

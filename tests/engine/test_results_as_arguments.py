@@ -94,6 +94,18 @@ def test_a_step_after_a_batch_gets_its_results_as_an_argument() -> None:
     run_virtual(main)
 
 
+def test_the_results_of_an_empty_batch_are_none_wherever_it_stands() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Sums(Headgate("memory://", clock=clock))
+        async with own.app:
+            for before in ([], [own.number.call(5)], [batch([own.number.call(5)])]):
+                pages = batch([])
+                stored = await chain(*before, pages, own.add.call(result_of(pages), 1)).enqueue()
+                assert await result_within(stored) == 1
+
+    run_virtual(main)
+
+
 def test_a_batch_that_is_enqueued_with_two_plans_has_no_one_result() -> None:
     async def main(clock: VirtualClock) -> None:
         own = Sums(Headgate("memory://", clock=clock))

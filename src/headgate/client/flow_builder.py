@@ -138,10 +138,7 @@ class FlowBuilder:
         while named is not None:
             self._placed.setdefault(builtins.id(named), []).append(placed)
             named = named.before
-        then = tuple(
-            self.add(step, Following(itself.ids, on) if id in itself.ids else itself, outer_plan, outer)
-            for step, on in plan.next
-        )
+        then = tuple(self.add(step, _after(placed, on), outer_plan, outer) for step, on in plan.next)
         return replace(placed, then=then)
 
     def grow(self, batch: str, steps: Iterable[Step]) -> None:
@@ -217,7 +214,7 @@ class FlowBuilder:
             self._batches[join] = NewBatch(join, len(ids), 0, leaders=ids)
         return Following((join,), follow.on)
 
-    def _ids_of(self, leader: Leader, call: Call[Any]) -> tuple[str, ...]:
+    def _ids_of(self, leader: Leader, call: Call[Any], *, is_read: bool = False) -> tuple[str, ...]:
         if leader.leader_id is not None:
             return (leader.leader_id,)
         placed = self.placed(leader)  # type: ignore[arg-type]  # what is no step is not there
@@ -229,7 +226,7 @@ class FlowBuilder:
         (found_one,) = placed
         if isinstance(leader, BatchSteps) and isinstance(found_one, PlacedStep):
             # Not the steps after it, which a chain that ends with the batch waits for.
-            return found_one.itself.ids
+            return (found_one.id,) if is_read else found_one.itself.ids
         return found_one.follow.ids
 
     def _is_before(self, leader: str, ids: Sequence[str]) -> bool:
@@ -247,7 +244,7 @@ class FlowBuilder:
     def _ids_of_results(self, new: _NewCall, value: Any) -> str | list[str]:
         ids: list[str] = []
         for each in results_in(value):
-            found = self._ids_of(each.leader, new.call)
+            found = self._ids_of(each.leader, new.call, is_read=True)
             if len(found) != 1:
                 raise DeclarationError(f"{shown(new.call)}: {each!r} is no single result; name a call or a batch")
             ids += found
@@ -301,6 +298,18 @@ class FlowBuilder:
         if around[0] not in self._calls:
             names.append(names[0])
         return f"these calls wait for each other, each for the next: {', '.join(names)}; remove one from after()"
+
+
+def _after(batch: PlacedStep, on: On) -> Following:
+    """Return what a step follows that needs that end of a batch."""
+    own = Following((batch.id,), on)
+    if own.ids == batch.itself.ids:
+        return own
+    # It is empty: it succeeds when what it follows has ended as it needs, and fails only if that fails before it.
+    place = batch.itself
+    if on == "success":
+        return place
+    return Following(place.ids, on) if on == "final" or place.on == "success" else own
 
 
 def _results(call: Call[Any]) -> Mapping[str, Any]:
