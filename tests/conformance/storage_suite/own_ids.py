@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from headgate.errors import DuplicateJob, IdInUse
+from headgate.jobs import identity
 from headgate.jobs.job import JobState, NewJob
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser
@@ -80,6 +81,16 @@ class OwnIdsConformance(Conformance):
         new = [own(store_user, other), plain, own(store_user, process="web:2")]
         assert await store_user.storage.add(new) == {INVOICE: INVOICE}
         assert sorted(await store_user.take_ids()) == sorted([INVOICE, other, plain.id])
+
+    async def test_more_ids_than_a_process_remembers_are_found_again(
+        self, store_user: StoreUser, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(identity, "_MOST_REMEMBERED", 10)
+        ids = [str(uuid.uuid5(uuid.NAMESPACE_URL, f"invoice:{number}")) for number in range(30)]
+        assert await store_user.storage.add([own(store_user, id) for id in ids]) == {}
+        store_user.clock.advance(1)
+        assert await store_user.storage.add([own(store_user, id) for id in ids]) == {id: id for id in ids}
+        assert (await store_user.counts()).waiting == 30
 
     async def test_an_id_is_compared_before_a_unique_key(self, store_user: StoreUser) -> None:
         first = replace(own(store_user), unique_key="acme", on_conflict="raise")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import gt, itemgetter
 from typing import Any, NamedTuple, Protocol
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import IdTaken, job_number
@@ -78,8 +78,10 @@ def follows_stored(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
 
 
 async def stored_jobs(tx: Transaction, ids: Sequence[str]) -> list[StoredEnqueue]:
-    """Return the enqueues of those of these jobs that are stored."""
-    return await tx.fetch(_STORED, "stored_jobs", ids=ids)
+    """Return the enqueues of those of these jobs that are stored, under these ids."""
+    # A process may have forgotten the texts of the first of many own ids: their numbers are compared.
+    given = {job_number(id): id for id in ids}
+    return [replace(row, id=given[job_number(row.id)]) for row in await tx.fetch(_STORED, "stored_jobs", ids=ids)]
 
 
 async def require_own(tx: Transaction, jobs: Sequence[NewJob]) -> set[str]:
