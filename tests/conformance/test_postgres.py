@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
+from headgate.errors import StorageLost
+from headgate.jobs.job import NewJob
+from headgate.storage.driver import Transaction
 from headgate.storage.postgres import claimer, low_watermarks
+from headgate.storage.postgres import storage as postgres_storage
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
@@ -217,6 +221,18 @@ class TestPostgresStorage(StorageConformance):
             assert await storage.add_missing_nodes() == 0
         finally:
             await connection.close()
+
+    async def test_each_of_several_enqueues_that_fail_together_raises_its_own_error(
+        self, store_user: StoreUser, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def fails(tx: Transaction, jobs: Sequence[NewJob]) -> None:
+            raise StorageLost("gone")
+
+        monkeypatch.setattr(postgres_storage, "add_new_jobs", fails)
+        adds = (store_user.storage.add([store_user.new()]) for _ in range(5))
+        errors = await asyncio.gather(*adds, return_exceptions=True)
+        assert {str(error) for error in errors} == {"gone"}
+        assert len({id(error) for error in errors}) == 5
 
     async def test_arrivals_wake_nodes_until_they_are_merged(self, store_user: StoreUser) -> None:
         """The fault: where a notification was lost, a job was found by the next poll, which is five seconds apart."""

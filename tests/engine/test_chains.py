@@ -15,6 +15,7 @@ from headgate import (
     Headgate,
     JobCancelled,
     JobFailed,
+    JobNotFound,
     JobState,
     LeaderNotSucceeded,
     RetryPolicy,
@@ -252,6 +253,23 @@ def test_the_rest_of_a_chain_can_be_cancelled() -> None:
                 await result_within(stored.jobs[1])
             states = [(await job.status()).state for job in stored.jobs]
             assert states == [JobState.SUCCEEDED, JobState.CANCELLED, JobState.CANCELLED]
+
+    run_virtual(main)
+
+
+def test_a_chain_is_cancelled_after_its_first_job_has_been_pruned() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retention="1m")
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            stored = await chain(work.call(), work.using(delay="1h").call()).enqueue()
+            await asyncio.sleep(200)
+            with pytest.raises(JobNotFound):
+                await stored.jobs[0].status()
+            assert await stored.cancel() == 1
 
     run_virtual(main)
 

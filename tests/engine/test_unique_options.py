@@ -23,6 +23,7 @@ from headgate import (
     JobNotFound,
     JobState,
     PayloadError,
+    RateLimit,
     RetryPolicy,
     batch,
     chain,
@@ -45,6 +46,22 @@ class Order:
 
 
 # ------------------------------------------------------------------------------------------- keys of tasks
+
+
+def test_nothing_is_predicted_for_a_key_whose_job_has_been_pruned() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retention="1m")
+
+        @app.task(unique_key="only", unique_for="1h", limits=[RateLimit("10/s")])
+        async def work() -> None: ...
+
+        async with app:
+            first = await work.enqueue()
+            await asyncio.sleep(200)
+            again = await work.using(predict=True).enqueue()
+            assert (again, again.is_new, again.prediction) == (first, False, None)
+
+    run_virtual(main)
 
 
 def test_the_key_of_a_task_is_computed_from_the_arguments_of_each_job() -> None:

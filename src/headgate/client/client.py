@@ -245,7 +245,11 @@ class Client:
         return stored
 
     async def _promised(self, stored: StoredCall) -> StoredCall:
-        status = await self.admin.status(stored.id)
+        try:
+            status = await self.admin.status(stored.id)
+        except JobNotFound:
+            # A duplicate of a job that has been pruned, and whose unique key stays taken: there is nothing to predict.
+            return stored
         return stored._replace(prediction=EnqueuePrediction(status.position, status.predicted_start, status.waits_for))
 
     def enqueue_blocking(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[StoredCall]:

@@ -12,7 +12,7 @@ from headgate.client.client import Client
 from headgate.client.plan import Step
 from headgate.client.portal import Portal
 from headgate.clock import SECOND, Duration
-from headgate.errors import JobSkipped
+from headgate.errors import JobNotFound, JobSkipped
 from headgate.foreign_words import RefusesAwait, RefusesForeignWords
 from headgate.tasks.status import BatchStatus, EnqueuePrediction, JobStatus, ScheduleStatus
 
@@ -171,7 +171,8 @@ class Chain(RefusesAwait, Generic[R_co]):
         count = 0
         # From the end: a job released meanwhile has been cancelled by then.
         for job in reversed(self.jobs):
-            count += await job.cancel()
+            with contextlib.suppress(JobNotFound):  # it was final, and has been pruned
+                count += await job.cancel()
         return count
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, Unpack
 import asyncpg
 
 from headgate.clock import SECOND, Clock, sleep
-from headgate.errors import DeclarationError, ForkedConnection, JobHeld, StorageUnavailable
+from headgate.errors import DeclarationError, ForkedConnection, JobHeld, StorageUnavailable, own_error
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import IdTaken
 from headgate.jobs.job import NewJob
@@ -384,7 +384,7 @@ class PostgresStorage(Store):
                 await self._database.repeat(add)
         except Exception as error:
             if isinstance(error, StorageUnavailable) and not isinstance(error, IdTaken):
-                return [error] * len(group)
+                return [own_error(error) for _ in group]
             if len(group) == 1:
                 return [error]
             half = len(group) // 2
