@@ -302,14 +302,13 @@ class FlowBuilder:
 
 def _after(batch: PlacedStep, on: On) -> Following:
     """Return what a step follows that needs that end of a batch."""
-    own = Following((batch.id,), on)
-    if own.ids == batch.itself.ids:
-        return own
-    # It is empty: it succeeds when what it follows has ended as it needs, and fails only if that fails before it.
     place = batch.itself
+    if place.ids == (batch.id,):
+        return Following(place.ids, on)
+    # It is empty: it succeeds when what it follows has ended as it needs, and fails only if that fails before it.
     if on == "success":
         return place
-    return Following(place.ids, on) if on == "final" or place.on == "success" else own
+    return Following(place.ids if on == "final" or place.on == "success" else (batch.id,), on)
 
 
 def _results(call: Call[Any]) -> Mapping[str, Any]:
