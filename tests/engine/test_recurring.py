@@ -973,12 +973,18 @@ def test_a_custom_trigger_is_run_by_nodes_that_declare_it_and_its_errors_are_rep
             await asyncio.sleep(600)
             assert len(journal.starts) == 2
         async with knowing:
-            await asyncio.sleep(10)
+            await asyncio.sleep(70)
             assert len(journal.starts) == 3
             trigger.fails = True
             await asyncio.sleep(HOUR)
-        assert len(journal.starts) == 3
-        assert [event.error for event in received] == ["RuntimeError: the moon is down"]  # type: ignore[attr-defined]
+            assert len(journal.starts) == 3
+            assert [event.error for event in received] == ["RuntimeError: the moon is down"]  # type: ignore[attr-defined]
+            trigger.fails = False
+            await asyncio.sleep(61)
+            assert len(journal.starts) == 4
+            trigger.fails = True
+            await asyncio.sleep(HOUR)
+            assert len(received) == 2
 
     run_virtual(main)
 

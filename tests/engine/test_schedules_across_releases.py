@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate import Cron, Every, Headgate
-from headgate.clock import SECOND, SystemClock
+from headgate import Cron, Every, Headgate, chain, current_job
+from headgate.clock import SECOND, SystemClock, from_datetime
 from headgate.jobs.event import (
     Event,
     ScheduleFailed,
@@ -46,6 +47,31 @@ def after(store: Any, trigger: Any = HOURLY, *, aliases: Any = ("invoice",), **o
     @app.task(aliases=aliases)
     async def send_invoice() -> None: ...
 
+    return app
+
+
+class Tens:
+    def next_after(self, instant: int) -> int | None:
+        return (instant // (600 * SECOND) + 1) * 600 * SECOND
+
+    def latest_at_or_before(self, instant: int) -> int | None:
+        return instant // (600 * SECOND) * 600 * SECOND
+
+    def describe(self) -> str:
+        return "tens"
+
+
+def grown(store: Any, clock: VirtualClock, ran: list[int], *, steps: int) -> Headgate:
+    """A release with a chain of so many steps, each of a task of its own; the first one notes its occurrence."""
+    app = app_on(store, clock=clock)
+
+    async def step() -> None:
+        occurs_at = current_job().occurs_at
+        if current_job().task == "step_0" and occurs_at is not None:
+            ran.append((from_datetime(occurs_at) - START) // SECOND)
+
+    tasks = [app.task(name=f"step_{number}")(step) for number in range(steps)]
+    app.schedule(Every(minutes=10), chain(*(task.call() for task in tasks)), name="nightly")
     return app
 
 
@@ -242,6 +268,33 @@ def test_a_restarted_worker_of_an_older_release_does_not_restore_its_trigger() -
     run_virtual(main)
 
 
+@pytest.mark.parametrize("is_canary", [True, False])
+def test_the_older_declaration_applies_again_after_a_release_with_a_step_of_a_new_task(is_canary: bool) -> None:
+    """The fault: a worker that had once found a step of a task that it lacks never enqueued the schedule again."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, ran, failed = MemoryStorage(clock), list[int](), list[Event]()
+        old = grown(store, clock, ran, steps=1)
+        old.subscribe(failed.append, ScheduleFailed)
+        async with AsyncExitStack() as older:
+            await older.enter_async_context(old)
+            await asyncio.sleep(10)
+            if not is_canary:
+                await older.aclose()
+            async with grown(store, clock, ran, steps=2):
+                await asyncio.sleep(1690)
+            if not is_canary:
+                await older.enter_async_context(old)
+            # The newer declaration holds for another three minutes, and the chain is due in these.
+            await asyncio.sleep(1400)
+            assert ran == [600, 1200, 1800, 2400, 3000]
+            status = await old.admin.schedules.status("nightly")
+            assert (status.tasks, status.problem) == (["step_0"], None)
+        assert len(failed) == 1
+
+    run_virtual(main)
+
+
 def test_a_schedule_that_was_removed_is_not_declared_again_by_the_workers_that_run() -> None:
     async def main(clock: VirtualClock) -> None:
         async with (app := before(MemoryStorage(clock), clock=clock)):
@@ -275,16 +328,6 @@ def test_an_overdue_schedule_of_an_undeclared_task_is_reported_once() -> None:
 
 
 def test_an_overdue_schedule_with_an_undeclared_custom_trigger_is_reported_once() -> None:
-    class Tens:
-        def next_after(self, instant: int) -> int | None:
-            return (instant // (600 * SECOND) + 1) * 600 * SECOND
-
-        def latest_at_or_before(self, instant: int) -> int | None:
-            return instant // (600 * SECOND) * 600 * SECOND
-
-        def describe(self) -> str:
-            return "tens"
-
     async def main(clock: VirtualClock) -> None:
         store, received = MemoryStorage(clock), list[Event]()
         async with before(store, Tens(), clock=clock):
@@ -298,5 +341,32 @@ def test_an_overdue_schedule_with_an_undeclared_custom_trigger_is_reported_once(
         async with other:
             await asyncio.sleep(3600)
         assert [(type(event), event.lacks) for event in received] == [(ScheduleOverdue, "trigger")]  # type: ignore[attr-defined]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("lacks", ["task", "trigger"])
+def test_a_schedule_that_a_node_could_not_run_is_run_after_it_was_stored_anew(lacks: str) -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, ran = MemoryStorage(clock), list[int]()
+        if lacks == "task":
+            other, name = grown(store, clock, [], steps=2), "nightly"
+        else:
+            other, name = before(store, Tens(), clock=clock), "invoice"
+        async with other:
+            await asyncio.sleep(10)
+        node = app_on(store, clock=clock)
+
+        @node.task(aliases=["step_0"])
+        async def invoice() -> None:
+            ran.append(clock.now())
+
+        async with node:
+            await asyncio.sleep(1800)
+            assert ran == []
+            assert await node.find_schedule(name).remove()
+            await invoice.schedule(name, Every(minutes=10)).enqueue()
+            await asyncio.sleep(1210)
+            assert len(ran) == 2
 
     run_virtual(main)

@@ -56,6 +56,8 @@ class Recurring(WithServices):
         self._change_timer: Timer | None = None
         self._declarer = Declarer(services)
         self._without_trigger: set[str] = set()
+        self._failed: set[str] = set()
+        """Stored schedules that this node could not run; it tries again each time it declares its own."""
         self._overdue: set[str] = set()
         self._triggers = {name: declared.spec.trigger for name, declared in services.registry.schedules.items()}
 
@@ -73,7 +75,6 @@ class Recurring(WithServices):
                     if self._declarer.is_due:
                         await self._publish_overdue()
                         await self._declare()
-                        self._without_trigger -= self._declarer.stored
                     doing = "enqueueing occurrences"
                     next_at = await self._fire_due()
                 except (StorageUnavailable, LeaderNotFound) as error:
@@ -118,11 +119,18 @@ class Recurring(WithServices):
     async def _declare(self) -> None:
         await self._set_back()
         await self._declarer.declare()
+        # What this node could not run may have been replaced meanwhile: by itself, a newer release, or an operator.
+        self._without_trigger.clear()
+        self._failed.clear()
+
+    @property
+    def _unable(self) -> frozenset[str]:
+        """The schedules that this node leaves to other nodes for now."""
+        return frozenset(self._without_trigger | self._failed | self._declarer.broken)
 
     async def _set_back(self) -> None:
         """Let schedules continue that a clock which was ahead has carried far beyond now."""
-        now, beyond = self._storage.now(), ""
-        unable = frozenset(self._without_trigger | self._declarer.broken)
+        now, beyond, unable = self._storage.now(), "", self._unable
         while found := await self._storage.schedules_ahead(
             self._registry.names, after=now + LATE, unable=unable, beyond=beyond
         ):
@@ -133,7 +141,7 @@ class Recurring(WithServices):
                         continue
                     course = set_back(record.course, record.rules, trigger, now)
                 except USER_CODE_ERRORS as error:  # including errors of a custom trigger, and rows of a newer version
-                    self._declarer.mark_broken(record.name, error)
+                    self._declarer.publish_failed(record.name, error)
                     continue
                 if course != record.course:
                     # If another node writes it first, that node has done the same.
@@ -144,8 +152,7 @@ class Recurring(WithServices):
         """Fire everything that is due; return when the next occurrence is due."""
         tasks = self._registry.names
         while True:
-            unable = frozenset(self._without_trigger | self._declarer.broken)
-            found = await self._storage.due_schedules(tasks, unable=unable)
+            found = await self._storage.due_schedules(tasks, unable=self._unable)
             if not found.due:
                 return found.next_at
             now = self._storage.now()
@@ -178,11 +185,14 @@ class Recurring(WithServices):
                 self._registry.codecs.decode(call.payload, "the payload of its jobs")
             trigger = trigger_of(record, self._triggers)
             if trigger is not None:
-                return due(record.rules, trigger, record.course, now, occurrences_per_commit(len(calls), beside))
+                firing = due(record.rules, trigger, record.course, now, occurrences_per_commit(len(calls), beside))
+                self._declarer.reported.discard(record.name)
+                return firing
             # Only nodes that declare it in their code have its trigger.
             self._without_trigger.add(record.name)
         except USER_CODE_ERRORS as error:  # including errors of a custom trigger, and rows of a newer version
-            self._declarer.mark_broken(record.name, error)
+            self._failed.add(record.name)
+            self._declarer.publish_failed(record.name, error)
         return None
 
     async def _fired(self, record: ScheduleRecord, firing: DueOccurrences, now: int) -> Fired:
@@ -269,7 +279,9 @@ class Declarer(WithServices):
         self._settled: set[str] = set()
         self._superseded: set[str] = set()
         self.broken: set[str] = set()
-        """Schedules that this node cannot run: a custom trigger fails, or a newer version has stored it."""
+        """Schedules that this node cannot declare, because their custom triggers fail."""
+        self.reported: set[str] = set()
+        """Schedules that were published as failed and have not run on this node since."""
 
     @property
     def is_due(self) -> bool:
@@ -293,10 +305,15 @@ class Declarer(WithServices):
                 await self._declare(declared)
         self._noted_at = self._clock.monotonic()
 
-    def mark_broken(self, name: str, error: BaseException) -> None:
-        """Publish once that a schedule cannot run on this node, and leave it to other nodes."""
-        if name not in self.broken:
-            self.broken.add(name)
+    def _mark_broken(self, name: str, error: BaseException) -> None:
+        """Leave a schedule whose declaration fails to other nodes."""
+        self.broken.add(name)
+        self.publish_failed(name, error)
+
+    def publish_failed(self, name: str, error: BaseException) -> None:
+        """Publish that a schedule cannot run on this node, once until it can."""
+        if name not in self.reported:
+            self.reported.add(name)
             self._bus.publish(
                 ScheduleFailed(at=self._clock.now(), schedule=name, error=f"{type(error).__name__}: {error}")
             )
@@ -305,7 +322,7 @@ class Declarer(WithServices):
         try:
             return signature(declared.spec, declared.call, self._registry.codecs)
         except USER_CODE_ERRORS as error:  # including errors of a custom trigger: the other schedules must run
-            self.mark_broken(declared.spec.name, error)
+            self._mark_broken(declared.spec.name, error)
             return ""
 
     async def _declare(self, declared: DeclaredSchedule) -> None:
@@ -330,10 +347,10 @@ class Declarer(WithServices):
             if this is None or this.cancelling():
                 raise
             # This task was not cancelled: the trigger raised the error.
-            self.mark_broken(spec.name, error)
+            self._mark_broken(spec.name, error)
             return
         except (Exception, SystemExit) as error:  # including errors of a custom trigger: the others must run
-            self.mark_broken(spec.name, error)
+            self._mark_broken(spec.name, error)
             return
         if is_second:
             self._settled.add(spec.name)
