@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Cron, Every, Headgate
+from headgate import Calendar, Cron, Every, Headgate
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.event import ScheduleFailed
@@ -106,6 +106,45 @@ def test_a_period_of_a_day_runs_inside_its_windows_whenever_it_is_deployed(
 
     # At noon of Thursday, 1 January.
     run_virtual(main, start=START + 12 * 3600 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "windows", "runs"),
+    [
+        (Calendar(weeks=1, at="9:00"), {"on": "weekday"}, ["01-05 09:00", "01-12 09:00"]),
+        (Calendar(days=7), {"on": "weekday", "exclude": "01-05"}, ["01-06 00:00", "01-13 00:00"]),
+        (Calendar(weeks=1, at="9:00"), {"on": "sun"}, ["01-11 09:00", "01-18 09:00"]),
+        (Calendar(weeks=1, at="9:00"), {"exclude": lambda day: day.weekday() != 2}, ["01-07 09:00", "01-14 09:00"]),
+        (Calendar(months=12, at="9:00"), {"exclude": "01-04"}, ["01-05 09:00"]),
+        # Monday from 5:00 in Rome is Sunday evening in New York.
+        (
+            Calendar(weeks=1, at="23:00", tz="America/New_York"),
+            {"on": "mon", "tz": "Europe/Rome"},
+            ["01-05 04:00", "01-12 04:00"],
+        ),
+        # What names its days counts its weeks from the declaration.
+        (Calendar(weeks=2, on=["mon", "tue"]), {"on": "weekday"}, ["01-12 00:00", "01-13 00:00", "01-26 00:00"]),
+    ],
+    ids=str,
+)
+def test_a_calendar_without_days_of_its_own_runs_inside_its_windows_whenever_it_is_deployed(
+    trigger: Calendar, windows: dict[str, Any], runs: list[str]
+) -> None:
+    """The fault: a calendar of each week that was deployed on a Sunday, and runs on weekdays, had ended at once."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        report = app.task(name="report")(no_work)
+        app.schedule(trigger, **windows)(report)
+        async with app:
+            await asyncio.sleep(1)
+            assert [f"{run:%m-%d %H:%M}" for run in await app.find_schedule("report").next_runs(len(runs))] == runs
+
+    # At noon of Sunday, 4 January.
+    run_virtual(main, start=START + (3 * 86400 + 12 * 3600) * SECOND)
+
+
+async def no_work() -> None: ...
 
 
 def test_functions_exclude_days_and_an_error_of_one_is_published_once() -> None:

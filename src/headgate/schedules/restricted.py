@@ -252,6 +252,13 @@ class _Restricted:
             second = self._windows.first_open(instant // SECOND)
         elif not isinstance(trigger, Calendar):
             return self
+        elif trigger.on is None and trigger.start is None:
+            # Its day is that of its start, so from the first day on which it has a time inside of them: seven days
+            # after a closed Sunday are closed, too.
+            midnight = Calendar(tz=trigger.tz).latest_at_or_before(instant)
+            daily = replace(trigger, days=1, weeks=None, months=None, in_months=None)
+            found = replace(self, trigger=daily).next_after((midnight or instant) - 1)  # type: ignore[type-var]
+            second = None if found is None else found // SECOND
         if second is not None and second > instant // SECOND:
             instant = second * SECOND
         return replace(self, trigger=trigger.starting(instant))  # type: ignore[type-var]  # both kinds are structs
