@@ -25,6 +25,7 @@ from headgate import (
     Snooze,
     StorageUnavailable,
     StrictRate,
+    chain,
     current_job,
 )
 from headgate.clock import SECOND, to_datetime
@@ -772,6 +773,29 @@ def test_triggering_a_schedule_now_keeps_its_times_and_counts_as_a_run() -> None
             await asyncio.sleep(100)
             assert journal.starts == [60, 70, 70]
             assert (await schedule.status()).state == "finished"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_a_schedule_that_ended_by_its_time_can_still_be_triggered(is_graph: bool) -> None:
+    """The fault: the job expired at the end of the schedule, so it was cancelled instead of started."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def pull() -> str:
+            return "pulled"
+
+        async with app:
+            plan = chain(pull.call(), pull.call()) if is_graph else pull
+            schedule = await plan.schedule("s", Every(minutes=1), until=at(90)).enqueue()
+            await asyncio.sleep(200)
+            assert (await schedule.status()).state == "finished"
+            assert await (await schedule.trigger()).result() == "pulled"
+            status = await schedule.status()
+            assert (status.state, status.runs, status.next_run) == ("finished", 2, None)
 
     run_virtual(main)
 

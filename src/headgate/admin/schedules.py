@@ -357,7 +357,7 @@ class SchedulesAdmin:
         """Enqueue an occurrence at once. Returns None if the schedule has changed since it was read."""
         now = self._storage.now()
         follows = await last_job_of(self._storage, record) if record.rules.overlap == "queue" else None
-        at_once = replace(record, rules=replace(record.rules, jitter=None))
+        at_once = replace(record, rules=replace(record.rules, jitter=None, until=None))
         new = occurrence(at_once, self._registry, partial(self._ids.next, now), occurs_at=now, now=now, follows=follows)
         course = record.course
         fired = Fired(record.name, record.revision, course.next_at, course.last_at, new.jobs, batches=new.batches)
