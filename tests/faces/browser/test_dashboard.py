@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
-from headgate import Every
+from headgate import Cron, Every
 from headgate.errors import ScheduleNotFound
 from headgate.http.static_files import STATIC
 from headgate.storage.records import NodeControls
@@ -649,6 +649,37 @@ async def test_schedules_are_created_and_edited(browser: Browser, shop: Shop) ->
         await visit.go("schedules/nightly")
         await expect(page.get_by_role("button", name="Edit", exact=True)).to_have_attribute("aria-disabled", "true")
         visit.forget_refusals(422)
+
+
+async def test_a_schedule_whose_trigger_nobody_changes_in_the_form_keeps_its_times(
+    browser: Browser, shop: Shop
+) -> None:
+    """The fault: the form sent each trigger as text, which has neither the start of a period nor a zone of its own."""
+    admin, daily = shop.app.admin.schedules, Every(hours=24, start=datetime(2026, 1, 1, 6, tzinfo=UTC))
+    async with visiting(browser, shop, who="olga") as visit:
+        for trigger, label, tz in (
+            (daily, "Every", None),
+            (daily, "Every", "Asia/Tokyo"),
+            (Cron("0 6 * * *"), "Expression", "America/New_York"),
+        ):
+            name = f"kept {uuid.uuid4()}"
+            await shop.app.tasks["often"].schedule(name, trigger, on=tz and "day", tz=tz).enqueue()
+            before, runs = (await admin.status(name)).trigger, await admin.next_runs(name)
+            await visit.go(f"schedules/{quote(name)}")
+            await visit.press("Edit")
+            # What was changed and changed back is not changed.
+            field = visit.page.get_by_label(label, exact=True)
+            text = await field.input_value()
+            await field.fill(f"{text} ")
+            await field.fill(text)
+            await visit.page.get_by_label("Jitter in seconds").fill("30")
+            await visit.agree("Save")
+            await expect(visit.page.get_by_role("status", name="Messages")).to_contain_text(f"{name} is changed")
+            status = await admin.status(name)
+            assert (status.trigger, status.jitter) == (before, 30)
+            assert await admin.next_runs(name) == runs
+            await visit.go("overview")
+            await admin.remove(name)
 
 
 async def test_another_rate_is_tried_out_on_the_page_of_a_key_and_applied(browser: Browser, shop: Shop) -> None:

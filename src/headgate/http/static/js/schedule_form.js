@@ -108,15 +108,18 @@ function triggerOf(definition) {
 
 /** The texts of the form. @param {any} schedule null: a new one @param {any} definition */
 function formOf(schedule, definition) {
+  const [kind, when] = (definition && triggerOf(definition)) ?? [definition ? "kept" : "cron", ""];
+  const tz = definition?.tz ?? Intl.DateTimeFormat().resolvedOptions().timeZone;
   return {
     name: "",
     /** The stored schedule; null for a new one. @type {string | null} */
     stored: schedule?.name ?? null,
     preview: new Preview(),
     task: "",
-    kind: definition ? (triggerOf(definition)?.[0] ?? "kept") : "cron",
-    when: (definition && triggerOf(definition)?.[1]) ?? "",
-    tz: definition?.tz ?? Intl.DateTimeFormat().resolvedOptions().timeZone,
+    kind,
+    when,
+    tz,
+    opened: { kind, when, tz },
     payload: definition ? argumentsText(definition.payload) : "{}",
     between: definition?.between?.join(" - ") ?? "",
     on: definition?.on.join(", ") ?? "",
@@ -278,12 +281,16 @@ function bodyOf(form) {
   const [on, exclude] = [words(form.on, /,/), words(form.exclude, /,/)];
   if (between.length !== 0 && between.length !== 2) throw new Error(t('Only between: write two times, "8:00 - 18:00"'));
   const hasWindows = between.length > 0 || on.length > 0 || exclude.length > 0;
+  const { opened } = form;
+  // A trigger that nobody has changed is not sent: its text has neither the start of a period, nor a zone beside that
+  // of the windows. A period needs a zone for its windows only.
+  const isChanged = form.when !== opened.when || (form.tz !== opened.tz && form.kind !== "every");
+  const kind = isChanged || form.kind !== opened.kind ? form.kind : "kept";
   return {
-    cron: form.kind === "cron" ? form.when.trim() : null,
-    every: form.kind === "every" ? form.when.trim() : null,
-    calendar: form.kind === "calendar" ? form.when.trim() : null,
-    // A period needs a zone for its windows only.
-    tz: form.kind === "cron" || form.kind === "calendar" || hasWindows ? form.tz.trim() || "UTC" : null,
+    cron: kind === "cron" ? form.when.trim() : null,
+    every: kind === "every" ? form.when.trim() : null,
+    calendar: kind === "calendar" ? form.when.trim() : null,
+    tz: kind === "cron" || kind === "calendar" || hasWindows ? form.tz.trim() || "UTC" : null,
     between: between.length ? between : null,
     on,
     exclude,
