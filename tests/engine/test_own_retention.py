@@ -18,6 +18,7 @@ from headgate import (
     JobNotFound,
     JobState,
     RetryPolicy,
+    batch,
     chain,
     current_job,
     result_of,
@@ -136,6 +137,46 @@ def test_a_step_reads_the_result_of_a_job_that_is_not_kept() -> None:
             assert await stored.result() == 8
             await asyncio.sleep(35)
             assert [job.task for job in await app.admin.jobs()] == ["second"]
+
+    run_virtual(main)
+
+
+def test_results_that_are_not_kept_stay_for_all_that_read_them() -> None:
+    """The fault: only what a job follows itself was kept for it, or the batch of that job."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retention=0)
+
+        @app.task
+        async def page(number: int, seconds: float = 0) -> int:
+            await asyncio.sleep(seconds)
+            return number
+
+        @app.task
+        async def add(pages: list[int], first: int = 0) -> int:
+            return sum(pages) + first
+
+        @app.task
+        async def add_all() -> int:
+            leader = current_job().follows
+            assert leader is not None
+            return sum(await app.batch(leader).result())
+
+        def pages() -> Any:
+            return page.call(1, 100), batch([page.call(2), page.call(3)])
+
+        async with app:
+            first, others = pages()
+            joined = await batch([first, others, add.call(result_of(others), result_of(first))]).enqueue()
+            first, others = pages()
+            nested = await batch([first, others]).then(add_all.call()).enqueue()
+            first, others = pages()
+            later = await chain(others, first, page.call(4, 100), add.call(result_of(others))).enqueue()
+            assert await result_within(joined.jobs[-1], 200) == 6
+            assert await result_within(nested.then[0], 200) == 6
+            assert await result_within(later, 400) == 5
+            await asyncio.sleep(65)
+            assert not await app.admin.jobs()
 
     run_virtual(main)
 

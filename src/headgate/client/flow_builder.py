@@ -334,9 +334,7 @@ def numbered_graph(plan: ChainSteps | BatchSteps, where: str) -> NumberedGraph:
                 f"{where}: limits= of a batch belong to one batch, and each occurrence is another; give limits= to the "
                 "tasks"
             )
-        results = (each.origin.results or {}).values()
-        read = [id for value in results for id in ([value] if isinstance(value, str) else value)]
-        if not known.issuperset([*read, *([each.origin.follows] if each.origin.follows else [])]):
+        if not known.issuperset([*each.origin.read_ids, *([each.origin.follows] if each.origin.follows else [])]):
             raise _follows_stored(where, each)
     for batch in batches:
         if not known.issuperset(batch.leaders):

@@ -109,6 +109,12 @@ class Origin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     occurs_at: int | None = None
     results: dict[str, str | list[str]] | None = None
 
+    @property
+    def read_ids(self) -> list[str]:
+        """The ids of all jobs and batches whose results are arguments."""
+        values = (self.results or {}).values()
+        return [id for value in values for id in ([value] if isinstance(value, str) else value)]
+
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
     """The progress that a handler reports: a fraction from 0 to 1, and a message."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from headgate.jobs.audit import AuditFilter, AuditRecord
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import JobOptions, JobState, Origin, RetentionTerms
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.dependencies import following, new_batch_id
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser
 
 
@@ -64,6 +66,38 @@ class PurgingConformance(Conformance):
         clock.advance(1)
         both = await store_user.storage.delete([first.id, then.id], finished_before=clock.now())
         assert both.deleted == {first.id, then.id}
+
+    async def test_a_job_is_not_deleted_before_those_that_read_it_by_a_batch_a_join_or_as_an_argument(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage, now = store_user.storage, clock.now()
+        outer, inner, join = (new_batch_id(store_user) for _ in range(3))
+        inside, other = replace(store_user.new(), origin=Origin(batch=inner)), store_user.new()
+        batches = [
+            NewBatch(outer, 1, now),
+            NewBatch(inner, 1, now, outer),
+            NewBatch(join, 2, now, None, (inner, other.id)),
+        ]
+        read = store_user.new()
+        middle = following(store_user, read.id)
+        await storage.add([inside, other, read, middle], batches)
+        for _ in range(2):
+            await store_user.succeed(*await store_user.take())
+        results: dict[str, str | list[str]] = {"a": [read.id], "b": inner, "c": middle.id}
+        reader = replace(store_user.new(), origin=Origin(follows=middle.id, results=results))
+        all_ids = {inside.id, other.id, read.id, middle.id}
+        for job, needed in (
+            (following(store_user, join), frozenset({inside.id, other.id})),
+            (following(store_user, outer), frozenset({inside.id})),
+            (reader, frozenset({inside.id, read.id, middle.id})),
+        ):
+            await storage.add([job])
+            clock.advance(1)
+            assert (await storage.delete(sorted(needed), finished_before=clock.now())).needed == needed
+            await store_user.succeed(await store_user.take_one())
+            all_ids.add(job.id)
+        clock.advance(1)
+        assert (await storage.delete(sorted(all_ids), finished_before=clock.now())).deleted == all_ids
 
     async def test_a_failed_leader_is_deleted_with_the_follower_that_was_cancelled_for_it(
         self, store_user: StoreUser, clock: ManualClock

@@ -372,10 +372,19 @@ async def _require_open(tx: Transaction, batch: _BatchState) -> None:
 async def store_dependencies(
     tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch], placed: Placements
 ) -> None:
-    """Mark the leaders of new jobs as followed, and store the batches."""
+    """Mark the leaders of new jobs as followed, and store the batches, and which further results the jobs will read."""
     followed = leaders_of(jobs, batches)
     if followed:
         await tx.execute("mark_followed", ids=sorted(followed))
+    awaited = {batch.id: {batch.id, *batch.leaders} for batch in batches}
+    origins = [(job.id, job.origin) for job in jobs if job.origin is not None and job.origin.results]
+    read = [
+        (id, leader)
+        for id, origin in origins
+        for leader in {*origin.read_ids} - awaited.get(origin.follows or "", {origin.follows})
+    ]
+    if read:
+        await tx.execute("add_awaited_results", new=sorted(read))
     batches = [batch for batch in batches if not batch.grows]
     if not batches:
         return

@@ -53,6 +53,7 @@ class _Prunable(msgspec.Struct, array_like=True):
     lines: int
     batch: JobId | None
     options: JobOptions | None
+    is_follower: bool
 
 
 class _Lane(msgspec.Struct):
@@ -138,7 +139,8 @@ async def prune(
 async def prune_by_own_retention(tx: Transaction, count: int = 1000) -> int:
     """Delete up to `count` jobs whose own retention has ended, as `prune` does. Returns how many were deleted.
 
-    A job is kept as long as a job that follows it, or its batch, is not final: that one may read its result.
+    A job is kept as long as one that may read its result is not final: that follows it, or a batch or join that counts
+    it, or that gets its result as an argument.
     """
     found = await tx.fetch(_PRUNABLE, "prunable_by_own_retention", now=tx.now, count=count)
     return len(await _delete(tx, found, tx.now + 1))
@@ -149,9 +151,9 @@ async def delete(
 ) -> Deletion:
     """Delete those of these jobs that finished before then, whatever their retention, in one commit.
 
-    Kept are jobs that an unfinished job follows, or whose batch it follows, as it may read their results, and jobs
-    that another open transaction has locked. What they held is released. Fewer jobs are deleted at once if they
-    have logged much. The audit record is stored if a job was deleted.
+    Kept are jobs whose results an unfinished job may read, and jobs that another open transaction has locked. What
+    they held is released. Fewer jobs are deleted at once if they have logged much. The audit record is stored if a job
+    was deleted.
     """
     needed = frozenset(await tx.ids("needed", ids=list(ids)))
     found = await tx.fetch(_PRUNABLE, "deletable", ids=[id for id in ids if id not in needed], before=finished_before)
@@ -185,6 +187,8 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> l
     await tx.execute("prune_attempts", ids=ids)
     if any(job.lines for job in found):
         await tx.execute("prune_lines", ids=ids)
+    if any(job.is_follower for job in found):
+        await tx.execute("prune_awaited_results", ids=ids)
     await tx.execute("prune_job_audit", subjects=ids)
     await remove_tags(tx, [job for job in found if job.id in set(ids)])
     await tx.execute("prune_jobs", ids=ids)

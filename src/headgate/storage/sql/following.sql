@@ -92,6 +92,13 @@ SELECT batch, leader, ended_as FROM {rows:new(batch job_id, leader job_id, ended
 WHERE true
 ON CONFLICT (batch, leader) DO NOTHING
 
+-- name: add_awaited_results
+-- Store which results new jobs get as arguments.
+INSERT INTO headgate.awaited_result (reader, leader)
+SELECT reader, leader FROM {rows:new(reader job_id, leader job_id)}
+WHERE true
+ON CONFLICT (reader, leader) DO NOTHING
+
 -- name: count_awaited_leaders
 -- Note that joins count leaders that are final.
 UPDATE headgate.awaited_leader SET ended_as = ended.state

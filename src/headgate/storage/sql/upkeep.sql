@@ -2,13 +2,13 @@
 
 -- part: prunable_job
 job.id, job.held, job.buckets, (SELECT count(*) FROM headgate.log_line WHERE log_line.job = job.id) AS lines, job.batch,
-job.options
+job.options, job.follows IS NOT NULL AS is_follower
 
 -- name: prunable [postgres]
 -- Return jobs that finished in these states before then, with the number of log lines of each, and its batch.
 SELECT @prunable_job
 FROM (
-    SELECT id, held, buckets, batch, options FROM headgate.job
+    SELECT id, held, buckets, batch, options, follows FROM headgate.job
     WHERE state {any:states text} AND finished_at < :before AND finished_at >= :since AND NOT @has_own_retention
     LIMIT :count
 ) AS job
@@ -37,35 +37,50 @@ LIMIT :count
 -- part: has_own_retention
 (options IS NOT NULL AND {position}(options, '"retention":') > 0)
 
--- part: is_needed
--- Whether an unfinished job follows the job, or its batch: it may read its result.
-(
-    (
-        job.is_followed
-        AND (
-            EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.id AND next.finished_at IS NULL {no join})
-            OR EXISTS (
-                SELECT 1 FROM headgate.awaited_leader AS awaited
-                WHERE awaited.leader = job.id AND EXISTS (
-                    SELECT 1 FROM headgate.job AS next
-                    WHERE next.follows = awaited.batch AND next.finished_at IS NULL
-                    {no join}
-                )
-                {no join}
+-- part: counting_found [postgres]
+SELECT outer_batch.id
+FROM counting
+CROSS JOIN LATERAL (
+    SELECT batch AS id FROM headgate.batch WHERE batch.id = counting.id
+    UNION ALL
+    SELECT batch FROM headgate.awaited_leader WHERE leader = counting.id
+) AS outer_batch
+
+-- part: counting_found [sqlite]
+SELECT inside.batch FROM counting CROSS JOIN batch AS inside ON inside.id = counting.id
+UNION
+SELECT awaited.batch FROM counting CROSS JOIN awaited_leader AS awaited ON awaited.leader = counting.id
+
+-- part: is_awaited(id, batch)
+-- Whether an unfinished job may read the results of a job or batch: it follows it, or a batch or join that counts it, also
+-- through others, or has the results of one of these as an argument.
+EXISTS (
+    WITH RECURSIVE counting (id) AS (
+        SELECT $id
+        UNION
+        SELECT $batch
+        UNION
+        @counting_found
+    )
+    SELECT 1 FROM counting
+    WHERE EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = counting.id AND next.finished_at IS NULL {no join})
+        OR EXISTS (
+            SELECT 1 FROM headgate.awaited_result AS awaited
+            WHERE awaited.leader = counting.id AND EXISTS (
+                SELECT 1 FROM headgate.job AS next WHERE next.id = awaited.reader AND next.finished_at IS NULL {no join}
             )
+            {no join}
         )
-    )
-    OR (
-        job.batch IS NOT NULL
-        AND EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = job.batch AND next.finished_at IS NULL {no join})
-    )
 )
 
+-- part: is_needed
+((job.is_followed OR job.batch IS NOT NULL) AND @is_awaited(job.id, job.batch))
+
 -- name: prunable_by_own_retention
--- Return the same for jobs whose own retention has ended, without those that a waiting or running job follows.
+-- Return the same for jobs whose own retention has ended, without those whose results an unfinished job may read.
 SELECT @prunable_job
 FROM (
-    SELECT id, held, buckets, batch, options FROM headgate.job
+    SELECT id, held, buckets, batch, options, follows FROM headgate.job
     WHERE kept_until <= :now AND NOT @is_needed
     LIMIT :count
 ) AS job
@@ -74,7 +89,7 @@ FROM (
 -- Return those of these jobs that finished before then.
 SELECT @prunable_job
 FROM (
-    SELECT id, held, buckets, batch, options FROM headgate.job
+    SELECT id, held, buckets, batch, options, follows FROM headgate.job
     WHERE id {any:ids job_id} AND {no index}finished_at < :before
 ) AS job
 ORDER BY id
@@ -99,6 +114,9 @@ DELETE FROM headgate.attempt WHERE job {any:ids job_id}
 
 -- name: prune_lines
 DELETE FROM headgate.log_line WHERE job {any:ids job_id}
+
+-- name: prune_awaited_results
+DELETE FROM headgate.awaited_result WHERE reader {any:ids job_id}
 
 -- name: prune_job_audit
 -- Delete the audit entries of pruned jobs.

@@ -473,6 +473,15 @@ CREATE TABLE headgate.awaited_leader (
 ) WITHOUT ROWID;
 CREATE INDEX awaited_leader_leader ON headgate.awaited_leader (leader, batch);
 
+-- The jobs and batches whose results a job gets as arguments, without those that it follows. Unless their retention is the
+-- app's, they are kept until it has ended.
+CREATE TABLE headgate.awaited_result (
+    reader  bigint NOT NULL,
+    leader  bigint NOT NULL,
+    PRIMARY KEY (reader, leader)
+) WITHOUT ROWID;
+CREATE INDEX awaited_result_leader ON headgate.awaited_result (leader, reader);
+
 -- A rule that enqueues the same job again and again. `open` of its jobs are not final yet, and `runs` have really run; on
 -- PostgreSQL, as far as that is merged from schedule_note. `revision` grows with each write but those counts.
 CREATE TABLE headgate.schedule (
