@@ -12,6 +12,7 @@ from headgate.http.auth import User
 from headgate.http.overview_poller import OverviewPoller
 from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
 from headgate.http.reports import ReportMaker
+from headgate.tasks.codec import Codecs
 
 T = TypeVar("T")
 
@@ -26,9 +27,9 @@ class AppCaller(Protocol):
 class Caller:
     """The user of a request, and the Admin that acts in their name.
 
-    `counts` and `reports` are shared by all requests. `reach` runs a coroutine where the app is open. `token` has to be
-    sent with changes. With `read_only` nothing can be changed. `can_sign_out` is true for users with a session.
-    `target` is how the command line names the app.
+    `counts` and `reports` are shared by all requests. `codecs` are the app's. `reach` runs a coroutine where the app is
+    open. `token` has to be sent with changes. With `read_only` nothing can be changed. `can_sign_out` is true for users
+    with a session. `target` is how the command line names the app.
     """
 
     user: User
@@ -38,6 +39,7 @@ class Caller:
     watch: OverviewPoller
     counts: SlowCounts
     reports: ReportMaker
+    codecs: Codecs
     reach: AppCaller
     token: str
     title: str

@@ -16,6 +16,9 @@ from headgate.jobs.job import JobError
 
 HIDDEN = "[redacted]"
 
+REQUEST = "idempotent_request"
+"""The header of a job with a digest of the body that it was enqueued with, if that request had an idempotency key."""
+
 ALWAYS = (
     "*password",
     "*passwd",
@@ -30,6 +33,7 @@ ALWAYS = (
     "*private_key",
     "cookie",
     "set-cookie",
+    REQUEST,  # the hidden values are in the digest: they could be guessed
 )
 """The fields that a dashboard hides unless it is made with `redact=None`."""
 

@@ -360,6 +360,7 @@ class Dashboard(Starlette):
             watch=self._watch,
             counts=self._counts,
             reports=self._reports,
+            codecs=self._app._registry.codecs,
             reach=self._reach,
             token=self._guard.token(user),
             title=self._title,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,7 +18,7 @@ from headgate.http.caller import Caller
 from headgate.http.endpoint import JsonBody, bad_request
 from headgate.http.http_error import HttpError
 from headgate.http.page import Name, view_of
-from headgate.http.redaction import HIDDEN, Redaction
+from headgate.http.redaction import HIDDEN, REQUEST, Redaction
 from headgate.jobs.audit import AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
 from headgate.jobs.query import Instant
@@ -31,9 +30,6 @@ MOST_COUNTED = 100_000
 
 NAMESPACE = UUID("5b0e3f4c-6d0a-4f0e-9c57-0d1c6a1f7e42")
 """The namespace of the ids that are made from idempotency keys."""
-
-REQUEST = "idempotent_request"
-"""The header of a job with the hash of the body that it was enqueued with, if that request had an idempotency key."""
 
 Arguments = Annotated[Mapping[str, Any], msgspec.Meta(description="The arguments of the job by name.")]
 
@@ -209,7 +205,7 @@ def limits_named(caller: Caller, names: Sequence[str]) -> Sequence[DeclaredLimit
 async def enqueue_job(caller: Caller, task: str, body: NewJobBody, idempotency_key: str | None) -> EnqueuedJob:
     """Enqueue a job of a task; its arguments and options are checked as in a program.
 
-    With an idempotency key, the job has an id that is made from it, and keeps a hash of the body in a header.
+    With an idempotency key, the job has an id that is made from it, and keeps a digest of the body in a header.
     """
     require_no_mark(body.payload, caller.redaction)
     require_no_mark(body.headers, caller.redaction)
@@ -220,13 +216,17 @@ async def enqueue_job(caller: Caller, task: str, body: NewJobBody, idempotency_k
     if body.id is not None:
         raise bad_request("send either an id or an Idempotency-Key: both say which job it is", pointer="/id")
     id = str(uuid5(NAMESPACE, f"{task}\n{idempotency_key}"))
-    # The id is in it, because another job that replaces this one under a unique key replaces its headers as well.
-    request = f"{id} {hashlib.sha256(msgspec.json.encode(body, order='sorted')).hexdigest()[:32]}"
+    # The id is in it, because another job that replaces this one under a unique key replaces its headers as well. What
+    # is not set is not in it: a later release may have further options.
+    given = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
+    digests = caller.codecs.digests(msgspec.json.encode(given, order="sorted").decode(), "the body")
+    requests = (f"{id}:{each}" for each in digests)
+    request = next(requests)
     options |= {"id": id, "headers": {**(body.headers or {}), REQUEST: request}}
     job = await caller.admin.enqueue(task, payload, **cast(EnqueueOptions, options))
     if not job.is_new and job.id == id:
         stored = ((await caller.admin.job(id)).record.headers or {}).get(REQUEST, "")
-        if stored.startswith(id) and stored != request:
+        if stored.startswith(f"{id}:") and stored not in (request, *requests):
             message = f"job {id} was enqueued with this Idempotency-Key and another body; make another key for each job"
             raise HttpError(422, "idempotency_key_reused", message)
     return job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -23,7 +23,8 @@ class Codec(Protocol):
     raises, the job stores that error, so its message must not contain data.
 
     A codec that encrypts should also have `digest(data: bytes) -> bytes`, a keyed digest. It is stored for the
-    arguments of declared schedules, to order the releases that declare them; without it, a plain digest of them is.
+    arguments of declared schedules, to order the releases that declare them, and for requests with an Idempotency-Key;
+    without it, a plain digest of them is.
     """
 
     @property
@@ -108,11 +109,18 @@ class Codecs:
 
     def digest(self, text: str, what: str) -> str:
         """Return a short text that differs between stored texts with different contents, however they are encoded."""
+        return next(self.digests(text, what))
+
+    def digests(self, text: str, what: str) -> Iterator[str]:
+        """Yield the digest of a stored text, then what it may have been before: without a key, and under old codecs."""
         data = self.decode(text, what).encode()
-        keyed = next((own for codec in self._encoders if (own := getattr(codec, "digest", None)) is not None), None)
-        if keyed is not None:
-            data = _called(keyed, data, f"{what} has no digest")
-        return blake2b(data, digest_size=16).hexdigest()
+        keyed: list[Callable[[bytes], bytes] | None] = [
+            getattr(each, "digest", None) for each in self._by_name.values()
+        ]
+        keyed.insert(len(self._encoders), bytes)
+        for own in keyed:
+            if own is not None:
+                yield blake2b(_called(own, data, f"{what} has no digest"), digest_size=16).hexdigest()
 
 
 def _called(function: Callable[[bytes], bytes], data: bytes, problem: str) -> bytes:

@@ -16,10 +16,11 @@ import httpx
 import msgspec
 import pytest
 
-from headgate import AesGcm, Every, Headgate, JobState, StrictRate, batch
+from headgate import AesGcm, Every, Headgate, JobState, StrictRate, Zlib, batch
 from headgate.clock import SECOND
 from headgate.http import CallbackAuth, User
 from headgate.storage.records import NodeControls
+from headgate.tasks.codec import Codecs
 from tests.faces.http.stage import HOSTILE, LIMIT, PASSWORD, browser, make_app, problem, seed
 from tests.internals import store_of
 
@@ -261,6 +262,9 @@ async def test_an_idempotency_key_stores_one_job_however_often_it_is_sent(app: H
         assert sorted(answer.status_code for answer in answers) == [200, 200, 201]
         (id,) = {answer.json()["id"] for answer in answers}
         assert [job.id for job in await app.admin.jobs()] == [id]
+        # What was not set is not in the digest, so a later release may have further options.
+        digest = Codecs().digest(json.dumps(dict(sorted(why.items())), separators=(",", ":")), "it")
+        assert ((await app.admin.job(id)).record.headers or {})["idempotent_request"] == f"{id}:{digest}"
         # The order of the fields does not matter, their values do.
         turned = dict(reversed(why.items()))
         assert (await client.post(enqueue, json=turned, headers=key)).json() == {"id": id, "is_new": False}
@@ -273,6 +277,26 @@ async def test_an_idempotency_key_stores_one_job_however_often_it_is_sent(app: H
         for body, wrong in ((why, {"Idempotency-Key": "x" * 256}), (why | {"id": str(UUID(int=7))}, key)):
             assert problem(await client.post(enqueue, json=body, headers=wrong)) == "bad_request"
         assert len(await app.admin.jobs()) == 3
+
+
+async def test_a_repeated_request_is_the_same_while_a_key_is_renewed_and_after_a_codec_was_set(tmp_path: Path) -> None:
+    url, old, new = f"sqlite:///{tmp_path}/jobs.db", *(AesGcm(name, AesGcm.new_key()) for name in ("old", "new"))
+    enqueue, why = "/api/v1/tasks/answer/enqueue", {"payload": {"question": "why?"}}
+    programs: list[dict[str, Any]] = [
+        {},
+        {"old_codecs": [old]},
+        {"codec": old, "old_codecs": [new]},
+        {"codec": [Zlib(1), new], "old_codecs": [old]},
+    ]
+    for number, program in enumerate(programs):
+        app = make_app(url, **program)
+        async with app.open(), browser(app) as client:
+            for known in range(number + 1):
+                key = {"Idempotency-Key": f"order {known}"}
+                answer = await client.post(enqueue, json=why, headers=key)
+                assert answer.status_code == (201 if known == number else 200), (number, known)
+                refused = await client.post(enqueue, json={"payload": {"question": "when?"}}, headers=key)
+                assert problem(refused) == "idempotency_key_reused"
 
 
 async def test_an_idempotency_key_finds_its_job_after_another_request_replaced_it(app: Headgate) -> None:

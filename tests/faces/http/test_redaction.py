@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headgate import JobFailed, JobState, RetryPolicy, current_job
+from headgate import AesGcm, JobFailed, JobState, RetryPolicy, current_job
 from headgate.admin import JobQuery
 from headgate.clock import SystemClock
 from headgate.http import BearerAuth, Dashboard, User, dashboard
@@ -21,6 +21,7 @@ from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobError
 from headgate.storage.records import Blocker
 from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.tasks.codec import Codecs
 from tests.faces.http.stage import PASSWORD, Seeds, browser, client, make_app, problem, seed
 from tests.until import patient, result_within
 
@@ -258,6 +259,26 @@ async def test_a_search_does_not_reveal_a_hidden_value() -> None:
             if role != "viewer":
                 body = {"action": "cancel", "query": {"text": "c"}, "dry_run": True}
                 assert (await caller.post("/api/v1/jobs/bulk", json=body)).status_code == status
+
+
+@pytest.mark.parametrize("codec", [None, AesGcm("2026-11", AesGcm.new_key())])
+async def test_the_digest_of_a_request_does_not_reveal_a_hidden_value(codec: AesGcm | None) -> None:
+    app = make_app(codec=codec)
+    auth = BearerAuth({f"{role}-0123456789abcdef": User(role, role) for role in ("viewer", "operator", "admin")})
+    body = {"payload": {"user": "ada", "password": "4711"}}
+    async with app.open(), client(dashboard(app, auth=auth)) as caller:
+        sent = {"Authorization": "Bearer operator-0123456789abcdef", "Idempotency-Key": "order 17"}
+        id = (await caller.post("/api/v1/tasks/login/enqueue", json=body, headers=sent)).json()["id"]
+        ((name, stored),) = ((await app.admin.job(id)).record.headers or {}).items()
+        plain = Codecs().digest('{"payload":{"password":"4711","user":"ada"}}', "it")
+        assert (plain in stored) is (codec is None)
+        for role, status in (("viewer", 403), ("operator", 403), ("admin", 200)):
+            caller.headers["Authorization"] = f"Bearer {role}-0123456789abcdef"
+            assert (await caller.get(f"/api/v1/jobs/{id}")).json()["headers"] == {name: HIDDEN}
+            answer = await caller.get("/api/v1/jobs", params={"header": f"{name}={stored}"})
+            assert answer.status_code == status
+            assert status == 200 or problem(answer) == "header_is_redacted"
+    assert Redaction(ALWAYS).text(f"{name}={stored}, done") == f"{name}={HIDDEN}, done"
 
 
 async def test_annotations_are_hidden_as_headers_are_and_no_filter_reveals_them() -> None:
