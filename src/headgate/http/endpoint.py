@@ -16,11 +16,12 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from headgate.errors import UnknownLimit
+from headgate.errors import PayloadError, UnknownLimit
 from headgate.http.auth import Role
 from headgate.http.caller import Caller
 from headgate.http.http_error import HttpError, WrongInput
 from headgate.suggestion import did_you_mean
+from headgate.tasks.values import MAX_DEPTH, is_too_deep
 
 API = "/api/v1"
 """The path of the API below the dashboard; a change that breaks programs gets another version."""
@@ -247,7 +248,7 @@ def parse_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
 
 
 def parse_body(content: bytes, kind: type[JsonBody]) -> JsonBody:
-    """Return the body of a request. Raises HttpError if it is not JSON, or not valid for `kind`."""
+    """Return the body of a request. Raises HttpError if it is not JSON or not valid, PayloadError if it is too deep."""
     try:
         body = msgspec.json.decode(content or b"{}", type=kind)
     except msgspec.ValidationError as error:
@@ -255,6 +256,8 @@ def parse_body(content: bytes, kind: type[JsonBody]) -> JsonBody:
         raise bad_request(message, pointer=_pointer(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {error}") from None
+    if is_too_deep(content, MAX_DEPTH + 1):  # one level is the body's
+        raise PayloadError(f"the payload is nested too deeply, over {MAX_DEPTH} levels")
     require_storable({name: value for name, value in msgspec.to_builtins(body).items() if name != "payload"})
     return body
 

@@ -13,6 +13,7 @@ import msgspec
 from headgate.errors import DeclarationError
 from headgate.jobs.encoded import is_encoded, shown_encoded
 from headgate.jobs.job import JobError
+from headgate.tasks.values import is_too_deep
 
 HIDDEN = "[redacted]"
 
@@ -47,7 +48,7 @@ SHORTEST_SECRET = 4
 """Characters; a shorter value is not searched in texts, because it would match everywhere."""
 
 DEEPEST = 4
-"""Levels of JSON inside texts of JSON that are decoded; deeper ones are searched as text."""
+"""Levels of JSON inside texts of JSON that are decoded; deeper ones, and too deep JSON, are searched as text."""
 
 Secrets = frozenset[str]
 """Hidden values of one job, which are also hidden in its texts."""
@@ -107,7 +108,7 @@ class Redaction:
         return self._is_hidden(f"$.{name.lower()}")
 
     def json(self, text: str | None, secrets: Secrets = NO_SECRETS) -> msgspec.Raw | None:
-        """Return a stored JSON text for an answer; text that is not JSON is returned as a JSON string.
+        """Return a stored JSON text for an answer; text that is not JSON, or too deep, is returned as a JSON string.
 
         Of an encoded text, only the names of its codecs are returned.
         """
@@ -182,16 +183,17 @@ class Redaction:
         return self._path is not None and self._path.match(path) is not None
 
     def _hide(self, value: Any, path: str, secrets: Secrets, depth: int = 0) -> Any:
+        # A comprehension is a call on some Pythons, and JSON in texts may be nested 500 levels deep in all.
         match value:
             case dict():
-                return {
-                    name: HIDDEN
-                    if self._is_hidden(below := f"{path}.{name.lower()}")
-                    else self._hide(each, below, secrets, depth)
-                    for name, each in value.items()
-                }
+                value = dict(value)
+                for name, each in value.items():
+                    below = f"{path}.{name.lower()}"
+                    value[name] = HIDDEN if self._is_hidden(below) else self._hide(each, below, secrets, depth)
             case list():
-                return [self._hide(each, path, secrets, depth) for each in value]
+                value = list(value)
+                for index, each in enumerate(value):
+                    value[index] = self._hide(each, path, secrets, depth)
             case str() if self._path is not None:
                 inner = _json_inside(value) if depth < DEEPEST else _UNREADABLE
                 if inner is _UNREADABLE:
@@ -230,12 +232,13 @@ class Redaction:
 
 
 _UNREADABLE = object()
-"""The result of decoding a text that is not JSON."""
+"""The result of decoding a text that is not JSON, or nested too deeply."""
 
 
 def _decoded(text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
+        value = msgspec.json.decode(text)
+        return _UNREADABLE if is_too_deep(text.encode()) else value
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return _UNREADABLE
 

@@ -17,7 +17,7 @@ from headgate.errors import USER_CODE_ERRORS
 MAX_DEPTH = 100
 """How deep a payload may be nested; a deeper one could reach Python's recursion limit, here or in another process."""
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
@@ -140,14 +140,14 @@ def unwritable_part(value: Any, path: str = "") -> tuple[str, BaseException] | N
     return None
 
 
-def is_too_deep(payload: bytes) -> bool:
-    """Return whether JSON is nested deeper than MAX_DEPTH."""
-    if payload.count(b"[") + payload.count(b"{") <= MAX_DEPTH:
+def is_too_deep(payload: bytes, most: int = MAX_DEPTH) -> bool:
+    """Return whether JSON is nested deeper than so many levels."""
+    if payload.count(b"[") + payload.count(b"{") <= most:
         return False
     depth = 0
     for bracket in _STRING.sub(b"", payload).translate(None, _NO_BRACKETS):
         depth += 1 if bracket in b"[{" else -1
-        if depth > MAX_DEPTH:
+        if depth > most:
             return True
     return False
 

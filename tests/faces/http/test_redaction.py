@@ -15,7 +15,7 @@ from headgate.admin import JobQuery
 from headgate.clock import SystemClock
 from headgate.http import BearerAuth, Dashboard, User, dashboard
 from headgate.http.endpoint import Endpoint
-from headgate.http.redaction import ALWAYS, HIDDEN, Redaction
+from headgate.http.redaction import ALWAYS, DEEPEST, HIDDEN, Redaction
 from headgate.http.routes import ENDPOINTS
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobError
@@ -141,6 +141,58 @@ def test_json_inside_a_text_is_read() -> None:
         "deeper": json.dumps([{"token": HIDDEN}]).replace(" ", ""),
     }
     assert (shown["plain"], shown["list"]) == ("{no json", "[1, 2]")
+
+
+@pytest.mark.parametrize("levels", [101, 480, 900, 5000])
+def test_a_text_that_is_nested_too_deeply_is_searched_as_text(levels: int) -> None:
+    redaction = Redaction(ALWAYS)
+    text = f'{"[" * levels}"hunter22", {{"token": "abcdef"}}{"]" * levels}'
+    shown = text.replace("hunter22", HIDDEN).replace('"abcdef"', HIDDEN)
+    payload = json.dumps({"password": "hunter22", "text": text})
+    secrets = redaction.secrets(payload)
+    assert secrets == {"hunter22"}
+    assert json.loads(bytes(redaction.json(payload, secrets) or b"")) == {"password": HIDDEN, "text": shown}
+    # Only a row that was written by hand is itself so deep.
+    assert json.loads(bytes(redaction.json(text, secrets) or b"")) == shown
+    assert redaction.preview(text, secrets)
+    assert redaction.secrets(text) == frozenset()
+
+
+def test_json_in_texts_is_read_where_each_is_nested_as_deeply_as_a_payload_may_be() -> None:
+    value: Any = "hunter22"
+    for _ in range(DEEPEST + 1):
+        value = json.dumps({"token": value} if value == "hunter22" else value)
+        value = json.loads("[" * 98 + value + "]" * 98)
+        value = json.dumps([value])
+    redaction = Redaction(ALWAYS)
+    assert redaction.secrets(value) == {"hunter22"}
+    assert "hunter22" not in redaction.preview(value)
+    assert HIDDEN in bytes(redaction.json(value) or b"").decode()
+
+
+async def test_a_deeply_nested_text_breaks_no_page_and_a_deeply_nested_body_is_refused() -> None:
+    app = make_app()
+    async with app.open(), browser(app) as caller:
+        for levels in (120, 480, 700, 900):
+            job = await app.tasks["answer"].enqueue("[" * levels + "]" * levels)
+            for path in ("/api/v1/jobs", f"/api/v1/jobs/{job.id}", f"/api/v1/jobs/{job.id}/explain"):
+                assert (await caller.get(path)).status_code == 200, (path, levels)
+        stored = await app.admin.count()
+        for levels in (101, 480, *range(600, 1000, 7)):
+            body = f'{{"payload": {{"question": {"[" * levels}{"]" * levels}}}, "name": "x", "task": "answer"}}'
+            enqueue = body.replace(', "name": "x", "task": "answer"', "")
+            for path, content in (
+                ("tasks/answer/enqueue", enqueue),
+                (f"jobs/{job.id}/run-again", enqueue),
+                ("schedules", body),
+            ):
+                headers = {"Content-Type": "application/json", "Idempotency-Key": str(levels)}
+                answer = await caller.post(f"/api/v1/{path}", content=content, headers=headers)
+                # One that cannot be decoded at all is not JSON.
+                if levels < 900 or answer.status_code != 400:
+                    assert (answer.status_code, problem(answer)) == (422, "payload_error"), (path, levels)
+                    assert "nested too deeply, over 100 levels" in answer.text
+        assert await app.admin.count() == stored
 
 
 def test_a_hidden_value_is_hidden_in_every_other_field_too() -> None:
