@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import translate
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -50,10 +53,18 @@ SHORTEST_SECRET = 4
 DEEPEST = 4
 """Levels of JSON inside texts of JSON that are decoded; deeper ones, and too deep JSON, are searched as text."""
 
-Secrets = frozenset[str]
-"""Hidden values of one job, which are also hidden in its texts."""
 
-NO_SECRETS: Secrets = frozenset()
+class Secrets(frozenset[str]):
+    """Hidden values of one job, which are also hidden in its texts."""
+
+    @cached_property
+    def lengths(self) -> Mapping[str, set[int]]:
+        """How long the values are, by how they begin."""
+        found = groupby(sorted(self), lambda each: each[:SHORTEST_SECRET])
+        return {begin: set(map(len, values)) for begin, values in found}
+
+
+NO_SECRETS = Secrets()
 
 # A name and what separates it from its value, as in `name=`, `"name": ` and `\\"name\\": `.
 _NAME = re.compile(r"""(?<![\w-])(?P<name>[\w-]++)(?:\\*["'])?\s*[:=]\s*""")
@@ -157,16 +168,13 @@ class Redaction:
                 self._collect(_decoded(text), "$", found, is_hidden=False)
         for each in fields:
             self._collect(dict(each or {}), "$", found, is_hidden=False)
-        return frozenset(each for value in found if len(value) >= SHORTEST_SECRET for each in _written(value))
+        return Secrets(each for value in found if len(value) >= SHORTEST_SECRET for each in _written(value))
 
     def text(self, text: str, secrets: Secrets = NO_SECRETS) -> str:
         """Return a text written by users or programs."""
         if self._path is None:
             return text
-        # The longest first: one may be a part of another.
-        for secret in sorted(secrets, key=len, reverse=True):
-            text = text.replace(secret, HIDDEN)
-        return self._without_fields(_CREDENTIALS.sub(rf"\g<before>{HIDDEN}", text))
+        return self._without_fields(_CREDENTIALS.sub(rf"\g<before>{HIDDEN}", _without_values(text, secrets)))
 
     def error(self, error: JobError | None, secrets: Secrets = NO_SECRETS) -> JobError | None:
         """Return an error with its texts and its data."""
@@ -186,13 +194,11 @@ class Redaction:
         # A comprehension is a call on some Pythons, and JSON in texts may be nested 500 levels deep in all.
         match value:
             case dict():
-                value = dict(value)
-                for name, each in value.items():
+                for name, each in (value := dict(value)).items():
                     below = f"{path}.{name.lower()}"
                     value[name] = HIDDEN if self._is_hidden(below) else self._hide(each, below, secrets, depth)
             case list():
-                value = list(value)
-                for index, each in enumerate(value):
+                for index, each in enumerate(value := list(value)):
                     value[index] = self._hide(each, path, secrets, depth)
             case str() if self._path is not None:
                 inner = _json_inside(value) if depth < DEEPEST else _UNREADABLE
@@ -246,6 +252,23 @@ def _decoded(text: str) -> Any:
 def _json_inside(text: str) -> Any:
     """Return the object or list that a text contains as JSON."""
     return _decoded(text) if text.lstrip()[:1] in ("{", "[") else _UNREADABLE
+
+
+def _without_values(text: str, secrets: Secrets) -> str:
+    """Return the text without the hidden values, in a time that does not grow with their number."""
+    if len(secrets) < 50 and not any(map(text.__contains__, secrets)):  # a few are looked for faster one by one
+        return text
+    lengths, places, shown = secrets.lengths, defaultdict[str, list[int]](list), list(text)
+    for start in range(len(text)):
+        if (begin := text[start : start + SHORTEST_SECRET]) in lengths:
+            places[begin].append(start)
+    # The longest first: one may be a part of another. What is hidden already is as long, so it has one of the ends.
+    for length, begin in sorted(((each, found) for found in places for each in lengths[found]), reverse=True):
+        for start in places[begin]:
+            end = start + length
+            if end <= len(text) and len(shown[start]) == len(shown[end - 1]) == 1 and text[start:end] in secrets:
+                shown[start:end] = [HIDDEN, *[""] * (length - 1)]
+    return "".join(shown)
 
 
 def _written(value: str) -> Iterable[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,7 +16,7 @@ from headgate.admin import JobQuery
 from headgate.clock import SystemClock
 from headgate.http import BearerAuth, Dashboard, User, dashboard
 from headgate.http.endpoint import Endpoint
-from headgate.http.redaction import ALWAYS, DEEPEST, HIDDEN, Redaction
+from headgate.http.redaction import ALWAYS, DEEPEST, HIDDEN, SHORTEST_SECRET, Redaction
 from headgate.http.routes import ENDPOINTS
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobError
@@ -67,7 +68,7 @@ def test_a_field_that_is_hidden_is_hidden_with_all_that_is_below_it() -> None:
 def test_texts_lose_the_hidden_values_and_what_looks_like_a_field_of_that_name() -> None:
     redaction = Redaction(["password", "*_key", "card.number"])
     secrets = redaction.secrets('{"password": "hunter22", "card": {"number": 41111111}, "a": {"some_key": ["abcd"]}}')
-    assert secrets == {"hunter22", "41111111", "abcd"}
+    assert secrets == frozenset({"hunter22", "41111111", "abcd"})
     for text in (
         "login with hunter22 failed",
         "card 41111111 was refused",
@@ -143,6 +144,32 @@ def test_json_inside_a_text_is_read() -> None:
     assert (shown["plain"], shown["list"]) == ("{no json", "[1, 2]")
 
 
+def test_many_hidden_values_are_searched_in_many_texts_in_linear_time() -> None:
+    redaction, number = Redaction(["recipients"]), 30_000
+    recipients, names = ([f"{name}{each:06}@x" for each in range(number)] for name in ("user", "name"))
+    secrets = redaction.secrets(json.dumps({"recipients": recipients, "names": names}))
+    assert all(redaction.text(name, secrets) == name for name in names)
+    assert redaction.text(" ".join(recipients), secrets) == " ".join([HIDDEN] * number)
+    assert redaction.text("x" * 400_000, secrets) == "x" * 400_000
+
+
+def test_of_hidden_values_that_overlap_the_longest_is_hidden_then_the_first() -> None:
+    chance, redaction = random.Random(7), Redaction(["pin"])
+
+    def word(length: int) -> str:
+        return "".join(chance.choices("xy", k=length))
+
+    for _ in range(2000):
+        values = [word(length) for length in range(SHORTEST_SECRET, 12) if chance.random() < 0.6]
+        text = shown = word(chance.randrange(40))
+        for value in reversed(values):
+            shown = shown.replace(value, HIDDEN)
+        assert redaction.text(text, redaction.secrets(json.dumps({"pin": values}))) == shown, (text, values)
+        # Among many others they are found in another way.
+        others = [f"other {number}" for number in range(50)]
+        assert redaction.text(text, redaction.secrets(json.dumps({"pin": values + others}))) == shown, (text, values)
+
+
 @pytest.mark.parametrize("levels", [101, 480, 900, 5000])
 def test_a_text_that_is_nested_too_deeply_is_searched_as_text(levels: int) -> None:
     redaction = Redaction(ALWAYS)
@@ -150,7 +177,7 @@ def test_a_text_that_is_nested_too_deeply_is_searched_as_text(levels: int) -> No
     shown = text.replace("hunter22", HIDDEN).replace('"abcdef"', HIDDEN)
     payload = json.dumps({"password": "hunter22", "text": text})
     secrets = redaction.secrets(payload)
-    assert secrets == {"hunter22"}
+    assert secrets == frozenset({"hunter22"})
     assert json.loads(bytes(redaction.json(payload, secrets) or b"")) == {"password": HIDDEN, "text": shown}
     # Only a row that was written by hand is itself so deep.
     assert json.loads(bytes(redaction.json(text, secrets) or b"")) == shown
@@ -165,7 +192,7 @@ def test_json_in_texts_is_read_where_each_is_nested_as_deeply_as_a_payload_may_b
         value = json.loads("[" * 98 + value + "]" * 98)
         value = json.dumps([value])
     redaction = Redaction(ALWAYS)
-    assert redaction.secrets(value) == {"hunter22"}
+    assert redaction.secrets(value) == frozenset({"hunter22"})
     assert "hunter22" not in redaction.preview(value)
     assert HIDDEN in bytes(redaction.json(value) or b"").decode()
 
