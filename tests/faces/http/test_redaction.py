@@ -18,12 +18,14 @@ from headgate.http import BearerAuth, Dashboard, User, dashboard
 from headgate.http.endpoint import Endpoint
 from headgate.http.redaction import ALWAYS, DEEPEST, HIDDEN, SHORTEST_SECRET, Redaction
 from headgate.http.routes import ENDPOINTS
+from headgate.jobs.alert import HeldCondition
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobError
 from headgate.storage.records import Blocker
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.codec import Codecs
 from tests.faces.http.stage import PASSWORD, Seeds, browser, client, make_app, problem, seed
+from tests.internals import store_of
 from tests.until import patient, result_within
 
 
@@ -437,6 +439,30 @@ async def test_only_operators_see_statements_of_other_sessions() -> None:
             streamed = await first_overview(site, headers)
             assert "keeps 1 waiting" in streamed
             assert ("DE89" in streamed) is (role == "operator")
+
+
+async def test_the_error_of_an_alert_is_redacted() -> None:
+    app = make_app()
+    auth = BearerAuth({"viewer-0123456789abcdef": User("viewer", "viewer")})
+    headers = {"Authorization": "Bearer viewer-0123456789abcdef"}
+    async with app.open():
+        store = store_of(app)
+        await store.note_alerts([HeldCondition("a1", "page", "waiting > 5", "mail", 7)])
+        (record,) = await store.due_alerts(["page"])
+        assert await store.try_alert(record, store.now())
+        (record,) = await store.due_alerts(["page"])
+        url = "https://bot:hunter22@pager.example/send?token=of-the-pager"
+        assert await store.alert_tried(record, f"HTTPError: 401 for url '{url}'", store.now())
+        site = dashboard(app, auth=auth)
+        async with client(site) as caller:
+            (listed,) = (await caller.get("/api/v1/alerts", headers=headers)).json()["items"]
+            (shown,) = (await caller.get("/api/v1/overview", headers=headers)).json()["alerts"]
+            text = f"HTTPError: 401 for url 'https://bot:{HIDDEN}@pager.example/send?token={HIDDEN}'"
+            assert listed["error"] == shown["error"] == text
+            streamed = await first_overview(site, headers)
+            assert "HTTPError: 401" in streamed
+            assert "hunter22" not in streamed
+            assert "of-the-pager" not in streamed
 
 
 async def first_overview(site: Dashboard, headers: dict[str, str]) -> str:
