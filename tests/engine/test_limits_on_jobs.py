@@ -1171,6 +1171,26 @@ def test_keys_that_share_a_capacity_are_rebalanced_for_a_new_key() -> None:
     run_virtual(main)
 
 
+def test_two_keys_with_costs_above_their_shares_take_turns_by_window() -> None:
+    """The fault: the rule raised, which ended the worker, and each one after it."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        started: list[tuple[int, str]] = []
+
+        @app.task(limits=[DynamicWindow(per=60, capacity=20, key="{tenant}", cost="{tokens}", name="tokens")])
+        async def ask(tenant: str, tokens: int) -> None:
+            started.append((clock.now() // SECOND // 60, tenant))
+
+        async with app:
+            await ask.enqueue_many([(tenant, 15) for tenant in ("acme", "globex")] * 2)
+            await asyncio.sleep(300)
+        assert Counter(tenant for _, tenant in started) == {"acme": 2, "globex": 2}
+        assert len({minute for minute, _ in started}) == 4
+
+    run_virtual(main)
+
+
 def test_a_cost_above_what_a_raised_and_lowered_limit_can_grant_fails_the_job_instead_of_keeping_it_for_ever() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

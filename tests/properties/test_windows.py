@@ -557,6 +557,21 @@ def test_starts_of_other_keys_never_shorten_the_wait_of_a_key(rule: SharedCounte
         promised = now_promised
 
 
+@given(shared_counters(), st.data())
+@thorough
+def test_waiting_keys_delay_a_cost_until_nothing_counts_at_the_latest(rule: SharedCounter, data: st.DataObject) -> None:
+    _, now, state = play_shared(rule, data.draw(steps(rule.max_count, rule.period, "abcdef")))
+    now += data.draw(st.integers(0, 2 * rule.period))
+    cost, rivals = data.draw(st.integers(1, rule.max_count)), data.draw(st.sets(st.sampled_from("abcdefgh")))
+    promised, after = rule.for_key("a", rivals).take(state, now, cost)
+    empty_at = now if state is None else max(now, rule.idle_at(state))
+    assert rule.for_key("a").take(state, now, cost)[0] <= promised <= empty_at
+    again, then = rule.for_key("a", rivals).take(state, promised, cost)
+    assert again == promised, "at the promised instant it goes"
+    assert_is_consistent(after)
+    assert_is_consistent(then)
+
+
 def total_bound(rule: SharedCounter, window: int) -> int:
     """The highest cost of all keys that can start in any half-open window of that many microseconds."""
     most = rule.most_keys * rule.max_count

@@ -317,6 +317,9 @@ class _View:
         if self._waits:
             self._waits = False
             self.instant += 1
+        elif self._expired == len(self._state.slices):
+            # Nothing counts any more. The shares of rivals would keep a higher cost waiting for ever.
+            self._rivals = ()
         else:
             self.at = self._state.slices[self._expired].number + slices
             self.instant = self.at * self._rule.slice + (self._left < len(self._held))

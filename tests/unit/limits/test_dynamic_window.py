@@ -210,6 +210,17 @@ def test_a_cost_above_a_share_waits_until_the_others_have_left() -> None:
     assert MOVING.for_key("b").take(state, NOON + 20 * MINUTE, 15)[0] == NOON + HOUR + 1
 
 
+@pytest.mark.parametrize("rule", [FAIR, MOVING], ids=["fixed", "sliding"])
+def test_a_cost_above_a_share_beside_waiting_keys_goes_once_nothing_counts(rule: SharedCounter) -> None:
+    """The fault: the waiting keys counted as active for ever, and the rule raised IndexError."""
+    assert rule.for_key("a", ["a", "b"]).take(None, NOON, 15)[0] == NOON
+    state = start(rule, "a", 5, NOON)
+    assert rule.for_key("b", ["a", "b"]).take(state, NOON, 15) == rule.for_key("b").take(state, NOON, 15)
+    assert rule.for_key("b", ["a", "c"]).take(state, NOON, 15)[0] == NOON + HOUR
+    assert rule.for_key("a", ["b"]).take(state, NOON, 15)[0] == NOON + HOUR + 1
+    assert rule.for_key("b", ["a"]).take(state, NOON + 2 * HOUR, 20)[0] == NOON + 2 * HOUR
+
+
 def test_a_cost_that_can_never_be_granted_is_an_error() -> None:
     state = start(FAIR, "a", 1)
     with pytest.raises(CostExceedsLimit, match="cost=21 is more than a dynamic window of 20/h shared"):
