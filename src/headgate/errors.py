@@ -63,6 +63,9 @@ class NotOpen(HeadgateError, RuntimeError):
 class StorageUnavailable(HeadgateError):
     """The storage did not confirm the write or read; it may not have happened."""
 
+    has_answered = False
+    """Whether the server answered, with an error, so that other calls may succeed."""
+
 
 class StorageLost(StorageUnavailable):
     """The file of the storage was removed, replaced or damaged while it was open; this process cannot use it again."""

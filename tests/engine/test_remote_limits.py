@@ -409,6 +409,38 @@ def test_corrections_of_charges_do_not_wait_for_an_unavailable_store() -> None:
     run_virtual(main)
 
 
+def test_a_correction_that_a_store_answers_with_an_error_opens_no_other_limit() -> None:
+    """The fault: the store counted as away, and all limits in it failed open, because of one job that settled twice."""
+
+    class Refusing(Shared):
+        async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+            error = StorageUnavailable("user_script:43: bad argument")
+            error.has_answered = True
+            raise error
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Refusing(clock)
+        app = Headgate("memory://", clock=clock)
+        started = 0
+
+        @app.task(limits=[FixedWindow("1000/d", name="tokens", store=shared)])
+        async def ask() -> None:
+            current_job().settle("tokens", 7)
+
+        @app.task(limits=[StrictRate("2/h", name="api", store=shared)])
+        async def call() -> None:
+            nonlocal started
+            started += 1
+
+        async with app:
+            await (await ask.enqueue()).result()
+            await call.enqueue_many([()] * 10)
+            await asyncio.sleep(60)
+            assert started == 2
+
+    run_virtual(main)
+
+
 def test_operators_read_and_reset_buckets_in_another_store() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock)

@@ -86,8 +86,11 @@ class BucketModel:
         state, now, _ = self._look(rule, clock)
         asked = self._asked(rule)
         if state is None:
-            _, state = asked.take(None, charged_at, cost)
-        self._save(rule, asked.amend(state, charged_at, cost, started_at, actual), now)
+            after = asked.amend_forgotten(charged_at, started_at, actual)
+        else:
+            after = asked.amend(state, charged_at, cost, started_at, actual)
+        if after is not None:
+            self._save(rule, after, now)
 
     def snapshot(self, rule: AnyRule, clock: int) -> Snapshot:
         state, now, _ = self._look(rule, clock)

@@ -54,6 +54,7 @@ _made = count()
 on_a_server = settings(max_examples=examples(15, 200))
 
 costs = st.integers(1, LOWEST)
+MORE_THAN_FITS = 1500
 ids = st.sampled_from(["a", "b", "c"])
 keys = st.sampled_from(["acme", "globex", "ключ", "{}", ""])
 place = st.integers(0, 1000)
@@ -64,7 +65,7 @@ STEPS = st.one_of(
     st.tuples(st.just("reserve"), costs, ids),
     st.tuples(st.just("reserve"), costs, ids),
     st.tuples(st.just("cancel"), ids),
-    st.tuples(st.just("amend"), place, costs, st.integers(-5, 200), st.integers(0, 6)),
+    st.tuples(st.just("amend"), place, costs | st.just(MORE_THAN_FITS), st.integers(-5, 200), st.integers(0, 6)),
     # For how long, in shares of the rule's period.
     st.tuples(st.just("penalize"), st.integers(0, 150)),
     # Only rules that adapt count refusals.
@@ -232,6 +233,16 @@ def test_a_debt_of_a_fast_rate_is_at_most_a_hundred_years_of_a_slow_one_in_lua_a
     tell(redis_url, (fast, fast), [*booked, *refused, *after])
     # The same debt, under another rule.
     tell(redis_url, (fast, slow), [*booked, ("rule_", 1), *after])
+
+
+@pytest.mark.parametrize("actual", [0, 1, 7])
+@pytest.mark.parametrize("kind", RULES)
+def test_a_cost_that_could_never_go_is_settled_after_its_bucket_was_forgotten_in_lua_as_in_python(
+    redis_url: str, kind: str, actual: int
+) -> None:
+    """The fault: the scripts charged that cost anew, which not every rule can; and the store counted as away."""
+    steps = [("amend", 0, MORE_THAN_FITS, 0, actual), ("take", 1, 3, None), ("wait", 100), ("take", 1, 3, None)]
+    tell(redis_url, (SAMPLES[kind], SAMPLES[kind]), steps)
 
 
 @pytest.mark.parametrize("kind", RULES)

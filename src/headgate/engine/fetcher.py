@@ -341,7 +341,8 @@ class StoreFetcher(WithServices):
                 raise StorageUnavailable("skipped because the previous call failed")
             await call
         except HeadgateError as error:
-            if isinstance(error, StorageUnavailable) and not breaker.is_open(self._clock.monotonic()):
+            is_away = isinstance(error, StorageUnavailable) and not error.has_answered
+            if is_away and not breaker.is_open(self._clock.monotonic()):
                 breaker.fail(self._clock.monotonic())
             self._publish_failure(doing, error)
             return False

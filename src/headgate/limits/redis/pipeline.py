@@ -354,6 +354,7 @@ def unavailable(error: Exception) -> StorageUnavailable:
 def _caused(message: str, error: Exception | None) -> StorageUnavailable:
     answer = StorageUnavailable(message)
     answer.__cause__ = error
+    answer.has_answered = isinstance(error, hiredis.ReplyError)
     return answer
 
 

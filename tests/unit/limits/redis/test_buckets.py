@@ -357,6 +357,7 @@ async def test_a_key_of_another_type_fails_alone(store: RedisBuckets, server: re
     failed, taken = await asyncio.gather(store.take(bad), store.take(good), return_exceptions=True)
     assert isinstance(failed, StorageUnavailable)
     assert "WRONGTYPE" in str(failed)
+    assert failed.has_answered
     assert not isinstance(taken, BaseException)
     assert taken.granted == 1
     # Nor has it cost the connection.

@@ -73,7 +73,11 @@ if verb == 'amend' then
   local charged_at, cost = tonumber(ARGV[6]), tonumber(ARGV[7])
   local started_at, actual = tonumber(ARGV[8]), tonumber(ARGV[9])
   if not state then
-    -- The bucket was forgotten when nothing else counted in it, so the state holds only this start.
+    -- The bucket was forgotten when nothing else counted in it, so the state holds only this start: see Rule.
+    if actual == 0 then
+      return {1}
+    end
+    cost = 1
     local _, alone = take(nil, charged_at, cost)
     state = alone
   end
