@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate, RateLimit, StrictRate
+from headgate import Concurrency, DynamicWindow, Headgate, RateLimit, StrictRate
+from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
@@ -19,8 +20,9 @@ from tests.until import result_within
 class Releases:
     """Releases of one program on one store, and when their jobs started (seconds)."""
 
-    def __init__(self, clock: VirtualClock) -> None:
+    def __init__(self, clock: VirtualClock, takes: float = 0) -> None:
         self.clock = clock
+        self.takes = takes
         self.store = MemoryStorage(clock)
         self.started: list[float] = []
 
@@ -31,6 +33,7 @@ class Releases:
         @app.task(name="call", limits=["api"])
         async def call(tenant: str) -> None:
             self.started.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(self.takes)
 
         return app
 
@@ -130,6 +133,45 @@ def test_what_the_code_declares_is_no_setting_and_a_setting_precedes_it() -> Non
             assert len(releases.started) == 2
             job = await app.tasks["call"].enqueue("globex")
             await result_within(job, 3)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("declared", "set_rule", "then", "most"),
+    [
+        (Concurrency(10, key="{tenant}"), Concurrency(5), StrictRate("2/h", key="{tenant}"), 2),
+        (StrictRate("500/m", key="{tenant}"), StrictRate("400/m"), Concurrency(3, key="{tenant}"), 3),
+        (
+            RateLimit("500/m", key="{tenant}"),
+            RateLimit("400/m"),
+            DynamicWindow(per=100_000, count=4, key="{tenant}"),
+            4,
+        ),
+    ],
+)
+@pytest.mark.parametrize("target", [{}, {"key": "acme"}, {"pattern": "ac*"}])
+def test_a_set_rule_does_not_outlive_a_change_of_the_sort_of_limit_in_the_code(
+    declared: Limit, set_rule: Limit, then: Limit, most: int, target: Any
+) -> None:
+    """The fault: the limit was off, as a start took what another rule counts and never gives."""
+
+    async def main(clock: VirtualClock) -> None:
+        releases = Releases(clock, takes=10.0)
+        async with (old := releases.release(declared)):
+            await old.admin.limits.set("api", set_rule, **target)
+        async with (new := releases.release(then)):
+            await releases.enqueue(new, 9)
+            await asyncio.sleep(5)
+            assert len(releases.started) == most
+            (bucket,) = [each for each in await new.admin.limits.list("api") if each.key == "acme"]
+            assert bucket.rule is not None
+            assert bucket.rule.startswith(then.rule.describe())
+            assert (bucket.is_set, bucket.setting) == (False, None)
+            # A pause is kept: it fits any rule.
+            await new.admin.limits.pause("api", **target)
+            await asyncio.sleep(15)
+            assert len(releases.started) == most
 
     run_virtual(main)
 

@@ -592,7 +592,7 @@ class LimitsAdmin:
             available=None if snapshot is None else snapshot.available,
             waiting=record.waiting,
             next_slot_at=None if opens_at is None or opens_at >= NEVER else self._in_wall_time(opens_at),
-            is_set=live.is_set(record.ref),
+            is_set=live.setting(record.ref, declared) is not None,
             setting=await _text_of(rules, record.ref, declared),
             is_paused=live.is_paused(record.ref),
             penalized_until=self._in_wall_time(record.closed_until) if record.closed_until > now else None,

@@ -45,7 +45,7 @@ class SetRules:
 
     async def of_bucket(self, ref: BucketRef, declared: AnyRule | None) -> SetRule | None:
         """Return the rule that was set for a bucket; None if that of the code is in force."""
-        setting = self.live.setting(ref)
+        setting = self.live.setting(ref, declared)
         return None if setting is None else await self.of(setting, declared)
 
     async def of(self, setting: LimitSetting, declared: AnyRule | None) -> SetRule | None:

@@ -75,13 +75,14 @@ class LiveRules:
     def rule(self, ref: BucketRef, declared: AnyRule) -> AnyRule:
         """Return the rule of `bucket`: that of its key, its tier, its pattern, or all.
 
-        If none is set, it is what the newest release declares; else `declared`, which this process declares.
+        If none is set, it is what the newest release declares; else `declared`, which this process declares. A rule
+        of another family than the declared one is of an older release, and does not apply.
         """
         limit = self._limits.get(ref.limit)
         if limit is None:
             return declared
         real = declared.real if isinstance(declared, FetchedStarts) else declared
-        found = limit.rule(ref.key) or limit.newest(real.family)
+        found = limit.rule(ref.key, real.family) or limit.newest(real.family)
         if found is None:
             return declared
         # Its starts are fetched from where those of the declared rule are.
@@ -97,15 +98,10 @@ class LiveRules:
         limit = self._limits.get(ref.limit)
         return None if limit is None else limit.pausing(ref.key)
 
-    def setting(self, ref: BucketRef) -> LimitSetting | None:
+    def setting(self, ref: BucketRef, declared: AnyRule | None) -> LimitSetting | None:
         """Return the setting whose rule the bucket has; None if it has the declared rule."""
         limit = self._limits.get(ref.limit)
-        return None if limit is None else limit.setting(ref.key)
-
-    def is_set(self, ref: BucketRef) -> bool:
-        """Whether a setting replaces the declared rule."""
-        limit = self._limits.get(ref.limit)
-        return limit is not None and limit.rule(ref.key) is not None
+        return None if limit is None else limit.setting(ref.key, None if declared is None else declared.family)
 
 
 class _LimitSettings:
@@ -140,16 +136,15 @@ class _LimitSettings:
                 else:
                     self._tier_of_key[key] = setting.tier
 
-    def rule(self, key: str) -> AnyRule | None:
-        return next((setting.rule for setting in self._about(key) if setting.rule is not None), None)
+    def rule(self, key: str, family: str) -> AnyRule | None:
+        return next((setting.rule for setting in self._about(key) if setting.applies_to(family)), None)
 
     def newest(self, family: str) -> AnyRule | None:
         """Return what the newest release declares; None if it declares nothing, or a rule of another family."""
-        rule = None if self._newest is None else self._newest.rule
-        return rule if rule is not None and rule.family == family else None
+        return None if self._newest is None or not self._newest.applies_to(family) else self._newest.rule
 
-    def setting(self, key: str) -> LimitSetting | None:
-        return next((setting.stored for setting in self._about(key) if setting.rule is not None), None)
+    def setting(self, key: str, family: str | None) -> LimitSetting | None:
+        return next((setting.stored for setting in self._about(key) if setting.applies_to(family)), None)
 
     def is_paused(self, key: str) -> bool:
         return self.pausing(key) is not None
@@ -188,6 +183,10 @@ class _Setting:
             # It may be stricter than the declared rule, so nothing starts until it can be read or is unset.
             self.is_paused = True
             note_unreadable("setting of limit", f"{setting.limit} ({setting.scope} {setting.target})", f"rule: {error}")
+
+    def applies_to(self, family: str | None) -> bool:
+        """Whether it has a rule of the family; None: of any."""
+        return self.rule is not None and family in (None, self.rule.family)
 
 
 def is_pattern(target: str) -> bool:
