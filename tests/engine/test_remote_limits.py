@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from headgate import FixedWindow, Headgate, JobState, RateLimit, RateLimited, RetryPolicy, StrictRate, current_job
+from headgate import (
+    FixedWindow,
+    Headgate,
+    JobState,
+    RateLimit,
+    RateLimited,
+    RetryPolicy,
+    SlidingWindow,
+    StrictRate,
+    current_job,
+)
 from headgate.admin import LimitSummary
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
@@ -405,6 +415,39 @@ def test_corrections_of_charges_do_not_wait_for_an_unavailable_store() -> None:
             await result_within(await ask.enqueue("other"), 60)
             assert clock.monotonic() - asked_at < 6 * SECOND
             assert shared.amended < 8
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_corrections_use_the_rule_that_was_set(settles: bool) -> None:
+    """The fault: they used the declared rule, so the state was rescaled back and forth, and the bucket was closed."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        app = Headgate("memory://", clock=clock)
+        app.limit("tokens", SlidingWindow("1000/m", cost="{tokens}", store=shared))
+        started: list[int] = []
+
+        @app.task(limits=["tokens"], retry=RetryPolicy(retries=1))
+        async def ask(tokens: int) -> None:
+            started.append(clock.now() // SECOND)
+            if settles:
+                current_job().settle("tokens", tokens - 1)
+            elif len(started) == 1:
+                raise RateLimited(retry_after=1)
+
+        async with app:
+            set_rule = SlidingWindow("2000/h")
+            await app.admin.limits.set("tokens", set_rule)
+            began = clock.now() // SECOND
+            for _ in range(3):
+                await ask.enqueue(5)
+                await asyncio.sleep(10)
+            await app.admin.limits.penalize("tokens", "", 1)
+            assert [at - began for at in started] == ([0, 10, 20] if settles else [0, 1, 10, 20])
+            used = (await shared.snapshot(Bucket("tokens", "", set_rule.rule))).used
+            assert used == (12 if settles else 15)
 
     run_virtual(main)
 

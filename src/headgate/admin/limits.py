@@ -492,7 +492,7 @@ class LimitsAdmin:
         rule, key = self.declared(limit), bucket_key(key)
         if limit in self._other_stores:
             await self._other_stores[limit].open()
-            await self._other_stores[limit].reset(Bucket(limit, key, rule))
+            await self._other_stores[limit].reset(await self._bucket(limit, key))
         audit_record = self._audit_record("reset", limit, f"key {key!r}")
         if rule.shares_state and key != FOR_ALL_KEYS:
             # The key's own bucket only stores until when it is closed.
@@ -505,12 +505,13 @@ class LimitsAdmin:
 
         For a limit that is kept in another store, all programs that share it hold back.
         """
-        rule, key = self.declared(limit), bucket_key(key)
+        self.declared(limit)
+        key = bucket_key(key)
         closed_for = parse_until(until, "until", "penalize", self._storage.now())
         wall = self._storage.now() + closed_for
         if limit in self._other_stores:
             await self._other_stores[limit].open()
-            await self._other_stores[limit].penalize(Bucket(limit, key, rule), closed_for)
+            await self._other_stores[limit].penalize(await self._bucket(limit, key), closed_for)
         audit_record = self._audit_record(
             "penalize", limit, f"key {key!r} until {to_datetime(wall):%Y-%m-%d %H:%M:%S} UTC"
         )
@@ -534,6 +535,11 @@ class LimitsAdmin:
                 f"{', '.join(sorted(self._rules.keys() - {MUTEX})) or 'none'}"
             )
         return rule
+
+    async def _bucket(self, limit: str, key: str) -> Bucket:
+        """Return a bucket in another store, under the rule in force."""
+        live = LiveRules(await self._storage.settings())
+        return Bucket(limit, key, live.rule(BucketRef(limit, key), self.declared(limit)))
 
     def _require_settable(self, about: LimitSetting, new: Limit) -> None:
         limit, declared = about.limit, self.declared(about.limit)

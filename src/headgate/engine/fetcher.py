@@ -310,8 +310,9 @@ class StoreFetcher(WithServices):
 
     async def _amend(self, amendment: Amendment, rule: AnyRule | None = None) -> None:
         ref = amendment.ref
+        bucket = _bucket(ref, rule or self._rule_of(ref))
         amend = self._store.amend(
-            _bucket(ref, rule or self._limits[ref.limit].rule),
+            bucket,
             amendment.charged_at,
             amendment.cost,
             amendment.started_at,
@@ -319,8 +320,8 @@ class StoreFetcher(WithServices):
         )
         # A failed refund loses budget; every failure is published.
         is_sent = await self._send(amend, "amending a start in a limit store")
-        if amendment.is_refused and self._limits[ref.limit].rule.adapts:
-            refuse = self._store.refuse(_bucket(ref, rule or self._limits[ref.limit].rule), amendment.charged_at)
+        if amendment.is_refused and bucket.rule.adapts:
+            refuse = self._store.refuse(bucket, amendment.charged_at)
             await self._send(refuse, "noting a refusal in a limit store")
         if is_sent and amendment.actual < amendment.cost:
             await self._ask_sooner(ref)
@@ -328,8 +329,12 @@ class StoreFetcher(WithServices):
     async def _penalize(self, ref: BucketRef, until: int) -> None:
         closed_for = until - self._clock.monotonic()
         if closed_for > 0:
-            penalize = self._store.penalize(_bucket(ref, self._limits[ref.limit].rule), closed_for)
+            penalize = self._store.penalize(_bucket(ref, self._rule_of(ref)), closed_for)
             await self._send(penalize, "closing a bucket in a limit store")
+
+    def _rule_of(self, ref: BucketRef) -> AnyRule:
+        """Return the rule in force: under another one, the store would rescale the state that claims have charged."""
+        return self._storage.live.rules.rule(ref, self._limits[ref.limit].rule)
 
     async def _send(self, call: Coroutine[None, None, None], doing: str) -> bool:
         """Await a call to the store; return whether it succeeded."""
