@@ -16,6 +16,7 @@ from headgate import (
     Headgate,
     HeadgateError,
     JobState,
+    Mutex,
     RetryPolicy,
     Snooze,
     StrictRate,
@@ -26,6 +27,7 @@ from headgate.clock import SECOND
 from headgate.testing import manual
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
+from tests.internals import node_of
 from tests.until import result_within, until
 
 
@@ -228,6 +230,37 @@ def test_a_cancelled_job_leaves_and_the_others_go_on() -> None:
             await asyncio.sleep(5)
         # Both words of the first call are there: the job that left had been handled, too.
         assert ended == ["a b c", "cancelled"]
+
+    in_virtual_time(test)
+
+
+@pytest.mark.parametrize("how", ["timeout", "cancel"])
+def test_a_job_that_leaves_a_call_keeps_its_permit_and_slot_until_the_call_ends(how: str) -> None:
+    """The fault: the next job of its key was inside of the mutex beside the call, which still worked on the first."""
+
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        inside: list[list[str]] = []
+
+        @app.chunked(2, wait=1, limits=[Mutex("doc:{docs.name}")], retry=RetryPolicy(retries=0))
+        async def index(docs: list[Doc]) -> None:
+            inside.append([doc.name for doc in docs])
+            await asyncio.sleep(10)
+
+        async with app:
+            one = await index.using(timeout=3 if how == "timeout" else None).enqueue(Doc("a"))
+            await index.enqueue(Doc("b"))
+            after = await index.enqueue(Doc("a"))
+            await asyncio.sleep(2)
+            if how == "cancel":
+                await one.cancel()
+            await asyncio.sleep(7)
+            assert inside == [["a", "b"]]
+            assert ((await one.status()).state, (await after.status()).state) == (JobState.RUNNING, JobState.WAITING)
+            assert node_of(app).statistics()["busy"] == {"default": 2}
+            await after.result()
+            assert (await one.status()).state is (JobState.FAILED if how == "timeout" else JobState.CANCELLED)
+            assert node_of(app).statistics()["busy"] == {"default": 0}
+        assert inside == [["a", "b"], ["a"]]
 
     in_virtual_time(test)
 

@@ -110,7 +110,8 @@ class ChunkCalls:
     async def join(self, member: Member, item: Any, queue: str) -> ChunkAnswer:
         """Return what the call that handles this attempt among others answers for it.
 
-        An attempt that is cancelled leaves the chunk; if all have left, the call is cancelled.
+        An attempt that is cancelled leaves the chunk; if all have left, the call is cancelled. Those that have left
+        keep their slots and their permits until the call has ended.
         """
         name, chunk = member.task.name, member.task.chunk
         assert chunk is not None, f"{name!r} is no chunked task"
@@ -166,6 +167,8 @@ class ChunkCalls:
             # Without the job that was charged for the call, there is no call.
             if place.member.job.id in on_time and (share is None or share.leader in on_time):
                 place.member.begin()
+                # The call handles it until it ends: a member that leaves meanwhile keeps its slot and its permits.
+                place.member.thread = mine.call
                 ready.append(place)
             else:
                 _answer(place, ChunkAnswer(is_late=True))
@@ -191,7 +194,7 @@ class ChunkCalls:
             return await call()
         work = in_thread(self._pool, partial(contextvars.copy_context().run, call))
         for place in ready:
-            # A thread cannot be stopped: the attempts keep their slots until it ends.
+            # A thread cannot be stopped, and outlives its call.
             place.member.thread = work
         return await asyncio.shield(work)
 

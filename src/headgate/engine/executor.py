@@ -147,7 +147,7 @@ class RunningAttempt:
         # What the failure of a child process is recorded as, if the hooks do not change it.
         self._child_failure: Outcome | None = None
         self._call_error: CallError | None = None
-        # The thread or child that runs the handler. It may outlive the attempt: a thread cannot be stopped.
+        # The thread, child or chunk call that runs the handler. It may outlive the attempt: a thread cannot be stopped.
         self.thread: asyncio.Future[Any] | None = None
         # The timer that reports it as lingering; set by its cancellation.
         self.linger: Timer | None = None

@@ -60,9 +60,10 @@ MakeAttempt = Callable[[ClaimedJob, TaskDefinition, AttemptCharge | None, Attemp
 class RunningAttempts(WithServices):
     """The attempts that run on this node, each in a slot of its queue.
 
-    A slot is free when nothing of its attempt runs any more: a thread cannot be stopped, and keeps the slot after its
-    attempt has ended. `started` counts all attempts. `wake` is called with the queues in which a job may wait for a
-    slot that was freed, and `on_concluded` when an attempt has ended, after its ending was queued.
+    A slot is free when nothing of its attempt runs any more: a thread cannot be stopped, a chunk call goes on for other
+    jobs, and both keep the slot after the attempt has ended. `started` counts all attempts. `wake` is called with the
+    queues in which a job may wait for a slot that was freed, and `on_concluded` when an attempt has ended, after its
+    ending was queued.
     """
 
     def __init__(

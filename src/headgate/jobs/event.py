@@ -459,7 +459,8 @@ class RetryPolicyFailed(Event, frozen=True):
 class AttemptLingers(JobEvent, frozen=True):
     """A cancelled attempt still runs after `seconds`, and its slot stays taken; published once.
 
-    `executor` is where it runs: "loop" (it suppressed its cancellation), "thread" (which nothing can stop), "process".
+    `executor` is where it runs: "loop" (it suppressed its cancellation, or its chunk call goes on for other jobs),
+    "thread" (which nothing can stop), "process".
     """
 
     attempt: int
@@ -854,7 +855,7 @@ _SKIPPED = {
 }
 
 _LINGERS = {
-    "loop": ": its handler swallows CancelledError; let it pass",
+    "loop": ": its handler swallows CancelledError (let it pass), or its chunk call goes on for other jobs",
     "thread": ": threads cannot be stopped; check current_job().cancelled, or use process=True",
 }
 
