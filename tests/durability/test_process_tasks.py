@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -469,6 +472,35 @@ async def test_a_worker_that_is_asked_to_stop_kills_its_children_and_returns_the
         assert await result_within(job, 15) == "word"
         assert (await job.status()).attempt == 1
         await second.kill()
+
+
+async def test_a_node_ends_its_children_while_handlers_use_all_threads_of_the_event_loop() -> None:
+    """The fault: the end of the children waited in line for a free thread, and the worker with it."""
+    app = Headgate("memory://", retry=ONCE, grace=0.1)
+    app.queue("computing")
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    began, release, ended = asyncio.Event(), threading.Event(), threading.Event()
+
+    def block() -> None:
+        loop.call_soon_threadsafe(began.set)
+        release.wait(patient(15))
+        ended.set()
+
+    @app.task
+    async def blocks() -> None:
+        await asyncio.to_thread(block)
+
+    try:
+        async with app:
+            child = await result_within(await pid.enqueue(), 15)
+            await blocks.enqueue()
+            await began.wait()
+        assert not ended.is_set()
+        assert not is_there(child)
+    finally:
+        release.set()
 
 
 async def test_a_program_without_a_guard_fails_its_jobs_and_starts_no_workers_in_children(

@@ -47,7 +47,7 @@ from headgate.jobs.lifecycle import (
     succeeded,
 )
 from headgate.jobs.retry import RetryPolicy
-from headgate.shielding import read_error
+from headgate.shielding import in_thread, read_error
 from headgate.storage.records import FreeSlots
 from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.definition import TaskDefinition
@@ -334,7 +334,8 @@ class RunningAttempts(WithServices):
         self._children.kill_all()
         await self._resources.close(seconds)
         if self._children.any_alive:
-            await asyncio.get_running_loop().run_in_executor(None, self._children.close)
+            # Not in the threads of the event loop: handlers may use all of them, for as long as they like.
+            await in_thread(self._pool, self._children.close)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def statistics(self) -> dict[str, Any]:
