@@ -33,7 +33,7 @@ from headgate.engine.bus import Callback, EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.children import ChildBounds
 from headgate.engine.drain import Drain
-from headgate.engine.embedded_node import EmbeddedNode
+from headgate.engine.embedded_node import EmbeddedNode, until_ended
 from headgate.engine.node import Node, NodeConfig
 from headgate.engine.services import Services
 from headgate.engine.stop_signals import on_stop_signals
@@ -688,8 +688,8 @@ class Headgate(RefusesForeignWords):
         the app's own). With `drain="ready"` it also ends when no job of its queues runs on any node and none could
         start now. With "all", none may wait for a limit, its time or another job either. Paused queues do not count.
         `log_jobs` is whether each job that ends gets a line in the log (default: the app's setting, and without one
-        True). In a thread other than the main one no signal ends it; cancel it, or `drain`. Operators can stop it as
-        well (`headgate nodes stop`).
+        True). In a thread other than the main one no signal ends it; cancel it, which returns its running jobs, or
+        `drain`. Operators can stop it as well (`headgate nodes stop`).
         """
         if self._storage.is_in_process:
             raise DeclarationError(
@@ -709,7 +709,7 @@ class Headgate(RefusesForeignWords):
                 self._client.log_jobs(log_jobs)
                 self._node = node
                 try:
-                    await node.run()
+                    await until_ended(node, asyncio.create_task(node.run(), name="headgate-node"))
                 finally:
                     self._node = None
 

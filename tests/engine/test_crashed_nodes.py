@@ -12,7 +12,9 @@ from headgate import JobState, current_job
 from headgate.jobs.event import NodeCrashed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.conftest import MakeApp
 from tests.internals import app_on
+from tests.until import patient
 
 PARTS = {
     "claims": "claim",
@@ -164,3 +166,31 @@ def test_a_block_that_is_cancelled_from_outside_raises_only_the_cancellation() -
                 await asyncio.sleep(100)
 
     run_virtual(main)
+
+
+@pytest.mark.parametrize("is_worker", [True, False])
+async def test_a_node_whose_run_or_exit_is_cancelled_returns_its_jobs(make_app: MakeApp, is_worker: bool) -> None:
+    """The fault: it was abandoned as if it had been killed, and its jobs were lost attempts, in the end poisonous."""
+    app = make_app(migrate=True)
+    began = asyncio.Event()
+
+    @app.task
+    async def work() -> None:
+        began.set()
+        await asyncio.sleep(patient(60))
+
+    async def block() -> None:
+        async with app:
+            await began.wait()
+
+    async with app.open(), asyncio.timeout(patient(30)):
+        job = await work.enqueue()
+        running = asyncio.create_task(app.run(handle_signals=False) if is_worker else block())
+        await began.wait()
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        status = await job.status()
+        assert (status.state, status.attempt) == (JobState.WAITING, 0)
+        assert not await app.admin.nodes()

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from headgate.engine.node import Node
 from headgate.shielding import shield_until_done
+
+
+async def until_ended(node: Node, running: asyncio.Task[None], *others: asyncio.Future[Any]) -> None:
+    """Return when `running`, the run of the node, or one of the others is done; raise what the node raises.
+
+    A caller that is cancelled aborts the node and waits for it. Otherwise its jobs would be lost until its lease ends.
+    """
+    try:
+        await asyncio.wait([running, *others], return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        node.abort()
+        await shield_until_done(running)
+        raise
+    if running.done():
+        running.result()
 
 
 class EmbeddedNode:
@@ -37,15 +52,9 @@ class EmbeddedNode:
         """Return when the startup functions have returned. Raises what the node raises."""
         started = asyncio.ensure_future(self._node.hooks.has_started.wait())
         try:
-            await asyncio.wait([running, started], return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            self._node.abort()
-            await shield_until_done(running)
-            raise
+            await until_ended(self._node, running, started)
         finally:
             started.cancel()
-        if running.done():
-            running.result()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -57,7 +66,7 @@ class EmbeddedNode:
         if self._has_cancelled and block is not None and block is self._block:
             block.uncancel()
         try:
-            await self._running
+            await until_ended(self._node, self._running)
         except Exception:
             # The crash has been logged; an error that ends the program goes first.
             if not isinstance(error, (KeyboardInterrupt, SystemExit)):
