@@ -400,8 +400,11 @@ def test_an_error_of_a_function_is_an_error_of_the_attempt_and_its_charge_is_giv
     run_virtual(main)
 
 
+@pytest.mark.parametrize("is_before_run", [False, True])
 @pytest.mark.parametrize("how", ["timeout", "cancel", "shutdown"])
-def test_a_cancellation_passes_through_and_counts_whatever_a_function_returns(how: str) -> None:
+def test_a_cancellation_passes_through_and_counts_whatever_a_function_returns(how: str, is_before_run: bool) -> None:
+    """The fault: if it came before `run()`, the job was stored as succeeded although its handler had not run."""
+
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, retry=ONCE, grace=1)
         seen: list[str] = []
@@ -409,6 +412,8 @@ def test_a_cancellation_passes_through_and_counts_whatever_a_function_returns(ho
         @app.around_attempt
         async def suppress(job: AttemptContext, run: Run) -> Any:
             try:
+                if is_before_run:
+                    await asyncio.sleep(3600)
                 return await run()
             except BaseException as error:
                 seen.append(type(error).__name__)
@@ -427,7 +432,7 @@ def test_a_cancellation_passes_through_and_counts_whatever_a_function_returns(ho
                     await job.cancel()
                 await asyncio.sleep(10 if how == "timeout" else 1)
             record = await stored(app, job)
-        assert seen == ["TimeoutError" if how == "timeout" else "CancelledError"]
+        assert seen == ["TimeoutError" if how == "timeout" and not is_before_run else "CancelledError"]
         assert record.state == {"timeout": "failed", "cancel": "cancelled", "shutdown": "waiting"}[how]
         assert (record.error is not None and record.error.type == "TimeoutError") == (how == "timeout")
 

@@ -369,11 +369,14 @@ class RunningAttempt:
         context = self._context
         assert isinstance(context, AttemptContext)
         ended: Outcome | None = None
+        has_returned = False
 
         async def run() -> Any:
-            nonlocal ended
+            nonlocal ended, has_returned
             try:
-                return await self._call_handler(context, arguments, named)
+                result = await self._call_handler(context, arguments, named)
+                has_returned = True
+                return result
             except _TooLate:
                 ended = Interrupted()
                 raise
@@ -397,6 +400,8 @@ class RunningAttempt:
                 # It has the traceback of the child.
                 return self._child_failure
             raise
+        if ended is None and self.cause is not None and not has_returned:
+            ended = self._outcome_when_cancelled()
         return self._succeeded(result) if ended is None else ended
 
     async def _call_handler(self, context: AttemptContext, arguments: list[Any], named: dict[str, Any]) -> Any:
