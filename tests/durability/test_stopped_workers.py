@@ -12,6 +12,7 @@ import pytest
 from headgate.clock import SystemClock
 from headgate.jobs.job import JobState
 from headgate.storage.sqlite.storage import SqliteStorage
+from tests.durability.files import unlink
 from tests.durability.processes import Child, Children
 from tests.durability.run_log import count_endings, endings, read_run_log, runs_by_job
 from tests.internals import app_on
@@ -203,14 +204,15 @@ async def test_a_second_signal_ends_a_worker_that_waits_for_its_jobs(database: P
             assert (record.state, record.attempt, record.lost) == (JobState.WAITING, 0, 0)
 
 
+@pytest.mark.parametrize("is_store_lost", [False, True])
 async def test_a_thread_that_cannot_be_stopped_does_not_delay_the_end_of_a_worker(
-    database: Path, children: Children, tmp_path: Path
+    database: Path, children: Children, tmp_path: Path, is_store_lost: bool
 ) -> None:
     tasks = tmp_path / "stuck.py"
     tasks.write_text(
         "import threading\n"
         "from headgate import Headgate\n"
-        f"app = Headgate('sqlite:///{database}')\n"
+        f"app = Headgate('sqlite:///{database}', heartbeat={HEARTBEAT}, lease={LEASE})\n"
         "@app.task\n"
         "def hold_a_thread(key: str) -> None:\n"
         "    print('running []', flush=True)\n"
@@ -221,6 +223,11 @@ async def test_a_thread_that_cannot_be_stopped_does_not_delay_the_end_of_a_worke
         worker = await children.start("headgate_worker.py", folder=str(tmp_path), target="stuck:app")
         job = await local.hold_a_thread.enqueue("acme")
         await worker.wait_for_line("running")
+        if is_store_lost:
+            # The fault: nothing restarted the worker, because it did not end.
+            unlink(database)
+            assert await worker.end() == 1
+            return
         worker.signal(signal.SIGTERM)
         worker.signal(signal.SIGINT)
         assert await worker.end() == 0, "it does not wait for the thread, which holds on for ten minutes"

@@ -327,27 +327,28 @@ async def _serve(
         nonlocal is_stopped
         is_stopped = isinstance(event, NodeStopping) and event.by_operator
 
-    async with AsyncExitStack() as stack:
-        stack.callback(app.subscribe(note_stop, NodeStopping))
-        stack.callback(app.subscribe(lambda _: notify_started(), NodeStarted))
-        if health is not None:
-            from headgate.observe.health import HealthServer
+    try:
+        async with AsyncExitStack() as stack:
+            stack.callback(app.subscribe(note_stop, NodeStopping))
+            stack.callback(app.subscribe(lambda _: notify_started(), NodeStarted))
+            if health is not None:
+                from headgate.observe.health import HealthServer
 
-            server = HealthServer()
-            app.instrument(server)
-            await stack.enter_async_context(server.serving(*health))
-        if await _open(app, wait, stack):
-            _log_queues_without_tasks(app, queues)
-            await run()
-    # All endings are recorded, so a late signal has nothing to interrupt. At its end Python waits for threads, which
-    # may never end; a stopped worker must.
+                server = HealthServer()
+                app.instrument(server)
+                await stack.enter_async_context(server.serving(*health))
+            if await _open(app, wait, stack):
+                _log_queues_without_tasks(app, queues)
+                await run()
+    except BaseException:
+        _end_soon(1)
+        raise
+    # All endings are recorded, so a late signal has nothing to interrupt.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     # A supervisor starts a worker again that ends in another way.
     code = STOPPED_BY_OPERATOR if is_stopped and NUMBER in os.environ else 0
-    leave = threading.Timer(LEFT_BEHIND, _leave_threads, [code])
-    leave.daemon = True
-    leave.start()
+    _end_soon(code)
     return code
 
 
@@ -384,6 +385,13 @@ def _log_queues_without_tasks(app: Headgate, queues: Iterable[str]) -> None:
                 queue,
                 ", ".join(sorted(own)) or "none",
             )
+
+
+def _end_soon(code: int) -> None:
+    """Let the process end within 2 s. At its end Python waits for threads, which may never end; a worker must."""
+    leave = threading.Timer(LEFT_BEHIND, _leave_threads, [code])
+    leave.daemon = True
+    leave.start()
 
 
 def _leave_threads(code: int) -> None:
