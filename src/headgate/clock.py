@@ -135,7 +135,7 @@ async def wait_for_event(clock: Clock, event: asyncio.Event, seconds: float | No
     try:
         await asyncio.wait([waiting])
         # Set and cleared again counts as set, as it does for `event.wait()`.
-        return event.is_set() or not waiting.cancelled()
+        return event.is_set() or (not waiting.cancelled() and waiting.result())
     finally:
         timer.cancel()
         waiting.cancel()

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Literal
 
 import pytest
 
@@ -260,6 +261,18 @@ def test_a_cancelled_wait_for_an_event_is_cancelled_and_leaves_nothing_behind() 
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_virtual(main)
+
+
+async def test_an_event_that_cannot_be_waited_for_does_not_count_as_set() -> None:
+    """The fault: a wait for an event of another loop ended at once, as if the event had been set."""
+
+    class Unusable(asyncio.Event):
+        async def wait(self) -> Literal[True]:
+            raise RuntimeError("bound to a different event loop")
+
+    for seconds in (10, None):
+        with pytest.raises(RuntimeError, match="bound to a different event loop"):
+            await wait_for_event(SystemClock(), Unusable(), seconds)
 
 
 def test_many_may_wait_for_one_event() -> None:
