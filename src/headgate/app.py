@@ -54,6 +54,7 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.instrument import Instrument, Observed
 from headgate.schedules.trigger import Trigger
 from headgate.settings import SETTINGS, load_settings, require_store_url, storage_url
+from headgate.shielding import LoopLock
 from headgate.storage.choice import StoreAddress, address_of, choose_storage
 from headgate.storage.store import Store
 from headgate.storage.stored_buckets import StoredBuckets
@@ -199,7 +200,7 @@ class Headgate(RefusesForeignWords):
         self._leave_thread: Leave | None = None
         self._started: contextlib.AsyncExitStack | None = None
         self._has_started_worker = False
-        self._starting = asyncio.Lock()
+        self._starting = LoopLock()
         self._instruments: list[Instrument] = []
         self._client = self._client_kind(
             storage,
@@ -641,7 +642,7 @@ class Headgate(RefusesForeignWords):
         a worker can be added. If the node crashes, that is logged at once, and raised by `stop`. Raises
         DeclarationError in a block of `async with app:`, and on another event loop.
         """
-        async with self._starting:
+        async with self._starting.here():
             if self._client.lifecycle.loop is None:
                 # A loop that ended without `stop` has closed the app.
                 self._started, self._has_started_worker = None, False
@@ -659,7 +660,7 @@ class Headgate(RefusesForeignWords):
 
     async def stop(self) -> None:
         """End what `start` began: running jobs have `grace` to finish. Without effect if nothing is started."""
-        async with self._starting:
+        async with self._starting.here():
             started, self._started, self._has_started_worker = self._started, None, False
             if started is not None and self._client.lifecycle.loop is not None:
                 await started.aclose()

@@ -1,4 +1,4 @@
-"""Waiting for work that a cancellation must not interrupt, and for work in a thread."""
+"""Waiting for work that a cancellation must not interrupt, for work in a thread, and for other tasks of the loop."""
 
 from __future__ import annotations
 
@@ -26,6 +26,21 @@ async def shield_until_done(work: Awaitable[T]) -> T:
     if cancelled is not None:
         raise cancelled
     return result
+
+
+class LoopLock:
+    """A lock of the running event loop: what outlives a loop gets another one on the next."""
+
+    def __init__(self) -> None:
+        self._lock: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def here(self) -> asyncio.Lock:
+        """Return the lock, for `async with`."""
+        loop = asyncio.get_running_loop()
+        if self._lock is None or self._loop is not loop:
+            self._lock, self._loop = asyncio.Lock(), loop
+        return self._lock
 
 
 def in_thread(pool: Pool | None, call: Callable[[], T]) -> asyncio.Future[T]:

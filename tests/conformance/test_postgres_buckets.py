@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
@@ -18,3 +19,16 @@ class TestPostgresBuckets(BucketStoreConformance):
         await store.open()
         yield store
         await store.close()
+
+    def test_they_are_opened_by_many_at_once_on_one_loop_after_another(
+        self, postgres_url: str, postgres_schema: str
+    ) -> None:
+        """The fault: on the second loop, all but the first caller got a RuntimeError about a lock."""
+        store = PostgresBuckets.from_url(f"{postgres_url}?schema={postgres_schema}")
+
+        async def main() -> None:
+            await asyncio.gather(*(store.open() for _ in range(3)))
+            await store.close()
+
+        for _ in range(2):
+            asyncio.run(main())

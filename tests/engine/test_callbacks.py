@@ -30,7 +30,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import UnwritableStorage
 from tests.internals import app_on, new_node, node_of
-from tests.until import result_within
+from tests.until import patient, result_within
 
 
 def listen(task: Task[Any, Any]) -> list[tuple[Any, ...]]:
@@ -285,6 +285,28 @@ def test_running_callbacks_get_time_to_finish_when_the_app_closes() -> None:
         assert received == ["ended", "cancelled"]
 
     run_virtual(main)
+
+
+def test_running_callbacks_get_time_to_finish_each_time_an_app_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: what they wait with belonged to the first event loop, so on the second they were cancelled at once."""
+    monkeypatch.setattr(callback_runner, "MAX_RUNNING", 1)
+    app = Headgate("memory://")
+    received: list[int] = []
+
+    @app.task
+    async def work(number: int) -> int:
+        return number
+
+    @work.on_completed
+    async def completed(job: JobContext, result: int) -> None:
+        await asyncio.sleep(0.1)
+        received.append(result)
+
+    for first in (1, 3):
+        with app:
+            for job in work.sync.enqueue_many([(first,), (first + 1,)]):
+                job.result(timeout=patient(5))
+    assert sorted(received) == [1, 2, 3, 4]
 
 
 def test_the_last_callbacks_of_a_closing_app_can_enqueue_and_read() -> None:

@@ -33,6 +33,18 @@ def test_jobs_run_from_start_to_stop_however_often_both_are_called() -> None:
     run_virtual(main)
 
 
+def test_an_app_that_is_started_twice_at_once_may_be_so_on_another_loop_later() -> None:
+    """The fault: whoever had to wait on the second loop got a RuntimeError about a lock."""
+    app = Headgate("memory://")
+
+    async def main() -> None:
+        await asyncio.gather(app.start(), app.start())
+        await asyncio.gather(app.stop(), app.stop())
+
+    for _ in range(2):
+        asyncio.run(main())
+
+
 def test_a_client_runs_no_jobs_until_a_worker_is_added() -> None:
     async def main(clock: VirtualClock) -> None:
         app = app_on(MemoryStorage(clock), clock=clock)

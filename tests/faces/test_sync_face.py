@@ -131,6 +131,20 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     return request.getfixturevalue("postgres_url"), request.getfixturevalue("postgres_schema")
 
 
+def test_an_app_that_is_opened_again_enqueues_from_many_threads_as_before(place: tuple[str, str]) -> None:
+    """The fault: on PostgreSQL, those that had to wait for each other got a RuntimeError about a semaphore."""
+    url, schema = place
+    app = Headgate(url, schema=schema, synchronous="OFF")
+
+    @app.task(unique_key="{number}")
+    async def work(number: int) -> None: ...
+
+    for block in range(2):
+        with app.open(), ThreadPoolExecutor(20) as threads:
+            jobs = list(threads.map(work.sync.enqueue, range(20 * block, 20 * block + 20)))
+        assert len({job.id for job in jobs}) == 20
+
+
 @pytest.fixture
 def server(place: tuple[str, str], tmp_path: Path) -> Iterator[str]:
     """The address of a web server that loads, forks and then serves by threads."""

@@ -174,6 +174,7 @@ class Client:
         await self.storage.open(migrate=self._migrate if migrate is None else migrate)
         self._results = ResultWatch(self.storage, self._clock)
         self.history_writer.open()
+        self.callback_runner.open()
         self._end_log = self._bus.subscribe(log_event, *logged_kinds(jobs=self._log_jobs))
 
     def _require_open(self) -> None:

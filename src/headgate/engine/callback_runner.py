@@ -49,8 +49,12 @@ class CallbackRunner:
         self.tracing: Tracing | None = None
         self._runs: set[asyncio.Task[None]] = set()
         self._last: dict[str, asyncio.Task[None]] = {}
-        self._semaphore = asyncio.Semaphore(MAX_RUNNING)
         self._pool: ThreadPoolExecutor | None = None
+        self.open()
+
+    def open(self) -> None:
+        """Prepare it for this event loop."""
+        self._semaphore = asyncio.Semaphore(MAX_RUNNING)
         self._is_empty = asyncio.Event()
 
     def submit(

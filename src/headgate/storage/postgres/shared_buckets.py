@@ -12,6 +12,7 @@ from headgate.arguments import parse_seconds
 from headgate.clock import SECOND, Clock, Duration, SystemClock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.limits.bucket_store import ServerReport
+from headgate.shielding import LoopLock
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.urls import displayed_url, without_secrets
@@ -45,7 +46,7 @@ class PostgresBuckets(StoredBuckets):
         self._clock = clock or SystemClock()
         self._timeout = seconds
         self._tables = PostgresStorage(url, self._clock, schema=schema, connections=connections, is_watched=False)
-        self._opening = asyncio.Lock()
+        self._opening = LoopLock()
         self._sweeping: asyncio.Task[None] | None = None
         super().__init__(self._tables)
 
@@ -77,7 +78,7 @@ class PostgresBuckets(StoredBuckets):
         """Connect, and create the tables if there are none. Raises StorageUnusable if the user may not."""
         if self._sweeping is not None:
             return
-        async with self._opening:
+        async with self._opening.here():
             if self._sweeping is None:
                 await self._tables.open()
                 self._sweeping = asyncio.create_task(self._sweep(), name="headgate-sweep")
@@ -89,7 +90,7 @@ class PostgresBuckets(StoredBuckets):
         return ServerReport(f"PostgreSQL, {tables}")
 
     async def close(self) -> None:
-        async with self._opening:
+        async with self._opening.here():
             sweeping, self._sweeping = self._sweeping, None
             if sweeping is not None:
                 sweeping.cancel()

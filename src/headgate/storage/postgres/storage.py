@@ -140,7 +140,7 @@ class PostgresStorage(Store):
             "search": self._database.search,
         }
         self._keys = _KeyLocks()
-        self._unique = asyncio.Semaphore(max(1, connections // 2))
+        self._unique = asyncio.Semaphore()
         self._identity = ""
         self._wake_ups: WakeUps | None = None
         self._following: asyncio.Task[None] | None = None
@@ -183,6 +183,8 @@ class PostgresStorage(Store):
         if self._wake_ups is not None:
             return
         self._pid = os.getpid()
+        # A semaphore belongs to one event loop.
+        self._unique = asyncio.Semaphore(max(1, self._connections // 2))
         await self._database.open()
         try:
             if migrate:
