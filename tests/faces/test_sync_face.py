@@ -14,12 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from headgate import Cron, Headgate, HeadgateError, JobState, NotOpen, batch, chain
+from headgate import Cron, Headgate, HeadgateError, JobState, NotOpen, StrictRate, batch, chain
 from headgate.admin import Admin
 from headgate.admin.history import HistoryAdmin
 from headgate.admin.limits import LimitsAdmin
 from headgate.admin.queues import QueuesAdmin
 from headgate.admin.schedules import SchedulesAdmin
+from headgate.client.handles import (
+    Batch,
+    Chain,
+    Job,
+    Schedule,
+    SyncBatch,
+    SyncChain,
+    SyncJob,
+    SyncSchedule,
+)
 from headgate.client.sync_admin import (
     Blocking,
     SyncAdmin,
@@ -81,6 +91,30 @@ def test_admin_has_the_same_methods_with_and_without_await() -> None:
         for name in names:
             if isinstance(vars(sync)[name], Blocking):
                 assert vars(sync)[name].verb is vars(admin)[name]
+
+
+def test_handles_have_the_same_attributes_with_and_without_await() -> None:
+    """The fault: a SyncJob had neither `is_new` nor `prediction`, and two of one job were not equal."""
+    for handle, sync in [(Job, SyncJob), (Batch, SyncBatch), (Chain, SyncChain), (Schedule, SyncSchedule)]:
+        names = {name for name in dir(handle) if not name.startswith("_")}
+        assert {name for name in dir(sync) if not name.startswith("_")} == names
+
+
+def test_handles_say_the_same_with_and_without_await(app: Headgate) -> None:
+    @app.task(limits=[StrictRate("1/m")])
+    async def task(tenant: str) -> None: ...
+
+    first, again = (task.using(unique_key="acme", predict=True).sync.enqueue("acme") for _ in range(2))
+    assert (first.is_new, again.is_new) == (True, False)
+    assert first.prediction is not None
+    assert first.prediction.position == 1
+    assert app.sync.job(first.id).prediction is None
+    assert first == again == app.sync.job(first.id) != app.job(first.id)
+    assert first != task.sync.enqueue("acme")
+    assert {first, again} == {first}
+    assert repr(first) == f"SyncJob({first.id!r})"
+    assert {app.sync.find_schedule("nightly")} == {app.sync.find_schedule("nightly")}
+    assert app.sync.find_schedule("nightly") != app.sync.find_schedule("daily")
 
 
 def test_admin_values_are_the_same_with_and_without_await(app: Headgate) -> None:

@@ -17,6 +17,7 @@ from headgate.foreign_words import RefusesAwait, RefusesForeignWords
 from headgate.tasks.status import BatchStatus, EnqueuePrediction, JobStatus, ScheduleStatus
 
 R_co = TypeVar("R_co", covariant=True)
+H_co = TypeVar("H_co", covariant=True)
 
 
 class Job(RefusesAwait, Generic[R_co]):
@@ -226,15 +227,35 @@ class Schedule(Generic[R_co]):
         return hash(self.name)
 
 
-class SyncJob(RefusesForeignWords, Generic[R_co]):
+class _SyncHandle(Generic[H_co]):
+    """A handle for code that cannot await; two are equal if their handles are."""
+
+    __slots__ = ("_handle", "_portal")
+
+    def __init__(self, handle: H_co, portal: Portal) -> None:
+        self._handle = handle
+        self._portal = portal
+
+    def __repr__(self) -> str:
+        return f"Sync{self._handle!r}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SyncHandle) and other._handle == self._handle
+
+    def __hash__(self) -> int:
+        return hash(self._handle)
+
+
+class SyncJob(_SyncHandle[Job[R_co]], RefusesForeignWords, Generic[R_co]):
     """A stored job, followed from code that cannot await."""
 
-    __slots__ = ("_job", "_portal", "id")
+    __slots__ = ("id", "is_new", "prediction")
 
     def __init__(self, job: Job[R_co], portal: Portal) -> None:
+        super().__init__(job, portal)
         self.id: str = job.id
-        self._job = job
-        self._portal = portal
+        self.is_new: bool = job.is_new
+        self.prediction: EnqueuePrediction | None = job.prediction
 
     @property
     def leader_id(self) -> str:
@@ -243,89 +264,78 @@ class SyncJob(RefusesForeignWords, Generic[R_co]):
 
     def status(self) -> JobStatus:
         """Same as `Job.status`."""
-        return self._portal.run(self._job.status())
+        return self._portal.run(self._handle.status())
 
     def result(self, timeout: Duration | None = None) -> R_co:
         """Same as `Job.result`; blocks this thread."""
-        return self._portal.run(self._job.result(timeout))
+        return self._portal.run(self._handle.result(timeout))
 
     def cancel(self) -> bool:
         """Same as `Job.cancel`."""
-        return self._portal.run(self._job.cancel())
-
-    def __repr__(self) -> str:
-        return f"SyncJob({self.id!r})"
+        return self._portal.run(self._handle.cancel())
 
 
-class SyncBatch(RefusesForeignWords):
+class SyncBatch(_SyncHandle[Batch], RefusesForeignWords):
     """A stored batch, followed from code that cannot await."""
 
-    __slots__ = ("_batch", "_portal", "id", "jobs", "then")
+    __slots__ = ("id", "jobs", "then")
 
     def __init__(self, batch: Batch, portal: Portal) -> None:
+        super().__init__(batch, portal)
         self.id: str = batch.id
         self.jobs: tuple[SyncJob[Any], ...] = tuple(SyncJob(job, portal) for job in batch.jobs)
         self.then: tuple[SyncJob[Any] | SyncBatch | SyncChain[Any], ...] = tuple(
             _blocking(step, portal) for step in batch.then
         )
-        self._batch = batch
-        self._portal = portal
 
     @property
     def leader_id(self) -> str:
         """Same as `Batch.leader_id`."""
         return self.id
 
-    def __repr__(self) -> str:
-        return f"Sync{self._batch!r}"
-
     def status(self) -> BatchStatus:
         """Same as `Batch.status`."""
-        return self._portal.run(self._batch.status())
+        return self._portal.run(self._handle.status())
 
     def wait(self, timeout: Duration | None = None) -> BatchStatus:
         """Same as `Batch.wait`; blocks this thread."""
-        return self._portal.run(self._batch.wait(timeout))
+        return self._portal.run(self._handle.wait(timeout))
 
     def add(self, calls: Iterable[Step]) -> list[SyncJob[Any]]:
         """Same as `Batch.add`."""
-        return [SyncJob(job, self._portal) for job in self._portal.run(self._batch.add(calls))]
+        return [SyncJob(job, self._portal) for job in self._portal.run(self._handle.add(calls))]
 
     def result(self, timeout: Duration | None = None) -> list[Any]:
         """Same as `Batch.result`; blocks this thread."""
-        return self._portal.run(self._batch.result(timeout))
+        return self._portal.run(self._handle.result(timeout))
 
     def cancel(self) -> int:
         """Same as `Batch.cancel`."""
-        return self._portal.run(self._batch.cancel())
+        return self._portal.run(self._handle.cancel())
 
 
-class SyncChain(RefusesForeignWords, Generic[R_co]):
+class SyncChain(_SyncHandle[Chain[R_co]], RefusesForeignWords, Generic[R_co]):
     """A stored chain, followed from code that cannot await."""
 
-    __slots__ = ("_chain", "_portal", "jobs", "last")
+    __slots__ = ("jobs", "last")
 
     def __init__(self, chain: Chain[R_co], portal: Portal) -> None:
+        super().__init__(chain, portal)
         self.jobs: tuple[SyncJob[Any], ...] = tuple(SyncJob(job, portal) for job in chain.jobs)
         self.last: SyncJob[Any] | SyncBatch | SyncChain[Any] = _blocking(chain.last, portal)
-        self._chain = chain
-        self._portal = portal
-
-    def __repr__(self) -> str:
-        return f"Sync{self._chain!r}"
 
     @property
     def leader_id(self) -> str:
         """Same as `Chain.leader_id`."""
-        return self._chain.leader_id
+        return self._handle.leader_id
 
     def result(self, timeout: Duration | None = None) -> R_co:
         """Same as `Chain.result`; blocks this thread."""
-        return self._portal.run(self._chain.result(timeout))
+        return self._portal.run(self._handle.result(timeout))
 
     def cancel(self) -> int:
         """Same as `Chain.cancel`."""
-        return self._portal.run(self._chain.cancel())
+        return self._portal.run(self._handle.cancel())
 
 
 def _blocking(handle: Job[Any] | Batch | Chain[Any], portal: Portal) -> SyncJob[Any] | SyncBatch | SyncChain[Any]:
@@ -335,42 +345,38 @@ def _blocking(handle: Job[Any] | Batch | Chain[Any], portal: Portal) -> SyncJob[
     return SyncBatch(handle, portal) if isinstance(handle, Batch) else SyncChain(handle, portal)
 
 
-class SyncSchedule(Generic[R_co]):
+class SyncSchedule(_SyncHandle[Schedule[R_co]], Generic[R_co]):
     """A stored schedule, controlled from code that cannot await."""
 
-    __slots__ = ("_portal", "_schedule", "name")
+    __slots__ = ("name",)
 
     def __init__(self, schedule: Schedule[R_co], portal: Portal) -> None:
+        super().__init__(schedule, portal)
         self.name: str = schedule.name
-        self._schedule = schedule
-        self._portal = portal
 
     def status(self) -> ScheduleStatus:
         """Same as `Schedule.status`."""
-        return self._portal.run(self._schedule.status())
+        return self._portal.run(self._handle.status())
 
     def next_runs(self, count: int = 5) -> Sequence[datetime]:
         """Same as `Schedule.next_runs`."""
-        return self._portal.run(self._schedule.next_runs(count))
+        return self._portal.run(self._handle.next_runs(count))
 
     def pause(self) -> bool:
         """Same as `Schedule.pause`."""
-        return self._portal.run(self._schedule.pause())
+        return self._portal.run(self._handle.pause())
 
     def resume(self) -> bool:
         """Same as `Schedule.resume`."""
-        return self._portal.run(self._schedule.resume())
+        return self._portal.run(self._handle.resume())
 
     def trigger(self) -> SyncJob[R_co]:
         """Same as `Schedule.trigger`."""
-        return SyncJob(self._portal.run(self._schedule.trigger()), self._portal)
+        return SyncJob(self._portal.run(self._handle.trigger()), self._portal)
 
     def remove(self) -> bool:
         """Same as `Schedule.remove`."""
-        return self._portal.run(self._schedule.remove())
-
-    def __repr__(self) -> str:
-        return f"SyncSchedule({self.name!r})"
+        return self._portal.run(self._handle.remove())
 
 
 def _wait_seconds(timeout: Duration | None, where: str) -> float | None:
