@@ -15,8 +15,9 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -135,26 +136,38 @@ class MessageLines:
     def release(self, find: Callable[[str, str], BucketLine | None]) -> Steps[float | None]:
         """Publish the messages that their buckets grant. Return the seconds until the next call, None if nothing waits.
 
-        `find` returns the line of a limit and a key, None for a limit that this program does not have.
+        `find` returns the line of a limit and a key, None for a limit that this program does not have. A message that
+        cannot be published stops its own line only; its error is raised after the other lines.
         """
+        failure: Exception | None = None
         due_lines = RunScript(script("due"), (self._all,), (b"%d" % DUE_LINE_LEASE, b"%d" % MAX_BATCH))
         next_in, *names = yield due_lines
         for name in names:
             limit, key = msgspec.json.decode(name, type=tuple[str, str])
             if (line := find(limit, key)) is not None:
-                yield from self.release_from(line)
+                failure = (yield from self.release_from(line)) or failure
+        if failure is not None:
+            raise failure
         if names:
             # Each release has updated the due time of its line.
             next_in, *_ = yield RunScript(due_lines.script, due_lines.keys, (b"0", b"0"))
         return None if next_in < 0 else next_in / SECOND
 
-    def release_from(self, line: BucketLine) -> Steps[None]:
-        """Publish the messages that one bucket grants."""
+    def release_from(self, line: BucketLine) -> Steps[Exception | None]:
+        """Publish the messages that one bucket grants, in order, up to one that fails. Return the error of that."""
         _, *lent = yield from self._run(line, b"release", lease=SEND_TIMEOUT)
-        for message in lent[1::2]:
-            yield PublishMessage(message)
-        if lent:
-            yield from self._run(line, b"sent", lease=RESERVED_FOR, payload=_packed(lent[::2]))
+        sent: list[str] = []
+        failure: Exception | None = None
+        try:
+            for id, message in zip(lent[::2], lent[1::2], strict=True):
+                yield PublishMessage(message)
+                sent.append(id.decode())
+        except Exception as error:
+            error.add_note(f"a message of {line.name.decode()}")
+            failure = error
+        if sent:
+            yield from self._run(line, b"sent", lease=RESERVED_FOR, payload=msgspec.msgpack.encode(sent))
+        return failure
 
     def _run(
         self, line: BucketLine, verb: bytes, id: str = "", *, lease: int = 0, payload: bytes = b""
@@ -163,16 +176,8 @@ class MessageLines:
         at_one_instant = rule.bound(1)
         key = key_name(self._prefix, line.bucket).encode()
         own = key + self._own
-        keys = (
-            key,
-            key + CLOSED,
-            own + b"line",
-            own + b"messages",
-            own + b"sending",
-            own + b"sent",
-            self._all,
-            own + b"starts",
-        )
+        lists = (own + each for each in (b"line", b"messages", b"sending", b"sent"))
+        keys = (key, key + CLOSED, *lists, self._all, own + b"starts")
         fixed = (b"%d" % line.cost, b"%d" % lease, b"%d" % MAX_BATCH, b"%d" % (at_one_instant // line.cost))
         now = b"" if self._limit_time is None else b"%d" % self._limit_time()
         stored_text = new_text = b""
@@ -183,10 +188,6 @@ class MessageLines:
                 return reply
             stored_text, new_text = converted(rule, reply)
         raise rewritten(key, line.bucket)
-
-
-def _packed(ids: Sequence[bytes]) -> bytes:
-    return msgspec.msgpack.encode([id.decode() for id in ids])
 
 
 class _LineClient:
@@ -265,14 +266,18 @@ class BlockingLines(_LineClient):
 
     def ask(self, steps: Steps[T]) -> T:
         """Run `steps` and return their result. Raises StorageUnavailable when Redis did not answer."""
-        reply = None
+        resume = partial(steps.send, None)
         while True:
             try:
-                step = steps.send(reply)
+                step = resume()
             except StopIteration as done:
                 answer: T = done.value
                 return answer
-            reply = self._run(step) if isinstance(step, RunScript) else self._publish(step.message)
+            try:
+                reply = self._run(step) if isinstance(step, RunScript) else self._publish(step.message)
+                resume = partial(steps.send, reply)
+            except Exception as error:
+                resume = partial(steps.throw, error)
 
     def start(self) -> None:
         """Release waiting messages in a thread, until `stop`."""
@@ -298,7 +303,9 @@ class BlockingLines(_LineClient):
         self._is_failing = False
         while not self._stopping.wait(wait):
             try:
-                wait = self._after_poll(self.ask(self.lines.release(self._find)))
+                # A broker that is away delays each line, and `stop` waits for one of them only.
+                steps = self.lines.release(lambda *line: None if self._stopping.is_set() else self._find(*line))
+                wait = self._after_poll(self.ask(steps))
             except Exception as error:
                 # The broker's client can raise any exception.
                 wait = self._after_failure(error)
@@ -322,14 +329,18 @@ class AsyncLines(_LineClient):
 
     async def ask(self, steps: Steps[T]) -> T:
         """Run `steps` and return their result. Raises StorageUnavailable when Redis did not answer."""
-        reply = None
+        resume = partial(steps.send, None)
         while True:
             try:
-                step = steps.send(reply)
+                step = resume()
             except StopIteration as done:
                 answer: T = done.value
                 return answer
-            reply = await (self._run(step) if isinstance(step, RunScript) else self._publish(step.message))
+            try:
+                reply = await (self._run(step) if isinstance(step, RunScript) else self._publish(step.message))
+                resume = partial(steps.send, reply)
+            except Exception as error:
+                resume = partial(steps.throw, error)
 
     def start(self) -> None:
         """Release waiting messages in a task, until `close`."""

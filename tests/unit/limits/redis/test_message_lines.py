@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.redis.message_lines import (
     RESERVED_FOR,
     SEND_TIMEOUT,
+    AsyncLines,
     BlockingLines,
     BucketLine,
     MessageLines,
@@ -28,6 +30,7 @@ from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
 from tests.redis_server import redis_url  # noqa: F401
+from tests.until import until_now
 
 T = TypeVar("T")
 TWO_A_MINUTE = StrictRate("2/m", margin=0).rule
@@ -98,8 +101,8 @@ def shop(client: Any, prefix: str, time: Time) -> Shop:
     return Shop(client, prefix, "shop", time)
 
 
-def place(rule: AnyRule = TWO_A_MINUTE, cost: int = 1) -> BucketLine:
-    return BucketLine(Bucket("calls", "42", rule), cost)
+def place(rule: AnyRule = TWO_A_MINUTE, cost: int = 1, key: str = "42") -> BucketLine:
+    return BucketLine(Bucket("calls", key, rule), cost)
 
 
 def test_a_message_reserves_its_budget_before_it_is_published(shop: Shop) -> None:
@@ -253,6 +256,113 @@ def test_one_of_several_callers_releases_waiting_messages(client: Any, prefix: s
     shop.ask(shop.lines.release(find))
     shop.ask(shop.lines.release(find))
     assert seen == ["42"]
+
+
+class Refusing:
+    """A broker that refuses some messages, on a blocking or an async client."""
+
+    def __init__(self, kind: str, url: str, lines: MessageLines, *refused: bytes) -> None:
+        self.refused = refused
+        self.published: list[bytes] = []
+        self.keys: list[str] = []
+        options: Any = {"find": self.find}
+        self._client: Any = (
+            AsyncLines(url, "shop", publish=self.publish_async, **options)
+            if kind == "async"
+            else BlockingLines(url, "shop", publish=self.publish, **options)
+        )
+        self._client.lines = self.lines = lines
+
+    def find(self, limit: str, key: str) -> BucketLine:
+        self.keys.append(key)
+        return place(key=key)
+
+    def publish(self, message: bytes) -> None:
+        if message in self.refused:
+            raise ValueError(f"{message!r} is too long for this broker")
+        self.published.append(message)
+
+    async def publish_async(self, message: bytes) -> None:
+        self.publish(message)
+
+    async def ask(self, steps: Steps[Any]) -> Any:
+        answer = self._client.ask(steps)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def close(self) -> None:
+        if isinstance(self._client, AsyncLines):
+            await self._client.close()
+        else:
+            self._client._client.close()
+
+
+KINDS = pytest.mark.parametrize("kind", ["blocking", "async"])
+
+
+@KINDS
+async def test_a_message_that_the_broker_refuses_stops_no_other_key(
+    redis_url: str,  # noqa: F811
+    client: Any,
+    prefix: str,
+    kind: str,
+) -> None:
+    shop = Shop(client, prefix, "shop", lambda: 0)
+    shop.lines = MessageLines("shop", prefix)
+    keys = ["1", "2", "3"]
+    broker = Refusing(kind, redis_url, shop.lines, b"message 1c")
+    for key in keys:
+        assert shop.arrive(place(key=key), f"{key}a", f"{key}b", f"{key}c") == [True, True, False]
+        shop.ask(shop.lines.forget(place(key=key), f"{key}a"))
+    with pytest.raises(ValueError, match="too long") as raised:
+        await broker.ask(shop.lines.release(broker.find))
+    assert broker.keys == keys
+    assert broker.published == [b"message 2c", b"message 3c"]
+    assert raised.value.__notes__ == ['a message of ["calls","1"]']
+    # The others are confirmed; that of the first key is in its line again later.
+    assert [client.zcard(name) for name in client.keys(f"*{prefix}*:shop:sending")] == [1]
+    await broker.close()
+
+
+@KINDS
+async def test_messages_before_one_that_the_broker_refuses_are_not_sent_again(
+    redis_url: str,  # noqa: F811
+    shop: Shop,
+    time: Time,
+    kind: str,
+) -> None:
+    broker = Refusing(kind, redis_url, shop.lines, b"message d")
+    shop.arrive(place(), *"abcd")
+    shop.start(place(), *"ab")
+    time.now += 60 * SECOND
+    assert isinstance(await broker.ask(shop.lines.release_from(place())), ValueError)
+    assert broker.published == [b"message c"]
+    time.now += SEND_TIMEOUT
+    broker.refused = ()
+    await broker.ask(shop.lines.release_from(place()))
+    assert broker.published == [b"message c", b"message d"]
+    await broker.close()
+
+
+def test_a_client_that_stops_sends_no_message_of_further_lines(redis_url: str, client: Any, prefix: str) -> None:  # noqa: F811
+    shop = Shop(client, prefix, "shop", lambda: 0)
+    shop.lines = MessageLines("shop", prefix)
+    for key in "12":
+        shop.arrive(place(key=key), f"{key}a", f"{key}b", f"{key}c")
+        shop.ask(shop.lines.forget(place(key=key), f"{key}a"))
+    sent: list[bytes] = []
+
+    def publish(message: bytes) -> None:
+        sent.append(message)
+        lines._stopping.set()
+        raise OSError("the broker is away")
+
+    lines = BlockingLines(redis_url, "shop", publish=publish, find=lambda _limit, key: place(key=key))
+    lines.lines = shop.lines
+    lines.start()
+    until_now(lambda: sent)
+    lines.stop()
+    lines._client.close()
+    assert sent == [b"message 1c"]
 
 
 def test_no_keys_are_left_except_those_of_messages_in_flight(client: Any, prefix: str, shop: Shop) -> None:
