@@ -16,6 +16,7 @@ from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.strict_rate import StrictRate
 from tests.durability.threads import side_by_side
+from tests.forked import answer_of_forked_child
 from tests.until import until_now
 
 
@@ -136,3 +137,13 @@ def test_a_limiter_whose_loop_has_ended_raises() -> None:
     asyncio.run(limiter.acquire("a"))
     with pytest.raises(HeadgateError, match="has ended"):
         limiter.sync.acquire("a")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_limiter_on_a_store_that_was_used_before_a_fork_says_what_to_do() -> None:
+    limiter = Limiter(RateLimit("100/h"), OnOneLoop())
+    assert limiter.sync.try_acquire("a")
+    answer = answer_of_forked_child(lambda: str(limiter.sync.try_acquire("a")))
+    assert answer == "ForkedConnection: this limiter and its store were in use before the fork; make both after it"
+    assert limiter.sync.try_acquire("a")
+    limiter.sync.close()

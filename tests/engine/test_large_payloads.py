@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import logging
-import os
 import sqlite3
 import threading
 import uuid
@@ -49,6 +48,7 @@ from headgate.jobs.encoded import codecs_of, is_in_folder
 from headgate.jobs.event import Event, JobNotMigrated, StorageFailed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.forked import answer_of_forked_child
 from tests.internals import app_on, client_of, store_of
 from tests.until import patient, result_within
 
@@ -621,23 +621,6 @@ async def test_a_folder_that_is_first_used_in_a_transaction_is_noted_by_the_swee
         assert not await store_of(app).is_folder_used(folder.shown_url)
         assert await app.admin.sweep_large_payloads() == 0
         assert await store_of(app).is_folder_used(folder.shown_url)
-
-
-def answer_of_forked_child(ask: Callable[[], str]) -> str:
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            answer = ask()
-        except BaseException as error:
-            answer = f"{type(error).__name__}: {error}"
-        os.write(write, answer.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        answer = pipe.read()
-    os.waitpid(child, 0)
-    return answer
 
 
 class AsyncStore(AsyncFileSystem):  # type: ignore[misc]

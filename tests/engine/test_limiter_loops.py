@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -15,6 +16,7 @@ import redis
 from headgate import Limiter, StrictRate
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.standalone.limiter import open_store
+from tests.forked import answer_of_forked_child
 from tests.until import becomes, patient, until_now
 
 
@@ -139,3 +141,27 @@ async def test_sync_on_the_loop_that_runs_the_limiter_is_refused_with_what_to_wr
     with pytest.raises(HeadgateError, match=r"write `await`, without \.sync, as in `await limiter\.acquire"):
         limiter.sync.try_acquire("acme")
     await limiter.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_limiter_that_was_used_before_a_fork_continues_in_both_processes(redis_url: str) -> None:
+    limiter = limiter_at(redis_url, "4/h")
+    assert limiter.sync.try_acquire("acme")
+
+    def child() -> str:
+        held = (limiter.sync.try_acquire("acme"), asyncio.run(limiter.try_acquire("acme")))
+        limiter.sync.close()
+        gc.collect()
+        return str([bool(each) for each in held])
+
+    assert answer_of_forked_child(child) == "[True, True]"
+    assert [bool(limiter.sync.try_acquire("acme")) for _ in range(2)] == [True, False]
+    limiter.sync.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_does_not_wait_for_a_lock_that_its_parent_held(redis_url: str) -> None:
+    limiter = limiter_at(redis_url)
+    with cast(Any, limiter)._budget._home._lock:
+        assert answer_of_forked_child(lambda: str(bool(limiter.sync.try_acquire("acme")))) == "True"
+    limiter.sync.close()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headgate import Headgate, HeadgateError, JobState
+from tests.forked import answer_of_forked_child
 from tests.until import patient, result_within
 
 
@@ -65,24 +65,6 @@ async def test_a_sync_method_on_the_event_loop_is_refused_instead_of_blocking_fo
     async with app.open():
         with pytest.raises(HeadgateError, match="in a coroutine write `await`"):
             app.tasks["add"].sync.enqueue(1, 1)
-
-
-def answer_of_forked_child(ask: Callable[[], str]) -> str:
-    """What `ask` says in a forked child, or the error that it raises there."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            answer = ask()
-        except BaseException as error:
-            answer = f"{type(error).__name__}: {error}"
-        os.write(write, answer.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        answer = pipe.read()
-    os.waitpid(child, 0)
-    return answer
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

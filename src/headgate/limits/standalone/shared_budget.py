@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 from headgate.arguments import parse_until, parse_wait
 from headgate.clock import Clock, Duration
-from headgate.errors import GateClosed, HeadgateError, StorageUnavailable
+from headgate.errors import ForkedConnection, GateClosed, HeadgateError, StorageUnavailable
 from headgate.limits.bucket_store import BucketStore, Taken
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
@@ -159,8 +160,8 @@ class HomeLoop:
 
     Calls from other loops and from threads run there, so that the session belongs to one loop. When that loop ends, its
     session is closed, and the loop of a daemon thread takes its place for good, with a new session from `begin`: the
-    next caller's loop may end as soon. Calls that were not answered are repeated there. Without `renews` there is one
-    session only, and later calls raise HeadgateError.
+    next caller's loop may end as soon. Calls that were not answered are repeated there. A fork has its own
+    home. Without `renews` there is one session only, and later calls raise HeadgateError.
     """
 
     def __init__(self, begin: Callable[[], SharedSession], *, renews: bool) -> None:
@@ -170,6 +171,8 @@ class HomeLoop:
         self._home: _Home | None = None
         self._was_left = False
         self._is_closed = False
+        self._pid = os.getpid()
+        self._inherited: list[_Home | None] = []
 
     async def run(
         self,
@@ -252,6 +255,12 @@ class HomeLoop:
         home = self._home
         if home is not None and home.loop is running:
             return home
+        if self._pid != os.getpid():
+            if home is not None and not self._renews:
+                raise ForkedConnection("this limiter and its store were in use before the fork; make both after it")
+            # The parent's lock may never be free here. Its home is kept: its end would close the parent's connections.
+            self._inherited.append(home)
+            self._lock, self._home, self._pid = threading.Lock(), None, os.getpid()
         with self._lock:
             home = self._home
             if home is not None and home.loop is not running and self._has_ended(home):
