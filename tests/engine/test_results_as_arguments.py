@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from headgate import Headgate, RateLimit, RetryPolicy, Zlib, batch, chain, result_of
-from headgate.errors import DeclarationError, JobFailed, PayloadError
+from headgate.errors import DeclarationError, JobFailed, JobNotFound, PayloadError
 from headgate.jobs.state import JobState
 from headgate.tasks.hooks import JobDraft
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -161,6 +161,54 @@ def test_a_result_that_is_not_there_fails_the_job_and_says_why() -> None:
             assert await client_of(own.app).storage.prune(clock.now() + 1, states=frozenset({JobState.SUCCEEDED})) == 1
             with pytest.raises(JobFailed, match=f"argument 'value' is the result of {good.id}, which has been pruned"):
                 await result_within(after, 100)
+
+    run_virtual(main)
+
+
+def test_results_of_a_batch_of_which_some_are_pruned_are_refused() -> None:
+    """The fault: after three hours with a retention of one, the results were a list of the last hour."""
+
+    async def main(clock: VirtualClock) -> None:
+        own = Sums(Headgate("memory://", clock=clock, retention={"succeeded": "1h", "skipped": 60}))
+
+        @own.app.task
+        async def late(value: int) -> int:
+            await asyncio.sleep(3 * 3600)
+            return value
+
+        async with own.app:
+            pages = batch([own.number.call(1), late.call(2)])
+            stored = await pages.then(own.add.call(result_of(pages))).enqueue()
+            inner = await batch([batch([own.number.call(1)]), late.call(2)]).enqueue()
+            ready = own.double.call(2)
+            join = await batch([ready, late.call(2), own.add.call([]).after(ready, inner)]).enqueue()
+            with pytest.raises(
+                JobFailed, match=f"ResultUnavailable.*the results of batch {stored.id}, of which some were pruned"
+            ):
+                await result_within(stored.then[0], 20_000)
+            follows = (await own.app.admin.job(join.jobs[-1].id)).record.origin
+            assert follows is not None
+            for id in (stored.id, inner.id, join.id, follows.follows or ""):
+                with pytest.raises(JobNotFound, match=f"results of batch {id} were pruned; give its tasks a longer"):
+                    await own.app.batch(id).result()
+
+    run_virtual(main)
+
+
+def test_results_of_a_batch_are_complete_without_those_that_it_never_had() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = Sums(Headgate("memory://", clock=clock, retention={"succeeded": "1h", "skipped": 60}))
+        first, empty = own.number.using(delay=2 * 3600).call(4), batch([])
+        unneeded = own.double.call(5).after(first, on="failure")
+        nested = batch([first, unneeded, batch([batch([])])])
+        async with own.app:
+            stored = await nested.then(own.add.using(delay=2 * 3600 + 600).call(result_of(nested))).enqueue()
+            alone = await empty.then(own.add.using(delay=2 * 3600).call(result_of(empty), 1)).enqueue()
+            assert await result_within(stored.then[0], 20_000) == 4
+            assert await own.app.batch(stored.id).result() == [4]
+            assert await result_within(alone.then[0], 20_000) == 1
+            await asyncio.sleep(3 * 3600)
+            assert not await own.app.admin.batches()
 
     run_virtual(main)
 

@@ -458,14 +458,14 @@ class Client:
         return (await cancel_batch(self.storage, batch_id, self._cancel_job, _cancellation)).changed
 
     async def batch_jobs(self, batch_id: str) -> Sequence[str]:
-        """Return the ids of the jobs of a batch and of the batches in it, in order, as far as they are kept."""
+        """Return the ids of the jobs in a batch, in order. Raises JobNotFound if any but skipped ones were pruned."""
         self._require_open()
         found: list[str] = []
-        while True:
-            page = await self.storage.jobs_of_batch(batch_id, after=found[-1] if found else "")
-            if not page:
-                return found
+        while page := await self.storage.jobs_of_batch(batch_id, after=found[-1] if found else ""):
             found += page
+        if await self.storage.pruned_members(batch_id):
+            raise JobNotFound(batch_id, f"results of batch {batch_id} were pruned; give its tasks a longer retention")
+        return found
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         """As `Batch.wait`; `timeout` is in seconds."""

@@ -97,7 +97,7 @@ class Batch(RefusesAwait):
         return self.id
 
     async def status(self) -> BatchStatus:
-        """Return how many of its jobs are in each state. Raises BatchNotFound once all have been pruned."""
+        """Return how many of its jobs are in each state. Raises BatchNotFound after all have been pruned."""
         return await self._client.admin.batch(self.id)
 
     async def wait(self, timeout: Duration | None = None) -> BatchStatus:
@@ -120,7 +120,7 @@ class Batch(RefusesAwait):
     async def result(self, timeout: Duration | None = None) -> list[Any]:
         """Wait for all jobs and return their results, in order, without those of jobs that were skipped.
 
-        Raises as `Job.result` for the first job that failed or was cancelled.
+        Raises as `Job.result` for the first job that failed or was cancelled, and JobNotFound if one has been pruned.
         """
         await self.wait(timeout)
         results = []

@@ -50,8 +50,8 @@ class StoreResults:
                 f"argument {argument!r} is the result of {id}, which has been pruned after its retention"
             )
         results: list[msgspec.Raw] = []
-        ids = await self._storage.jobs_of_batch(id, count=READ_AT_ONCE)
-        while ids:
+        ids: Sequence[str] = [""]
+        while ids := await self._storage.jobs_of_batch(id, after=ids[-1], count=READ_AT_ONCE):
             records = {record.id: record for record in await self._storage.final(ids)}
             for each in ids:
                 if each in records and records[each].state is JobState.SKIPPED:
@@ -61,7 +61,9 @@ class StoreResults:
                         f"argument {argument!r} are the results of batch {id}, and its job {each} is not final"
                     )
                 results.append(await self._result(records[each], argument))
-            ids = await self._storage.jobs_of_batch(id, after=ids[-1], count=READ_AT_ONCE)
+        if await self._storage.pruned_members(id):  # asked last: jobs may be pruned meanwhile
+            what = f"argument {argument!r} are the results of batch {id}, of which some were pruned"
+            raise ResultUnavailable(f"{what}; give its tasks a longer retention")
         return _list(results)
 
     async def _result(self, record: JobRecord, argument: str) -> msgspec.Raw:

@@ -181,6 +181,7 @@ class Store(Driver):
     job: Final = read(listing.job, "lookup")
     batch: Final = read(listing.batch, "lookup")
     jobs_of_batch: Final = read(listing.jobs_of_batch, "scan")
+    pruned_members: Final = read(listing.pruned_members, "scan")
     dependencies: Final = read(listing.dependencies, "lookup")
     graph: Final = read(graph_rows.graph, "list")
     batches: Final = read(listing.batches, "scan")

@@ -271,6 +271,39 @@ class JoinsConformance(Conformance):
                 Dependency(after, "work", "blocked", "final")
             ]
 
+    async def test_members_of_a_batch_that_are_pruned_are_known_unless_they_were_skipped(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage, now = store_user.storage, clock.now()
+        outer, inner, empty = (new_batch_id(store_user) for _ in range(3))
+        first = replace(store_user.new(), origin=Origin(batch=outer))
+        unneeded = following(store_user, first.id, "failure", batch=outer)
+        inside = [replace(store_user.new(), origin=Origin(batch=inner)) for _ in range(2)]
+        batches = [NewBatch(outer, 4, now), NewBatch(inner, 2, now, outer), NewBatch(empty, 0, now, outer)]
+        await storage.add([first, unneeded, *inside], batches)
+        after, join = joined(store_user, [first.id, inner])
+        await storage.add(after, [join])
+
+        async def pruned(*ids: str) -> list[int]:
+            assert (await storage.delete(ids, finished_before=clock.now())).deleted == set(ids)
+            assert await storage.prune(0) == 0
+            return [await storage.pruned_members(id) for id in (outer, inner, empty, join.id)]
+
+        assert await pruned() == [0, 0, 0, 0]
+        for _ in range(2):
+            await store_user.succeed(*await store_user.take())
+        clock.advance(10)
+        # Then the batches of that age, of which only the empty one has no job.
+        for count in (1, 0):
+            assert await storage.prune(clock.now(), states=frozenset({JobState.SKIPPED})) == count
+        assert await pruned() == [0, 0, 0, 0]
+        assert await pruned(inside[0].id) == [1, 1, 0, 1]
+        assert await pruned(inside[1].id) == [2, 2, 0, 2]
+        assert await pruned(first.id) == [1, 2, 0, 3]
+        for count in (1, 3, 0):
+            assert await storage.prune(clock.now()) == count
+        assert [await storage.batch(id) for id in (outer, inner, empty, join.id)] == [None] * 4
+
     async def test_joins_and_batches_of_batches_are_pruned_after_their_jobs(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

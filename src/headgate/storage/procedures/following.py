@@ -376,12 +376,10 @@ async def store_dependencies(
     followed = leaders_of(jobs, batches)
     if followed:
         await tx.execute("mark_followed", ids=sorted(followed))
-    awaited = {batch.id: {batch.id, *batch.leaders} for batch in batches}
-    origins = [(job.id, job.origin) for job in jobs if job.origin is not None and job.origin.results]
+    origins = [(job.id, job.origin) for job in jobs if job.origin is not None]
+    joins = {batch.id: {batch.id, *batch.leaders} for batch in batches}
     read = [
-        (id, leader)
-        for id, origin in origins
-        for leader in {*origin.read_ids} - awaited.get(origin.follows or "", {origin.follows})
+        (id, leader) for id, own in origins for leader in {*own.read_ids} - joins.get(own.follows or "", {own.follows})
     ]
     if read:
         await tx.execute("add_awaited_results", new=sorted(read))

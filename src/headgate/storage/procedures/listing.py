@@ -403,6 +403,11 @@ async def jobs_of_batch(tx: Transaction, batch_id: str, *, after: str = "", coun
     return await tx.ids("jobs_of_batch", id=batch_id, after=after, count=count)
 
 
+async def pruned_members(tx: Transaction, batch_id: str) -> int:
+    """Return how many members of a batch, and of what it counts, have been pruned, without skipped ones."""
+    return int(await tx.value("pruned_members", id=batch_id))
+
+
 async def dependencies(tx: Transaction, job_id: str) -> Dependencies:
     """Return what a job follows, and what follows it."""
     leaders = await tx.fetch(_DEPENDENCIES, "leaders_of_job", id=job_id, count=DEPENDENCIES_SHOWN)

@@ -137,11 +137,7 @@ async def prune(
 
 
 async def prune_by_own_retention(tx: Transaction, count: int = 1000) -> int:
-    """Delete up to `count` jobs whose own retention has ended, as `prune` does. Returns how many were deleted.
-
-    A job is kept as long as one that may read its result is not final: that follows it, or a batch or join that counts
-    it, or that gets its result as an argument.
-    """
+    """Delete up to `count` jobs whose own retention has ended and that no unfinished job may read; return how many."""
     found = await tx.fetch(_PRUNABLE, "prunable_by_own_retention", now=tx.now, count=count)
     return len(await _delete(tx, found, tx.now + 1))
 

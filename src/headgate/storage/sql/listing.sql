@@ -352,9 +352,8 @@ SELECT batch.id, (
 FROM headgate.batch
 WHERE batch.id {any:ids job_id}
 
--- name: jobs_of_batch
--- Return a page of the ids of the jobs that a batch counts, also of those in batches in it and of leaders of a join.
-WITH RECURSIVE counted (id) AS (
+-- part: counted
+counted (id) AS (
     SELECT id FROM headgate.batch WHERE id = :id::job_id
     UNION
     SELECT member.id
@@ -365,6 +364,10 @@ WITH RECURSIVE counted (id) AS (
         SELECT leader, batch FROM headgate.awaited_leader
     ) AS member ON member.batch = counted.id
 )
+
+-- name: jobs_of_batch
+-- Return a page of the ids of the jobs that a batch counts, also of those in batches in it and of leaders of a join.
+WITH RECURSIVE @counted
 SELECT id
 FROM (
     SELECT job.id FROM counted JOIN headgate.job ON job.batch IS NOT NULL AND job.batch = counted.id
@@ -374,6 +377,21 @@ FROM (
 WHERE id > :after::job_id
 ORDER BY id
 LIMIT :count
+
+-- name: pruned_members
+-- Return how many members of a batch, and of what it counts, are not stored and were not skipped; 1 if it is not itself.
+WITH RECURSIVE @counted
+SELECT coalesce(sum(total - skipped - (
+    SELECT count(*) FROM (
+        SELECT state FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = whole.id
+        UNION ALL SELECT @batch_state FROM headgate.batch WHERE batch.batch IS NOT NULL AND batch.batch = whole.id
+        UNION ALL SELECT ended_as FROM headgate.awaited_leader WHERE awaited_leader.batch = whole.id AND leader IN (
+            SELECT id FROM headgate.job WHERE id = leader UNION ALL SELECT id FROM headgate.batch WHERE id = leader
+        )
+    ) AS member
+    WHERE coalesce(state, '') <> 'skipped'
+)), 1)
+FROM counted JOIN headgate.batch AS whole ON whole.id = counted.id
 
 -- name: leaders_of_job
 -- Return what a job follows; where it follows a join, the leaders that this counts.

@@ -38,13 +38,10 @@ LIMIT :count
 (options IS NOT NULL AND {position}(options, '"retention":') > 0)
 
 -- part: counting_found [postgres]
-SELECT outer_batch.id
-FROM counting
-CROSS JOIN LATERAL (
-    SELECT batch AS id FROM headgate.batch WHERE batch.id = counting.id
-    UNION ALL
-    SELECT batch FROM headgate.awaited_leader WHERE leader = counting.id
-) AS outer_batch
+SELECT outside.batch FROM counting CROSS JOIN LATERAL (
+    SELECT batch FROM headgate.batch WHERE batch.id = counting.id
+    UNION ALL SELECT batch FROM headgate.awaited_leader WHERE leader = counting.id
+) AS outside
 
 -- part: counting_found [sqlite]
 SELECT inside.batch FROM counting CROSS JOIN batch AS inside ON inside.id = counting.id
@@ -56,19 +53,15 @@ SELECT awaited.batch FROM counting CROSS JOIN awaited_leader AS awaited ON await
 -- through others, or has the results of one of these as an argument.
 EXISTS (
     WITH RECURSIVE counting (id) AS (
-        SELECT $id
-        UNION
-        SELECT $batch
-        UNION
+        SELECT $id UNION SELECT $batch UNION
         @counting_found
     )
     SELECT 1 FROM counting
     WHERE EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.follows = counting.id AND next.finished_at IS NULL {no join})
         OR EXISTS (
             SELECT 1 FROM headgate.awaited_result AS awaited
-            WHERE awaited.leader = counting.id AND EXISTS (
-                SELECT 1 FROM headgate.job AS next WHERE next.id = awaited.reader AND next.finished_at IS NULL {no join}
-            )
+            WHERE awaited.leader = counting.id
+                AND EXISTS (SELECT 1 FROM headgate.job AS next WHERE next.id = awaited.reader AND next.finished_at IS NULL {no join})
             {no join}
         )
 )
@@ -122,27 +115,35 @@ DELETE FROM headgate.awaited_result WHERE reader {any:ids job_id}
 -- Delete the audit entries of pruned jobs.
 DELETE FROM headgate.audit_entry WHERE subject {any:subjects text} AND kind = 'job'
 
--- part: is_empty_batch
+-- part: is_unused_batch
+-- A batch goes after its outer one, also if it never had a job: so what a stored batch counts and is gone has been pruned.
 NOT EXISTS (SELECT 1 FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = batch.id {no join})
-AND NOT EXISTS (SELECT 1 FROM headgate.batch AS inside WHERE inside.batch = batch.id {no join})
+AND NOT EXISTS (SELECT 1 FROM headgate.batch AS outside WHERE outside.id = batch.batch {no join})
+AND NOT EXISTS (
+    WITH RECURSIVE within (id) AS (
+        SELECT batch.id UNION
+        SELECT inside.id FROM within CROSS JOIN headgate.batch AS inside WHERE inside.batch IS NOT NULL AND inside.batch = within.id
+    )
+    SELECT 1 FROM within WHERE EXISTS (SELECT 1 FROM headgate.job WHERE job.batch IS NOT NULL AND job.batch = within.id {no join})
+)
 AND NOT (batch.is_join AND EXISTS (SELECT 1 FROM headgate.job WHERE job.follows = batch.id {no join}))
+AND NOT @is_awaited(batch.id, batch.batch)
 
 -- name: prune_batches_of
--- Delete those of these batches that were final before then and have no stored job.
+-- Delete those of these batches that were final before then and are not used.
 DELETE FROM headgate.batch
 WHERE id IN (
     SELECT id FROM headgate.batch
-    WHERE id {any:ids job_id} AND {no index}finished_at < :before AND @is_empty_batch
+    WHERE id {any:ids job_id} AND {no index}finished_at < :before AND @is_unused_batch
     {for update skip locked}
 )
 
 -- name: prune_batches
--- Delete batches that were final before then and have no stored job and no batch in them, and joins that no stored job
--- follows; it reads all batches of that age.
+-- Delete batches that were final before then and are not used; it reads all batches of that age.
 DELETE FROM headgate.batch
 WHERE id IN (
     SELECT id FROM headgate.batch
-    WHERE finished_at < :before AND @is_empty_batch
+    WHERE finished_at < :before AND @is_unused_batch
     LIMIT :count
     {for update skip locked}
 )

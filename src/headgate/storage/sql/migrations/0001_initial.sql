@@ -473,8 +473,7 @@ CREATE TABLE headgate.awaited_leader (
 ) WITHOUT ROWID;
 CREATE INDEX awaited_leader_leader ON headgate.awaited_leader (leader, batch);
 
--- The jobs and batches whose results a job gets as arguments, without those that it follows. Unless their retention is the
--- app's, they are kept until it has ended.
+-- The jobs and batches whose results a job gets as arguments, and which it does not follow itself.
 CREATE TABLE headgate.awaited_result (
     reader  bigint NOT NULL,
     leader  bigint NOT NULL,
