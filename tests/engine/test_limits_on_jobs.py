@@ -891,6 +891,40 @@ def test_the_reason_of_a_paused_job_names_the_command_that_resumes_it() -> None:
     run_virtual(main)
 
 
+def test_a_job_that_costs_more_than_one_starts_beside_plain_code_that_takes_each_slot() -> None:
+    """The fault: plain code took each start as it came free, so two were never free at once, and no job started."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.limit("api", RateLimit("60/m", burst=10, cost=2))
+        limiter = app.limiter("api")
+        plain: list[int] = []
+
+        @app.task(limits=["api"])
+        async def call() -> None: ...
+
+        async def take_each_slot() -> None:
+            while True:
+                await limiter.acquire()
+                plain.append(clock.monotonic())
+
+        async with app:
+            taking = asyncio.create_task(take_each_slot())
+            await asyncio.sleep(30)
+            jobs = await call.enqueue_many([()] * 5)
+            await result_within(jobs[-1], 12)
+            # Plain code has the rest: what a job that is cancelled waited for, and each slot once no job waits.
+            before = len(plain)
+            cancelled = await call.enqueue()
+            await asyncio.sleep(0.1)
+            assert await cancelled.cancel()
+            await asyncio.sleep(60)
+            assert len(plain) >= before + 59
+            taking.cancel()
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("limit", [StrictRate("2/h", key="{tenant}"), DynamicWindow(per=3600, count=2, key="{tenant}")])
 def test_a_refusal_that_plain_code_gets_delays_jobs_until_it_is_lifted(limit: Limit) -> None:
     async def main(clock: VirtualClock) -> None:

@@ -24,7 +24,8 @@ R = TypeVar("R")
 class StoredBuckets:
     """A BucketStore on the store of the jobs. Rules that were set at run time apply here too.
 
-    When a bucket opens, it serves jobs and plain code in the order of their requests.
+    When a bucket opens, it serves jobs and plain code in the order of their requests. While jobs wait for it, that is
+    when it opens for the first of them.
     """
 
     def __init__(self, storage: Store) -> None:
@@ -185,6 +186,9 @@ def _snapshot(visit: BucketVisit) -> Snapshot:
 def _try_take(view: BucketView, now: int, cost: int) -> tuple[int, Any]:
     if view.closed_until >= NEVER:
         return NEVER, None
+    if view.opens_at is not None and view.opens_at > now:
+        # What is left is for the first job that waits, which may cost more: plain code is in the line with later jobs.
+        return view.opens_at, None
     return view.take(max(now, view.closed_until), cost)
 
 
