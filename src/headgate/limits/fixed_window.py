@@ -140,4 +140,4 @@ class FixedWindow(Limit):
 
     @classmethod
     def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
-        return cls(text)
+        return cls(text, margin=like.margin / SECOND if isinstance(like, WindowCounter) else 0)

@@ -81,7 +81,8 @@ def limit_of(kind: str, text: str, like: AnyRule | None = None, **options: Unpac
 def spelled_limit(declared: AnyRule, text: str, *, kind: str | None = None, **options: Unpack[SpelledOptions]) -> Limit:
     """Return the limit for a text such as "15/m" or a number, in place of the declared rule. Raises DeclarationError.
 
-    It is of the declared kind unless `kind` is another one, which only rates have. Options left out are as declared.
+    It is of the declared kind unless `kind` is another one, which only rates have. Options left out are as declared,
+    or the defaults of another kind.
     """
     chosen = kind if kind is not None and declared.family == RATE else declared.kind
     return limit_of(chosen, text, declared, **options)

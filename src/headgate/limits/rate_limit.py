@@ -193,4 +193,10 @@ class RateLimit(Limit):
 
     @classmethod
     def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
-        return cls(text, burst=options.get("burst"))
+        burst = options.get("burst")
+        if not isinstance(like, Gcra):
+            return cls(text, burst=burst)
+        if burst is None and like.burst != like.count:
+            # Left out in the declaration too, it is the count.
+            burst = like.burst
+        return cls(text, burst=burst, start_empty=like.start_empty, margin=like.margin / SECOND)

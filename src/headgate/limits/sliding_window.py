@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
 from headgate.arguments import parse_duration
-from headgate.clock import Duration
+from headgate.clock import SECOND, Duration
 from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
 from headgate.limits.rate import CountRule, described, parse_rate
@@ -234,7 +234,7 @@ class SlidingWindow(Limit):
     @classmethod
     def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
         slices = options.get("slices") or (like.slices if isinstance(like, SliceCounter) else DEFAULT_SLICES)
-        return cls(text, slices=slices)
+        return cls(text, slices=slices, margin=like.margin / SECOND if isinstance(like, SliceCounter) else 0)
 
 
 def slice_length(period: int, slices: int, where: str) -> int:

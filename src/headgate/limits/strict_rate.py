@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
 from headgate.arguments import parse_duration
-from headgate.clock import Duration
+from headgate.clock import SECOND, Duration
 from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
 from headgate.limits.rate import CountRule, described, parse_rate
@@ -143,4 +143,4 @@ class StrictRate(Limit):
 
     @classmethod
     def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
-        return cls(text)
+        return cls(text, margin=like.margin / SECOND if isinstance(like, SlidingLog) else DEFAULT_MARGIN)

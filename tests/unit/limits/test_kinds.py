@@ -12,7 +12,7 @@ from headgate.limits.adaptive_rate import AdaptiveRate
 from headgate.limits.concurrency import Concurrency, Mutex
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.fixed_window import FixedWindow
-from headgate.limits.kinds import KINDS, RULES, RateKind, dump_rule, load_rule, spelled_kinds
+from headgate.limits.kinds import KINDS, RULES, RateKind, dump_rule, load_rule, spelled_kinds, spelled_limit
 from headgate.limits.limit import Limit
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.rule import RATE
@@ -47,6 +47,33 @@ def test_a_rule_comes_back_from_its_text_as_it_was(limit: Limit) -> None:
 
 def test_every_rule_that_there_is_can_be_stored() -> None:
     assert {type(limit.rule) for limit in LIMITS} == set(RULES)
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "options", "becomes"),
+    [
+        (StrictRate("15/m", margin=1), "9/m", {}, StrictRate("9/m", margin=1)),
+        (StrictRate("15/m", margin=0), "9/m", {}, StrictRate("9/m", margin=0)),
+        (FixedWindow("1000/h", margin=5), "9/m", {}, FixedWindow("9/m", margin=5)),
+        (SlidingWindow("60/m", slices=61, margin=1), "9/m", {}, SlidingWindow("9/m", slices=61, margin=1)),
+        (SlidingWindow("60/m", margin=1), "9/m", {"slices": 3}, SlidingWindow("9/m", slices=3, margin=1)),
+        (RateLimit("15/m", margin=0.5), "9/m", {}, RateLimit("9/m", margin=0.5)),
+        (RateLimit("10/s", burst=1), "9/m", {}, RateLimit("9/m", burst=1)),
+        (
+            RateLimit("10/s", burst=1, start_empty=True),
+            "9/m",
+            {"burst": 4},
+            RateLimit("9/m", burst=4, start_empty=True),
+        ),
+        # Another kind has its own options.
+        (StrictRate("15/m", margin=1), "9/m", {"kind": "rate"}, RateLimit("9/m")),
+        (RateLimit("15/m", burst=1, margin=1), "9/m", {"kind": "strict"}, StrictRate("9/m")),
+    ],
+)
+def test_a_rule_that_is_set_as_text_keeps_the_options_that_the_declared_one_has(
+    declared: Limit, text: str, options: dict[str, Any], becomes: Limit
+) -> None:
+    assert spelled_limit(declared.rule, text, **options).rule == becomes.rule
 
 
 def test_the_kinds_that_people_can_choose_for_a_rate_are_those_that_are_rates() -> None:
