@@ -17,6 +17,7 @@ from celery.contrib.testing.worker import start_worker
 
 from headgate.contrib.celery import CeleryGate
 from headgate.errors import DeclarationError, PayloadError
+from headgate.limits.adaptive_rate import AdaptiveRate
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.redis.message_lines import BlockingLines, BucketLine, MessageLines
 from headgate.limits.strict_rate import StrictRate
@@ -158,6 +159,7 @@ def test_a_call_without_the_key_it_needs_is_refused_where_it_is_sent(m: Any) -> 
     ("limit", "reason"),
     [
         (Concurrency(3), "a gate keeps rates and windows"),
+        (AdaptiveRate("9/s"), r"a gate keeps rates and windows \(RateLimit, .*\), not adaptive, 0.09/s to 9/s"),
         (StrictRate("1/s", key="{tag}", max_wait=5), "max_wait= is for jobs of Headgate"),
         (StrictRate("1/s", key="{tag}", per_call=True), "per_call= is for jobs of Headgate"),
         (StrictRate("9/s", on_store_error="share", sharers=3), "sharers= is for jobs of Headgate"),

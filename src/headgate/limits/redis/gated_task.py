@@ -93,8 +93,9 @@ class GatedTask:
 
     def _check(self) -> None:
         limit = self.limit
-        if limit.rule.family != RATE:
-            raise DeclarationError(f"{self._where}: a gate keeps rates and windows, not {limit.rule.describe()}")
+        if limit.rule.family != RATE or limit.rule.adapts:
+            kept = "a gate keeps rates and windows (RateLimit, StrictRate, FixedWindow, SlidingWindow)"
+            raise DeclarationError(f"{self._where}: {kept}, not {limit.rule.describe()}")
         numbers(limit.rule)
         if not isinstance(limit.cost, int):
             raise DeclarationError(f"{self._where}: cost={limit.cost!r} must be a number; a gate knows no other cost")
