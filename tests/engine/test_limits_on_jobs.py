@@ -36,7 +36,7 @@ from headgate import (
     header,
 )
 from headgate.clock import SECOND
-from headgate.errors import HeadgateError
+from headgate.errors import CostExceedsLimit, HeadgateError
 from headgate.jobs.event import Event, JobEnqueued, JobFailure, JobFinished, JobNotMigrated
 from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -1239,6 +1239,10 @@ def test_a_cost_above_what_a_raised_and_lowered_limit_can_grant_fails_the_job_in
             with pytest.raises(JobFailed, match="CostExceedsLimit"):
                 await result_within(job, 200)
             with pytest.raises(HeadgateError):
+                await ask.enqueue(11)
+            # Where jobs are enqueued, the rule in the code decides, whatever is set: that needs no store.
+            await app.admin.limits.set("tokens", SlidingWindow("100/m"))
+            with pytest.raises(CostExceedsLimit):
                 await ask.enqueue(11)
 
     run_virtual(main)
