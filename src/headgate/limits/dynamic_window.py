@@ -424,7 +424,8 @@ class DynamicWindow(Limit):
 
     A key is active while it has starts in the window. A new key reduces the other shares at once. It waits until what
     they have already used leaves the window, and then goes before them (they go a microsecond later). Other keys
-    do not get what an active key leaves unused. A cost above a key's present share waits until other keys leave.
+    do not get what an active key leaves unused. A cost above a key's present share waits until other keys leave. What
+    a key gives back does not wake jobs of other keys that wait already.
 
     `slices` (default 1): 1 is a fixed window, aligned to the Unix epoch; more make a sliding one, as `SlidingWindow`.
     `margin` seconds (default 0) widen the period. All keys share one state of up to `max_keys` entries, which is read
