@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from headgate import Headgate
+from headgate.testing.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
     from headgate.client.client import Client
@@ -52,6 +54,13 @@ def node_of(app: Headgate) -> Node:
     node = app._node
     assert node is not None, "the app runs no jobs"
     return node
+
+
+def block_loop(seconds: float) -> None:
+    """Let virtual time pass as if the caller blocked the event loop: nothing else runs meanwhile, not even a timer."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop), "only virtual time passes at once"
+    loop._jump(seconds)
 
 
 def new_node(app: Headgate) -> Node:

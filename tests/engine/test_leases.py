@@ -20,7 +20,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.faulty_storage import Faults, FaultyStorage, History
-from tests.internals import app_on
+from tests.internals import app_on, block_loop, node_of
 from tests.until import result_within, until
 
 Span = tuple[float, float, str]
@@ -285,6 +285,37 @@ def test_a_node_whose_lease_has_run_out_claims_nothing_until_a_heartbeat_has_suc
             assert (await job.status()).state is JobState.WAITING
             store.release.set()
             await job.result()
+
+    run_virtual(main)
+
+
+def test_after_a_stall_beyond_the_lease_nothing_starts_until_a_heartbeat_has_succeeded() -> None:
+    """The fault: what had been claimed and had not begun was started, beside the nodes that had taken it over."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        ran: list[tuple[str, int, bool]] = []
+
+        def note(name: str) -> None:
+            ran.append((name, current_job().attempt, node_of(app).lease.holds))
+
+        @app.task
+        async def block() -> None:
+            block_loop(60)
+
+        @app.task
+        async def plain() -> None:
+            note("plain")
+
+        @app.task
+        def thread() -> None:
+            note("thread")
+
+        async with app.open():
+            jobs = [await task.enqueue() for task in (block, plain, thread)]
+            async with app:
+                await asyncio.gather(*(job.result() for job in jobs))
+        assert ran == [("plain", 1, True), ("thread", 1, True)]
 
     run_virtual(main)
 

@@ -93,6 +93,7 @@ class AttemptDependencies:
     completion: StoreCompletion
     results: StoreResults
     chunks: ChunkCalls
+    holds_lease: Callable[[], bool]
     decide_start: Callable[[RunningAttempt], StartDecision]
     move_late: Callable[[Sequence[RunningAttempt]], Awaitable[None]]
     on_linger: Callable[[RunningAttempt], None]
@@ -301,7 +302,7 @@ class RunningAttempt:
                 return await self._in_child()
             if task.needs:
                 return Succeeded(await self._with_resources(arguments, named))
-            if not self.job.buckets and task.is_plain:
+            if not self.job.buckets and task.is_plain and self._dependencies.holds_lease():
                 # The fast path, which most attempts take.
                 self.is_called = True
                 result = await task.function(*arguments, **named)
@@ -456,11 +457,13 @@ class RunningAttempt:
 
     @property
     def start_decision(self) -> StartDecision:
-        """Whether the limits of the job allow it to start now."""
+        """Whether the lease of the node and the limits of the job allow it to start now."""
+        if not self._dependencies.holds_lease():
+            return StartDecision.TOO_LATE
         return self._dependencies.decide_start(self) if self.job.buckets else StartDecision.ON_TIME
 
     async def prepare_start(self) -> bool:
-        """Do the last step before the handler is called; return False if it is too late for the limits."""
+        """Do the last step before the handler is called; return False if it is too late for that."""
         decision = self.start_decision
         if decision is StartDecision.LATE:
             try:

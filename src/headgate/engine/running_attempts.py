@@ -85,7 +85,6 @@ class RunningAttempts(WithServices):
     ) -> None:
         super().__init__(services)
         self._slots = slots
-        self._holds_lease = holds_lease
         self._charges = charges
         self._outcomes = outcomes
         self._wake = wake
@@ -106,6 +105,7 @@ class RunningAttempts(WithServices):
             StoreCompletion(services.storage),
             StoreResults(services.storage, services.registry.codecs, large_payloads),
             ChunkCalls(services.clock, pool, slots.most_in, self._move_late),
+            holds_lease,
             self._decide_start,
             self._move_late,
             self._note_lingering,
@@ -168,9 +168,7 @@ class RunningAttempts(WithServices):
         attempt.start().add_done_callback(partial(self._attempt_ended, attempt))
 
     def _decide_start(self, attempt: RunningAttempt) -> StartDecision:
-        """Return whether the handler of a job with limits may be called now."""
-        if not self._holds_lease():
-            return StartDecision.TOO_LATE
+        """Return whether the limits of a job allow it to start now."""
         moved_to = None if attempt.charge is None else attempt.charge.moved_to
         return decide_start(attempt.job, self._registry.rules, self._storage.limit_now(), moved_to)
 
@@ -184,7 +182,7 @@ class RunningAttempts(WithServices):
         ahead = 0
         for _ in range(MOVES):
             decisions = [
-                (attempt.charge, self._decide_start(attempt))
+                (attempt.charge, attempt.start_decision)
                 for attempt in attempts
                 if attempt.charge is not None and attempt.cause is None
             ]
