@@ -66,6 +66,31 @@ def test_a_claim_whose_reply_is_late_is_not_treated_as_lost() -> None:
     run_virtual(main)
 
 
+def test_jobs_of_a_lost_reply_take_no_more_slots_than_all_queues_share() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = app_on(LostReplyStorage(clock), clock=clock, slots=2)
+        for queue in ("a", "b"):
+            app.queue(queue, concurrency=10)
+        running, most = 0, 0
+
+        @app.task
+        async def work() -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(30)
+            running -= 1
+
+        async with app:
+            await work.using(queue="b").enqueue_many([()] * 2)
+            await asyncio.sleep(0.2)
+            jobs = await work.using(queue="a").enqueue_many([()] * 2)
+            await asyncio.gather(*(job.result() for job in jobs))
+        assert most == 2
+
+    run_virtual(main)
+
+
 def test_a_returned_job_that_is_claimed_again_is_not_returned_during_that_claim() -> None:
     """The looks for the lost claim do not count for the one after it, or its job would be run twice at once."""
 

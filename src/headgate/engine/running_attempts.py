@@ -401,7 +401,8 @@ class Slots:
         """Return the free slots of a queue; 0 for a queue that this node does not serve."""
         if self._is_quiet:
             return 0
-        return max(0, self.capacity.get(queue, 0) - self._busy.get(queue, 0))
+        free = max(0, self.capacity.get(queue, 0) - self._busy.get(queue, 0))
+        return free if self._shared is None else min(free, self._shared)
 
     @property
     def free(self) -> int:

@@ -50,7 +50,7 @@ def test_a_bound_of_all_queues_that_is_set_later_bounds_the_next_rooms() -> None
     slots = Slots({"mail": 3, "video": 3})
     slots.take("mail")
     slots.change({"mail": 3, "video": 3}, 2, is_quiet=False)
-    assert slots.free == 1
+    assert slots.free == slots.free_in("mail") == slots.free_in("video") == 1
     assert slots.shared_by(slots.free_slots()) == 1
     slots.change({"mail": 9, "video": 3}, None, is_quiet=False)
     assert (slots.free, slots.shared_by(slots.free_slots())) == (11, None)
