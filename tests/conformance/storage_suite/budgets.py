@@ -298,6 +298,58 @@ class BudgetsConformance(Conformance):
             clock.advance(0.001)
         assert taken == ['"a"', '"b"', '"c"'] * 2
 
+    async def test_keys_whose_limits_open_get_no_more_starts_than_those_in_line(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": rate(10, per=1, burst=1)}
+        for key in "abcdefgh":
+            await store_user.add(30, buckets=[("api", key)], payload=f'"{key}"')
+        taken: list[str] = []
+        for _ in range(20):
+            jobs = await store_user.take(4)
+            taken += [job.payload for job in jobs]
+            await store_user.succeed(*jobs)
+            # By then, the limits of all keys have opened.
+            clock.advance(0.2)
+        assert [taken.count(f'"{key}"') for key in "abcdefgh"] == [10] * 8
+
+    async def test_a_new_key_waits_for_one_turn_of_each_other_key(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"api": rate(10, per=1, burst=1)}
+        for key in "abcdefgh":
+            await store_user.add(30, buckets=[("api", key)])
+        for _ in range(10):
+            await store_user.succeed(*await store_user.take(4))
+            clock.advance(0.2)
+        new = await store_user.add_one(buckets=[("api", "new")])
+        taken: list[str] = []
+        for _ in range(3):
+            jobs = await store_user.take(4)
+            taken += [job.id for job in jobs]
+            await store_user.succeed(*jobs)
+            clock.advance(0.2)
+        assert taken.index(new) == 8
+
+    async def test_a_costly_job_is_not_starved_by_cheap_jobs_for_which_no_slot_was_free(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {"tokens": strict(10, per=10), "own": strict(1000)}
+        await store_user.add(buckets=[("tokens", ""), ("own", "first")], costs=(6, 1))
+        await store_user.take()
+        costly = await store_user.add_one(buckets=[("tokens", ""), ("own", "costly")], costs=(10, 1))
+        assert await store_user.take() == []
+        for second in range(21):
+            # They are in line before the bucket opens. One slot becomes free a second: fewer than there are jobs.
+            for number in range(2):
+                buckets = [("tokens", ""), ("own", f"cheap {second} {number}")]
+                await store_user.add(buckets=buckets, costs=(1, 1))
+            clock.advance(1)
+            if await store_user.take_ids(1) == [costly]:
+                break
+        else:
+            pytest.fail("the costly job never started")
+
     async def test_a_lane_that_got_nothing_keeps_its_place_in_the_line(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

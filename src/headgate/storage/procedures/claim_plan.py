@@ -224,27 +224,27 @@ class ClaimPlan:
         woken: Sequence[LaneRow],
         shares: Mapping[str, int],
     ) -> list[LaneVisit]:
-        """Return the lanes behind opened buckets, then the due ones; in each group the longest waiting first.
+        """Return lanes that are due or behind opened buckets, the longest waiting first.
 
         Those of a fair queue are in the order of their virtual times. It returns at most as many lanes as are expected
         to fill the `shares`: to read and lock lanes in vain costs the most.
         """
         self.fair.note_in_line(due)
-        rows = sorted(self.usable(behind), key=_place_in_line)
-        order = {id: index for index, id in enumerate(grants)}
         left_of = dict(grants)
         released: list[LaneRow] = []
-        for row in rows:
-            if row.behind is not None and left_of.get(row.behind, 0) > 0:
+        candidates: list[LaneRow] = []
+        for row in sorted(self.usable([*behind, *due, *woken]), key=_place_in_line):
+            if row.behind is not None:
+                if left_of.get(row.behind, 0) <= 0:
+                    continue
                 left_of[row.behind] -= 1
                 released.append(row)
-        released.sort(key=lambda row: order[row.behind])  # type: ignore[index]  # they are behind one
+            candidates.append(row)
         sharing = Counter(row.behind for row in released)
         awaiting_fetch = {view.id for view in self.opened if self._lacks_starts(view)}
         left = dict(shares)
         seen: set[RowId] = set()
         visits: list[LaneVisit] = []
-        candidates = [*released, *sorted(self.usable([*due, *woken]), key=_place_in_line)]
         self.fair.sort(candidates, outside=(*released, *woken), shares=shares)
         for row in candidates:
             # A lane behind a bucket that needs a fetch starts no job yet. Slots must be free for the starts fetched.
