@@ -18,6 +18,7 @@ from headgate.errors import LimitInUse
 from headgate.jobs.job import BucketRef, JobOptions, JobState, NewJob, RetentionTerms
 from headgate.jobs.lifecycle import Finished
 from headgate.jobs.limit_sets import LimitSetChange
+from headgate.limits.key import BETWEEN_LEVELS
 from headgate.storage.postgres import claimer, low_watermarks
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of
@@ -30,6 +31,7 @@ from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.stored_rows import bucket_id
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.dependencies import add_batch, follow
+from tests.conformance.storage_suite.fair_queues import ORDER, turns
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, recover
 from tests.until import patient, until
 
@@ -506,6 +508,21 @@ async def test_arrivals_locked_by_a_dead_node_are_polled_soon_and_not_in_a_busy_
     assert claimed.next_in is not None
     assert 0 < claimed.next_in <= SOON
     assert await stores.left.take_ids() == [job]
+
+
+async def test_a_claim_starts_again_if_a_tenant_that_it_has_read_was_evicted_meanwhile(stores: TwoStores) -> None:
+    stores.set_rules(**turns())
+
+    async def start_and_evict() -> list[str]:
+        started = await stores.right.take_ids(1)
+        await stores.right.storage.evict()
+        return started
+
+    first = await stores.left.add_one(buckets=[(ORDER, f"a{BETWEEN_LEVELS}x")])
+    second = await stores.left.add_one(buckets=[(ORDER, f"b{BETWEEN_LEVELS}y")])
+    overtaking = stores.after("claim_snapshot", start_and_evict)
+    assert await stores.left.take_ids() == [second]
+    assert await overtaking == [first]
 
 
 async def test_a_due_lane_that_is_locked_is_read_again_soon(stores: TwoStores) -> None:

@@ -220,7 +220,11 @@ class ClaimTransaction:
         snapshot.behind = await self._lanes_behind(grants, known_only=known_only) if grants else []
         groups = {row.group_id for row in (*snapshot.behind, *snapshot.due, *snapshot.woken)} - {None}
         if groups:
-            plan.fair.note_groups(await self._tx.fetch(_TURN_GROUPS, "turn_groups", ids=list(groups)))
+            found = await self._tx.fetch(_TURN_GROUPS, "turn_groups", ids=list(groups))
+            if len(found) < len(groups):
+                # Others have emptied and evicted all lanes of a group since the snapshot.
+                raise ClaimConflict
+            plan.fair.note_groups(found)
         if self._claim.slots is not None:
             plan.divide(plan.usable([*snapshot.behind, *snapshot.due, *snapshot.woken]))
             self._shares = plan.shares(plan.ready)
