@@ -576,6 +576,34 @@ async def test_a_lane_committed_below_the_low_watermark_is_found_by_the_next_swe
     assert await stores.left.take_ids() == [job]
 
 
+@pytest.mark.parametrize("is_behind", [False, True], ids=["in line", "behind an opened bucket"])
+async def test_a_lane_that_was_ready_while_its_queue_had_no_slot_is_found_at_once(
+    stores: TwoStores, monkeypatch: pytest.MonkeyPatch, is_behind: bool
+) -> None:
+    """The fault: claims of other queues passed it, and it waited for a whole sweep."""
+    monkeypatch.setattr(low_watermarks, "SLOW", -1)
+    stores.set_rules(r=rate(1, per=1, burst=1))
+    await stores.left.add(2, buckets=[("r", "z")])
+    if is_behind:
+        assert len(await stores.left.take_ids()) == 1
+    for _ in range(20):
+        stores.clock.advance(1)
+        assert await stores.left.take_ids(queues=["other"]) == []
+    assert len((await stores.left.claim(queues=["default", "other"])).jobs) == 1
+
+
+async def test_claims_on_a_slow_server_go_on_while_all_their_queues_are_paused(
+    stores: TwoStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(low_watermarks, "SLOW", -1)
+    job = await stores.left.add_one()
+    assert (await stores.left.claim(queues=["other"])).jobs == []
+    await stores.right.storage.pause_queue("default")
+    assert await stores.left.take_ids() == await stores.left.take_ids() == []
+    await stores.right.storage.resume_queue("default")
+    assert await stores.left.take_ids() == [job]
+
+
 async def test_a_merge_leaves_the_arrivals_of_a_lane_that_another_merge_inserts_concurrently(stores: TwoStores) -> None:
     stores.set_rules(r=PLENTY)
     job = await stores.left.add_one(buckets=[("r", "z")])

@@ -34,34 +34,48 @@ def lane(place: int, queue: str = "plain") -> LaneRow:
 
 def test_fast_reads_use_no_low_watermark(low_watermarks: LowWatermarks) -> None:
     low_watermarks.begin()
-    low_watermarks.record_positions([lane(10 * SLACK)], [], 60 * SLACK, [])
+    low_watermarks.record_positions([lane(10 * SLACK)], [], 60 * SLACK, ["plain"])
     low_watermarks.record_read_duration(SLOW)
     low_watermarks.begin()
-    assert (low_watermarks.due("plain"), low_watermarks.opened, low_watermarks.sweeps_in) == (0, 0, None)
+    assert (low_watermarks.due("plain"), low_watermarks.opened(["plain"]), low_watermarks.sweeps_in) == (0, 0, None)
 
 
 def test_slow_reads_begin_at_the_first_position_of_the_last_read(low_watermarks: LowWatermarks) -> None:
     low_watermarks.begin()
-    low_watermarks.record_positions([lane(50 * SLACK), lane(40 * SLACK)], [], 60 * SLACK, [])
+    low_watermarks.record_positions([lane(50 * SLACK), lane(40 * SLACK)], [], 60 * SLACK, ["plain"])
     low_watermarks.record_read_duration(SLOW + 1)
-    assert (low_watermarks.due("plain"), low_watermarks.opened) == (0, 0)
+    assert (low_watermarks.due("plain"), low_watermarks.opened(["plain"])) == (0, 0)
     low_watermarks.begin()
-    assert (low_watermarks.due("plain"), low_watermarks.opened) == (39 * SLACK, 59 * SLACK)
+    assert (low_watermarks.due("plain"), low_watermarks.opened(["plain"])) == (39 * SLACK, 59 * SLACK)
 
 
 def test_each_fair_queue_has_its_own_low_watermark_which_stays_while_its_line_is_empty(
     low_watermarks: LowWatermarks,
 ) -> None:
+    fair = ["fair", "empty"]
     low_watermarks.begin()
-    low_watermarks.record_positions([lane(50 * SLACK), lane(5 * SLACK, "fair")], [], 60 * SLACK, ["fair", "empty"])
+    low_watermarks.record_positions([lane(50 * SLACK), lane(5 * SLACK, "fair")], [], 60 * SLACK, ["plain", *fair], fair)
     low_watermarks.record_read_duration(SLOW + 1)
     low_watermarks.begin()
     assert [low_watermarks.due(queue) for queue in ("plain", "fair", "empty")] == [49 * SLACK, 4 * SLACK, -SLACK]
-    low_watermarks.record_positions([], [], 70 * SLACK, ["fair", "empty"])
+    low_watermarks.record_positions([], [], 70 * SLACK, ["plain", *fair], fair)
     assert [low_watermarks.due(queue) for queue in ("plain", "fair", "empty")] == [69 * SLACK, 4 * SLACK, -SLACK]
     # Turns may be above limit time, where a lane without one would join.
-    low_watermarks.record_positions([lane(90 * SLACK, "fair")], [], 70 * SLACK, ["fair"])
+    low_watermarks.record_positions([lane(90 * SLACK, "fair")], [], 70 * SLACK, ["fair"], ["fair"])
     assert low_watermarks.virtual_times == {"fair": 69 * SLACK, "empty": -SLACK}
+
+
+def test_reads_of_other_queues_do_not_raise_the_low_watermarks_of_a_queue(low_watermarks: LowWatermarks) -> None:
+    low_watermarks.begin()
+    low_watermarks.record_positions([lane(50 * SLACK)], [40 * SLACK], 60 * SLACK, ["plain"])
+    low_watermarks.record_read_duration(SLOW + 1)
+    low_watermarks.begin()
+    low_watermarks.record_positions([], [], 70 * SLACK, ["other"])
+    assert [low_watermarks.due(queue) for queue in ("plain", "other", "new")] == [49 * SLACK, 69 * SLACK, -SLACK]
+    read = (["plain"], ["other"], ["plain", "other"], ["other", "new"])
+    assert [low_watermarks.opened(queues) for queues in read] == [39 * SLACK, 69 * SLACK, 39 * SLACK, -SLACK]
+    # All queues are paused.
+    assert low_watermarks.opened([]) > 70 * SLACK
 
 
 def test_claims_sweep_every_second_a_little_below_the_first_position(
@@ -69,26 +83,31 @@ def test_claims_sweep_every_second_a_little_below_the_first_position(
 ) -> None:
     low_watermarks.begin()
     low_watermarks.record_read_duration(SLOW + 1)
-    low_watermarks.record_positions([lane(990 * SLACK), lane(40 * SLACK, "fair")], [], 1000 * SLACK, ["fair"])
+    low_watermarks.record_positions(
+        [lane(990 * SLACK), lane(40 * SLACK, "fair")], [], 1000 * SLACK, ["plain", "fair"], ["fair"]
+    )
     for _ in range(2):
         for _ in range(9):
             clock.advance(0.1)
             low_watermarks.begin()
             low_watermarks.record_read_duration(10)
             assert not low_watermarks.has_swept
-            assert (low_watermarks.due("plain"), low_watermarks.opened) == (989 * SLACK, 999 * SLACK)
+            assert (low_watermarks.due("plain"), low_watermarks.opened(["plain"])) == (989 * SLACK, 999 * SLACK)
         clock.advance(0.1)
         low_watermarks.begin()
         low_watermarks.record_read_duration(10)
         assert low_watermarks.has_swept
-        assert (low_watermarks.due("plain"), low_watermarks.opened) == (990 * SLACK - REACH, 1000 * SLACK - REACH)
+        assert (low_watermarks.due("plain"), low_watermarks.opened(["plain"])) == (
+            990 * SLACK - REACH,
+            1000 * SLACK - REACH,
+        )
         assert low_watermarks.virtual_times == {"fair": 40 * SLACK - REACH}
         # Where a claim may put a lane does not depend on whether it sweeps.
         assert low_watermarks.passed == {"fair": 39 * SLACK}
         # What the sweep has found is where the claim reads again.
-        low_watermarks.record_positions([lane(970 * SLACK)], [], 1000 * SLACK, [])
+        low_watermarks.record_positions([lane(970 * SLACK)], [], 1000 * SLACK, ["plain"])
         assert (low_watermarks.has_swept, low_watermarks.due("plain")) == (False, 969 * SLACK)
-        low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, [])
+        low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, ["plain"])
 
 
 def test_claims_sweep_from_the_start_every_minute_until_that_is_fast(
@@ -96,7 +115,7 @@ def test_claims_sweep_from_the_start_every_minute_until_that_is_fast(
 ) -> None:
     low_watermarks.begin()
     low_watermarks.record_read_duration(SLOW + 1)
-    low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, [])
+    low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, ["plain"])
     clock.advance(WHOLE_EVERY / SECOND - 1)
     low_watermarks.begin()
     low_watermarks.record_read_duration(10)
@@ -104,9 +123,13 @@ def test_claims_sweep_from_the_start_every_minute_until_that_is_fast(
     for took, then in ((SLOW + 1, 989 * SLACK), (10, 0)):
         clock.advance(WHOLE_EVERY / SECOND)
         low_watermarks.begin()
-        assert (low_watermarks.due("plain"), low_watermarks.opened, low_watermarks.virtual_times) == (0, 0, {})
+        assert (low_watermarks.due("plain"), low_watermarks.opened(["plain"]), low_watermarks.virtual_times) == (
+            0,
+            0,
+            {},
+        )
         low_watermarks.record_read_duration(took)
-        low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, [])
+        low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, ["plain"])
         clock.advance(0.1)
         low_watermarks.begin()
         assert low_watermarks.due("plain") == then
@@ -117,7 +140,7 @@ def test_a_whole_sweep_that_fails_is_not_tried_again_by_the_next_claim(
 ) -> None:
     low_watermarks.begin()
     low_watermarks.record_read_duration(SLOW + 1)
-    low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, [])
+    low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, ["plain"])
     clock.advance(WHOLE_EVERY / SECOND)
     low_watermarks.begin()
     assert low_watermarks.due("plain") == 0
@@ -135,7 +158,7 @@ def test_whole_sweeps_are_a_hundredth_of_the_time_at_most(
 ) -> None:
     low_watermarks.begin()
     low_watermarks.record_read_duration(took)
-    low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, [])
+    low_watermarks.record_positions([lane(990 * SLACK)], [], 1000 * SLACK, ["plain"])
     clock.advance(waits / SECOND - 0.1)
     low_watermarks.begin()
     assert low_watermarks.due("plain") > 0

@@ -421,9 +421,8 @@ class Claimer:
         due = [lane for lane in snapshot.due if lane.group_id is None]
         opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
         snapshot.passed = self.low_watermarks.passed
-        self.low_watermarks.record_positions(
-            due, opened, snapshot.limit_now, [queue for queue in claim.free_slots if PREFIX + queue in claim.rules]
-        )
+        fair = [queue for queue in claim.free_slots if PREFIX + queue in claim.rules]
+        self.low_watermarks.record_positions(due, opened, snapshot.limit_now, claim.free_slots, fair)
         return snapshot
 
     async def _read_snapshot(self, tx: PostgresTransaction, claim: Claim) -> MultiWriterSnapshotRow:
@@ -454,7 +453,7 @@ class Claimer:
             arrival_floor=self.low_watermarks.arrivals,
             merged_at_once=0 if self._leaves_arrivals else MERGED_AT_ONCE,
             due_floors=[self.low_watermarks.due(queue) for queue in claim.free_slots],
-            opened_floor=self.low_watermarks.opened,
+            opened_floor=self.low_watermarks.opened(claim.free_slots),
         )
         # If this process passes the time to statements, the server does not measure `took`.
         self.low_watermarks.record_read_duration(row.took if own is None else 0)

@@ -3,7 +3,7 @@
 Lanes leave the front of the line, and buckets the front of those that have opened. Each leaves a dead index entry
 there. While an open transaction could still see them, the server cannot remove them, and each read from the start
 passes all of them: one idle transaction made claims 50 times slower. So once a snapshot is slow, a process reads from
-the first lane and bucket that it last read.
+the first lane and bucket that it last read. Each queue has its own places: a claim of others does not pass its lanes.
 
 **No lane is put in line below a place that a process may have passed.** Whoever puts a lane in line relies on it:
 
@@ -13,8 +13,7 @@ the first lane and bucket that it last read.
   below). If the line is empty, jobs that arrive get the highest virtual time so far, and a lane that waited for a
   bucket keeps its virtual time, unless the claim that puts it in line has passed that. So the lowest virtual time in
   line does not fall, and the low watermark of a fair queue is the lowest virtual time that was last read, less `SLACK`.
-  It stays while the line is empty. Each fair queue has its own, because its virtual times have little to do with the
-  time, and nothing with those of another queue.
+  It stays while the line is empty.
 - Buckets open at the present limit time or later.
 
 What is left is a transaction that chooses a place and commits so much later that other claims have passed it by more
@@ -34,9 +33,9 @@ back if it has written, not if it only reads.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from headgate.clock import SECOND, Clock
+from headgate.clock import FARTHEST, SECOND, Clock
 from headgate.storage.procedures.claim_snapshot import LaneRow
 
 SLOW = 3_000
@@ -68,9 +67,10 @@ class LowWatermarks:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._due = 0
+        # The places of each queue that was read.
+        self._due: dict[str, int] = {}
         self._virtual_times: dict[str, int] = {}
-        self._opened = 0
+        self._opened: dict[str, int] = {}
         self._sweeps_at = 0
         self._sweeps_whole_at = 0
         self._is_slow = False
@@ -118,7 +118,7 @@ class LowWatermarks:
 
     def due(self, queue: str) -> int:
         """Return where to begin among the due lanes of a queue."""
-        return 0 if self._below is None else self._virtual_times.get(queue, self._due) - self._below
+        return 0 if self._below is None else self._virtual_times.get(queue, self._due.get(queue, 0)) - self._below
 
     @property
     def virtual_times(self) -> Mapping[str, int]:
@@ -131,10 +131,11 @@ class LowWatermarks:
         """The virtual time of each fair queue below which no lane may be put: the next claims do not read there."""
         return {queue: first - SLACK for queue, first in self._virtual_times.items()} if self._is_slow else {}
 
-    @property
-    def opened(self) -> int:
-        """The limit time at which to begin among opened buckets."""
-        return 0 if self._below is None else self._opened - self._below
+    def opened(self, queues: Iterable[str]) -> int:
+        """Return the limit time at which to begin among the opened buckets of these queues."""
+        # Without queues, if all are paused, none is found.
+        first = min((self._opened.get(queue, 0) for queue in queues), default=FARTHEST)
+        return 0 if self._below is None else first - self._below
 
     def record_merge(self, last: int, first_left: int | None, *, merger: int, oldest_writer: int) -> None:
         """Note that the transaction `merger` has merged arrivals, `last` being the highest id among them.
@@ -154,22 +155,28 @@ class LowWatermarks:
         self._unproven = None
 
     def record_positions(
-        self, due: Sequence[LaneRow], opened: Sequence[int], limit_now: int, fair: Collection[str]
+        self,
+        due: Sequence[LaneRow],
+        opened: Sequence[int],
+        limit_now: int,
+        queues: Iterable[str],
+        fair: Collection[str] = (),
     ) -> None:
         """Note the places of due lanes, and when buckets had opened, in the last snapshot.
 
-        `fair` has the names of the fair queues that were read. What this claim reads again begins there.
+        It has read these queues; `fair` has the names of those that are fair. What this claim reads again begins there.
         """
         # Turns of fair queues may be above limit time, and lanes of an older release have none.
         lowest: dict[str, int] = {}
         for lane in due:
             lowest[lane.queue] = min(lane.place, lowest.get(lane.queue, limit_now))
-        for queue in fair:
-            if queue in lowest:
-                self._virtual_times[queue] = lowest.pop(queue)
+        for queue in queues:
+            self._opened[queue] = min(opened, default=limit_now)
+            if queue not in fair:
+                self._due[queue] = lowest.get(queue, limit_now)
+            elif queue in lowest:
+                self._virtual_times[queue] = lowest[queue]
             else:
                 self._virtual_times.setdefault(queue, 0)
-        self._due = min([limit_now, *lowest.values()])
-        self._opened = min(opened, default=limit_now)
         if self._is_slow:
             self._below = SLACK
