@@ -141,6 +141,21 @@ def test_jobs_of_a_renamed_task_run_and_return_their_results(worker: Any) -> Non
     assert ended(result).return_value == 5
 
 
+@pytest.mark.parametrize("name", ["own_id", "is_connected"])
+def test_a_job_in_a_queue_that_queues_no_longer_lists_runs_and_returns_its_result(worker: Any, name: str) -> None:
+    # As a process of the release before has enqueued it.
+    app = Headgate(os.environ["HEADGATE_URL"], synchronous="OFF")
+    app.queue("letters")
+
+    @app.task(name=f"tests.faces.contrib.shop.tasks.{name}", queue="letters")
+    def as_before() -> None: ...
+
+    with app.sync:
+        id = as_before.sync.enqueue().id
+    result = ended(getattr(worker, name).get_result(id))
+    assert (result.status, result.errors, result.task.queue_name) == ("SUCCESSFUL", [], "letters")
+
+
 def test_a_failed_task_has_its_errors(worker: Any) -> None:
     result = ended(worker.fail.enqueue("out of stock"))
     assert result.status == "FAILED"

@@ -98,12 +98,14 @@ def in_zone(instant: datetime) -> datetime:
 
 def _as_enqueued(task: Any, alias: str, record: JobRecord) -> Any:
     headers: Mapping[str, str] = record.headers or {}
-    return task.using(
+    enqueued = task.using(
         backend=alias,
-        queue_name=record.queue,
         priority=int(headers.get(PRIORITY, base.DEFAULT_TASK_PRIORITY)),
         run_after=_instant(record.run_at) if record.delayed else None,
     )
+    # Its queue may be none of QUEUES any more.
+    _set(enqueued, queue_name=record.queue)
+    return enqueued
 
 
 def _errors(record: JobRecord, attempts: Sequence[AttemptRecord]) -> list[Any]:

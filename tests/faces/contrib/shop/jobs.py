@@ -4,6 +4,7 @@ from headgate import Headgate, RetryPolicy, Zlib
 
 # Its URL is in the environment.
 app = Headgate(synchronous="OFF", retry=RetryPolicy(retries=0), codec=Zlib(above=1000))
+app.queue("letters")  # no longer in QUEUES, and kept for the jobs that wait in it
 
 
 @app.task
