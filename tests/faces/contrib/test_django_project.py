@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ import psycopg
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
+from headgate import Headgate
+from headgate.contrib.django import default_app
 from headgate.contrib.django.default_app import jobs_url
+from tests.durability.threads import side_by_side
 from tests.until import patient
 
 SETTINGS = """
@@ -108,6 +112,22 @@ def test_a_project_without_an_app_runs_jobs_and_keeps_its_own_log(project: Proje
     assert f"OWN headgate job {id} (shop.tasks.double) succeeded in " in log
     if (project.folder / "db-jobs.sqlite3").exists():
         assert f"jobs are in a file of their own beside DATABASES['default']: {project.folder}/db-jobs.sqlite3" in log
+
+
+def test_threads_that_first_use_a_project_without_an_app_at_the_same_time_share_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADGATE_URL", "memory://")
+    monkeypatch.setattr(default_app, "_apps", {}, raising=False)
+
+    def slow_app(url: str) -> Headgate:
+        time.sleep(0.05)
+        return Headgate(url)
+
+    monkeypatch.setattr(default_app, "Headgate", slow_app)
+    apps: list[Headgate] = []
+    side_by_side(*[lambda: apps.append(default_app.app_of_database("default"))] * 4)
+    assert apps == [apps[0]] * 4
 
 
 @pytest.mark.parametrize(

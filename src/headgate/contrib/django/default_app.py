@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,19 @@ _WRITE = 'write "OPTIONS": {"app": "myproject.jobs:app"}, or set HEADGATE_URL'
 # The alias and the name of the database of each URL that was made, by the address that an app with it shows.
 _made: dict[str, tuple[str, str]] = {}
 
+_apps: dict[str, Headgate] = {}
+_lock = threading.Lock()
+
 logger: logging.Logger = logging.getLogger("headgate.django")
 
 
-@functools.cache  # Django makes a backend for each thread; they share the app.
 def app_of_database(alias: str) -> Headgate:
     """Return the app whose jobs are at `database_url(alias)`. Raises ImproperlyConfigured."""
-    return Headgate(database_url(alias))
+    # Django makes a backend for each thread; they share the app.
+    with _lock:
+        if alias not in _apps:
+            _apps[alias] = Headgate(database_url(alias))
+        return _apps[alias]
 
 
 def database_url(alias: str = "default") -> str:
