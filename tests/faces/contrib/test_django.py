@@ -18,8 +18,9 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from headgate import DeclarationError, Headgate, PayloadError, StorageUnavailable
-from headgate.contrib.django import HeadgateBackend, task_options
+from headgate.contrib.django import HeadgateBackend, database_url, task_options
 from headgate.contrib.django.declared import IMPORTED
+from headgate.contrib.django.default_app import problem_with_database
 from headgate.contrib.django.standard import InvalidTask, InvalidTaskBackend, exceptions, signals, tasks
 from headgate.jobs.encoded import codecs_of
 from tests.faces.contrib.django_shop import ended, running, set_up
@@ -402,6 +403,18 @@ def test_a_system_check_reports_a_missing_app_and_an_unknown_database(shop: Any)
     ]
     assert [each.id for each in found] == ["headgate.E001", "headgate.E001", "headgate.E002"]
     assert checks.run_checks() == []
+
+
+def test_jobs_beside_a_sqlite_file_are_in_its_folder_whatever_that_is_called(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEADGATE_URL")
+    monkeypatch.setitem(connection.settings_dict, "NAME", "/srv/a%20b?/c d.db")
+    app = Headgate(database_url())
+    assert app._client.address.shown == "/srv/a%20b?/c d-jobs.db"
+    assert problem_with_database(app) is None
+    monkeypatch.setitem(connection.settings_dict, "NAME", "/srv/test.db")
+    assert "the jobs are in /srv/a%20b?/c d-jobs.db" in str(problem_with_database(app))
 
 
 def test_an_app_in_memory_is_enqueued_to_after_the_commit(shop: Any) -> None:

@@ -135,6 +135,7 @@ def test_threads_that_first_use_a_project_without_an_app_at_the_same_time_share_
     [
         ("sqlite", {"NAME": Path("/srv/db.sqlite3")}, "sqlite:////srv/db-jobs.sqlite3"),
         ("sqlite", {"NAME": "/srv/data"}, "sqlite:////srv/data-jobs"),
+        ("sqlite", {"NAME": "/srv/a%20b?#/c d.db"}, "sqlite:////srv/a%2520b%3F%23/c%20d-jobs.db"),
         (
             "postgresql",
             {"NAME": "shop", "USER": "ada", "PASSWORD": "a/b@c", "HOST": "db", "PORT": 5433},

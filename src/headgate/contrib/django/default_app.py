@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -50,9 +50,11 @@ def database_url(alias: str = "default") -> str:
         raise ImproperlyConfigured(f"DATABASES has no {alias!r}, where the jobs would be; {_WRITE}")
     connection = connections[alias]
     url = jobs_url(connection.vendor, connection.settings_dict)
-    _made[displayed_url(url).removeprefix("sqlite:///")] = alias, str(connection.settings_dict["NAME"])
+    place = displayed_url(url)
     if connection.vendor == "sqlite":
-        logger.info("jobs are in a file of their own beside DATABASES[%r]: %s", alias, url.removeprefix("sqlite:///"))
+        place = unquote(url.removeprefix("sqlite:///"))
+        logger.info("jobs are in a file of their own beside DATABASES[%r]: %s", alias, place)
+    _made[place] = alias, str(connection.settings_dict["NAME"])
     return url
 
 
@@ -88,7 +90,7 @@ def _file_beside(name: str) -> str:
             "Django's ImmediateBackend in TASKS, or set HEADGATE_URL=memory://"
         )
     path = Path(name).absolute()
-    return f"sqlite:///{path.with_name(f'{path.stem}-jobs{path.suffix}')}"
+    return f"sqlite:///{quote(str(path.with_name(f'{path.stem}-jobs{path.suffix}')))}"
 
 
 def _postgres_url(settings: Mapping[str, Any]) -> str:
