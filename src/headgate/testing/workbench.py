@@ -256,15 +256,16 @@ class Workbench:
             # An occurrence alone is not waited for: there is always a next one.
             next_at = upcoming.first_at if end is not None or upcoming.job_at is not None else None
             if next_at is None or (end is not None and next_at > end):
-                break
+                if end is None or end <= self.clock.now():
+                    break
+                # Jobs that expire have no event of their own: they end before `end` is over.
+                next_at = end
             if end is None and len(node.performed) > MOST_ATTEMPTS:
                 raise AssertionError(
                     f"{MOST_ATTEMPTS:,} attempts were run, and jobs keep coming; the last was of task "
                     f"{node.performed[-1].task!r}"
                 )
             self.clock.advance(max(0, next_at - self.clock.now()) / SECOND)
-        if end is not None and end > self.clock.now():
-            self.clock.advance((end - self.clock.now()) / SECOND)
 
     async def _raise_first(self, performed: tuple[RunAttempt, ...]) -> None:
         failed = [each for each in performed if each.state is JobState.FAILED]

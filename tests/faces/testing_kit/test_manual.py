@@ -18,6 +18,7 @@ from headgate import (
     Fail,
     Headgate,
     HeadgateError,
+    JobContext,
     JobFailed,
     JobState,
     PayloadError,
@@ -222,6 +223,32 @@ async def test_keys_take_turns_while_time_stands_still() -> None:
             await call.enqueue_many([(tenant,)] * 5)
         await jobs.drain()
         assert started == ["acme", "globex", "initech"] * 5
+
+
+@pytest.mark.parametrize("verb", ["travel", "drain"])
+async def test_a_job_that_expires_while_time_advances_ends_and_what_follows_it_runs(verb: str) -> None:
+    app, seen = Headgate("memory://"), list[str]()
+
+    @app.task(limits=[StrictRate("1/d")])
+    async def rarely() -> None: ...
+
+    @rarely.on_error
+    async def failed(_job: JobContext, error: BaseException) -> None:
+        seen.append(type(error).__name__)
+
+    @app.task
+    async def alarm() -> None:
+        seen.append("alarm")
+
+    with manual(app) as jobs:
+        await rarely.enqueue()
+        await batch([rarely.using(expires_in=3600).call()]).then(alarm.call(), on="failure").enqueue()
+        start = jobs.now
+        hour = await (jobs.travel(hours=1) if verb == "travel" else jobs.drain(until=3600))
+        assert [each.task for each in hour.attempts] == ["rarely", "alarm"]
+        assert sorted(seen) == ["JobExpired", "alarm"]
+        assert [each.state for each in jobs.all_enqueued(rarely)] == ["succeeded", "failed"]
+        assert jobs.now - start == timedelta(hours=1)
 
 
 async def test_schedules_fire_when_time_advances(jobs: Workbench) -> None:
