@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -140,6 +141,25 @@ def test_jobs_of_a_renamed_task_run_and_return_their_results(worker: Any) -> Non
         id = old_name.sync.enqueue(5).id
     result = worker.new_name.get_result(id)
     assert ended(result).return_value == 5
+
+
+def test_a_result_of_a_renamed_task_is_found_by_a_process_that_has_not_imported_its_module(
+    shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "letters.py").write_text(
+        "from headgate.contrib.django import task_options\n"
+        "from headgate.contrib.django.standard import tasks\n\n\n"
+        "@tasks.task\n@task_options(aliases=['letters.sent'])\ndef sending() -> None: ...\n"
+    )
+    app = Headgate(os.environ["HEADGATE_URL"], synchronous="OFF")
+
+    @app.task(name="letters.sent")
+    def as_before() -> None: ...
+
+    with app.sync:
+        id = as_before.using(delay=3600).sync.enqueue().id
+    assert tasks.task_backends["default"].get_result(id).task.name == "sending"
 
 
 @pytest.mark.parametrize("name", ["own_id", "is_connected"])

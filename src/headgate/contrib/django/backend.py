@@ -260,7 +260,8 @@ def _import_task(path: str) -> Any:
     try:
         task = import_string(path)
     except ImportError:
-        task = None
+        # A task of its module, which is imported now, may have had this path before.
+        task = IMPORTED.find(path)
     if not isinstance(task, base.Task):
         raise _NoDjangoTask(f"{path!r} is not a Django task")
     return task
