@@ -35,7 +35,7 @@ django.setup()
 
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.test.runner import DiscoverRunner
@@ -135,6 +135,13 @@ class InATransaction(Committing, TestCase): ...
 class InNone(Committing, TransactionTestCase): ...
 
 
+class InADatabaseThatCannotHoldJobs(Committing, TestCase):
+    def setUp(self):
+        vendor = patch.object(connections["default"], "vendor", "mysql")
+        vendor.start()
+        self.addCleanup(vendor.stop)
+
+
 class WithoutDatabase(SimpleTestCase):
     # It may not use a connection which an earlier test has left open, as under pytest-django.
 
@@ -160,7 +167,7 @@ if __name__ == "__main__":
     runner.setup_databases()
     suite = runner.test_loader.loadTestsFromModule(sys.modules["__main__"])
     result = runner.run_suite(suite)
-    sys.exit(not (result.testsRun == 13 and result.wasSuccessful()))
+    sys.exit(not (result.testsRun == 16 and result.wasSuccessful()))
 """
 
 
