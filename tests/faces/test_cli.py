@@ -954,3 +954,21 @@ def test_a_worker_prints_its_state_on_sigusr1_and_continues(project: Project) ->
         worker.send_signal(signal.SIGTERM)
         lines_until(worker, "stopped")
         assert worker.wait(timeout=patient(15)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "started"), [(["--processes", "1", "--reload"], 1), (["--processes", "2"], 2)])
+def test_a_parent_passes_sigusr1_to_its_workers(project: Project, options: list[str], started: int) -> None:
+    """The fault: the signal ended the parent, and so its workers, whose running jobs were returned."""
+    with project.worker(*options) as parent:
+        early = lines_until(parent, "worker 1 has pid" if started == 2 else "watching")
+        # A worker that is not ready for it ignores it.
+        parent.send_signal(signal.SIGUSR1)
+        for _ in range(started):
+            early += lines_until(parent, "works on")
+        assert not any("SIGUSR1" in line for line in early)
+        parent.send_signal(signal.SIGUSR1)
+        for _ in range(started):
+            lines_until(parent, "Thread headgate-sqlite-writer")
+        parent.send_signal(signal.SIGTERM)
+        assert parent.wait(timeout=patient(15)) == 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.cli.supervisor import ended_as_requested, exit_worded, start_worker
+from headgate.cli.supervisor import ended_as_requested, exit_worded, start_worker, tell
 from headgate.engine.stop_signals import on_stop_signals
 from headgate.errors import DeclarationError
 
@@ -42,6 +42,7 @@ class Reloader:
     async def run(self) -> int:
         """Return the exit code after a signal has ended the worker. Raises DeclarationError without watchfiles."""
         changes = self._watch()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: tell(self._worker, signal.SIGUSR1))
         with on_stop_signals(self._on_signal, self._on_signal):
             logger.info("watching %s for changes of the code", self._folder)
             # Watching begins before the worker starts, so that no change is missed.
@@ -103,5 +104,4 @@ class Reloader:
 
     def _tell(self, number: signal.Signals) -> None:
         self._is_told = True
-        if self._worker is not None and self._worker.returncode is None:
-            self._worker.send_signal(number)
+        tell(self._worker, number)

@@ -53,6 +53,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Return the exit code when all processes have ended, after a signal or after too many short runs."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._print_stacks)
         with on_stop_signals(self._on_signal, self._on_signal):
             async with asyncio.TaskGroup() as keepers:
                 for worker in range(1, self._count + 1):
@@ -66,8 +67,11 @@ class Supervisor:
             self._pass_on(process)
 
     def _pass_on(self, process: Process) -> None:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM if self._signals < 3 else signal.SIGKILL)
+        tell(process, signal.SIGTERM if self._signals < 3 else signal.SIGKILL)
+
+    def _print_stacks(self) -> None:
+        for process in self._processes.values():
+            tell(process, signal.SIGUSR1)
 
     async def _keep(self, number: int) -> None:
         is_first = True
@@ -129,7 +133,19 @@ async def start_worker(command: Sequence[str], environment: Mapping[str, str] | 
         stdin=PIPE,
         # Ctrl-C goes to the whole process group; it must not reach the worker twice.
         start_new_session=True,
+        preexec_fn=ignore_stacks_signal,
     )
+
+
+def ignore_stacks_signal() -> None:
+    """Ignore SIGUSR1, which would end a process that cannot print its stacks yet."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def tell(process: Process | None, number: signal.Signals) -> None:
+    """Send a signal to a worker, if there is one that has not ended."""
+    if process is not None and process.returncode is None:
+        process.send_signal(number)
 
 
 def ended_as_requested(code: int, signals: int) -> bool:

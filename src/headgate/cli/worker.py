@@ -23,7 +23,7 @@ from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes
 from headgate.cli.locate import locate, takes_app
 from headgate.cli.loop_watchdog import ALLOWED, notify_started, watch_loop
 from headgate.cli.reloader import Reloader
-from headgate.cli.supervisor import NUMBER, STOPPED_BY_OPERATOR, Supervisor
+from headgate.cli.supervisor import NUMBER, STOPPED_BY_OPERATOR, Supervisor, ignore_stacks_signal
 from headgate.cli.times import seconds
 from headgate.cli.worker_process import loop_factory, print_stacks_on_signal, serve_metrics, tune_process
 from headgate.clock import SystemClock, microseconds, wait_for_event
@@ -239,6 +239,7 @@ def worker(
             )
     until: Literal["ready", "all"] | None = "all" if drain_all else "ready" if drain else None
     log_to_stderr(log_level, as_json=log_json)
+    ignore_stacks_signal()
     if processes > 1 or reload:
         command = _worker_command(target, queues, RELOAD_GRACE if reload and grace is None else grace, log_level)
         command += ["--log-json"] if log_json else []
