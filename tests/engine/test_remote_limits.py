@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered, StorageFailed
 from headgate.jobs.job import BucketRef
 from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.metrics import PrometheusMetrics
@@ -502,6 +504,42 @@ def test_operators_read_and_reset_buckets_in_another_store() -> None:
             await asyncio.sleep(1)
             (bucket,) = await app.admin.limits.list()
             assert (bucket.used, bucket.waiting) == (2, 1)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_a_store_that_does_not_answer_is_asked_once_for_all_keys(has_answered: bool) -> None:
+    """The fault: each of the keys waited for Redis in turn, 2 s a key."""
+
+    class Silent(Shared):
+        async def snapshot(self, bucket: Bucket) -> Snapshot:
+            self.asked += 1
+            error = StorageUnavailable("no answer within 2 s")
+            error.has_answered = has_answered
+            raise error
+
+    async def main(clock: VirtualClock) -> None:
+        silent = Silent(clock)
+        app = Headgate("memory://", clock=clock)
+        limits = [StrictRate("1/h", key="{tenant}", name=name, store=silent) for name in ("api", "own")]
+
+        @app.task(limits=[StrictRate("2/h", key="{tenant}", name="near"), *limits])
+        async def call(tenant: str) -> None: ...
+
+        async def asked_for(read: Awaitable[object]) -> int:
+            silent.asked = 0
+            await read
+            return silent.asked
+
+        async with app:
+            jobs = await call.enqueue_many([(f"t{number}",) for number in range(5)] * 2)
+            await asyncio.sleep(1)
+            listed = await app.admin.limits.list()
+            assert {bucket.limit: bucket.used for bucket in listed} == {"near": 1, "api": None, "own": None}
+            assert await asked_for(app.admin.limits.list()) == (10 if has_answered else 1)
+            assert await asked_for(app.admin.overview()) == (5 if has_answered else 1)
+            assert await asked_for(app.admin.explain(jobs[-1].id)) == (2 if has_answered else 1)
 
     run_virtual(main)
 

@@ -372,7 +372,8 @@ class Admin(Readings):
         position, live = await self._position(record), await self._live(record)
         status = self._with_prediction(status_of(record, self._storage.now()), position, live)
         buckets = () if position is None else position.buckets
-        limits = [await self._info(bucket, live) for bucket in buckets if not self._orders_turns(bucket)]
+        away = list[BucketStore]()
+        limits = [await self._info(bucket, live, away) for bucket in buckets if not self._orders_turns(bucket)]
         now = to_datetime(self._storage.now())
         nodes = await self._storage.nodes()
         leader = status.follows if status.is_blocked else None
@@ -791,11 +792,11 @@ class Admin(Readings):
         rule = self._rules.get(bucket.ref.limit)
         return rule is not None and rule.orders_turns
 
-    async def _info(self, bucket: BucketRecord, live: LiveRules) -> LimitInfo:
+    async def _info(self, bucket: BucketRecord, live: LiveRules, away: list[BucketStore]) -> LimitInfo:
         limit_now = self._storage.limit_now()
         declared = self._rules.get(bucket.ref.limit)
         rule = None if declared is None else live.rule(bucket.ref, declared)
-        snapshot = None if rule is None else await self.limits.snapshot(bucket, rule)
+        snapshot = None if rule is None else await self.limits.snapshot(bucket, rule, away)
         opens_at = max(bucket.opens_at or 0, bucket.closed_until, 0 if snapshot is None else snapshot.opens_at)
         known = limit_now < opens_at < NEVER
         set_rule = await SetRules(self._storage, live).of_bucket(bucket.ref, declared)

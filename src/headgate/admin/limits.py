@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from headgate.admin.pauses import scope_text
 from headgate.admin.set_rules import SetRule, SetRules
 from headgate.arguments import parse_instant, parse_until
 from headgate.clock import SECOND, Duration, to_datetime
-from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
+from headgate.errors import DeclarationError, HeadgateError, StorageUnavailable, UnknownLimit
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.history import KEPT_FOR, LIMIT_STEPS, step_at
 from headgate.jobs.job import BucketRef
@@ -229,11 +229,11 @@ class LimitsAdmin:
         `after` is the last `place` on the previous page.
         """
         rules = await self._set_rules()
-        found: list[BucketStatus] = []
+        found, away = list[BucketStatus](), list[BucketStore]()
         key = None if key is None else bucket_key(key)
         for record in await self._storage.buckets(limit, key, count, prefix=prefix, after=after):
             holders = () if key is None else await holders_of(self._storage, record)
-            found.append(await self._status(record, rules, holders))
+            found.append(await self._status(record, rules, holders, away))
         return found
 
     async def bucket(self, limit: str, key: str = "") -> BucketStatus:
@@ -243,7 +243,7 @@ class LimitsAdmin:
         self.declared(limit)
         rules = await self._set_rules()
         return await self._status(
-            BucketRecord(BucketRef(limit, bucket_key(key)), None, waiting=0, opens_at=None), rules, ()
+            BucketRecord(BucketRef(limit, bucket_key(key)), None, waiting=0, opens_at=None), rules, (), []
         )
 
     async def what_if(self, limit: str, key: str = "", rule: str | None = None) -> WhatIf:
@@ -293,7 +293,7 @@ class LimitsAdmin:
         for each in counted.worst:
             if each.bucket.ref.limit in worst:
                 worst[each.bucket.ref.limit].append(self._key_status(each, live, now))
-        found: list[LimitStatus] = []
+        found, away = list[LimitStatus](), list[BucketStore]()
         backlogs = {each.limit: each for each in counted.limits}
         for limit in [*backlogs, *sorted(self._rules.keys() - backlogs.keys() - {MUTEX})]:
             backlog = backlogs.get(limit, LimitBacklog(limit, 0, 0))
@@ -301,7 +301,7 @@ class LimitsAdmin:
             in_force = None if rule is None else self.described(limit, live.rule(every_key, rule))
             is_paused = live.is_paused(every_key)
             found.append(LimitStatus(limit, in_force, backlog.jobs, backlog.keys, is_paused, worst.get(limit, ())))
-        return found, [await self._status(each.bucket, rules, ()) for each in counted.worst[:MOST_THROTTLED]]
+        return found, [await self._status(each.bucket, rules, (), away) for each in counted.worst[:MOST_THROTTLED]]
 
     def _key_status(self, backlog: KeyBacklog, live: LiveRules, now: int) -> KeyStatus:
         bucket, ref = backlog.bucket, backlog.bucket.ref
@@ -566,26 +566,37 @@ class LimitsAdmin:
     def _in_wall_time(self, instant: int) -> datetime:
         return to_datetime(self._storage.now() + max(0, instant - self._storage.limit_now()))
 
-    async def snapshot(self, record: BucketRecord, rule: AnyRule) -> Snapshot | None:
-        """Return what is shown of a bucket; None if it is kept in another store that cannot be reached."""
+    async def snapshot(
+        self, record: BucketRecord, rule: AnyRule, away: MutableSequence[BucketStore]
+    ) -> Snapshot | None:
+        """Return what is shown of a bucket; None if it is kept in another store that cannot be reached.
+
+        A store that does not answer is added to `away`; those in it are not asked, as each would be waited for again.
+        """
         now = self._storage.limit_now()
         store = self._other_stores.get(record.ref.limit)
         if store is None:
             state = None if record.state is None else load_state(rule, record.ref, record.state, now)
             return BucketView(record.ref, rule, state).snapshot(now)
+        if store in away:
+            return None
         try:
             await store.open()
             seen = await store.snapshot(Bucket(record.ref.limit, record.ref.key, rule))
-        except HeadgateError:
+        except HeadgateError as error:
+            if isinstance(error, StorageUnavailable) and not error.has_answered:
+                away.append(store)
             return None
         # `seen.opens_at` is in the other store's time; the local bucket has its opening in local time.
         return replace(seen, opens_at=max(now, record.opens_at or 0))
 
-    async def _status(self, record: BucketRecord, rules: SetRules, holders: Sequence[PermitHolder]) -> BucketStatus:
+    async def _status(
+        self, record: BucketRecord, rules: SetRules, holders: Sequence[PermitHolder], away: MutableSequence[BucketStore]
+    ) -> BucketStatus:
         now = self._storage.limit_now()
         live, declared = rules.live, self._rules.get(record.ref.limit)
         rule = None if declared is None else live.rule(record.ref, declared)
-        snapshot = None if rule is None else await self.snapshot(record, rule)
+        snapshot = None if rule is None else await self.snapshot(record, rule, away)
         opens_at = record.opens_at
         if opens_at is None and snapshot is not None and not snapshot.available and snapshot.opens_at > now:
             # No job waits for it, so the bucket has no stored time of opening.
