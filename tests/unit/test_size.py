@@ -18,16 +18,16 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 BUDGETS = {
     "": 3_000,  # the modules beside the packages
     "admin": 6_550,
-    "cli": 8_450,
-    "client": 2_950,
+    "cli": 8_500,
+    "client": 3_000,
     "contrib": 3_250,
-    "engine": 10_100,
-    "http": 20_900,
+    "engine": 10_150,
+    "http": 20_950,
     "jobs": 4_350,
-    "limits": 9_250,
+    "limits": 9_300,
     "observe": 2_020,
     "schedules": 1_850,
-    "storage": 23_400,
+    "storage": 23_450,
     "tasks": 5_150,
     "testing": 1_750,
 }
