@@ -125,7 +125,6 @@ def test_a_period_of_a_day_runs_inside_its_windows_whenever_it_is_deployed(
         # What names its days counts its weeks from the declaration.
         (Calendar(weeks=2, on=["mon", "tue"]), {"on": "weekday"}, ["01-12 00:00", "01-13 00:00", "01-26 00:00"]),
     ],
-    ids=str,
 )
 def test_a_calendar_without_days_of_its_own_runs_inside_its_windows_whenever_it_is_deployed(
     trigger: Calendar, windows: dict[str, Any], runs: list[str]
