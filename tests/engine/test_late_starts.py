@@ -152,6 +152,31 @@ def test_starts_measured_in_the_handler_hold_a_limit_without_a_margin_however_la
     run_virtual(main)
 
 
+@pytest.mark.parametrize("declared", [StrictRate("900/h", margin=60), RateLimit("900/h")])
+def test_a_start_is_late_by_the_rule_that_was_set(declared: Limit) -> None:
+    """The fault: it was on time by half of the margin of the declared rule, and an API counted twice its limit."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        store.longest = 0.24
+        app = app_on(store, clock=clock)
+        app.limit("calls", declared)
+        starts: list[int] = []
+
+        @app.task(limits=["calls"])
+        async def call() -> None:
+            starts.append(clock.monotonic())
+
+        async with app:
+            await app.admin.limits.set("calls", StrictRate("5/s"))
+            await call.enqueue_many([()] * 200)
+            await asyncio.sleep(60)
+        assert len(starts) == 200
+        assert counted(starts, SECOND) == 5
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("limit", RULES, ids=lambda limit: limit.rule.describe())
 def test_starts_that_are_a_little_late_write_nothing_more(limit: Limit) -> None:
     async def main(clock: VirtualClock) -> None:

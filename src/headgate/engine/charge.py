@@ -24,6 +24,7 @@ from headgate.jobs.job import BucketRef, ClaimedJob
 from headgate.jobs.lifecycle import Charge, Correction
 from headgate.limits.limit import AnyRule
 from headgate.storage.batcher import Batcher
+from headgate.storage.live_rules import LiveRules
 from headgate.storage.records import Amendment, StartMove
 
 TOLERATED = SECOND // 4
@@ -296,7 +297,9 @@ class StartDecision(Enum):
     TOO_LATE = "too late"
 
 
-def decide_start(job: ClaimedJob, rules: Mapping[str, AnyRule], now: int, moved_to: int | None = None) -> StartDecision:
+def decide_start(
+    job: ClaimedJob, rules: Mapping[str, AnyRule], live: LiveRules, now: int, moved_to: int | None = None
+) -> StartDecision:
     """Return whether `job` may start at limit time `now`, and whether its charge has to be moved first.
 
     On time: within half of each limit's margin, or a quarter of a second without a margin. Late: the job may start once
@@ -306,10 +309,11 @@ def decide_start(job: ClaimedJob, rules: Mapping[str, AnyRule], now: int, moved_
     """
     start = StartDecision.ON_TIME
     for index, ref in enumerate(job.buckets):
-        rule = rules.get(ref.limit)
+        declared = rules.get(ref.limit)
         # Permits have no period: the time at which they were taken does not matter.
-        if rule is None or not rule.period:
+        if declared is None or not declared.period:
             continue
+        rule = live.rule(ref, declared)
         charged_at = _charged_at(job, index) if moved_to is None else moved_to
         lateness = now - charged_at
         if lateness <= (rule.margin // 2 if rule.margin else TOLERATED):

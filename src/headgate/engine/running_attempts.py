@@ -170,7 +170,8 @@ class RunningAttempts(WithServices):
     def _decide_start(self, attempt: RunningAttempt) -> StartDecision:
         """Return whether the limits of a job allow it to start now."""
         moved_to = None if attempt.charge is None else attempt.charge.moved_to
-        return decide_start(attempt.job, self._registry.rules, self._storage.limit_now(), moved_to)
+        live = self._storage.live.rules
+        return decide_start(attempt.job, self._registry.rules, live, self._storage.limit_now(), moved_to)
 
     async def _move_late(self, attempts: Sequence[RunningAttempt]) -> None:
         """Move the charges of attempts that are about to start together, until none of them is late.
