@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate import Concurrency, DeclarationError, Headgate, JobState, StrictRate
+from headgate import AttemptContext, Concurrency, DeclarationError, Headgate, JobState, StrictRate
 from headgate.clock import SECOND
 from headgate.errors import UnknownQueue
+from headgate.jobs.event import NodeStopped
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -125,6 +127,37 @@ def test_a_worker_serves_the_configured_queues_with_the_configured_slots(
                 assert states == {JobState.SUCCEEDED if queue in most else JobState.WAITING}
             node_of(app).stop()
             await worker
+
+    run_virtual(main)
+
+
+def test_a_node_that_stops_counts_only_the_jobs_that_it_returns_then() -> None:
+    """The fault: each start that had once been too late counted as a job that waits."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        stopped: list[Any] = []
+        app.subscribe(stopped.append, NodeStopped)
+        delays = [8, 0, 0]
+
+        @app.around_attempt
+        async def wait(job: AttemptContext, run: Callable[[], Awaitable[object]]) -> object:
+            await asyncio.sleep(delays.pop(0))
+            return await run()
+
+        @app.task(limits=[StrictRate("1/10s", margin=0)])
+        async def work() -> None: ...
+
+        @app.task
+        async def too_long() -> None:
+            await asyncio.sleep(3600)
+
+        async with app:
+            await (await work.enqueue()).result()
+            await too_long.enqueue()
+            await asyncio.sleep(1)
+        assert delays == []
+        assert [event.returned for event in stopped] == [1]
 
     run_virtual(main)
 

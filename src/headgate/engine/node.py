@@ -266,6 +266,8 @@ class Node(WithServices):
         """Claim no more jobs, let running ones finish within the grace, then return the rest and end."""
         if not self._stopping.is_set():
             self._grace_ends_at = self._clock.monotonic() + microseconds(self._config.grace)
+            # Those that were returned before run again here.
+            self._outcomes.handed_back = 0
         self._stopping.set()
         self._wakeup.wake()
 
