@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, ProcessDied, RetryPolicy, StrictRate
+from headgate.engine.child_messages import Answer
+from headgate.engine.children import Child
 from headgate.jobs.report import too_many
 from headgate.tasks.context import AttemptContext
 from tests.durability import process_bodies as bodies
@@ -86,6 +88,26 @@ async def test_a_killed_child_fails_its_own_attempt_only_and_is_replaced(tmp_pat
         assert failed.value.error_type == "headgate.errors.ProcessDied"
         assert await result_within(neighbour, 15) == "done"
         assert await result_within(await pid.enqueue(), 15) > 0
+
+
+async def test_an_attempt_whose_child_dies_before_it_has_read_the_request_says_how_it_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault: the error was BrokenPipeError, and no policy that gives up on ProcessDied applied."""
+    ask = Child.ask
+
+    def ask_a_dead_child(child: Child, *arguments: Any) -> Answer:
+        child.kill()
+        child.wait()
+        return ask(child, *arguments)
+
+    monkeypatch.setattr(Child, "ask", ask_a_dead_child)
+    app = make_app()
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    async with app:
+        with pytest.raises(JobFailed, match="killed by SIGKILL") as failed:
+            await result_within(await pid.enqueue(), 15)
+    assert failed.value.error_type == "headgate.errors.ProcessDied"
 
 
 async def test_an_attempt_whose_child_died_is_retried_unless_the_policy_gives_up_on_that() -> None:

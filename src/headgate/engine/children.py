@@ -157,7 +157,9 @@ class Child:
 
     def hang_up(self) -> None:
         """Close the connection, so that an idle child calls its shutdown functions and ends."""
-        self._file.close()
+        # What could not be sent to a child that has died is sent once more here.
+        with contextlib.suppress(OSError):
+            self._file.close()
         self._socket.close()
 
     def end(self, timeout: float) -> None:
