@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate, JobCancelled, JobFailed, JobState, Mutex, RetryPolicy
+from headgate import Headgate, JobCancelled, JobFailed, JobState, Mutex, RetryPolicy, current_job
 from headgate.clock import SystemClock
 from headgate.jobs.event import AttemptLingers
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -85,3 +85,45 @@ async def test_a_node_that_ends_waits_for_no_thread_because_of_its_permits(monke
                 assert (await app.job(job.id).status()).state is JobState.FAILED
     finally:
         release.set()
+
+
+async def test_a_thread_whose_attempt_ends_during_the_grace_does_not_delay_the_end_of_its_node() -> None:
+    """The fault: the node waited for the rest of its grace, although no attempt ran any more."""
+    app = Headgate("memory://", grace=60)
+    release, began = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @app.task(timeout=0.5, retry=RetryPolicy(retries=0))
+    def stubborn() -> None:
+        loop.call_soon_threadsafe(began.set)
+        release.wait(patient(20))
+
+    try:
+        async with app.open(), asyncio.timeout(patient(10)):
+            async with app:
+                job = await stubborn.enqueue()
+                await began.wait()
+            assert not release.is_set()
+            assert (await job.status()).state is JobState.FAILED
+    finally:
+        release.set()
+
+
+async def test_a_node_that_ends_lets_threads_clean_up_that_read_that_they_are_cancelled() -> None:
+    app = Headgate("memory://", grace=0.1)
+    began, cleaned = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    @app.task
+    def tidy() -> None:
+        loop.call_soon_threadsafe(began.set)
+        while not current_job().cancelled:
+            threading.Event().wait(0.01)
+        threading.Event().wait(0.2)
+        cleaned.set()
+
+    async with app.open():
+        async with app:
+            await tidy.enqueue()
+            await began.wait()
+        assert cleaned.is_set()

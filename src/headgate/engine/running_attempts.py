@@ -212,6 +212,9 @@ class RunningAttempts(WithServices):
                 self._waiting_for_thread[attempt] = done
                 return
             self._forget(attempt)
+            # A node that stops waits for what it has asked to end, but not for what had ended before.
+            if not self._running and attempt.cause is not CancelledBy.SHUTDOWN:
+                self._idle.set()
         self._conclude(attempt, done)
 
     def _thread_ended(self, attempt: RunningAttempt, ended: asyncio.Future[Any]) -> None:
