@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
 
 from headgate import FixedWindow, JobState, Mutex, current_job
 from headgate.errors import StorageUnavailable
+from headgate.jobs.event import EndingRefused
+from headgate.jobs.lifecycle import Ending, Succeeded, succeeded
 from headgate.storage.records import Claim, Claimed, FreeSlots
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -136,5 +142,46 @@ def test_a_returned_job_that_is_claimed_again_is_not_returned_during_that_claim(
             await claim()
             await node.lease.beat()
             assert not node.recorder.pending
+
+    run_virtual(main)
+
+
+def test_of_two_endings_of_one_job_one_is_refused_and_the_locked_one_is_written_later() -> None:
+    """The fault: both counted as locked, and the answers of the store for the rest ended the node."""
+
+    async def main(clock: VirtualClock) -> None:
+        finished: list[list[int]] = []
+
+        class Locking(MemoryStorage):
+            async def finish(self, node: str, endings: Sequence[Ending], rules: Any = None) -> Sequence[bool | None]:
+                finished.append([ending.fence for ending in endings])
+                return [False, None] if len(endings) == 2 else [True] * len(endings)
+
+        storage = Locking(clock)
+        app = app_on(storage, clock=clock)
+        refused: list[Any] = []
+        app.subscribe(refused.append, EndingRefused)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            await work.enqueue()
+            node = new_node(app)
+            await storage.join(node.id, "here")
+            limit_sets = registry_of(app).limit_sets()
+            claimed = await storage.claim(
+                Claim(node.id, {"default": FreeSlots(1)}, {}, frozenset({"work"}), limit_sets)
+            )
+            (job,) = claimed.jobs
+            for each in (job, replace(job, fence=job.fence + 1)):
+                node.recorder.end(each, succeeded(each, Succeeded(None)), storage.now())
+            recording = asyncio.ensure_future(node.recorder.run())
+            await node.recorder.flush(5)
+            recording.cancel()
+            await asyncio.wait([recording])
+            assert recording.cancelled()
+        assert finished == [[job.fence, job.fence + 1], [job.fence + 1]]
+        assert [event.job_id for event in refused] == [job.id]
 
     run_virtual(main)

@@ -127,8 +127,9 @@ class Recorder(WithServices):
             if not self._locked:
                 self._locked_until = self._clock.monotonic() + round(RETRY_AFTER * SECOND)
             self._locked += locked
-            jobs = {job.id for job, *_ in locked}
-            self._writing = [each for each in self._writing if each[0].id not in jobs]
+            # A job that was claimed again meanwhile may have two endings here, of which one is locked.
+            kept = {(job.id, job.fence) for job, *_ in locked}
+            self._writing = [each for each in self._writing if (each[0].id, each[0].fence) not in kept]
 
     async def _amend(self, amendments: list[Amendment]) -> None:
         """Write the amendments and drop those the store cannot hold; after an error the list holds the unwritten."""
