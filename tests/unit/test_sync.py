@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -121,3 +125,50 @@ def test_an_interrupt_ends_the_wait_and_not_the_portal(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             wait()
         assert job.cancel() is True
+
+
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
+def test_a_coroutine_that_ends_the_program_does_not_end_the_portal(tmp_path: Path, raised: type[BaseException]) -> None:
+    """The fault: asyncio raised it out of the loop of the portal, and each later call met a loop that was closed."""
+    app = make_app(tmp_path)
+
+    async def command() -> None:
+        raise raised(3)
+
+    with app.sync:
+        with pytest.raises(raised, match="3"):
+            app.sync.run(command())
+        assert app.tasks["add"].sync.enqueue(1, 2).status().state is JobState.WAITING
+
+
+def test_a_module_that_ends_the_program_does_not_end_the_portal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module_that_exits.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    app = Headgate("memory://", imports=["module_that_exits"])
+
+    @app.task
+    async def work() -> None: ...
+
+    with app.open():
+        with pytest.raises(SystemExit, match="3"), app:
+            pass
+        assert work.sync.enqueue().status().state is JobState.WAITING
+
+
+def test_an_interrupt_in_a_transaction_of_the_caller_does_not_end_the_portal(tmp_path: Path) -> None:
+    class Interrupted(sqlite3.Connection):
+        """A connection whose user types Ctrl-C while it waits for a lock."""
+
+        def cursor(self, *_: object) -> NoReturn:
+            raise KeyboardInterrupt
+
+    app = make_app(tmp_path)
+    task = app.tasks["add"]
+    with app.sync, contextlib.closing(sqlite3.connect(tmp_path / "jobs.db", factory=Interrupted)) as connection:
+        connection.execute("BEGIN")
+        with pytest.raises(KeyboardInterrupt):
+            task.using(connection=connection).sync.enqueue(1, 1)
+        connection.rollback()
+        assert task.sync.enqueue(1, 2).status().state is JobState.WAITING

@@ -17,6 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakMethod
 
 from headgate.errors import HeadgateError, NotOpen
+from headgate.tasks.context import Exited, Guarded, guarded_result
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -56,7 +57,7 @@ class WaitingThread(Executor):
         awaited.add_done_callback(lambda _: self._calls.put(None))
         while (call := self._calls.get()) is not None:
             call()
-        return awaited.result()
+        return guarded_result(awaited)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Do nothing: the thread belongs to the caller."""
@@ -105,9 +106,9 @@ class Portal:
         except BaseException:
             coroutine.close()
             raise
-        running = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        running = asyncio.run_coroutine_threadsafe(Guarded(coroutine, Exited), loop)
         try:
-            return running.result() if caller is None else caller.serve(running)
+            return guarded_result(running) if caller is None else caller.serve(running)
         except BaseException:
             running.cancel()
             raise
@@ -263,19 +264,19 @@ def _enter(
             entered.set_result(leaving)
             await leaving.wait()
 
-    staying = asyncio.run_coroutine_threadsafe(stay(), loop)
+    staying = asyncio.run_coroutine_threadsafe(Guarded(stay(), Exited), loop)
     try:
         wait(list[Future[Any]]([entered, staying]), return_when=FIRST_COMPLETED)
     except BaseException:
         staying.cancel()
         raise
     if not entered.done():
-        staying.result()
+        guarded_result(staying)
 
     def leave(timeout: float | None) -> None:
         if not staying.done():
             loop.call_soon_threadsafe(entered.result().set)
-        staying.result(timeout)
+        guarded_result(staying, timeout)
 
     return leave
 

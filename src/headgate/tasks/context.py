@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from datetime import datetime
@@ -451,29 +452,33 @@ def unguard_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 def _create_task(before: Any, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
     if is_in_job() and asyncio.iscoroutine(coroutine):
-        coroutine = _Guarded(coroutine)
+        coroutine = Guarded(coroutine, _as_ordinary)
     return asyncio.Task(coroutine, loop=loop, **options) if before is None else before(loop, coroutine, **options)
 
 
-class _Guarded(Coroutine[Any, Any, T]):
-    """Wraps a coroutine in an object; a wrapping coroutine, cancelled before its start, would leave it unawaited."""
+class Guarded(Coroutine[Any, Any, T]):
+    """Wraps a coroutine: SystemExit and KeyboardInterrupt become ordinary errors, as which a task may raise them.
 
-    __slots__ = ("_inner",)
+    It is an object: a wrapping coroutine, cancelled before its start, would leave the other one unawaited.
+    """
 
-    def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
+    __slots__ = ("_as_ordinary", "_inner")
+
+    def __init__(self, inner: Coroutine[Any, Any, T], as_ordinary: Callable[[BaseException], Exception]) -> None:
         self._inner = inner
+        self._as_ordinary = as_ordinary
 
     def send(self, value: Any) -> Any:
         try:
             return self._inner.send(value)
         except (SystemExit, KeyboardInterrupt) as error:
-            raise _as_ordinary(error) from error
+            raise self._as_ordinary(error) from error
 
     def throw(self, *raised: Any) -> Any:
         try:
             return self._inner.throw(*raised)
         except (SystemExit, KeyboardInterrupt) as error:
-            raise _as_ordinary(error) from error
+            raise self._as_ordinary(error) from error
 
     def close(self) -> None:
         self._inner.close()
@@ -484,6 +489,18 @@ class _Guarded(Coroutine[Any, Any, T]):
     def __getattr__(self, name: str) -> Any:
         # Debuggers that inspect the task show the user's own coroutine.
         return getattr(self._inner, name)
+
+
+class Exited(Exception):
+    """A guarded coroutine raised SystemExit or KeyboardInterrupt, the argument of this."""
+
+
+def guarded_result(done: Future[T], timeout: float | None = None) -> T:
+    """Wait for a coroutine that is guarded by Exited in another thread, and raise in this one what it raised."""
+    try:
+        return done.result(timeout)
+    except Exited as exited:
+        raise exited.args[0] from None
 
 
 def _as_ordinary(error: BaseException) -> RuntimeError:
