@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sqlite3
 import threading
@@ -69,6 +68,19 @@ async def test_a_sync_method_on_the_event_loop_is_refused_instead_of_blocking_fo
     async with app.open():
         with pytest.raises(HeadgateError, match="in a coroutine write `await`"):
             app.tasks["add"].sync.enqueue(1, 1)
+
+
+def test_closing_on_the_event_loop_that_it_ends_is_refused_instead_of_blocking_for_ever(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+
+    async def command() -> str:
+        app.sync.close()
+        return "not reached"
+
+    with app.sync:
+        with pytest.raises(HeadgateError, match="would wait for the coroutine that calls it"):
+            app.sync.run(command())
+        assert app.tasks["add"].sync.enqueue(1, 1).status().state is JobState.WAITING
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

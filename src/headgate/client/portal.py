@@ -115,7 +115,7 @@ class Portal:
 
     def require_other_loop(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Raise HeadgateError on the loop of the app, which this would block; it also closes the coroutine."""
-        if any(is_running_here(loop) for loop in (self._loop_of_app(), self._loop) if loop is not None):
+        if any(is_running_here(loop) for loop in (self._loop_of_app(), self._loop)):
             coroutine.close()
             raise HeadgateError(
                 ".sync was called on the event loop that would have to run it; in a coroutine write `await`, without "
@@ -168,8 +168,10 @@ class Portal:
             self._opened_loop()
 
     def close(self) -> None:
-        """Close the app if the first call has opened it; the next call opens it again."""
+        """Close the app if the first call has opened it; the next call opens it again. Not on its own loop."""
         self._forget_parent()
+        if self._leave_app is not None and is_running_here(self._loop):
+            raise HeadgateError("app.sync.close() would wait for the coroutine that calls it; call it after that")
         with self._opening:
             leave, self._leave_app = self._leave_app, None
         if leave is not None:
@@ -281,7 +283,7 @@ def _enter(
     return leave
 
 
-def is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+def is_running_here(loop: asyncio.AbstractEventLoop | None) -> bool:
     """Whether the loop runs in this thread."""
     try:
         return asyncio.get_running_loop() is loop
