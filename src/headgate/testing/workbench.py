@@ -376,7 +376,9 @@ class SharedMemory(MemoryStorage):
         self.rollbacks: dict[str, Callable[[], bool]] = {}
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
-        return await super().add(jobs if self._gated else [_ungated(job) for job in jobs], batches)
+        # A store knows a second enqueue under an own id by its instant, and here that is the first one's.
+        stored = {job.id: job.id for job in jobs if job.has_own_id and await self.job(job.id) is not None}
+        return {**stored, **await super().add(jobs if self._gated else [_ungated(job) for job in jobs], batches)}
 
     async def claim(self, claim: Claim) -> Claimed:
         await self.remove_rolled_back()

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 
@@ -45,6 +46,13 @@ def _nothing_seen() -> Iterator[None]:
 def jobs() -> Iterator[Workbench]:
     with manual(shop.app) as jobs:
         yield jobs
+
+
+async def test_a_second_job_under_an_own_id_is_not_new_although_time_stands_still(jobs: Workbench) -> None:
+    mine = shop.greet.using(id=uuid4())
+    first, second = await mine.enqueue("ada"), await mine.enqueue("bob")
+    assert (first.is_new, second.is_new) == (True, False)
+    assert [job.arguments["name"] for job in jobs.all_enqueued()] == ["ada"]
 
 
 async def test_what_is_enqueued_waits_until_it_is_drained(jobs: Workbench) -> None:
