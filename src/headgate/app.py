@@ -28,7 +28,7 @@ from headgate.client.handles import Batch, Job, Schedule, batch_handle, job_hand
 from headgate.client.portal import AppContext, Leave, require_no_loop
 from headgate.client.sync_app import SyncApp
 from headgate.client.task import Task
-from headgate.clock import Clock, Duration, SystemClock
+from headgate.clock import Clock, CurrentClock, Duration, SystemClock
 from headgate.engine.bus import Callback, EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.children import ChildBounds
@@ -489,7 +489,7 @@ class Headgate(RefusesForeignWords):
         return ReportingLimiter(
             changed(limit, name=name),
             store,
-            clock=self._clock,
+            clock=CurrentClock(lambda: self._clock),
             report=report,
             report_bypass=partial(self._client.limiter_bypasses.note, name),
         )

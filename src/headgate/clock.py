@@ -79,6 +79,25 @@ class SystemClock:
         return _ExactTimer(self, when, callback)
 
 
+class CurrentClock:
+    """Finds the current clock at each call and passes the call on."""
+
+    def __init__(self, find: Callable[[], Clock]) -> None:
+        self._find = find
+
+    def now(self) -> int:
+        return self._find().now()
+
+    def monotonic(self) -> int:
+        return self._find().monotonic()
+
+    def boot_id(self) -> str:
+        return self._find().boot_id()
+
+    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
+        return self._find().call_at(when, callback)
+
+
 class _ExactTimer:
     """A timer that never fires early: asyncio and uvloop round to their own ticks, so it checks the time again."""
 

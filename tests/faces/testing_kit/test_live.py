@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import time_machine
 from fastapi import FastAPI
 from freezegun import freeze_time
 
-from headgate import Every, Headgate, HeadgateError, batch
+from headgate import Every, Headgate, HeadgateError, StrictRate, batch
+from headgate.clock import SECOND
 from headgate.contrib.fastapi import health, lifespan
 from headgate.jobs.event import Event, JobStarted
 from headgate.testing import live, manual
@@ -248,3 +250,23 @@ def test_events_are_the_same_as_in_production() -> None:
         assert last.waited >= 59
 
     run_virtual(main)
+
+
+def test_a_limiter_that_was_made_before_the_test_waits_in_the_time_of_the_test() -> None:
+    app = Headgate("memory://")
+    app.limit("calls", StrictRate("1/m"))
+    calls, starts = app.limiter("calls"), list[int]()
+
+    async def main(clock: VirtualClock) -> None:
+        @app.task
+        async def call() -> None:
+            async with calls.hold(timeout=600):
+                starts.append(clock.now())
+
+        async with live(app) as running:
+            await call.enqueue_many([()] * 3)
+            await running.wait_until_idle(timeout=600)
+
+    run_virtual(main)
+    waits = [(later - first) / SECOND for first, later in pairwise(starts)]
+    assert waits == pytest.approx([60, 60], abs=1)
