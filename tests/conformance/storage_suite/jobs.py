@@ -295,6 +295,22 @@ class JobsConformance(Conformance):
         assert (list(claimed.jobs), claimed.more) == ([], False)
         assert claimed.next_in is None or claimed.next_in > 0
 
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]], ids=["plain", "gated"])
+    @pytest.mark.parametrize("delay", [None, 1], ids=["ready", "overdue"])
+    async def test_a_delayed_job_beside_jobs_of_an_unknown_task_is_announced(
+        self, store_user: StoreUser, clock: ManualClock, buckets: list[tuple[str, str]], delay: float | None
+    ) -> None:
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(2, task="unknown", delay=delay, buckets=buckets)
+        clock.advance(2)
+        for priority, seconds in ((0, 5), (3, 4), (0, 6)):
+            await store_user.add(delay=seconds, priority=priority, buckets=buckets)
+        for _ in range(3):
+            assert (await store_user.claim()).next_in == 4 * SECOND
+        clock.advance(4)
+        assert len(await store_user.take()) == 1
+        assert (await store_user.claim()).next_in == 1 * SECOND
+
     async def test_a_lane_with_an_unknown_limit_is_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(10)}
         unknown_jobs = await store_user.add(3, buckets=[("elsewhere", "acme")])

@@ -474,12 +474,19 @@ class ClaimPlan:
             yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)
 
     def move(
-        self, visit: LaneVisit, *, has_ready: bool, earliest: int | None, is_emptied: bool = False
+        self,
+        visit: LaneVisit,
+        *,
+        has_ready: bool,
+        earliest: int | None,
+        next_due: int | None = None,
+        is_emptied: bool = False,
     ) -> LaneMove | None:
         """Return the new place of the lane after this claim: empty, asleep, behind a bucket or last in line.
 
         None if it does not move. `has_ready`: a job that requested no start time is left in it. `earliest` is when the
-        next delayed job is due. Both ignore jobs that other transactions have locked. `is_emptied`: no job is left.
+        first delayed job is due, `next_due` when the first is that is not due yet. The first two ignore jobs that other
+        transactions have locked. `is_emptied`: no job is left.
         """
         row, removed, behind, front = visit.row, visit.removed, visit.behind, visit.front
         stays_behind = behind is not None and row.behind is not None and bucket_id(behind.ref) == row.behind
@@ -498,7 +505,8 @@ class ClaimPlan:
             wakes_at = min(self.now + LOCKED_FOR, self.now + LOCKED_FOR if wakes_at is None else wakes_at)
         is_ready = not visit.is_exhausted or (wakes_at is not None and wakes_at <= self.now) or has_ready
         if is_ready and not removed and not visit.heads and row.behind is None:
-            # All jobs left are unknown to this node: the lane stays as it is.
+            # All jobs that are ready are unknown to this node: the lane stays as it is. A later one may be known.
+            self.note_wake(next_due)
             return None
         if not is_ready:
             self.note_wake(wakes_at)

@@ -60,11 +60,12 @@ class Written(NamedTuple):
 
 
 class _Remaining(msgspec.Struct):
-    """The jobs left in a lane: is one ready, and when is the next delayed one due."""
+    """The jobs left in a lane: is one ready, when is the first delayed one due, and the first one after now."""
 
     lane: str
     has_ready: bool
     earliest: int | None
+    next_due: int | None
 
 
 _REMAINING = RowDecoder(_Remaining, "lane")
@@ -147,19 +148,20 @@ class ClaimWriter:
             leaving = [head.id for visit in visits for head in visit.heads[: visit.taken]]
             leaving += [row.id for row in dropped]
             lanes = [(visit.row.id, visit.front) for visit in unsure]
-            locked = self._skipped.locked_names
-            rows = await self._tx.fetch(_REMAINING, "left_in_lanes", named=lanes, leaving=leaving, locked=locked)
+            values = {"leaving": leaving, "locked": self._skipped.locked_names, "now": plan.now}
+            rows = await self._tx.fetch(_REMAINING, "left_in_lanes", named=lanes, **values)
             left = {row.lane: row for row in rows}
         moves: list[LaneMove] = []
         for visit in visits:
-            has_ready, earliest = False, visit.row.wakes_at
+            has_ready, earliest, next_due = False, visit.row.wakes_at, None
             found = left.get(visit.row.id)
             if found is not None:
-                has_ready, earliest = found.has_ready, found.earliest
+                has_ready, earliest, next_due = found.has_ready, found.earliest, found.next_due
                 if visit.removed == len(visit.heads) + len(visit.expired):
                     # The second read found all that is left.
                     visit.complete = not has_ready and (earliest is None or earliest > plan.now)
-            move = plan.move(visit, has_ready=has_ready, earliest=earliest, is_emptied=visit.row.id in emptied)
+            is_emptied = visit.row.id in emptied
+            move = plan.move(visit, has_ready=has_ready, earliest=earliest, next_due=next_due, is_emptied=is_emptied)
             if move is not None:
                 if move.since == plan.limit_now:
                     # The end of the line, behind all others that came at this instant: time may stand still in tests.

@@ -732,8 +732,8 @@ taken AS (
 SELECT * FROM taken
 
 -- name: left_in_lanes
--- The jobs left in these lanes without those in :leaving and the locked ones: whether one requested no start time, and when the
--- next delayed job is due.
+-- The jobs left in these lanes without those in :leaving and the locked ones: whether one requested no start time, when the
+-- first delayed job is due, and when the first is that is not due yet.
 SELECT
     named.lane,
     EXISTS (
@@ -753,7 +753,19 @@ SELECT
             ) AS run_at
             FROM @levels
         ) AS first
-    ) AS earliest
+    ) AS earliest,
+    (
+        SELECT min(run_at)
+        FROM (
+            SELECT (
+                SELECT run_at FROM headgate.job
+                WHERE job.lane = named.lane AND waiting AND delayed AND job.priority = level.priority AND run_at > :now
+                ORDER BY run_at
+                LIMIT 1
+            ) AS run_at
+            FROM @levels
+        ) AS first
+    ) AS next_due
 FROM {rows:named(lane text, front bigint)}
 
 -- name: write_claim [postgres]
