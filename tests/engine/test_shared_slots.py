@@ -35,7 +35,7 @@ class Running:
 
 
 def made(clock: VirtualClock, running: Running, slots: int | None, weights: dict[str, int]) -> Headgate:
-    app = app_on(MemoryStorage(clock), clock=clock, slots=slots)
+    app = app_on(MemoryStorage(clock), clock=clock, slots=slots, labels=[])
     for queue, weight in weights.items():
         app.queue(queue, concurrency=10, weight=weight)
 
@@ -97,6 +97,25 @@ def test_one_slot_for_all_queues_starves_none() -> None:
             assert running.most == 1
             counts = Counter(running.started)
             assert min(counts[queue] for queue in "abc") >= 10
+
+    run_virtual(main)
+
+
+def test_a_queue_whose_jobs_this_worker_cannot_run_keeps_no_slots() -> None:
+    """The fault: it kept its part of the slots for good, if few lanes waited in all."""
+
+    async def main(clock: VirtualClock) -> None:
+        running = Running()
+        app = made(clock, running, 12, {"a": 1, "b": 1})
+
+        @app.task(queue="b", requires={"gpu"}, limits=[StrictRate("1000/s")])
+        async def train() -> None: ...
+
+        async with app:
+            await train.enqueue_many([()] * 20)
+            await app.tasks["limited-a"].enqueue_many([(0,)] * 50)
+            await asyncio.sleep(3.5)
+            assert running.now == {"a": 10}
 
     run_virtual(main)
 

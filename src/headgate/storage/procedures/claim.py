@@ -163,7 +163,10 @@ class ClaimTransaction:
         self._buckets = self._no_buckets(snapshot.limit_now)
         self._shares: Mapping[str, int] = {}
         self._gated_slots = 0
-        # Whether lanes of another release filled the page instead of lanes that this node can claim from.
+        # Whether a queue got fewer of the shared slots than it has jobs for.
+        self._is_divided = False
+        # Whether lanes of another release filled the page, or got shared slots, instead of lanes that this node can
+        # claim from.
         self._was_hidden = False
         self.visited: set[RowId] = set()
         """The lanes that this claim chose."""
@@ -226,7 +229,7 @@ class ClaimTransaction:
                 raise ClaimConflict
             plan.fair.note_groups(found)
         if self._claim.slots is not None:
-            plan.divide(plan.usable([*snapshot.behind, *snapshot.due, *snapshot.woken]))
+            self._is_divided = plan.divide(plan.usable([*snapshot.behind, *snapshot.due, *snapshot.woken]))
             self._shares = plan.shares(plan.ready)
             self._gated_slots = sum(self._shares.values())
         visits = plan.choose(grants, snapshot.behind, snapshot.due, snapshot.woken, self._shares)
@@ -299,7 +302,8 @@ class ClaimTransaction:
                     await self._read_heads(held, most)
         plan.decide(held, buckets.__getitem__, self._shares)
         empty = [visit for visit in held if visit.is_empty and not visit.has_locked]
-        self._was_hidden = is_first and bool(empty) and self._is_cut_short() and not any(visit.taken for visit in held)
+        may_hide = is_first and bool(empty) and (self._is_divided or self._is_cut_short())
+        self._was_hidden = may_hide and not any(visit.taken for visit in held)
         if not self._was_hidden:
             await self._take_ungated()
         claimed = await self._write(refs)

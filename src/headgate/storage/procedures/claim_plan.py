@@ -277,20 +277,20 @@ class ClaimPlan:
         self.ready = ready
         return {queue: gated_share(free, ready.get(queue, 0)) for queue, free in self.free_slots.items()}
 
-    def divide(self, rows: Iterable[LaneRow]) -> None:
+    def divide(self, rows: Iterable[LaneRow]) -> bool:
         """Divide the slots that all queues share among those with jobs: in these lanes, or without limits.
 
-        A queue whose jobs cannot start leaves slots unused in this claim, but not in the next one.
+        Returns whether a queue gets fewer than it has jobs for. One whose jobs cannot start leaves slots unused.
         """
         if self.claim.slots is None:
-            return
+            return False
         waiting = Counter(self.ready)
         for row in rows:
             waiting[row.queue] += max(1, row.waiting)
         usable = {queue: min(free.slots, waiting[queue]) for queue, free in self.claim.free_slots.items()}
         parts = self._divided(self.claim.slots, usable)
         self.free_slots = {queue: replace(free, slots=parts[queue]) for queue, free in self.claim.free_slots.items()}
-        self._page_was_full = self._page_was_full or parts != usable
+        return parts != usable
 
     def _divided(self, slots: int, usable: Mapping[str, int]) -> dict[str, int]:
         """Divide these slots among the queues; the jobs of this claim hold slots, too."""
