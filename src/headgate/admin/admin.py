@@ -453,10 +453,14 @@ class Admin(Readings):
 
         Raises JobNotFound.
         """
+        return not (await self._cancel(job_id)).is_final
+
+    async def _cancel(self, job_id: str) -> JobState:
+        """Return the state that the job was in."""
         state = await self._storage.cancel(job_id, audit_record=self._audit_record("cancel", job_id))
         if state is None:
             raise JobNotFound(job_id)
-        return not state.is_final
+        return state
 
     async def run_now(self, job_id: str) -> None:
         """Make a job ready that waits for its time, or for its next attempt; its limits still apply.
@@ -551,7 +555,7 @@ class Admin(Readings):
         job ids; then it counts those that it cannot change as refused, and skips unknown ids.
         """
         return await change_many(
-            self._storage, query, CANCEL, self.cancel, most=most, dry_run=dry_run, on_progress=on_progress
+            self._storage, query, CANCEL, self._cancel, most=most, dry_run=dry_run, on_progress=on_progress
         )
 
     async def cancel_batch(
@@ -569,18 +573,9 @@ class Admin(Readings):
         Jobs that another open transaction has locked are counted as refused. Raises BatchNotFound.
         """
         await self.batch(batch_id)
-
-        async def cancel(job_id: str) -> JobState | None:
-            return await self._storage.cancel(job_id, audit_record=self._audit_record("cancel", job_id))
-
+        record = partial(self._audit_record, "cancel", detail=f"with batch {batch_id}")
         return await cancel_batch(
-            self._storage,
-            batch_id,
-            cancel,
-            lambda job_id: self._audit_record("cancel", job_id, f"with batch {batch_id}"),
-            most=most,
-            dry_run=dry_run,
-            on_progress=on_progress,
+            self._storage, batch_id, self._cancel, record, most=most, dry_run=dry_run, on_progress=on_progress
         )
 
     async def retry_many(
@@ -593,19 +588,20 @@ class Admin(Readings):
     ) -> BulkResult:
         """Retry the jobs that a query matches, as `cancel_many` cancels: first failed ones, then cancelled ones."""
 
-        async def retry_lone(job_ids: Sequence[str]) -> Sequence[str]:
+        async def one(job_id: str) -> None:
+            try:
+                await self.retry(job_id)
+            except IllegalTransition:
+                # It waits by now if what it follows was retried.
+                if (await self._record(job_id)).state is not JobState.WAITING:
+                    raise
+
+        async def lone(job_ids: Sequence[str]) -> Sequence[str]:
             audit_records = [self._audit_record("retry", job_id) for job_id in job_ids]
             return await self._storage.retry_lone(job_ids, audit_records=audit_records)
 
         return await change_many(
-            self._storage,
-            query,
-            RETRY,
-            self.retry,
-            most=most,
-            dry_run=dry_run,
-            on_progress=on_progress,
-            change_together=retry_lone,
+            self._storage, query, RETRY, one, most=most, dry_run=dry_run, on_progress=on_progress, change_together=lone
         )
 
     async def run_many_now(

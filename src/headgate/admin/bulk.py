@@ -21,6 +21,8 @@ from headgate.storage.store import Store
 CHUNK = 200
 """How many jobs are read at once."""
 
+LEADER_FIRST = "its leader has to be retried first, which also brings the job back"
+
 AT_ONCE = 20
 """How many jobs are changed at once: the store has to serve other callers too."""
 
@@ -43,10 +45,6 @@ class BulkResult:
 
 Refusal = Callable[[JobRecord, int], str | None]
 """Returns why a job, as it is at that wall time, must not be changed; None if it may be."""
-
-
-Cancel = Callable[[str], Awaitable[JobState | None]]
-"""Cancels one job, and returns the state that it was in. Raises JobHeld."""
 
 ChangeTogether = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
 """Changes those of the jobs that it can change in one commit, and returns their ids."""
@@ -151,7 +149,7 @@ async def change_many(
 async def cancel_batch(
     storage: Store,
     batch_id: str,
-    cancel: Cancel,
+    cancel: Callable[[str], Awaitable[object]],
     audit_record: Callable[[str], AuditRecord],
     *,
     most: int = sys.maxsize,
@@ -163,14 +161,10 @@ async def cancel_batch(
     Jobs that are added meanwhile are cancelled, too. A job that another transaction has locked is counted as refused.
     """
 
-    async def change(job_id: str) -> bool:
-        # One that is cancelled by now followed another one of these.
-        return await cancel(job_id) in (JobState.WAITING, JobState.RUNNING, JobState.CANCELLED)
-
     async def cancel_blocked(ids: Sequence[str]) -> Sequence[str]:
         return await storage.cancel_blocked(ids, audit_records=[*map(audit_record, ids)])
 
-    bulk = _Bulk(change, most, dry_run)
+    bulk = _Bulk(cancel, most, dry_run)
     while True:
         found = await storage.downstream_of(batch_id)
         released, others, requested = (
@@ -247,7 +241,10 @@ class _Bulk:
             if self._is_dry_run:
                 self._changed += len(now)
                 continue
-            for reason in await change_at_once(self._change, now):
+            for id, reason in zip(now, await change_at_once(self._change, now), strict=True):
+                if reason == LEADER_FIRST:
+                    # A database with several connections may have retried it before its leader.
+                    reason = await _changed(self._change, id)
                 if reason is None:
                     self._changed += 1
                 else:
@@ -271,11 +268,13 @@ async def change_at_once(change: Callable[[str], Awaitable[object]], ids: Sequen
 async def _changed(change: Callable[[str], Awaitable[object]], job_id: str) -> str | None:
     """Change a job. Returns why it was not changed; None if it was."""
     try:
-        return "changed meanwhile" if await change(job_id) is False else None
+        # Of the states that a cancellation returns: a job that is cancelled by now followed another one of these.
+        late = (False, JobState.SUCCEEDED, JobState.FAILED, JobState.SKIPPED)
+        return "changed meanwhile" if await change(job_id) in late else None
     except DuplicateJob:
         return "another job is waiting under its unique key"
     except LeaderNotRetried:
-        return "its leader has to be retried first, which also brings the job back"
+        return LEADER_FIRST
     except JobHeld:
         return "another open transaction has locked it"
     except (IllegalTransition, JobNotFound):

@@ -196,8 +196,9 @@ class QueuesAdmin:
             nonlocal cancelled
             record = AuditRecord(self.actor, "cancel", "job", job_id)
             state = await self._storage.cancel(job_id, audit_record=record, waiting_only=True)
-            cancelled += state is JobState.WAITING
-            return state is JobState.WAITING
+            # One that is cancelled by now followed another one of these.
+            cancelled += (is_cancelled := state in (JobState.WAITING, JobState.CANCELLED))
+            return is_cancelled
 
         try:
             return await change_many(
