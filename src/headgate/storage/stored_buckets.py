@@ -24,8 +24,8 @@ R = TypeVar("R")
 class StoredBuckets:
     """A BucketStore on the store of the jobs. Rules that were set at run time apply here too.
 
-    When a bucket opens, it serves jobs and plain code in the order of their requests. While jobs wait for it, that is
-    when it opens for the first of them.
+    While jobs wait for a bucket, plain code is granted nothing before it opens for the first of them. Then it serves
+    who asks first, which is a claim beside a backlog.
     """
 
     def __init__(self, storage: Store) -> None:
