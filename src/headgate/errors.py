@@ -60,6 +60,14 @@ class NotOpen(HeadgateError, RuntimeError):
         )
 
 
+def other_loop() -> HeadgateError:
+    """Return the error for a coroutine on another event loop than that of the app: it would wait for ever."""
+    return HeadgateError(
+        "this app is open on another event loop; write `await asyncio.to_thread(app.sync.run, task.enqueue(…))`, which "
+        "runs it there, or open the app on this loop instead (`app.sync.close()` closes what `.sync` has opened)"
+    )
+
+
 class StorageUnavailable(HeadgateError):
     """The storage did not confirm the write or read; it may not have happened."""
 

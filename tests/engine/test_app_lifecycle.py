@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate import Headgate
+from headgate import Headgate, HeadgateError, batch
 from headgate.clock import SECOND, SystemClock
 from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.errors import DeclarationError, StorageUnusable
@@ -79,6 +79,30 @@ def test_an_app_that_sync_code_has_opened_is_not_opened_on_another_loop_beside()
     finally:
         app.sync.close()
     assert asyncio.run(main()) == 3
+
+
+def test_an_app_that_is_open_on_one_loop_refuses_coroutines_on_another_and_says_how_to_run_them(tmp_path: Path) -> None:
+    """The fault: an enqueue that met a commit of the other loop waited for ever."""
+    app = Headgate(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+
+    @app.task
+    async def work() -> int:
+        return 3
+
+    async def main() -> None:
+        job = app.job(stored.id)
+        for verb in (work.enqueue, job.result, job.cancel, app.batch("b").wait, batch([work.call()]).enqueue):
+            with pytest.raises(HeadgateError, match=r"open on another event loop; write `await asyncio\.to_thread"):
+                await verb()
+        with pytest.raises(HeadgateError, match="open on another event loop"):
+            await app.admin.cancel(stored.id)
+        assert (await asyncio.to_thread(app.sync.run, job.status())).id == stored.id
+        again = await asyncio.to_thread(app.sync.run, work.enqueue())
+        assert await asyncio.to_thread(app.sync.run, again.cancel())
+
+    with app.open():
+        stored = work.sync.enqueue()
+        asyncio.run(main())
 
 
 def test_an_app_whose_store_could_not_be_closed_is_open_on_no_loop_any_more() -> None:

@@ -178,9 +178,8 @@ class Client:
         self._end_log = self._bus.subscribe(log_event, *logged_kinds(jobs=self._log_jobs))
 
     def _require_open(self) -> None:
-        """Raise NotOpen unless the app is open."""
-        if not self.lifecycle.open_count:
-            raise NotOpen
+        """Raise NotOpen unless the app is open, HeadgateError on another event loop than its own."""
+        self.lifecycle.require_open_here()
 
     def log_jobs(self, on: bool) -> None:
         """Log each job that ends, or not, until the app is closed."""
@@ -358,7 +357,8 @@ class Client:
         from headgate.admin.admin import Admin
         from headgate.admin.schedules import SchedulesAdmin
 
-        self._require_open()
+        if not self.lifecycle.is_open:
+            raise NotOpen
         remote_stores = {name: limit.store for name, limit in self.remote_limits.limits.items()}
         return Admin(
             self.storage,

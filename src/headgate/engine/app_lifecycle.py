@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, NotOpen, other_loop
 from headgate.shielding import shield_until_done
 
 Step = Callable[[], Coroutine[Any, Any, None]]
@@ -44,6 +44,13 @@ class AppLifecycle:
         """Return the event loop on which the app is open in this process; None if it is not."""
         # After a fork the loop belongs to the parent and runs nothing for this process.
         return self._loop if self.is_open and self._pid == os.getpid() else None
+
+    def require_open_here(self) -> None:
+        """Raise NotOpen unless the app is open, HeadgateError in a coroutine on another event loop."""
+        if not self.open_count:
+            raise NotOpen
+        if self._loop is not asyncio.get_running_loop() and self.loop is not None:
+            raise other_loop()
 
     # Two methods instead of a context manager: a loop that ends closes all generators at once, which fails for one
     # inside another.

@@ -182,6 +182,9 @@ class _OpenAnywhere(AppLifecycle):
         self.open_count += 1
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
 
+    def require_open_here(self) -> None:
+        """Do nothing: it is open on every loop."""
+
     async def leave(self) -> None:
         self.open_count -= 1
         if self.open_count == 1:

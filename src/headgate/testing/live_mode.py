@@ -20,7 +20,7 @@ from headgate.client.portal import Portal
 from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
 from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.enqueuer import StoredCall
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, NotOpen
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
@@ -209,6 +209,11 @@ class _OpenInThread(AppLifecycle):
     async def leave(self) -> None:
         if self._is_here():
             await super().leave()
+
+    def require_open_here(self) -> None:
+        """Raise NotOpen unless it is open; the verbs find the loop of the engine themselves."""
+        if not self.is_open:
+            raise NotOpen
 
     def _is_here(self) -> bool:
         return self.loop is asyncio.get_running_loop()

@@ -25,6 +25,7 @@ from headgate.errors import (
     StorageLost,
     StorageUnavailable,
     StorageUnusable,
+    other_loop,
     raise_instead,
 )
 from headgate.jobs.batch import NewBatch
@@ -477,6 +478,8 @@ class SqliteStorage(Store):
 
     def _write(self, write: Write) -> Awaitable[Any]:
         self._require_usable()
+        if asyncio.get_running_loop() is not self._loop:
+            raise other_loop()
         if _transactions.get():
             self._require_no_transaction()
         return self._batcher.write(write)
