@@ -117,6 +117,23 @@ def test_a_job_is_enqueued_and_its_id_is_all_that_is_printed(project: Project) -
     }  # fmt: skip
 
 
+def test_what_was_enqueued_is_in_the_audit_log(project: Project) -> None:
+    """The fault: only what was enqueued in the dashboard was recorded."""
+    words = ("sync", "--payload", '{"tenant": "a"}')
+    id = project.enqueue(*words, "--unique-key", "a").stdout.strip()
+    # Neither what was there already, nor a job whose audit level leaves out what operators do.
+    assert project.enqueue(*words, "--unique-key", "a").stdout.strip() == id
+    assert project.enqueue(*words, "--audit", "none", "--json").exit_code == 0
+    lines = "\n".join(json.dumps({"tenant": str(number)}) for number in range(CHUNK + 1))
+    assert project.enqueue("sync", "--payloads", "-", "--queue", "mail", input=lines).exit_code == 0
+    recorded = json.loads(CliRunner().invoke(main, ["audit", project.target, "--json"]).stdout)
+    assert [(each["action"], each["kind"], each["subject"], each["detail"]) for each in recorded] == [
+        ("enqueue", "queue", "mail", "1 job of task sync"),
+        ("enqueue", "queue", "mail", f"{CHUNK} jobs of task sync"),
+        ("enqueue", "job", id, None),
+    ]
+
+
 def test_options_are_those_of_using(project: Project) -> None:
     result = project.enqueue(
         "sync", "--payload", '{"tenant": "acme"}', "--queue", "mail", "--at", "2126-05-01T08:00", "--priority", "7",

@@ -16,15 +16,15 @@ from typing import Any, get_args
 
 import click
 
+from headgate.admin import EnqueuedJob
 from headgate.app import Headgate
 from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import locate, takes_app_and
 from headgate.cli.output import NOTHING_NEW, json_option, print_json, printing_of, progress_bar
 from headgate.cli.times import instant, seconds
-from headgate.client.handles import Job
 from headgate.client.task import Task
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError
-from headgate.jobs.audit import AuditWord
+from headgate.jobs.audit import AuditRecord, AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
 from headgate.jobs.retention import OwnRetention
 from headgate.jobs.retry import RetryPolicy
@@ -165,10 +165,10 @@ def _call(app: Headgate, task: Task[Any, Any], text: str | bytes) -> Call[Any]:
 
 
 def _enqueue_one(app: Headgate, task: Task[Any, Any], call: Call[Any], *, dry_run: bool, as_json: bool) -> None:
-    async def stored() -> tuple[Job[Any], JobStatus | None]:
+    async def stored() -> tuple[EnqueuedJob, JobStatus | None]:
         async with app.open(migrate=False):
-            (job,) = await task.enqueue_many([call])
-            return job, await job.status() if as_json else None
+            job = await app.admin._enqueue_call(task, call)
+            return job, await app.admin.status(job.id) if as_json else None
 
     if dry_run:
         _print_dry_run(1, as_json=as_json)
@@ -236,6 +236,7 @@ def _store(
     *,
     print_ids: bool,
 ) -> None:
+    queue = task.options.get("queue") or task.queue
     with asyncio.Runner() as runner:
         opened = app.open(migrate=False)
         runner.run(opened.__aenter__())
@@ -243,8 +244,12 @@ def _store(
             # Lines are read outside of the loop, where Ctrl-C would wait for the next line.
             while chunk := list(islice(calls, CHUNK)):
                 with _interrupts_later():
-                    stored = [job.id for job in runner.run(task.enqueue_many(chunk))]
-                    ids += stored
+                    jobs = runner.run(task.enqueue_many(chunk))
+                    ids += (stored := [job.id for job in jobs])
+                    if new := sum(job.is_new for job in jobs):
+                        detail = f"{counted(new, 'job')} of task {task.name}"
+                        record = AuditRecord(app.admin.actor, "enqueue", "queue", queue, detail)
+                        runner.run(app._storage.add_audit_record(record))
                     advance(len(ids))
                     if print_ids:
                         click.echo("\n".join(stored))
