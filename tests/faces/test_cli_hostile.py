@@ -23,16 +23,20 @@ from headgate.cli.output import print_json, print_table
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.storage.sqlite.storage import SqliteStorage
-from tests.faces.one_module import OneModule, call, go_into
+from tests.faces.one_module import OneModule, answer, call, go_into
 
 APP = """
-from headgate import Headgate
+from headgate import Headgate, StrictRate
 
 app = Headgate("sqlite:///jobs.db", synchronous="OFF", history=False)
 
 
 @app.task
 async def sync(tenant: str) -> None: ...
+
+
+@app.task(limits=[StrictRate("15/m", key="{tenant}", name="stripe")])
+async def charge(tenant: str = "ALL") -> None: ...
 """
 
 CONTROL = "\x1b[31m\x9b1m\u202e"
@@ -135,6 +139,26 @@ def test_an_empty_selection_selects_nothing_by_accident(project: OneModule, word
 def test_an_empty_selection_deletes_nothing(project: OneModule) -> None:
     refused = call("purge", project.target, "--older-than", "1s", "--error", "", "--yes")
     assert_refused(refused, 2, "--error is empty")
+
+
+@pytest.mark.parametrize("payload", ["", "-"])
+def test_an_empty_payload_is_not_that_of_the_defaults(project: OneModule, payload: str) -> None:
+    """`--payload "$ARGS"` without a value enqueued a job for all tenants."""
+    for words in (["jobs", "enqueue", "charge"], ["schedules", "create", "nightly", "charge", "--every", "1h"]):
+        refused = call(*words, "--payload", payload, "-A", project.target)
+        assert_refused(refused, 1, "the arguments of task 'charge' are not JSON")
+    assert answer("jobs", "list", project.target) == answer("schedules", "list", project.target) == []
+
+
+@pytest.mark.parametrize(
+    "words", [["pause"], ["resume"], ["set", "5/m"], ["unset"], ["assign", "acme"]], ids=lambda words: str(words[0])
+)
+def test_an_empty_tier_is_refused(project: OneModule, words: list[str]) -> None:
+    """`--tier "$TIER"` without a value said that it was paused, and paused nothing."""
+    verb, *rest = words
+    tier = [""] if verb == "assign" else ["--tier", ""]
+    assert_refused(call("limits", verb, project.target, "stripe", *rest, *tier), 1, "tier='' is no name of a tier")
+    assert answer("limits", "settings", project.target) == []
 
 
 @pytest.mark.parametrize(

@@ -464,6 +464,7 @@ class LimitsAdmin:
         # Stored as a pattern in both cases.
         target = _pattern(pattern) if key is None else pattern_of(bucket_key(key))
         about = LimitSetting(limit, "member", target)
+        tier = None if tier is None else _tier(tier)
         keys = f"pattern {pattern!r}" if key is None else f"key {key!r}"
         detail = f"{keys}: {'out of its tier' if tier is None else f'into tier {tier!r}'}"
         audit_record = self._audit_record("assign", limit, detail)
@@ -630,7 +631,7 @@ def _about(limit: str, key: str | None, pattern: str | None, tier: str | None) -
     if sum(each is not None for each in (key, pattern, tier)) > 1:
         raise DeclarationError("pass only one of key=, pattern= and tier=; for all keys, pass none")
     if tier is not None:
-        return LimitSetting(limit, "tier", tier)
+        return LimitSetting(limit, "tier", _tier(tier))
     if pattern is not None:
         return LimitSetting(limit, "pattern", _pattern(pattern))
     return LimitSetting(limit, "all") if key is None else LimitSetting(limit, "key", bucket_key(key))
@@ -640,6 +641,12 @@ def _pattern(pattern: str | None) -> str:
     if pattern is None or not is_pattern(pattern):
         raise DeclarationError(f"pattern={pattern!r} has no *, ? or [; for a single key, pass key={pattern!r}")
     return pattern
+
+
+def _tier(tier: str) -> str:
+    if not tier:
+        raise DeclarationError("tier='' is no name of a tier; for all keys, leave tier= out")
+    return tier
 
 
 def _of_instant(starts: Sequence[RecordedStart], instant: int) -> int:

@@ -140,7 +140,7 @@ def enqueue(
         _enqueue_many(app, chosen, payloads, dry_run=dry_run, as_json=as_json)
     else:
         # As it was given, also if the locale lacks its characters.
-        text = sys.stdin.buffer.read() if payload == "-" else os.fsencode(payload or "{}")
+        text = sys.stdin.buffer.read() if payload == "-" else os.fsencode("{}" if payload is None else payload)
         _enqueue_one(app, chosen, _call(app, chosen, text), dry_run=dry_run, as_json=as_json)
 
 

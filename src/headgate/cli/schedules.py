@@ -128,9 +128,7 @@ def _trigger(cron: str | None, every: str | None, calendar: str | None, tz: str 
     return None if every is None else Every(every)
 
 
-def _payload(given: str | None) -> bytes | None:
-    if given is None:
-        return None
+def _payload(given: str) -> bytes:
     return sys.stdin.buffer.read() if given == "-" else os.fsencode(given)
 
 
@@ -170,7 +168,7 @@ def create(
     trigger = _trigger(cron, every, calendar, tz)
     if trigger is None:
         raise click.UsageError("add --cron, --every or --calendar")
-    given, arguments = _given(options, trigger, tz), _payload(payload) or b"{}"
+    given, arguments = _given(options, trigger, tz), b"{}" if payload is None else _payload(payload)
     status = ask(
         target,
         lambda admin: admin.schedules.create(
@@ -197,7 +195,7 @@ def edit(
 ) -> None:
     """Change a schedule that no code declares. It keeps what you leave out, its runs and its pause."""
     trigger = _trigger(cron, every, calendar, tz)
-    given, arguments = _given(options, trigger, tz), _payload(payload)
+    given, arguments = _given(options, trigger, tz), None if payload is None else _payload(payload)
     if trigger is None and not given and arguments is None:
         raise click.UsageError("add an option: what should change?")
     status = ask(target, lambda admin: admin.schedules.edit(schedule, trigger, arguments, **given))
