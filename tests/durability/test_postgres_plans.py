@@ -109,6 +109,9 @@ async def the_engine_reads_what_it_handles(store_user: StoreUser) -> None:
             [store_user.new(delayed=True, run_at=storage.now() + SECOND, expires_at=storage.now() + HOUR)]
         )
         await ask(store_user.url, "UPDATE headgate.bucket SET opens_at = 0 WHERE limit_name = 'api' AND key LIKE '7_'")
+        # The lanes behind opened buckets have waited longest, so the claim starts jobs of both kinds.
+        opened = "SELECT id FROM headgate.bucket WHERE opens_at <= $1"
+        await ask(store_user.url, f"UPDATE headgate.lane SET since = 0 WHERE behind IN ({opened})", storage.limit_now())
         jobs = await store_user.claim()
         assert len(jobs) == 50
         assert {ref.limit for job in jobs for ref in job.buckets} == {"api", "free"}
