@@ -311,6 +311,36 @@ class JobsConformance(Conformance):
         assert len(await store_user.take()) == 1
         assert (await store_user.claim()).next_in == 1 * SECOND
 
+    @pytest.mark.parametrize("buckets", [[], [("api", "acme")]], ids=["plain", "gated"])
+    @pytest.mark.parametrize("delay", [None, 1], ids=["ready", "overdue"])
+    @pytest.mark.parametrize(("count", "known"), [(5, 0), (5, 2), (20, 0), (20, 2)])
+    async def test_jobs_of_an_unknown_task_keep_no_shared_slots(
+        self,
+        store_user: StoreUser,
+        clock: ManualClock,
+        buckets: list[tuple[str, str]],
+        delay: float | None,
+        count: int,
+        known: int,
+    ) -> None:
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(count, queue="left", task="unknown", delay=delay, buckets=buckets)
+        await store_user.add(known, queue="left", delay=delay, buckets=buckets)
+        await store_user.add(20, queue="right", buckets=[("api", "other")])
+        clock.advance(2)
+        held = {"left": 0, "right": 0}
+        for _ in range(10):
+            slots = 10 - sum(held.values())
+            free = {queue: FreeSlots(slots, True, holds) for queue, holds in held.items()}
+            claimed = await store_user.storage.claim(
+                Claim(store_user.node, free, store_user.rules, frozenset({"work"}), slots=slots)
+            )
+            for job in claimed.jobs:
+                held[job.queue] += 1
+            if not claimed.more or sum(held.values()) == 10:
+                break
+        assert held == {"left": known, "right": 10 - known}
+
     async def test_a_lane_with_an_unknown_limit_is_skipped(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(10)}
         unknown_jobs = await store_user.add(3, buckets=[("elsewhere", "acme")])

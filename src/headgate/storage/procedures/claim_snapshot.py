@@ -166,7 +166,7 @@ MULTI_WRITER_SNAPSHOT = RowDecoder(MultiWriterSnapshotRow, "claim snapshot")
 
 
 class UngatedLane(msgspec.Struct, array_like=True):
-    """A lane without buckets in a snapshot: how many known jobs are ready, how many delayed ones are due, …"""
+    """A lane without buckets in a snapshot: how many known jobs are ready, how many known delayed ones are due, …"""
 
     ready: int
     due: int

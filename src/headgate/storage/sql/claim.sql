@@ -250,7 +250,17 @@ SELECT
         FROM open
         CROSS JOIN LATERAL (
             SELECT
-                count(*) FILTER (WHERE limit_set = ANY(@known)) AS ready,
+                -- Of jobs that the node may start, as many as of all, however many others are before them.
+                CASE WHEN bool_or(NOT limit_set = ANY(@known)) THEN (
+                    SELECT count(*)
+                    FROM (
+                        SELECT FROM headgate.job
+                        WHERE job.lane = open.lane AND waiting AND NOT delayed AND rank >= open.front
+                            AND limit_set = ANY(@known)
+                        ORDER BY rank, id
+                        LIMIT :count::integer
+                    ) AS known
+                ) ELSE count(*) END AS ready,
                 coalesce(json_agg(json_build_array(id, task)) FILTER (WHERE NOT limit_set = ANY(@known)), '[]') AS unknown,
                 min(rank) AS first
             FROM (
@@ -267,7 +277,16 @@ SELECT
             FROM @levels
             LEFT JOIN LATERAL (
                 SELECT
-                    count(*) AS due,
+                    CASE WHEN bool_or(NOT limit_set = ANY(@known)) THEN (
+                        SELECT count(*)
+                        FROM (
+                            SELECT FROM headgate.job
+                            WHERE job.lane = open.lane AND waiting AND delayed AND job.priority = level.priority
+                                AND run_at <= (SELECT now FROM instant) AND limit_set = ANY(@known)
+                            ORDER BY run_at, id
+                            LIMIT :count::integer
+                        ) AS known
+                    ) ELSE count(*) END AS due,
                     json_agg(json_build_array(id, task)) FILTER (WHERE NOT limit_set = ANY(@known)) AS unknown
                 FROM (
                     SELECT id, task, limit_set FROM headgate.job
