@@ -539,6 +539,19 @@ async def test_a_due_lane_that_is_locked_is_read_again_soon(stores: TwoStores) -
     assert await stores.left.take_ids() == [job]
 
 
+async def test_jobs_that_a_claim_has_locked_and_does_not_take_are_read_again_soon(stores: TwoStores) -> None:
+    """Beside delayed jobs that are due, it locks as many of each priority as it takes in all."""
+    await stores.left.add(5, delay=1)
+    await stores.left.add(5)
+    stores.clock.advance(2)
+    async with stores.holding("SELECT FROM job FOR UPDATE"):
+        claimed = await stores.left.claim(5)
+        assert (list(claimed.jobs), claimed.next_in) == ([], SOON)
+    assert len(await stores.left.take_ids(5)) == 5
+    assert len(await stores.left.take_ids(10)) == 5
+    assert (await stores.left.claim()).next_in is None
+
+
 async def test_a_job_committed_long_after_it_was_added_is_found_by_the_next_claim(
     stores: TwoStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:

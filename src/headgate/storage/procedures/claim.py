@@ -61,7 +61,7 @@ from headgate.storage.records import Claim, Claimed, Dropped
 from headgate.storage.stored_rows import RowDecoder, bucket_id
 
 SOON = SECOND // 50
-"""The time until the next claim if another node has locked lanes or is merging arrivals."""
+"""The time until the next claim if another node has locked lanes or jobs, or is merging arrivals."""
 
 STATEMENTS = (
     "lock_for_claim",
@@ -470,6 +470,9 @@ class ClaimTransaction:
             sort_heads(visit.heads)
             visit.taken = len(visit.heads)
             visit.complete = visit.taken < counts[queue]
+            if ungated[queue].due and visit.taken < min(counts[queue], plan.ready[queue]):
+                # Another claim has locked more jobs than it takes: some of each priority.
+                plan.note_wake(plan.now + SOON)
         plan.ungated = list(visits.values())
 
     async def _claim_ungated_only(self) -> Claimed:
