@@ -17,7 +17,7 @@ WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
     "": 3_000,  # the modules beside the packages
-    "admin": 6_550,
+    "admin": 6_600,
     "cli": 8_500,
     "client": 3_000,
     "contrib": 3_250,
@@ -27,7 +27,7 @@ BUDGETS = {
     "limits": 9_300,
     "observe": 2_020,
     "schedules": 1_850,
-    "storage": 23_450,
+    "storage": 23_500,
     "tasks": 5_150,
     "testing": 1_750,
 }
