@@ -322,7 +322,12 @@ async def _serve(
     """Run the worker, with the port and host of its probes as `health`; return its exit code."""
     print_stacks_on_signal(signal.SIGUSR1, asyncio.get_running_loop())
     watch_loop(asyncio.get_running_loop())
-    is_stopped = False
+    has_started = is_stopped = False
+
+    def note_start(_: Event) -> None:
+        nonlocal has_started
+        has_started = True
+        notify_started()
 
     def note_stop(event: Event) -> None:
         nonlocal is_stopped
@@ -331,7 +336,7 @@ async def _serve(
     try:
         async with AsyncExitStack() as stack:
             stack.callback(app.subscribe(note_stop, NodeStopping))
-            stack.callback(app.subscribe(lambda _: notify_started(), NodeStarted))
+            stack.callback(app.subscribe(note_start, NodeStarted))
             if health is not None:
                 from headgate.observe.health import HealthServer
 
@@ -342,7 +347,8 @@ async def _serve(
                 _log_queues_without_tasks(app, queues)
                 await run()
     except BaseException:
-        _end_soon(1)
+        if has_started:
+            _end_soon(1)
         raise
     # All endings are recorded, so a late signal has nothing to interrupt.
     for number in (signal.SIGTERM, signal.SIGINT):
