@@ -101,10 +101,10 @@ def test_the_text_of_a_console_is_printed_as_it_is(capsys: pytest.CaptureFixture
 
 
 def test_json_controls_no_terminal_and_may_hold_what_is_not_utf8(capsys: pytest.CaptureFixture[str]) -> None:
-    for each in ({"key": f"é{CONTROL}😀"}, {"key": f"{HALF}é", "at": [1, None, 0.5]}):
-        print_json(each)
+    for given in ({"key": f"é{CONTROL}😀"}, {"key": f"{HALF}é", "at": [1, None, 0.5]}):
+        print_json(given)
         printed = capsys.readouterr().out
-        assert json.loads(printed) == each
+        assert json.loads(printed) == given
         assert printed.replace("\n", "").isprintable()
     print_json({"key": "é😀"}, as_line=True)
     assert capsys.readouterr().out == '{"key":"é😀"}\n'
