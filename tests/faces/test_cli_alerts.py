@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from headgate.jobs.alert import HeldCondition
 from tests.faces.http.stage import browser
 from tests.faces.one_module import OneModule, go_into
 from tests.internals import store_of
+from tests.until import patient
 
 APP = """
 from headgate import Headgate
@@ -133,6 +136,22 @@ def test_a_test_message_says_whether_the_target_took_it(project: OneModule) -> N
     assert unknown.exit_code == 1
     assert "declares no alert 'pge'; did you mean 'page'? It declares: page, refuse" in unknown.output
     project.do(no_alert)
+
+
+def test_a_test_message_to_a_function_that_does_not_return_ends(project: OneModule) -> None:
+    """The fault: the command waited for the function, without a word."""
+    source = APP.replace("raise ValueError", "import time\n    time.sleep(3600)\n    raise ValueError")
+    Path(f"{project.name}.py").write_text(source)
+    code = (
+        "from headgate.engine import alert_sender\n"
+        "alert_sender.SEND_TIMEOUT = 1.0\n"
+        "from headgate.cli.main import main\n"
+        f"main(['alerts', 'test', '{project.target}', 'refuse'])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=patient(10)
+    )
+    assert (ended.returncode, ended.stderr) == (1, "Error: the message was not delivered: no answer within 1 s\n")
 
 
 def test_an_app_without_alerts_says_so(project: OneModule) -> None:

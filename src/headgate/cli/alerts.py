@@ -16,6 +16,7 @@ from headgate.errors import DeclarationError, HeadgateError
 from headgate.escaping import printable
 from headgate.jobs.alert import message_for_test
 from headgate.jobs.identity import IdSource
+from headgate.storage.sqlite.threads import CallThread
 from headgate.suggestion import did_you_mean
 
 
@@ -67,7 +68,8 @@ def test(target: str, alert: str, as_json: bool) -> None:
     clock = SystemClock()
     now, store = clock.now(), app._client.address.shown
     message = message_for_test(alert, found.conditions, id=IdSource().unique(now), now=now, store=store)
-    error = asyncio.run(AlertSender(None, clock).send(found, message))
+    # The interpreter waits for the threads of an event loop, and the function may not return.
+    error = asyncio.run(AlertSender(CallThread("headgate-alert"), clock).send(found, message))
     if as_json:
         print_json({"alert": alert, "id": message.id, "is_delivered": error is None, "error": error})
         if error is not None:
