@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import re
+import shlex
 import sys
 import uuid
 from pathlib import Path
@@ -88,6 +90,23 @@ def test_work_without_a_worker_is_found_with_advice(folder: Path) -> None:
     assert "PROBLEM nodes" in text
     assert "do: start `headgate worker`" in text
     assert "1 problem" in text
+
+
+@pytest.mark.parametrize("environment", [False, True])
+def test_the_advised_commands_can_be_pasted(folder: Path, monkeypatch: pytest.MonkeyPatch, environment: bool) -> None:
+    """The fault: with HEADGATE_APP set, `headgate queues resume shop:app mail` names the app twice."""
+    target = project(folder)
+    open_(target, attribute="old", enqueue="renamed")
+    open_(target, enqueue="sync")
+    runner = CliRunner(env={"HEADGATE_APP": target if environment else None})
+    assert runner.invoke(main, ["queues", "pause", "-A", target, "default"]).exit_code == 0
+    text = runner.invoke(main, ["doctor", "-A", target]).output
+    commands = re.findall(r"headgate ((?:queues resume|jobs cancel) .*)", text)
+    assert len(commands) == 2
+    for command in commands:
+        done = runner.invoke(main, shlex.split(command), input="y\n")
+        assert done.exit_code == 0, done.output
+    assert "PROBLEM pauses" not in runner.invoke(main, ["doctor", "-A", target]).output
 
 
 def test_a_file_that_is_not_a_database_is_a_finding(folder: Path) -> None:

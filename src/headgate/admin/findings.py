@@ -286,7 +286,7 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
                 "warning",
                 "nodes",
                 f"{node.name} is quiet: an operator lets it claim no jobs",
-                f"resume it, if that is over: headgate nodes resume {node.name}",
+                f"resume it, if that is over: headgate nodes resume {shlex.quote(node.name)}",
             )
     for node in alive:
         if node.lingering:
@@ -352,7 +352,7 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
             f"{counted(jobs, 'job')} of task {task!r}, which this app does not declare, "
             f"{'is' if jobs == 1 else 'are'} waiting",
             "start a worker of the app that does, add an alias, or cancel them: "
-            f"headgate jobs cancel --task {task} --state waiting",
+            f"headgate jobs cancel --task {shlex.quote(task)} --state waiting",
         )
     if not checkup.unknown_tasks:
         yield Finding("ok", "tasks", "all waiting jobs belong to declared tasks")
@@ -361,7 +361,7 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
             "warning",
             "schedules",
             f"{schedule.name!r} is {schedule.problem or 'overdue'}",
-            f"start a worker of the app that declares it, or headgate schedules remove {schedule.name}",
+            f"start a worker of the app that declares it, or headgate schedules remove {shlex.quote(schedule.name)}",
         )
     if not checkup.overdue:
         yield Finding("ok", "schedules", "none is overdue")
@@ -388,7 +388,7 @@ def _of_alerts(alerts: Sequence[AlertStatus]) -> Iterator[Finding]:
                 "warning",
                 "alerts",
                 f"a message of {alert.alert} was not delivered at try {alert.tries}: {alert.error}",
-                f"correct its target, or the receiver, and try it: headgate alerts test {alert.alert}",
+                f"correct its target, or the receiver, and try it: headgate alerts test {shlex.quote(alert.alert)}",
             )
     if not alerts:
         yield Finding("ok", "alerts", "none is firing")

@@ -83,13 +83,11 @@ async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
 
 
 def _with_target(finding: Finding, target: str) -> Finding:
-    """Return the finding with whole commands, to be copied: those that name a thing need the app before it."""
+    """Return the finding with whole commands, to be copied; with -A they work also if HEADGATE_APP is set."""
     if finding.advice is None:
         return finding
-    advice = re.sub(
-        r"\bheadgate (\w+ (?:reset|resume|unset)|worker) ", rf"headgate \1 {shlex.quote(target)} ", finding.advice
-    )
-    return replace(finding, advice=advice)
+    commands = r"\bheadgate (\w+ (?:cancel|list|remove|reset|resume|test|unset)\b|worker(?= ))"
+    return replace(finding, advice=re.sub(commands, rf"headgate \1 -A {shlex.quote(target)}", finding.advice))
 
 
 async def _examine_limit_stores(app: Headgate) -> list[Finding]:
