@@ -233,9 +233,12 @@ def test_while_the_store_is_unavailable_top_says_so_and_continues(project: Proje
             process.kill()
 
 
-def test_a_missing_store_is_reported_in_one_line(project: Project) -> None:
+@pytest.mark.parametrize("words", [[], ["--json", "--count", "1"], ["--json", "--count", "2", "--interval", "0.2"]])
+def test_a_missing_store_is_reported_in_one_line(project: Project, words: list[str]) -> None:
+    """With --json the exit code was 0, after a wait for a snapshot that was not taken."""
     (project.path / "jobs.db").unlink()
-    result = CliRunner().invoke(main, ["top", project.target])
+    result = CliRunner().invoke(main, ["top", project.target, *words])
     assert result.exit_code == 1
-    assert "there is no file" in result.output
+    assert "there is no file" in result.stderr.splitlines()[-1]
+    assert len(result.stdout.splitlines()) == ("2" in words)
     assert not (project.path / "jobs.db").exists()

@@ -62,8 +62,6 @@ async def _print_lines(app: Headgate, clock: Clock, interval: float, count: int 
 async def _print_pictures(app: Headgate, clock: Clock, interval: float, count: int) -> None:
     async for answer in _answers(app, clock, interval, count):
         if isinstance(answer, HeadgateError):
-            if count == 1:
-                raise answer
             click.echo(one_line(f"the store does not answer: {answer}"), err=True)
         else:
             make_console().print(render_snapshot(answer, LiveView(now=answer.at)))
@@ -72,7 +70,7 @@ async def _print_pictures(app: Headgate, clock: Clock, interval: float, count: i
 async def _answers(
     app: Headgate, clock: Clock, interval: float, count: int | None
 ) -> AsyncIterator[LiveSnapshot | HeadgateError]:
-    """Yield a snapshot each `interval`, or the error; after an error the app is opened again."""
+    """Yield a snapshot each `interval`, or the error; after an error the app is opened again. Raises the last one."""
     look: LiveSnapshot | None = None
     polled = 0
     while polled != count:
@@ -90,8 +88,10 @@ async def _answers(
                         return
                     await sleep(clock, interval)
         except HeadgateError as error:
-            yield error
             polled += 1
+            if polled == count:
+                raise
+            yield error
         await sleep(clock, interval)
 
 
