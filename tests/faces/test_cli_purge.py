@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from headgate import DeclarationError, Headgate, JobState
+from headgate import DeclarationError, Headgate, JobState, chain
 from headgate.admin import JobQuery
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.one_module import OneModule, answer, call, go_into
@@ -87,6 +87,20 @@ def test_a_purge_asks_first_and_deletes_nothing_if_the_answer_is_no(project: Pro
     done = call("purge", project.target, "--all", input="y\n")
     assert "3 jobs deleted" in done.output
     assert project.counts()["default"][1] == 0
+
+
+def test_a_purge_says_what_it_kept(project: Project) -> None:
+    async def run(app: Headgate) -> None:
+        sync = app.tasks["sync"]
+        stored = await chain(sync.call("acme"), sync.using(delay=3600).call("acme")).enqueue()
+        for job in (stored.jobs[0], await sync.enqueue("acme")):
+            await result_within(job, 15)
+
+    project.do(run, running=True)
+    done = call("purge", project.target, "--all", "--yes")
+    assert done.stdout.splitlines() == [
+        "1 job deleted", "1 job kept: unfinished jobs follow, and may read the results"
+    ]  # fmt: skip
 
 
 def test_a_purge_without_a_selection_or_a_confirmation_is_refused(project: Project) -> None:

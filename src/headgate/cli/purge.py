@@ -79,6 +79,8 @@ def purge(
         print_json(found)
     else:
         click.echo(f"{counted(found.deleted, 'job')} {'would be ' if dry_run else ''}deleted")
+        if found.kept:
+            click.echo(f"{counted(found.kept, 'job')} kept: unfinished jobs follow, and may read the results")
         if found.is_cut:
             click.echo("more jobs match; repeat the command, or raise --most")
     if not found.deleted:
