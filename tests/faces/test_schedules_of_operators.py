@@ -161,6 +161,13 @@ def test_the_command_creates_and_edits_schedules(tmp_path: Path, monkeypatch: py
     assert (shown["jitter"], shown["tz"]) == (120, "Asia/Tokyo")
     calendar = answer("schedules", "edit", "acme", "--calendar", "on first monday at 9:00", "--tz", "Europe/Rome")
     assert calendar["trigger"].startswith("every month on first monday at 9:00 (Europe/Rome)")
+    # The fault: without --tz, the schedule and its windows were moved to UTC.
+    kept = answer("schedules", "edit", "acme", "--cron", "0 10 * * *")
+    assert kept["trigger"] == "cron 0 10 * * * (Europe/Rome), between 8:00 and 18:00, except 12-25 (Europe/Rome)"
+    every = answer("schedules", "edit", "acme", "--every", "10m")
+    assert every["trigger"] == created["trigger"]
+    refused = call("schedules", "edit", "acme", "--cron", "0 10 * * *", "--tz", "")
+    assert (refused.exit_code, "''" in refused.output) == (1, True)
     refused = call("schedules", "edit", "acme", "--calendar", "each monday")
     assert (refused.exit_code, "'each monday' is not a calendar" in refused.output) == (1, True)
     assert "what should change" in call("schedules", "edit", "acme").output

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import click
 
+from headgate.admin import Admin
 from headgate.admin.schedules import SCHEDULE_COLUMNS
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import (
@@ -122,9 +123,9 @@ def _trigger(cron: str | None, every: str | None, calendar: str | None, tz: str 
     if sum(each is not None for each in (cron, every, calendar)) > 1:
         raise click.UsageError("--cron, --every and --calendar exclude each other")
     if cron is not None:
-        return Cron(cron, tz=tz or "UTC")
+        return Cron(cron, tz="UTC" if tz is None else tz)
     if calendar is not None:
-        return parse_calendar(calendar, tz=tz or "UTC")
+        return parse_calendar(calendar, tz="UTC" if tz is None else tz)
     return None if every is None else Every(every)
 
 
@@ -153,8 +154,6 @@ def create(
     calendar: str | None,
     tz: str | None,
     payload: str | None,
-    queue: str | None,
-    priority: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -169,12 +168,7 @@ def create(
     if trigger is None:
         raise click.UsageError("add --cron, --every or --calendar")
     given, arguments = _given(options, trigger, tz), b"{}" if payload is None else _payload(payload)
-    status = ask(
-        target,
-        lambda admin: admin.schedules.create(
-            schedule, task, trigger, arguments, queue=queue, priority=priority, **given
-        ),
-    )
+    status = ask(target, lambda admin: admin.schedules.create(schedule, task, trigger, arguments, **given))
     _say_stored(status, "is stored", as_json=as_json)
 
 
@@ -193,13 +187,20 @@ def edit(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Change a schedule that no code declares. It keeps what you leave out, its runs and its pause."""
-    trigger = _trigger(cron, every, calendar, tz)
-    given, arguments = _given(options, trigger, tz), None if payload is None else _payload(payload)
-    if trigger is None and not given and arguments is None:
+    """Change a schedule that no code declares. It keeps what you leave out, its runs and its pause.
+
+    A new --cron or --calendar without --tz is in the zone that the schedule has.
+    """
+    if all(each is None or each == () for each in (cron, every, calendar, tz, payload, *options.values())):
         raise click.UsageError("add an option: what should change?")
-    status = ask(target, lambda admin: admin.schedules.edit(schedule, trigger, arguments, **given))
-    _say_stored(status, "is changed", as_json=as_json)
+    arguments = None if payload is None else _payload(payload)
+
+    async def change(admin: Admin) -> ScheduleStatus:
+        zone = (await admin.schedules.definition(schedule)).tz if tz is None else tz
+        trigger = _trigger(cron, every, calendar, zone)
+        return await admin.schedules.edit(schedule, trigger, arguments, **_given(options, trigger, tz))
+
+    _say_stored(ask(target, change), "is changed", as_json=as_json)
 
 
 def _say_stored(status: ScheduleStatus, done: str, *, as_json: bool) -> None:
