@@ -866,7 +866,7 @@ def test_limits_are_changed_from_the_command_line_and_the_backlog_follows(projec
     assert "UTC; resume it with `headgate limits resume sync:rate`" in explained
     doctor = " ".join(call("doctor", project.target).output.split())
     assert f"is paused for all keys by {this_process()} since 20" in doctor
-    assert f"do: end the pause, if it is over: headgate limits resume {project.target} sync:rate" in doctor
+    assert f"do: end the pause, if it is over: headgate limits resume -A {project.target} sync:rate" in doctor
     unpaused = call("limits", "resume", project.target, "sync:rate", "--key", "acme").output
     assert "was not paused for key 'acme'. It is paused for all keys: `headgate limits resume sync:rate`" in unpaused
     call("limits", "resume", project.target, "sync:rate")
