@@ -492,6 +492,7 @@ class Headgate(RefusesForeignWords):
             clock=CurrentClock(lambda: self._clock),
             report=report,
             report_bypass=partial(self._client.limiter_bypasses.note, name),
+            loop=lambda: self._client.lifecycle.loop,
         )
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> None:

@@ -13,9 +13,10 @@ from uuid import uuid4
 import pytest
 import redis
 
-from headgate import Limiter, StrictRate
+from headgate import Headgate, Limiter, StrictRate
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.standalone.limiter import open_store
+from tests.engine.conftest import MakeApp
 from tests.forked import answer_of_forked_child
 from tests.until import becomes, patient, until_now
 
@@ -96,7 +97,7 @@ def test_a_caller_that_waits_on_a_loop_that_ends_waits_on_another(redis_url: str
         waiter = threads.submit(call)
         # It waits on the first loop when its line is there.
         budget: Any = limiter._budget
-        until_now(lambda: budget._home._home.calls)
+        until_now(lambda: budget.home._home.calls)
         ends.set()
         home.result(patient(10))
         assert not waiter.done()
@@ -162,6 +163,55 @@ def test_a_limiter_that_was_used_before_a_fork_continues_in_both_processes(redis
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_does_not_wait_for_a_lock_that_its_parent_held(redis_url: str) -> None:
     limiter = limiter_at(redis_url)
-    with cast(Any, limiter)._budget._home._lock:
+    with cast(Any, limiter)._budget.home._lock:
         assert answer_of_forked_child(lambda: str(bool(limiter.sync.try_acquire("acme")))) == "True"
     limiter.sync.close()
+
+
+# ------------------------------------------------------------------------------------------- limiters of an app
+
+
+def limited(app: Headgate) -> Headgate:
+    app.limit("api", StrictRate("4/h", margin=0))
+    return app
+
+
+def test_threads_use_the_limiter_of_an_app_that_sync_code_opens_again_and_again(make_app: MakeApp) -> None:
+    """The fault: the limiter had a loop of its own, to which the store of the app does not belong."""
+    app = limited(make_app())
+    limiter = app.limiter("api")
+    for _ in range(2):
+        with app.open(migrate=True):
+            assert limiter.sync.try_acquire()
+    with app.open(), ThreadPoolExecutor(4) as pool:
+        assert sorted(bool(each) for each in pool.map(lambda _: limiter.sync.try_acquire(), range(4))) == [
+            *[False] * 2,
+            *[True] * 2,
+        ]
+
+
+def test_a_limiter_that_a_thread_has_used_first_serves_the_loops_on_which_its_app_is_opened(make_app: MakeApp) -> None:
+    app = limited(make_app())
+    limiter = app.limiter("api")
+
+    async def main() -> list[bool]:
+        async with app.open(migrate=True):
+            in_thread = await asyncio.to_thread(limiter.sync.try_acquire)
+            with pytest.raises(HeadgateError, match="in a coroutine write `await`"):
+                limiter.sync.try_acquire()
+            return [bool(in_thread), bool(await limiter.try_acquire())]
+
+    assert asyncio.run(main()) == [True, True]
+    assert asyncio.run(main()) == [True, True]
+    assert asyncio.run(main()) == [False, False]
+
+
+def test_a_coroutine_uses_the_limiter_of_an_app_that_is_open_on_another_loop(make_app: MakeApp) -> None:
+    app = limited(make_app())
+
+    async def ask(limiter: Limiter) -> bool:
+        return bool(await limiter.try_acquire())
+
+    with app.open(migrate=True):
+        limiter = app.limiter("api")
+        assert [asyncio.run(ask(limiter)) for _ in range(5)] == [*[True] * 4, False]

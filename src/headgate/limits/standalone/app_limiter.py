@@ -5,6 +5,7 @@ A test may replace that store for a while.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +16,16 @@ from headgate.limits.standalone.decision import Decision
 from headgate.limits.standalone.holding import Budget
 from headgate.limits.standalone.limiter import Limiter, SyncLimiter
 from headgate.limits.standalone.refusal_log import RefusalLog
+from headgate.limits.standalone.shared_budget import SharedBudget
 
 Report = Callable[[str, Decision], None]
 """Is called with the key of a call and its decision, in the thread of the caller."""
 
 ReportBypass = Callable[[str], None]
 """Is called with the key of a request that a middleware passes without the limit."""
+
+FindLoop = Callable[[], asyncio.AbstractEventLoop | None]
+"""Returns the event loop on which the app is open; None if it is not."""
 
 
 class CurrentBuckets:
@@ -43,9 +48,18 @@ class ReportingLimiter(Limiter):
     """A Limiter that calls `report` for each `try_acquire`, `acquire` and `hold`, and writes no log lines itself."""
 
     def __init__(
-        self, limit: Limit, store: BucketStore, *, clock: Clock, report: Report, report_bypass: ReportBypass
+        self,
+        limit: Limit,
+        store: BucketStore,
+        *,
+        clock: Clock,
+        report: Report,
+        report_bypass: ReportBypass,
+        loop: FindLoop,
     ) -> None:
         super().__init__(limit, store, clock=clock)
+        if isinstance(self._budget, SharedBudget):
+            self._budget.home.find = loop
         self._refusals.silence()
         self._report = report
         self._report_bypass = report_bypass

@@ -45,7 +45,7 @@ class SharedBudget:
             return self.session_kind(open_store(), limit, rule, clock, closes_store=is_new)
 
         self.clock: Clock = clock
-        self._home = HomeLoop(begin, renews=is_new)
+        self.home: HomeLoop = HomeLoop(begin, renews=is_new)
         self._is_closed = False
 
     def try_acquire(self, key: str, cost: int) -> Decision:
@@ -102,14 +102,14 @@ class SharedBudget:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._home.run_sync(self.session_kind.close)
-            self._home.close()
+            self.home.run_sync(self.session_kind.close)
+            self.home.close()
 
     async def close_async(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            await self._home.run(self.session_kind.close)
-            self._home.close()
+            await self.home.run(self.session_kind.close)
+            self.home.close()
 
     def add_holder(self, key: str) -> None:
         """Do nothing: other programs may give something back at any time, so a line asks again now and then."""
@@ -119,12 +119,12 @@ class SharedBudget:
 
     def _run(self, verb: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:
         self._check(verb)
-        result: T = self._home.run_sync(verb, *args, **options)
+        result: T = self.home.run_sync(verb, *args, **options)
         return result
 
     async def _run_async(self, verb: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:
         self._check(verb)
-        result: T = await self._home.run(verb, *args, **options)
+        result: T = await self.home.run(verb, *args, **options)
         return result
 
     def _check(self, verb: Callable[..., object]) -> None:
@@ -162,7 +162,12 @@ class HomeLoop:
     session is closed, and the loop of a daemon thread takes its place for good, with a new session from `begin`: the
     next caller's loop may end as soon. Calls that were not answered are repeated there. A fork has its own
     home. Without `renews` there is one session only, and later calls raise HeadgateError.
+
+    `find` returns the loop of an app, if it is open: its store belongs to that loop, so the home is there, and moves
+    with it.
     """
+
+    find: Callable[[], asyncio.AbstractEventLoop | None] | None = None
 
     def __init__(self, begin: Callable[[], SharedSession], *, renews: bool) -> None:
         self._begin = begin
@@ -252,8 +257,10 @@ class HomeLoop:
 
     def _home_for(self, running: asyncio.AbstractEventLoop | None) -> _Home:
         """Return the home; the first one is the running loop, if there is one, and the one after it a thread's."""
-        home = self._home
-        if home is not None and home.loop is running:
+        home, loop = self._home, None if self.find is None else self.find()
+        if loop is not None and not loop.is_running():
+            loop = None
+        if home is not None and home.loop is running and loop in (None, running):
             return home
         if self._pid != os.getpid():
             if home is not None and not self._renews:
@@ -263,16 +270,17 @@ class HomeLoop:
             self._lock, self._home, self._pid = threading.Lock(), None, os.getpid()
         with self._lock:
             home = self._home
-            if home is not None and home.loop is not running and self._has_ended(home):
+            if home is not None and loop is not None and home.loop is not loop:
                 self._home = home = None
-                self._was_left = True
+            elif home is not None and home.loop is not running and self._has_ended(home):
+                self._home = home = None
+                self._was_left = self.find is None
             if self._is_closed:
                 raise GateClosed
             if self._was_left and not self._renews:
                 raise HeadgateError("the event loop that this limiter was first used on has ended; make another")
             if home is None:
-                if self._was_left:
-                    running = None
+                running = loop or (None if self._was_left else running)
                 home = self._home = _Home(running or asyncio.new_event_loop(), self._begin())
                 if running is None:
                     home.thread = threading.Thread(target=home.loop.run_forever, name="headgate-limiter", daemon=True)
@@ -281,7 +289,8 @@ class HomeLoop:
 
     def _has_ended(self, home: _Home) -> bool:
         # A loop that is not running may never run again, and would let its callers wait.
-        return home.loop.is_closed() or (self._renews and home.thread is None and not home.loop.is_running())
+        may_move = self._renews or self.find is not None
+        return home.loop.is_closed() or (may_move and home.thread is None and not home.loop.is_running())
 
     def _submit(
         self,
