@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from headgate import (
     chain,
     current_job,
 )
+from headgate.client.plan import BatchSteps
 from headgate.clock import SECOND
 from headgate.jobs.job import On
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -191,7 +193,7 @@ def test_what_follows_an_empty_batch_ends_as_after_one_whose_jobs_succeed() -> N
             if is_wrong:
                 raise ValueError("as planned")
 
-        async def end_of_step(is_wrong: bool, needs: On, calls: list[Call[None]], on: On) -> JobState:
+        async def end_of_step(is_wrong: bool, needs: On, calls: Sequence[Call[None] | BatchSteps], on: On) -> JobState:
             step = work.call()
             stored = await batch([work.call(is_wrong)]).then(batch(calls).then(step, on=on), on=needs).enqueue()
             (after,) = stored.then
@@ -205,7 +207,8 @@ def test_what_follows_an_empty_batch_ends_as_after_one_whose_jobs_succeed() -> N
             outcomes: tuple[On, ...] = ("success", "failure", "final")
             for is_wrong, needs, on in product((False, True), outcomes, outcomes):
                 expected = await end_of_step(is_wrong, needs, [work.call()], on)
-                assert await end_of_step(is_wrong, needs, [], on) is expected, (is_wrong, needs, on)
+                for empty in ([], [batch([]), batch([batch([])])]):
+                    assert await end_of_step(is_wrong, needs, empty, on) is expected, (is_wrong, needs, on)
 
     run_virtual(main)
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from headgate import Headgate, RateLimit, RetryPolicy, Zlib, batch, chain, result_of
+from headgate.client.plan import ChainSteps
 from headgate.errors import DeclarationError, JobFailed, JobNotFound, PayloadError
 from headgate.jobs.state import JobState
 from headgate.tasks.hooks import JobDraft
@@ -99,9 +100,10 @@ def test_the_results_of_an_empty_batch_are_none_wherever_it_stands() -> None:
         own = Sums(Headgate("memory://", clock=clock))
         async with own.app:
             for before in ([], [own.number.call(5)], [batch([own.number.call(5)])]):
-                pages = batch([])
-                stored = await chain(*before, pages, own.add.call(result_of(pages), 1)).enqueue()
-                assert await result_within(stored) == 1
+                for pages in (batch([]), batch([batch([])]), chain(*before, batch([]))):
+                    steps = (pages,) if isinstance(pages, ChainSteps) else (*before, pages)
+                    stored = await chain(*steps, own.add.call(result_of(pages), 1)).enqueue()
+                    assert await result_within(stored) == 1
 
     run_virtual(main)
 

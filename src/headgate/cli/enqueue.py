@@ -246,13 +246,13 @@ def _store(
                 with _interrupts_later():
                     jobs = runner.run(task.enqueue_many(chunk))
                     ids += (stored := [job.id for job in jobs])
+                    advance(len(ids))
+                    if print_ids:
+                        click.echo("\n".join(stored))
                     if new := sum(job.is_new for job in jobs):
                         detail = f"{counted(new, 'job')} of task {task.name}"
                         record = AuditRecord(app.admin.actor, "enqueue", "queue", queue, detail)
                         runner.run(app._storage.add_audit_record(record))
-                    advance(len(ids))
-                    if print_ids:
-                        click.echo("\n".join(stored))
         finally:
             runner.run(opened.__aexit__(None, None, None))
 

@@ -438,13 +438,12 @@ class Client:
     async def cancel_job(self, job_id: str) -> bool:
         """As `Job.cancel`; a node of this process cancels the job at once."""
         self._require_open()
-        state = await self._cancel_job(job_id)
+        return not (await self._cancel_job(job_id)).is_final
+
+    async def _cancel_job(self, job_id: str) -> JobState:
+        state = await self.storage.cancel(job_id, audit_record=_cancellation(job_id))
         if state is None:
             raise JobNotFound(job_id)
-        return not state.is_final
-
-    async def _cancel_job(self, job_id: str) -> JobState | None:
-        state = await self.storage.cancel(job_id, audit_record=_cancellation(job_id))
         node = self._local_node()
         if state is JobState.RUNNING and node is not None:
             node.cancel(job_id)

@@ -132,7 +132,8 @@ class FlowBuilder:
         for step in plan.steps:
             self.add(step, place, plan, id)
         jobs = self._jobs_since(first)
-        itself = Following((id,)) if self._batches[id].total or not place.ids else place
+        # Without a job in it, it has ended from the start.
+        itself = Following((id,)) if jobs or not place.ids else place
         placed = PlacedStep(id, itself, jobs)
         named: BatchSteps | None = plan
         while named is not None:
@@ -227,6 +228,11 @@ class FlowBuilder:
         if isinstance(leader, BatchSteps) and isinstance(found_one, PlacedStep):
             # Not the steps after it, which a chain that ends with the batch waits for.
             return (found_one.id,) if is_read else found_one.itself.ids
+        while is_read and isinstance(found_one, PlacedChain):
+            found_one = found_one.last
+        if is_read and isinstance(found_one, PlacedStep) and found_one.jobs is not None and not found_one.then:
+            # The chain ends with a batch, which may be empty.
+            return (found_one.id,)
         return found_one.follow.ids
 
     def _is_before(self, leader: str, ids: Sequence[str]) -> bool:
