@@ -605,6 +605,21 @@ async def test_a_lane_that_was_ready_while_its_queue_had_no_slot_is_found_at_onc
     assert len((await stores.left.claim(queues=["default", "other"])).jobs) == 1
 
 
+async def test_a_job_in_a_lane_that_begins_with_jobs_of_other_workers_is_found_at_once(
+    stores: TwoStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: the read without such lanes raised the low watermark above them."""
+    monkeypatch.setattr(low_watermarks, "SLOW", -1)
+    stores.set_rules(r=PLENTY)
+    for key in "abc":
+        await stores.left.add(buckets=[("r", key)], task="unknown")
+    for _ in range(20):
+        stores.clock.advance(1)
+        assert await stores.left.take_ids(1) == []
+    job = await stores.left.add_one(buckets=[("r", "c")])
+    assert await stores.left.take_ids(1) == [job]
+
+
 async def test_claims_on_a_slow_server_go_on_while_all_their_queues_are_paused(
     stores: TwoStores, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,7 +283,8 @@ class Claimer:
 
         async def read_again() -> ClaimSnapshot | None:
             again = await self._try_read_snapshot(tx, claim, known_only=True)
-            return None if again is None else self._snapshot_of(again, claim)
+            # It leaves out lanes in which a job may still arrive that this node can start, so it says no positions.
+            return None if again is None else self._snapshot_of(again, claim, is_whole=False)
 
         one = ClaimTransaction(tx, claim, self._live, self._clock, snapshot, self._locked)
         began = self._clock.monotonic()
@@ -411,7 +412,7 @@ class Claimer:
             self._connects = self._database.connects
             self.low_watermarks.forget_arrivals()
 
-    def _snapshot_of(self, row: MultiWriterSnapshotRow, claim: Claim) -> ClaimSnapshot:
+    def _snapshot_of(self, row: MultiWriterSnapshotRow, claim: Claim, *, is_whole: bool = True) -> ClaimSnapshot:
         snapshot = ClaimSnapshot(row, list(claim.free_slots))
         self._proven = [
             ProvenFront(open_lane(queue), lane.version, lane.first)
@@ -421,8 +422,9 @@ class Claimer:
         due = [lane for lane in snapshot.due if lane.group_id is None]
         opened = [bucket.opens_at or 0 for bucket in snapshot.opened]
         snapshot.passed = self.low_watermarks.passed
-        fair = [queue for queue in claim.free_slots if PREFIX + queue in claim.rules]
-        self.low_watermarks.record_positions(due, opened, snapshot.limit_now, claim.free_slots, fair)
+        if is_whole:
+            fair = [queue for queue in claim.free_slots if PREFIX + queue in claim.rules]
+            self.low_watermarks.record_positions(due, opened, snapshot.limit_now, claim.free_slots, fair)
         return snapshot
 
     async def _read_snapshot(self, tx: PostgresTransaction, claim: Claim) -> MultiWriterSnapshotRow:

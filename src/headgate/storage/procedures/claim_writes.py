@@ -147,7 +147,7 @@ class ClaimWriter:
         if unsure:
             leaving = [head.id for visit in visits for head in visit.heads[: visit.taken]]
             leaving += [row.id for row in dropped]
-            lanes = [(visit.row.id, visit.front) for visit in unsure]
+            lanes = [(visit.row.id, visit.front, not visit.heads) for visit in unsure]
             values = {"leaving": leaving, "locked": self._skipped.locked_names, "now": plan.now}
             rows = await self._tx.fetch(_REMAINING, "left_in_lanes", named=lanes, **values)
             left = {row.lane: row for row in rows}

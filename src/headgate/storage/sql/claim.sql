@@ -752,7 +752,7 @@ SELECT * FROM taken
 
 -- name: left_in_lanes
 -- The jobs left in these lanes without those in :leaving and the locked ones: whether one requested no start time, when the
--- first delayed job is due, and when the first is that is not due yet.
+-- first delayed job is due, and, if no job of the lane could start, when the first is that is not due yet.
 SELECT
     named.lane,
     EXISTS (
@@ -773,7 +773,7 @@ SELECT
             FROM @levels
         ) AS first
     ) AS earliest,
-    (
+    CASE WHEN named.is_idle THEN (
         SELECT min(run_at)
         FROM (
             SELECT (
@@ -784,8 +784,8 @@ SELECT
             ) AS run_at
             FROM @levels
         ) AS first
-    ) AS next_due
-FROM {rows:named(lane text, front bigint)}
+    ) END AS next_due
+FROM {rows:named(lane text, front bigint, is_idle boolean)}
 
 -- name: write_claim [postgres]
 -- Write a claim of gated jobs: charge buckets, move lanes and start jobs on the node. Returns the jobs that were started.
