@@ -264,6 +264,7 @@ def _without_values(text: str, secrets: Secrets) -> str:
             places[begin].append(start)
     # The longest first: one may be a part of another. What is hidden already is as long, so it has one of the ends.
     for length, begin in sorted(((each, found) for found in places for each in lengths[found]), reverse=True):
+        places[begin] = [start for start in places[begin] if len(shown[start]) == 1]
         for start in places[begin]:
             end = start + length
             if end <= len(text) and len(shown[start]) == len(shown[end - 1]) == 1 and text[start:end] in secrets:
