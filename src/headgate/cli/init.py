@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import getpass
 import json
+import math
 import os
 import re
 import secrets
@@ -21,6 +22,7 @@ from headgate.cli.locate import locate, takes_app
 from headgate.cli.output import json_option, print_json
 from headgate.cli.worker import parse_queues
 from headgate.escaping import printable
+from headgate.settings import Settings
 from headgate.version import __version__
 
 TEMPLATES = Path(__file__).with_name("deploy")
@@ -122,6 +124,7 @@ def docker(app: Headgate, target: str, queues: list[str], image: str | None) -> 
             folder=str(folder),
             image=image or _package(target),
             worker=json.dumps([*PROBED, *queues]),
+            **_times(app._settings.grace),
         )
     }
     env = "\n".join(f"{name}={shlex.quote(value)}" for name, value in settings.items())
@@ -132,7 +135,7 @@ def docker(app: Headgate, target: str, queues: list[str], image: str | None) -> 
 @_writes_files
 def systemd(app: Headgate, target: str, queues: list[str]) -> Plan:
     """Write headgate-worker@.service and headgate-worker.env, for workers that run as you, in this directory."""
-    project, file = Path.cwd(), app._client.address.file
+    project, file, grace = Path.cwd(), app._client.address.file, app._settings.grace
     program = Path(sys.executable).with_name("headgate")
     command = [str(program)] if program.exists() else [sys.executable, "-m", "headgate"]
     unit = _rendered(
@@ -146,6 +149,8 @@ def systemd(app: Headgate, target: str, queues: list[str]) -> Plan:
         writable=" ".join(
             _quoted_in_unit(str(each)) for each in dict.fromkeys([project, file.parent if file else project])
         ),
+        # Here the default is a minute.
+        **_times(60 if grace == Settings().grace else grace),
     )
     settings = _settings_of_shell()
     lines = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
@@ -178,7 +183,13 @@ def k8s(app: Headgate, target: str, queues: list[str], image: str | None) -> Pla
     worker = json.dumps([*PROBED, "--metrics-port=9100", "--metrics-host=0.0.0.0", *queues])
     files = _image(app, target, Path("/data")) | {
         "headgate.yaml": _rendered(
-            "headgate.yaml", app, target=target, image=image, worker=worker, queue=next(iter(app._registry.queues))
+            "headgate.yaml",
+            app,
+            target=target,
+            image=image,
+            worker=worker,
+            queue=next(iter(app._registry.queues)),
+            **_times(app._settings.grace),
         ),
         "keda.yaml": _rendered("keda.yaml", app),
     }
@@ -231,6 +242,12 @@ def _image(app: Headgate, target: str, folder: Path) -> dict[str, str]:
 
 def _package(target: str) -> str:
     return target.partition(":")[0].partition(".")[0]
+
+
+def _times(grace: float) -> dict[str, str]:
+    """Return the grace of running jobs, and the longer time after which their process is killed, in whole seconds."""
+    seconds = math.ceil(grace)
+    return {"grace": str(seconds), "stop": str(seconds + 15)}
 
 
 def _rendered(template: str, app: Headgate, **words: str) -> str:
