@@ -85,6 +85,8 @@ class AppWithTable:
                 raise Fail("no more tries")
             case "is refused":
                 raise RateLimited(retry_after=0.01)
+            case "returns what cannot be stored":
+                return object()  # type: ignore[return-value]
             case "takes too long":
                 await asyncio.sleep(3600)
         return then
@@ -172,7 +174,7 @@ async def test_an_error_in_the_block_rolls_back_on_a_connection_of_the_store(sto
     assert ((await job.status()).attempt, stored.runs, await stored.count_rows()) == (2, 2, 1)
 
 
-@pytest.mark.parametrize("then", ["raises", "fails", "is refused"])
+@pytest.mark.parametrize("then", ["raises", "fails", "is refused", "returns what cannot be stored"])
 async def test_no_outcome_takes_a_completion_back(stored: AppWithTable, then: str) -> None:
     async with stored.app:
         job = await stored.with_given_connection.enqueue(then)

@@ -314,7 +314,7 @@ class RunningAttempt:
                 result = await self._function()(*arguments, **named)
             else:
                 result = await self._shielded(self._in_thread(arguments, named))
-            return self._succeeded(result)
+            return await self._unless_complete(self._succeeded(result))
         except _TooLate:
             return Interrupted()
         except _Unstorable as lost:
