@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import hiredis
 from redis.asyncio import Connection
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from headgate.clock import Clock, Timer, microseconds, sleep
 from headgate.errors import StorageUnavailable
@@ -348,6 +348,9 @@ def deadline(clock: Clock, timeout: float) -> Iterator[None]:
 
 def unavailable(error: Exception) -> StorageUnavailable:
     """Return the exception for callers, for an error of the connection or the server."""
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        check = "check user and password of the URL, and its rights: the page 'Limits in Redis' lists them"
+        return _caused(f"Redis refuses this user: {error}; {check}", error)
     return error if isinstance(error, StorageUnavailable) else _caused(f"Redis: {error}", error)
 
 

@@ -135,7 +135,7 @@ class RedisBuckets:
             finally:
                 await quietly_close(connection)
         except (AuthenticationError, NoPermissionError) as error:
-            raise StorageUnusable(f"Redis refuses this user: {error}; check user and password of the URL") from error
+            raise StorageUnusable(str(unavailable(error))) from error
         except (RedisError, OSError) as error:
             raise unavailable(error) from error
         version = info.get("redis_version", "unknown")

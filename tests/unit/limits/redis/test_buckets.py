@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shutil
 import ssl
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 import pytest_asyncio
 import redis
 
+import headgate
 from headgate.clock import SECOND
 from headgate.errors import CostExceedsLimit, DeclarationError, StorageUnavailable, StorageUnusable
 from headgate.limits.bucket_store import Bucket, Taken
@@ -25,11 +27,12 @@ from headgate.limits.concurrency import Concurrency
 from headgate.limits.fixed_window import FixedWindow, WindowCounter
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import START_EMPTY_KEPT, Gcra, RateLimit
+from headgate.limits.redis.message_lines import BlockingLines, BucketLine
 from headgate.limits.redis.pipeline import RedisConnection
 from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.limits.sliding_window import SliceCounter, SlidingWindow
 from headgate.limits.strict_rate import SlidingLog, StrictRate
-from tests.redis_server import server_in
+from tests.redis_server import RedisServer, server_in
 from tests.until import patient, until
 
 NOON = 1_767_268_800 * SECOND
@@ -126,25 +129,75 @@ async def test_a_database_of_its_own_is_chosen_by_the_url(redis_url: str, server
     assert not list(server.scan_iter(f"*{used.limit}*"))
 
 
-async def test_user_and_password_of_the_url_are_used(tmp_path: Path) -> None:
+def documented_rights(prefix: str) -> tuple[list[str], list[str]]:
+    """The commands and the keys that docs/redis.md tells people to permit."""
+    page = (Path(__file__).parents[4] / "docs" / "redis.md").read_text()
+    (paragraph,) = re.findall(r"^Give your user permission.+?(?=\n\n)", page, re.DOTALL | re.MULTILINE)
+    named = re.findall(r"`([^`]+)`", paragraph)
+    keys = [each.replace("headgate", prefix) for each in named if "*" in each]
+    commands = " ".join(each for each in named if "*" not in each).replace("SCRIPT LOAD", "SCRIPT|LOAD")
+    return commands.lower().split(), keys
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[RedisServer]:
+    """A server whose user `shop` has the documented rights for the prefix `shop`."""
+    commands, keys = documented_rights("shop")
+    rights = [f"+{command}" for command in commands]
     with server_in(tmp_path) as own:
         with own.client() as client:
-            # As the docs say.
-            commands = "evalsha script|load info get set del time pttl hget hset hdel hrandfield pexpire"
-            rights = [f"+{command}" for command in commands.split()]
-            client.acl_setuser("shop", enabled=True, passwords=["+p@ss"], keys=["{shop:*"], commands=rights)
+            client.acl_setuser("shop", enabled=True, passwords=["+p@ss"], keys=keys, commands=rights)
+            client.acl_setuser("admin", enabled=True, passwords=["+admin"], commands=["+acl"])
             client.acl_setuser("default", enabled=False)
-        async with opened(f"redis://shop:p%40ss@127.0.0.1:{own.port}/0?prefix=shop") as store:
-            for rule in ALL_RULES:
-                used = bucket(rule)
-                taken = await store.take(used, 100, id="a")
-                assert not (await store.reserve(used, id="b")).granted
-                assert await store.cancel(used, id="b")
-                await store.amend(used, taken.now, 100, taken.now, 1)
-                assert (await store.snapshot(used)).used == 1
-                await store.reset(used)
-        with pytest.raises(StorageUnusable, match="user and password"):
-            await RedisBuckets.from_url(f"redis://shop:wrong@127.0.0.1:{own.port}/0").open()
+        yield own
+
+
+async def test_user_and_password_of_the_url_are_used(guarded: RedisServer) -> None:
+    async with opened(f"redis://shop:p%40ss@127.0.0.1:{guarded.port}/1?prefix=shop") as store:
+        for rule in ALL_RULES:
+            used = bucket(rule)
+            taken = await store.take(used, 100, id="a")
+            assert not (await store.reserve(used, id="b")).granted
+            assert await store.cancel(used, id="b")
+            await store.amend(used, taken.now, 100, taken.now, 1)
+            assert (await store.snapshot(used)).used == 1
+            await store.reset(used)
+    with pytest.raises(StorageUnusable, match="user and password"):
+        await RedisBuckets.from_url(f"redis://shop:wrong@127.0.0.1:{guarded.port}/0").open()
+
+
+def test_the_documented_rights_are_those_that_the_scripts_need() -> None:
+    scripts = "\n".join(file.read_text() for file in (Path(headgate.__file__).parent / "limits").rglob("*.lua"))
+    called = {command.lower() for command in re.findall(r"redis\.call\('(\w+)'", scripts)}
+    commands, _ = documented_rights("shop")
+    assert sorted(commands) == sorted({"evalsha", "eval", "script|load", "info", "select"} | called)
+
+
+def test_a_gate_needs_no_more_than_the_documented_rights(guarded: RedisServer) -> None:
+    url = f"redis://shop:p%40ss@127.0.0.1:{guarded.port}/1?prefix=shop"
+    sent: list[bytes] = []
+    place = BucketLine(bucket(StrictRate("1/h").rule))
+    lines = BlockingLines(url, "celery", publish=sent.append, find=lambda *_: place)
+    assert [lines.ask(lines.lines.arrive(place, id, id.encode())) for id in "abc"] == [True, False, False]
+    lines.ask(lines.lines.forget(place, "a"))
+    lines.ask(lines.lines.release(lambda *_: place))
+    assert sent == [b"b"]
+    assert lines.ask(lines.lines.start(place, "b"))
+    lines._client.close()
+
+
+@pytest.mark.parametrize(
+    ("password", "reason"), [("p%40ss", "no permissions to run the 'eval'"), ("wrong", "password")]
+)
+def test_a_user_that_the_server_refuses_is_told_what_to_check(guarded: RedisServer, password: str, reason: str) -> None:
+    with redis.Redis(port=guarded.port, username="admin", password="admin") as client:
+        client.execute_command("ACL SETUSER", "shop", "-eval")
+    place = BucketLine(bucket(StrictRate("1/h").rule))
+    url = f"redis://shop:{password}@127.0.0.1:{guarded.port}/0?prefix=shop"
+    lines = BlockingLines(url, "celery", publish=lambda _: None, find=lambda *_: place)
+    with pytest.raises(StorageUnavailable, match=rf"Redis refuses this user: .*{reason}.*; check user and password"):
+        lines.ask(lines.lines.start(place, "a"))
+    lines._client.close()
 
 
 async def test_a_unix_socket_does_as_well(tmp_path: Path) -> None:
