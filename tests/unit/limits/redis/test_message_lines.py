@@ -232,6 +232,26 @@ def test_each_start_is_charged_its_cost(shop: Shop, time: Time) -> None:
     assert shop.release(heavy) == ["c"]
 
 
+@pytest.mark.parametrize("cost", [1, 2, 3])
+def test_a_bucket_that_starts_empty_grants_the_first_start_of_any_cost(shop: Shop, time: Time, cost: int) -> None:
+    slow = place(RateLimit("6/m", start_empty=True).rule, cost)
+    assert shop.arrive(slow, *"ab") == [True, False]
+    assert shop.start(slow, "jumper", "a") == [False, True]
+    time.now += cost * 10 * SECOND - 1
+    assert shop.release(slow) == []
+    time.now += 1
+    assert shop.release(slow) == ["b"]
+
+
+@pytest.mark.parametrize("cost", [1, 2, 3])
+def test_a_line_behind_a_first_start_in_flight_is_not_due_before_it_can_go(
+    client: Any, prefix: str, shop: Shop, time: Time, cost: int
+) -> None:
+    slow = place(RateLimit("6/m", start_empty=True).rule, cost)
+    shop.arrive(slow, *"ab")
+    assert client.zscore(f"{prefix}:shop:lines", slow.name) == time.now + cost * 10 * SECOND
+
+
 def test_waiting_messages_continue_under_another_rule(shop: Shop, time: Time) -> None:
     shop.arrive(place(), *"abcd")
     shop.start(place(), *"ab")

@@ -40,7 +40,12 @@ end
 
 -- How many more may be released: messages in flight are charged when they start, and have their budget reserved.
 local function room()
-  return math.floor(left() / COST) - expected()
+  local fitting, ahead = math.floor(left() / COST), expected()
+  if ahead == 0 and take(state, earliest, COST) <= now then
+    -- A new bucket that starts empty grants its first start at any cost.
+    fitting = math.max(fitting, 1)
+  end
+  return fitting - ahead
 end
 
 local function under_way(each)
@@ -60,9 +65,13 @@ local function arm()
     local first = redis.call('ZRANGEBYSCORE', place, '(' .. digits(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     at = math.min(at, first[2] and tonumber(first[2]) or math.huge)
   end
-  local ahead = expected() + 1
-  if waiting and ahead <= FITTING then
-    local opens_at = take(state, earliest, COST * ahead)
+  local ahead = expected()
+  if waiting and ahead < FITTING then
+    local opens_at, after = take(state, earliest, COST)
+    if ahead > 0 then
+      -- Not all at once: a new bucket that starts empty grants its first start at any cost.
+      opens_at = take(after, earliest, COST * ahead)
+    end
     at = math.min(at, math.max(now, opens_at))
   end
   redis.call('ZADD', LINES, digits(at - offset), NAME)
