@@ -31,6 +31,7 @@ from headgate import Headgate
 
 app = Headgate()
 app.queue("mail")
+app.queue("mail.eu")
 
 @app.task(queue="mail")
 async def send(to: str) -> None: ...
@@ -174,6 +175,26 @@ def test_workers_are_scaled_by_a_metric_that_exists(project: Project) -> None:
     assert name in {metric.name for metric in READ}
 
 
+@only_postgres
+@pytest.mark.parametrize(
+    ("words", "queue", "labels"),
+    [
+        ([], "default", ""),
+        (["-q", "mail:4"], "mail", '{queue=~"mail"}'),
+        (["-q", "mail.eu", "-q", "default:2"], "mail.eu", r'{queue=~"mail\\.eu|default"}'),
+    ],
+)
+def test_the_metrics_worker_and_the_scaling_keep_to_the_queues(
+    project: Project, words: list[str], queue: str, labels: str
+) -> None:
+    """The fault: the metrics worker ran jobs of `default`, and a lag of other queues started workers in vain."""
+    project.write_again(*words)
+    (scaled,) = project.yaml("keda.yaml")
+    assert scaled["spec"]["triggers"][0]["metadata"]["query"] == f"max(headgate_queue_lag_seconds{labels})"
+    (metrics,) = [each for each in project.containers() if each["name"] == "metrics"]
+    assert f"--queue={queue}:1" in metrics["args"]
+
+
 def test_compose_has_the_database_of_the_app(project: Project) -> None:
     (compose,) = project.yaml("compose.yaml")
     services, settings = compose["services"], project.settings("headgate.env")
@@ -267,7 +288,7 @@ def test_nothing_is_replaced_without_force_and_never_the_secrets(project: Projec
 def test_what_cannot_start_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = call("init", "k8s", project.target)
     assert "a SQLite file is for the processes of one machine; for Kubernetes, use postgresql://" in refused.stderr
-    assert "Declared: default, mail" in call("init", "docker", project.target, "-q", "mial").stderr
+    assert "Declared: default, mail, mail.eu" in call("init", "docker", project.target, "-q", "mial").stderr
     (project.folder / "elsewhere").mkdir()
     monkeypatch.chdir(project.folder / "elsewhere")
     assert "cd into the folder of your project" in call("init", "docker", project.target).stderr

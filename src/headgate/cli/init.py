@@ -32,6 +32,9 @@ FLAGS = ("postgres", "sqlite", "requirements", "project")
 
 PROBED = ("worker", "--health-port=8090", "--health-host=0.0.0.0")
 
+Queues = Mapping[str, int | None]
+"""The queues of -q with their slots; empty for all."""
+
 
 class Plan(NamedTuple):
     """The files to write, and the text to print then. The `env` file holds secrets; it is private, never replaced."""
@@ -77,8 +80,7 @@ def _writes_files(plan: Callable[..., Plan]) -> Callable[..., None]:
             raise click.ClickException(
                 "the jobs of memory:// end with their process; use sqlite:///path or postgresql://host/database"
             )
-        words = [f"--queue={queue}" + (f":{slots}" if slots else "") for queue, slots in (queues or {}).items()]
-        _write(plan(app, target, words, **options), force=force, as_json=as_json)
+        _write(plan(app, target, queues or {}, **options), force=force, as_json=as_json)
 
     return command
 
@@ -89,7 +91,7 @@ image_option = click.option("--image", metavar="NAME", help="The name of the ima
 @init.command()
 @image_option
 @_writes_files
-def docker(app: Headgate, target: str, queues: list[str], image: str | None) -> Plan:
+def docker(app: Headgate, target: str, queues: Queues, image: str | None) -> Plan:
     """Write Dockerfile, .dockerignore, compose.yaml and headgate.env: workers, the dashboard, and PostgreSQL if used.
 
     headgate.env gets new passwords for the database and the dashboard; the second one is printed.
@@ -123,7 +125,7 @@ def docker(app: Headgate, target: str, queues: list[str], image: str | None) -> 
             app,
             folder=str(folder),
             image=image or _package(target),
-            worker=json.dumps([*PROBED, *queues]),
+            worker=json.dumps([*PROBED, *_words(queues)]),
             **_times(app._settings.grace),
         )
     }
@@ -133,7 +135,7 @@ def docker(app: Headgate, target: str, queues: list[str], image: str | None) -> 
 
 @init.command()
 @_writes_files
-def systemd(app: Headgate, target: str, queues: list[str]) -> Plan:
+def systemd(app: Headgate, target: str, queues: Queues) -> Plan:
     """Write headgate-worker@.service and headgate-worker.env, for workers that run as you, in this directory."""
     project, file, grace = Path.cwd(), app._client.address.file, app._settings.grace
     program = Path(sys.executable).with_name("headgate")
@@ -145,7 +147,7 @@ def systemd(app: Headgate, target: str, queues: list[str]) -> Plan:
         user=getpass.getuser(),
         project=_in_unit(str(project)),
         headgate=" ".join(map(_quoted_in_unit, command)),
-        worker=" ".join(["worker", target, *queues]),
+        worker=" ".join(["worker", target, *_words(queues)]),
         writable=" ".join(
             _quoted_in_unit(str(each)) for each in dict.fromkeys([project, file.parent if file else project])
         ),
@@ -173,14 +175,16 @@ def systemd(app: Headgate, target: str, queues: list[str]) -> Plan:
 @init.command()
 @image_option
 @_writes_files
-def k8s(app: Headgate, target: str, queues: list[str], image: str | None) -> Plan:
+def k8s(app: Headgate, target: str, queues: Queues, image: str | None) -> Plan:
     """Write Dockerfile, .dockerignore, headgate.yaml, and keda.yaml, which scales the workers if you have KEDA."""
     if app._client.address.file is not None:
         raise click.ClickException(
             "a SQLite file is for the processes of one machine; for Kubernetes, use postgresql://host/database"
         )
     image = image or f"{_package(target)}:1"
-    worker = json.dumps([*PROBED, "--metrics-port=9100", "--metrics-host=0.0.0.0", *queues])
+    worker = json.dumps([*PROBED, "--metrics-port=9100", "--metrics-host=0.0.0.0", *_words(queues)])
+    # In names of queues only the dot has a meaning in a pattern, and PromQL reads the backslash as Python does.
+    pattern = "|".join(queues).replace(".", r"\\.")
     files = _image(app, target, Path("/data")) | {
         "headgate.yaml": _rendered(
             "headgate.yaml",
@@ -188,10 +192,10 @@ def k8s(app: Headgate, target: str, queues: list[str], image: str | None) -> Pla
             target=target,
             image=image,
             worker=worker,
-            queue=next(iter(app._registry.queues)),
+            queue=next(iter(queues or app._registry.queues)),
             **_times(app._settings.grace),
         ),
-        "keda.yaml": _rendered("keda.yaml", app),
+        "keda.yaml": _rendered("keda.yaml", app, labels=f'{{queue=~"{pattern}"}}' if queues else ""),
     }
     following = [
         f"docker build -t {image} . && docker push {image}",
@@ -242,6 +246,10 @@ def _image(app: Headgate, target: str, folder: Path) -> dict[str, str]:
 
 def _package(target: str) -> str:
     return target.partition(":")[0].partition(".")[0]
+
+
+def _words(queues: Queues) -> list[str]:
+    return [f"--queue={queue}" + (f":{slots}" if slots else "") for queue, slots in queues.items()]
 
 
 def _times(grace: float) -> dict[str, str]:
