@@ -168,6 +168,22 @@ def test_a_second_deploy_is_not_refused_for_the_job_of_the_first(project: Projec
 
 
 @only_postgres
+def test_the_secret_has_all_variables_of_the_shell_and_their_values_are_not_printed(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: without HEADGATE_SCHEMA in the secret, the migration made new tables, and the jobs were not seen."""
+    monkeypatch.setenv("HEADGATE_SCHEMA", "shop's jobs")
+    monkeypatch.setenv("HEADGATE_APP", project.target)
+    (command,) = [each for each in answer("init", "k8s", "--force")["next"] if "create secret" in each]
+    assert not any(os.environ[name] in command for name in ("HEADGATE_SCHEMA", "HEADGATE_URL"))
+    # The shell that has the variables fills them in.
+    shown = command.replace("kubectl create", "printf '%s\\n'", 1)
+    words = subprocess.run(["sh", "-c", shown], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    assert {f"--from-literal={name}={os.environ[name]}" for name in ("HEADGATE_SCHEMA", "HEADGATE_URL")} <= {*words}
+    assert "HEADGATE_APP" not in command
+
+
+@only_postgres
 def test_workers_are_scaled_by_a_metric_that_exists(project: Project) -> None:
     (scaled,) = project.yaml("keda.yaml")
     (trigger,) = scaled["spec"]["triggers"]

@@ -197,9 +197,10 @@ def k8s(app: Headgate, target: str, queues: Queues, image: str | None) -> Plan:
         ),
         "keda.yaml": _rendered("keda.yaml", app, labels=f'{{queue=~"{pattern}"}}' if queues else ""),
     }
+    literals = "".join(f' --from-literal={name}="${name}"' for name in _settings_of_shell())
     following = [
         f"docker build -t {image} . && docker push {image}",
-        'kubectl create secret generic headgate --from-literal=HEADGATE_URL="$HEADGATE_URL"',
+        f"kubectl create secret generic headgate{literals}",
         "kubectl delete job headgate-migrate --ignore-not-found",
         "kubectl apply -f headgate.yaml",
     ]
