@@ -268,6 +268,32 @@ def test_the_fullest_keys_are_exported_on_request() -> None:
     run_virtual(main)
 
 
+def test_jobs_behind_a_limit_are_counted_whatever_waits_for_others() -> None:
+    """The fault: 0 for `zulu` while its jobs waited, as the thousand keys that were read were all of `alpha`."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        metrics = measured(app, store=True)
+
+        @app.task(limits=[StrictRate("1/h", key="{key}", name="alpha")])
+        async def first(key: str) -> None: ...
+
+        @app.task(limits=[StrictRate("1/h", key="{key}", name="zulu")])
+        async def last(key: str) -> None: ...
+
+        async with app:
+            await first.enqueue_many([(str(number),) for number in range(1100)] * 3)
+            await last.enqueue_many([("z",)] * 2)
+            await asyncio.sleep(60)
+            await metrics.refresh()
+            assert value(metrics, "headgate_jobs_throttled", limit="alpha") == 2200
+            assert value(metrics, "headgate_limit_keys_throttled", limit="alpha") == 1100
+            assert value(metrics, "headgate_jobs_throttled", limit="zulu") == 1
+            assert value(metrics, "headgate_limit_keys_throttled", limit="zulu") == 1
+
+    run_virtual(main)
+
+
 class FailingStorage(MemoryStorage):
     """A store that can be made to fail, or to hang, when it is read, and that counts how often it is."""
 

@@ -136,10 +136,10 @@ JOBS_THROTTLED = Metric(
     "headgate_jobs_throttled",
     "gauge",
     ("limit",),
-    "Jobs behind a limit's closed buckets, among its 1,000 fullest keys.",
+    "Jobs behind a limit's closed buckets.",
 )
 KEYS_THROTTLED = Metric(
-    "headgate_limit_keys_throttled", "gauge", ("limit",), "Keys with closed buckets, among the 1,000 fullest."
+    "headgate_limit_keys_throttled", "gauge", ("limit",), "Keys whose jobs wait behind closed buckets."
 )
 KEYS = Metric("headgate_limit_keys", "gauge", ("limit",), "Keys that are partly used, or have waiting jobs.")
 TOP_KEYS = Metric(
@@ -156,7 +156,7 @@ COUNTED_AGE = Metric(
     "headgate_queues_counted_age_seconds",
     "gauge",
     (),
-    "How long ago depth, waiting jobs, oldest age and lag were counted; a count is reused 50 times as long as it took.",
+    "How long ago jobs, keys, oldest age and lag were counted; a count is reused 50 times as long as it took.",
 )
 
 READ = tuple(each for each in vars().values() if isinstance(each, Metric) and each not in COUNTED)

@@ -6,22 +6,19 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from heapq import nlargest
+from itertools import islice
 
 from headgate.clock import SECOND, microseconds, to_datetime, wait_until_done
 from headgate.errors import HeadgateError
 from headgate.observe import metric
 from headgate.observe.instrument import Labels, Observed
 from headgate.storage.background_counts import BackgroundCounts, CountReading
-from headgate.storage.records import BucketRecord, NodeRecord, QueueCounts, QueueRecord, WaitingCount
+from headgate.storage.records import KeyBacklog, LimitBacklog, NodeRecord, QueueCounts, QueueRecord, WaitingCount
 from headgate.storage.store import Store
 
 logger = logging.getLogger("headgate.metrics")
 
 Number = tuple[metric.Metric, tuple[str, ...], float]
-
-MOST_KEYS = 1000
-"""The maximum of keys read, those with the most waiting jobs first."""
 
 SILENT_AFTER = 30 * SECOND
 """Microseconds without a heartbeat; the default lease."""
@@ -87,18 +84,15 @@ class StoreReading:
 async def _numbers(
     storage: Store, labels: Labels, top_keys: int, queues: BackgroundCounts[Sequence[Number]]
 ) -> tuple[Number, ...]:
-    """Return the numbers, those of the queues as of their last count; before the first one is done they are missing."""
-    queues.begin(lambda: _count_queues(storage, labels), lambda: to_datetime(storage.now()))
+    """Return the numbers, those of jobs as of their last count; before the first one is done they are missing."""
+    queues.begin(lambda: _count_queues(storage, labels, top_keys), lambda: to_datetime(storage.now()))
     nodes, paused = await storage.nodes(), await storage.paused_queues()
-    buckets = [each for each in await storage.buckets(None, None, MOST_KEYS) if each.waiting]
     counted = await queues.read()
     now = storage.now()
     return (
         (metric.UP, (), 1.0),
         *(() if counted is None else _counted(counted, now)),
         *_pauses(paused, labels),
-        *_added_up(_throttled(buckets, labels)),
-        *_top_keys(buckets, labels, top_keys),
         *_nodes(nodes, now),
     )
 
@@ -108,11 +102,15 @@ def _counted(counts: CountReading[Sequence[Number]], now: int) -> tuple[Number, 
     return ((metric.COUNTED_AGE, (), age), *counts.found)
 
 
-async def _count_queues(storage: Store, labels: Labels) -> Sequence[Number]:
+async def _count_queues(storage: Store, labels: Labels, top_keys: int) -> Sequence[Number]:
     counts, waiting = await storage.counts(finals=False), await storage.waiting()
+    # Limits are counted with their worst keys, so one of each is asked for at least.
+    unfinished = await storage.count_unfinished(worst=max(1, top_keys))
     return (
         *_added_up(_depths(counts, labels)),
         *_added_up(_waiting(waiting, labels)),
+        *_added_up(_throttled(unfinished.limits, labels)),
+        *_top_keys(unfinished.worst, labels, top_keys),
         *_added_up(_keys(await storage.keys_by_limit(), labels)),
         *_ages(await storage.queues(), labels, storage.now()),
     )
@@ -164,19 +162,19 @@ def _seconds_since(instant: int | None, now: int) -> float:
     return 0.0 if instant is None else max(0, now - instant) / SECOND
 
 
-def _throttled(buckets: Iterable[BucketRecord], labels: Labels) -> Iterator[Number]:
+def _throttled(limits: Iterable[LimitBacklog], labels: Labels) -> Iterator[Number]:
     for name in labels.limits:
         yield metric.JOBS_THROTTLED, (name,), 0
         yield metric.KEYS_THROTTLED, (name,), 0
-    for each in buckets:
-        limit = labels.limit(each.ref.limit)
-        yield metric.JOBS_THROTTLED, (limit,), each.waiting
-        yield metric.KEYS_THROTTLED, (limit,), 1
+    for each in limits:
+        limit = labels.limit(each.limit)
+        yield metric.JOBS_THROTTLED, (limit,), each.jobs
+        yield metric.KEYS_THROTTLED, (limit,), each.keys
 
 
-def _top_keys(buckets: Iterable[BucketRecord], labels: Labels, count: int) -> Iterator[Number]:
-    declared = (each for each in buckets if each.ref.limit in labels.limits)
-    for each in nlargest(count, declared, key=lambda bucket: bucket.waiting):
+def _top_keys(worst: Iterable[KeyBacklog], labels: Labels, count: int) -> Iterator[Number]:
+    declared = (each.bucket for each in worst if each.bucket.ref.limit in labels.limits)
+    for each in islice(declared, count):
         yield metric.TOP_KEYS, (each.ref.limit, each.ref.key), each.waiting
 
 
