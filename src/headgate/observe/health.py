@@ -28,8 +28,9 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 class HealthServer:
     """An instrument that serves two addresses over HTTP, on the event loop of its app.
 
-    `/live` answers 200 as long as the event loop runs. `/ready` answers 200 while the node takes jobs and the store
-    answers within 2 seconds, and 503 with the reason otherwise. The body is one line of text.
+    `/live` answers 200 as long as the event loop runs. `/ready` answers 200 from when the node has started until
+    it stops, also if it is quiet, while the store answers within 2 seconds, and 503 with the reason otherwise. The body
+    is one line of text.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class HealthServer:
         return 404, "there are /live and /ready"
 
     async def _why_not_ready(self) -> str | None:
-        """Return what keeps the worker from taking jobs; None if nothing does."""
+        """Return why the worker is not ready; None if it is."""
         assert self._observed is not None
         if not self._is_started:
             return "the worker has not started yet"
