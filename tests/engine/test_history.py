@@ -237,6 +237,27 @@ def test_the_verdict_names_attempts_that_fail_and_are_retried() -> None:
     run_virtual(main)
 
 
+def test_attempts_that_failed_while_the_clock_was_ahead_did_not_fail_lately() -> None:
+    """The fault: for the hour by which the clock was set back, 30 attempts "failed in the last 5 minutes"."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retry=RetryPolicy(retries=1, delay=86400))
+        async def bad() -> None:
+            raise ConnectionError("refused")
+
+        clock.step_wall(3600)
+        async with app:
+            await bad.enqueue_many([()] * 30)
+            await asyncio.sleep(60)
+            assert (await app.admin.overview()).retried_lately == 30
+            clock.step_wall(-3600)
+            assert (await app.admin.overview()).retried_lately == 0
+
+    run_virtual(main)
+
+
 # ----------------------------------------------------------------------------------------------- use of limits
 
 

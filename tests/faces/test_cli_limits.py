@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
+import sqlite3
 import sys
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -16,6 +18,7 @@ from click.testing import CliRunner, Result
 from headgate.admin.history import LimitHistory, LimitPoint, RateBound
 from headgate.cli.limits import use_chart
 from headgate.cli.main import main
+from headgate.clock import SECOND
 from tests.until import result_within
 
 APP = """
@@ -59,6 +62,15 @@ def test_one_key_is_shown_with_its_budget_and_its_use(target: str) -> None:
     found = json.loads(call("show", target, "sync:rate", "--key", "acme", "--json").stdout)
     assert (found["bucket"]["used"], found["bucket"]["available"]) == (2, 2)
     assert sum(point["used"] for point in found["history"]["points"]) == 2
+
+
+def test_use_from_before_the_clock_was_set_back_is_in_no_chart(target: str) -> None:
+    """The fault: `headgate limits show` ended with an IndexError."""
+    with contextlib.closing(sqlite3.connect("jobs.db")) as connection, connection:
+        connection.execute("UPDATE limit_history SET at = at + ?", (7200 * SECOND,))
+    shown = call("show", target, "sync:rate", "--key", "acme")
+    assert shown.exit_code == 0, shown.output
+    assert "no usage in the last 60 min" in shown.output
 
 
 def test_an_unused_key_is_reported_and_an_unknown_limit_is_refused(target: str) -> None:

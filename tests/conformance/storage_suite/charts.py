@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.job import Origin
+from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser
 
 AT = 1_700_000_000 * SECOND
@@ -96,6 +97,29 @@ class ChartsConformance(Conformance):
             assert len(later) == (row == rows[0])
         after = await store_user.storage.limit_history(10, "calls", "acme", at(1))
         assert list(after) == [LimitStep(10, "calls", "acme", at(1), -1)]
+
+    async def test_steps_from_before_the_clock_was_set_back_are_not_read_until_their_time_comes(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage = store_user.storage
+        now = step_at(storage.now(), 10)
+        times = (now, now + 3600 * SECOND)
+        await storage.add_history(
+            [JobsStep(10, "q", "t", each, retried=1) for each in times],
+            [LimitStep(10, "calls", "acme", each, 1) for each in times],
+        )
+
+        async def curves() -> list[list[int]]:
+            return [
+                [each.at for each in await storage.jobs_history(10, "q", "t", now)],
+                [each.at for each in await storage.jobs_history(10, ALL, "t", now)],
+                [each.at for each in reversed(await storage.recent_history(10, now, 100))],
+                [each.at for each in await storage.limit_history(10, "calls", "acme", now)],
+            ]
+
+        assert await curves() == [[now]] * 4
+        clock.advance(3600)
+        assert await curves() == [list(times)] * 4
 
     async def test_old_steps_are_deleted_in_small_portions_and_by_their_length(self, store_user: StoreUser) -> None:
         jobs = [JobsStep(step, "q", "t", at(number), enqueued=1) for step in (10, 60) for number in range(5)]

@@ -421,6 +421,8 @@ class ListingConformance(Conformance):
         await store_user.add(1, buckets=[("api", "b"), ("day", "a")])
         await store_user.take()
         steps = [LimitStep(60, "api", None, at * 60 * SECOND, 0, at) for at in (1, 2, 3)]
+        # Before the clock was set back.
+        steps.append(LimitStep(60, "api", None, store_user.storage.now() + SECOND, 0, 7))
         await store_user.storage.add_history([], [*steps, LimitStep(60, "api", "a", 180 * SECOND, 5, 0)])
         limits, since = ["unused", "day", "api"], 120 * SECOND
         found = await store_user.storage.limit_figures(limits, step=60, since=since, most=5)

@@ -62,21 +62,21 @@ async def jobs_history(tx: Transaction, step: int, queue: str, task: str, since:
     """Return the steps of length `step` from `since` on, in order: of a queue and a task, a queue and ALL, or ALL.
 
     For ALL queues and one task, it returns the steps of each queue and does not add them up. Steps in which nothing
-    happened are not stored.
+    happened are not stored. A step that lies ahead is from before the clock was set back, and is no part of it.
     """
     if queue == ALL != task:
-        return await tx.fetch(_JOBS_STEPS, "task_history", step=step, task=task, since=since)
-    return await tx.fetch(_JOBS_STEPS, "jobs_history", step=step, queue=queue, task=task, since=since)
+        return await tx.fetch(_JOBS_STEPS, "task_history", step=step, task=task, since=since, now=tx.now)
+    return await tx.fetch(_JOBS_STEPS, "jobs_history", step=step, queue=queue, task=task, since=since, now=tx.now)
 
 
 async def recent_history(tx: Transaction, step: int, since: int, most: int) -> Sequence[JobsStep]:
     """Return the `most` newest steps of each task in each queue from `since` on, the last ones first."""
-    return await tx.fetch(_JOBS_STEPS, "recent_history", step=step, since=since, most=most)
+    return await tx.fetch(_JOBS_STEPS, "recent_history", step=step, since=since, now=tx.now, most=most)
 
 
 async def limit_history(tx: Transaction, step: int, limit: str, key: str | None, since: int) -> Sequence[LimitStep]:
     """Return the same for a limit: of one key, or of all keys together."""
-    values = {"of_all": key is None, "key": key or "", "since": since}
+    values = {"of_all": key is None, "key": key or "", "since": since, "now": tx.now}
     return await tx.fetch(_LIMIT_STEPS, "limit_history", step=step, limit=limit, **values)
 
 

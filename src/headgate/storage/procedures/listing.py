@@ -646,7 +646,7 @@ async def limit_figures(
     `since` is the beginning of a step of `step` seconds of the history.
     """
     names = [(limit, since) for limit in limits]
-    return await tx.fetch(_LIMIT_FIGURES, "limit_figures", named=names, step=step, most=most)
+    return await tx.fetch(_LIMIT_FIGURES, "limit_figures", named=names, step=step, now=tx.now, most=most)
 
 
 async def _buckets_by_waiting(

@@ -66,21 +66,22 @@ WHERE (excluded.number, excluded.portion) > (last.number, last.portion)
 -- Return the steps of one curve, in order.
 SELECT @history_columns
 FROM headgate.jobs_history
-WHERE step = :step::integer AND queue = :queue::text AND task = :task::text AND at >= :since::bigint
+WHERE step = :step::integer AND queue = :queue::text AND task = :task::text
+    AND at BETWEEN :since::bigint AND :now::bigint
 ORDER BY at
 
 -- name: task_history
 -- Return the steps of one task in each of its queues, in order.
 SELECT @history_columns
 FROM headgate.jobs_history
-WHERE step = :step::integer AND task = :task::text AND at >= :since::bigint
+WHERE step = :step::integer AND task = :task::text AND at BETWEEN :since::bigint AND :now::bigint
 ORDER BY at, queue
 
 -- name: recent_history
 -- Return the newest steps of all tasks in all queues since then, the last ones first.
 SELECT @history_columns
 FROM headgate.jobs_history
-WHERE step = :step::integer AND at >= :since::bigint AND task <> ''
+WHERE step = :step::integer AND at BETWEEN :since::bigint AND :now::bigint AND task <> ''
 ORDER BY at DESC
 LIMIT :most::bigint
 
@@ -89,7 +90,7 @@ LIMIT :most::bigint
 SELECT step, limit_name AS "limit", CASE WHEN of_all THEN NULL ELSE key END AS key, at, used, unlimited
 FROM headgate.limit_history
 WHERE step = :step::integer AND limit_name = :limit::text AND of_all = :of_all::boolean AND key = :key::text
-    AND at >= :since::bigint
+    AND at BETWEEN :since::bigint AND :now::bigint
 ORDER BY at
 
 -- name: prune_history_flushes

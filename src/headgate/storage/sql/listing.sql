@@ -976,7 +976,8 @@ SELECT
     (SELECT count(*) FROM (SELECT 1 FROM headgate.bucket WHERE bucket.limit_name = named.limit_name LIMIT :most) AS found) AS keys,
     (
         SELECT coalesce(sum(unlimited), 0)::bigint FROM headgate.limit_history
-        WHERE step = :step::integer AND limit_history.limit_name = named.limit_name AND of_all AND key = '' AND at >= since
+        WHERE step = :step::integer AND limit_history.limit_name = named.limit_name AND of_all AND key = ''
+            AND at BETWEEN since AND :now::bigint
     ) AS unlimited
 FROM {rows:named(limit_name text, since bigint)}
 ORDER BY limit_name
