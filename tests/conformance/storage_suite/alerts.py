@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.jobs.alert import HOLDS_FOR, AlertRecord, HeldCondition
+from headgate.limits.rule import NEVER
 from headgate.storage.procedures.alerts import KEPT_FOR
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
@@ -137,6 +138,58 @@ class AlertsConformance(Conformance):
         clock.advance(60)
         await storage.note_alerts([], ends=["ops"])
         assert [(each.next_state, each.send_at) for each in await due(storage)] == [("resolved", clock.now())]
+
+    async def test_an_alert_ends_in_time_after_the_clock_was_set_back(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage = store_user.storage
+        clock.step_wall(6 * 3600)
+        await storage.note_alerts([held("a1"), held("a2", "sync")])
+        for record, again in zip(await due(storage), (HOUR, None), strict=True):
+            send_at = NEVER if again is None else clock.now() + again
+            assert await storage.alert_tried(await tried(storage, record), None, send_at)
+        clock.step_wall(-6 * 3600)
+        began = clock.now()
+        await storage.note_alerts([], ends=["ops"])
+        assert [(each.started_at, each.sent_at, each.seen_at, each.send_at) for each in await storage.alerts()] == [
+            (began, began, began, began + HOUR), (began, began, began, NEVER)
+        ]  # fmt: skip
+        clock.advance(60)
+        await storage.note_alerts([], ends=["ops"])
+        assert [each.ended_at for each in await storage.alerts()] == [clock.now()] * 2
+        assert [each.next_state for each in await due(storage)] == ["resolved"] * 2
+
+    async def test_a_message_that_was_not_delivered_is_tried_in_time_after_the_clock_was_set_back(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage = store_user.storage
+        clock.step_wall(6 * 3600)
+        await storage.note_alerts([held("a1")])
+        (record,) = await due(storage)
+        assert await storage.alert_tried(await tried(storage, record), "502 no", clock.now() + 10 * SECOND)
+        clock.step_wall(-6 * 3600)
+        # It holds still.
+        await storage.note_alerts([held("a2")])
+        clock.advance(10)
+        (again,) = await due(storage)
+        assert (again.id, again.next_state) == ("a1", "firing")
+
+    async def test_an_end_that_was_not_delivered_is_tried_in_time_after_the_clock_was_set_back(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage = store_user.storage
+        clock.step_wall(6 * 3600)
+        await storage.note_alerts([held("a1")])
+        (record,) = await due(storage)
+        assert await storage.alert_tried(await tried(storage, record), None, NEVER)
+        clock.advance(60)
+        await storage.note_alerts([], ends=["ops"])
+        clock.step_wall(-6 * 3600)
+        await storage.note_alerts([], ends=["ops"])
+        ended_at = clock.now()
+        clock.advance(60)
+        (end,) = await due(storage)
+        assert (end.next_state, end.ended_at) == ("resolved", ended_at)
 
     async def test_a_node_that_is_found_dead_is_noted_for_a_day(
         self, store_user: StoreUser, clock: ManualClock

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence, Set
 
 from headgate.jobs.alert import HOLDS_FOR, AlertRecord, HeldCondition
 from headgate.jobs.job import storable
+from headgate.limits.rule import NEVER
 from headgate.storage.driver import Transaction
 from headgate.storage.stored_rows import RowDecoder
 
@@ -35,8 +36,10 @@ async def note_alerts(
 
     Of the alerts in `ends` those end whose condition has not held for a minute, unless it is in `unread`: alerts
     and those of their conditions that may hold or not. One that has ended begins again only after its end was
-    delivered.
+    delivered. Times from before the clock was set back are corrected first.
     """
+    watched = sorted({*ends, *(each.alert for each in held)})
+    await tx.execute("set_back_alerts", alerts=watched, now=tx.now, never=NEVER)
     if held:
         # In one order, so that nodes that do it at once wait for each other in turn.
         rows = sorted(held, key=lambda each: (each.alert, each.condition, each.subject))

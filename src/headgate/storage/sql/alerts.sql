@@ -10,6 +10,15 @@ ON CONFLICT (alert) DO UPDATE SET at = excluded.at
 WHERE turn.at <= :before::bigint OR turn.at > excluded.at
 RETURNING alert
 
+-- name: set_back_alerts
+-- Set the times of alerts back that were last seen while the clock was ahead, so that they end, and are sent, in time.
+UPDATE headgate.alert
+SET send_at = CASE send_at WHEN :never::bigint THEN send_at ELSE send_at - (seen_at - :now::bigint) END,
+    started_at = {least}(started_at, :now::bigint), seen_at = :now::bigint,
+    sent_at = CASE WHEN sent_at > :now::bigint THEN :now::bigint ELSE sent_at END,
+    ended_at = CASE WHEN ended_at > :now::bigint THEN :now::bigint ELSE ended_at END
+WHERE alert {any:alerts text} AND seen_at > :now::bigint
+
 -- name: note_alerts
 -- Begin alerts, and note that those that have begun hold still. One that has ended begins again only after its end was
 -- delivered.
