@@ -163,6 +163,32 @@ def test_failures_are_counted_for_all_tasks_and_for_one() -> None:
     run_virtual(main)
 
 
+def test_failures_of_jobs_under_an_alias_count_for_the_task() -> None:
+    """The fault: after a deploy had renamed a task, an alert on its failures saw none of the jobs enqueued before."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        messages: list[AlertMessage] = []
+        old, new = app_on(store, clock=clock), app_on(store, clock=clock)
+        new.alert(messages.append, on="failures(sync_tenant) > 3/m")
+
+        @old.task(name="sync_customer")
+        async def before() -> None: ...
+
+        @new.task(name="sync_tenant", aliases=["sync_customer"], retry=ONCE)
+        async def after() -> None:
+            raise ValueError
+
+        async with old.open():
+            await before.enqueue_many([()] * 2)
+        async with new:
+            await after.enqueue_many([()] * 2)
+            await asyncio.sleep(60)
+        assert [(message.subject, message.value) for message in messages] == [("sync_tenant", 4)]
+
+    run_virtual(main)
+
+
 def test_a_lost_node_an_overdue_schedule_and_a_limit_without_its_store_are_told() -> None:
     class Away(MemoryBuckets):
         is_away = True

@@ -104,6 +104,7 @@ def alerter_of(app: Headgate, storage: Store, clock: ManualClock) -> Alerter:
         registry_of(app).alerts,
         AlertSender(None, clock),
         limits_away=set,
+        names_of=registry_of(app).names_of,
         clock=clock,
         bus=EventBus(),
         ids=IdSource(),

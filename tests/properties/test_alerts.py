@@ -69,8 +69,8 @@ def test_what_was_told_makes_sense_whatever_fails(seed: int) -> None:
 
         def start() -> asyncio.Task[None]:
             alerter = Alerter(
-                store, {"ops": alert}, AlertSender(None, clock), limits_away=set, clock=clock, bus=EventBus(),
-                ids=IdSource(random),
+                store, {"ops": alert}, AlertSender(None, clock), limits_away=set, names_of=lambda task: [task],
+                clock=clock, bus=EventBus(), ids=IdSource(random),
             )  # fmt: skip
             return asyncio.create_task(alerter.run())
 

@@ -45,7 +45,11 @@ LONGEST_RETRY = 300 * SECOND
 
 
 class Alerter:
-    """Watches the alerts of an app on one node; `limits_away` returns the limits whose stores the node cannot reach."""
+    """Watches the alerts of an app on one node.
+
+    `limits_away` returns the limits whose stores the node cannot reach, `names_of` the names under which jobs of a task
+    may be stored.
+    """
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class Alerter:
         sender: AlertSender,
         *,
         limits_away: Callable[[], Collection[str]],
+        names_of: Callable[[str], Sequence[str]],
         clock: Clock,
         bus: EventBus,
         ids: IdSource,
@@ -62,6 +67,7 @@ class Alerter:
         self._alerts = alerts
         self._sender = sender
         self._limits_away = limits_away
+        self._names_of = names_of
         self._clock = clock
         self._bus = bus
         self._ids = ids
@@ -85,7 +91,7 @@ class Alerter:
 
     async def look(self) -> Collection[str]:
         """Store which conditions hold; return the alerts whose turn this node took. Raises StorageUnavailable."""
-        readings = AlertReadings(self._storage, self._limits_away(), clock=self._clock, bus=self._bus)
+        readings = AlertReadings(self._storage, self._limits_away(), self._names_of, clock=self._clock, bus=self._bus)
         # Each node says this for itself: the one that has the turn may reach a store that another cannot reach.
         away, _ = await self._held(self._alerts, readings, only_own=True)
         if away:
@@ -171,9 +177,18 @@ class Alerter:
 class AlertReadings:
     """The readings of one moment. `limits_away` are the limits whose stores this node cannot reach."""
 
-    def __init__(self, storage: Store, limits_away: Collection[str], *, clock: Clock, bus: EventBus) -> None:
+    def __init__(
+        self,
+        storage: Store,
+        limits_away: Collection[str],
+        names_of: Callable[[str], Sequence[str]],
+        *,
+        clock: Clock,
+        bus: EventBus,
+    ) -> None:
         self._storage = storage
         self._limits_away = limits_away
+        self._names_of = names_of
         self._clock = clock
         self._bus = bus
         self._known: dict[object, Sequence[Reading] | None] = {}
@@ -231,8 +246,9 @@ class AlertReadings:
         ends = range(step_at(now - SEEN_WITHIN, step), now + 1, step * SECOND)
         since = ends[0] + step * SECOND - _touched(period, step)
         failed = Counter[int]()
-        for each in await self._storage.jobs_history(step, ALL, task or ALL, since):
-            failed[each.at] += each.failed
+        for name in [ALL] if task is None else self._names_of(task):
+            for each in await self._storage.jobs_history(step, ALL, name, since):
+                failed[each.at] += each.failed
         return Reading(task or "", most_failed(failed, ends, period, step))
 
 

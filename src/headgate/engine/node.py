@@ -213,6 +213,7 @@ class Node(WithServices):
                 alerts,
                 AlertSender(pool, services.clock),
                 limits_away=lambda: self._fetcher.limits_away,
+                names_of=services.registry.names_of,
                 clock=services.clock,
                 bus=services.bus,
                 ids=services.ids,

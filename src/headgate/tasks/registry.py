@@ -173,6 +173,10 @@ class Registry:
         """Return the task that runs jobs stored under this name, its own or an alias."""
         return self._by_name.get(name)
 
+    def names_of(self, task: str) -> tuple[str, ...]:
+        """Return the names under which jobs of this task may be stored: its own and its aliases."""
+        return (task, *self.tasks[task].aliases)
+
     def declares(self, task: TaskDefinition) -> bool:
         """Whether it is a task of this app, perhaps with other options of enqueueing."""
         own = self.tasks.get(task.name)
