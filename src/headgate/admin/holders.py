@@ -48,6 +48,7 @@ async def holders_of(storage: Store, record: BucketRecord) -> Sequence[PermitHol
 
 
 def describe_holders(holders: Sequence[PermitHolder]) -> str:
-    """Return the holders in a line: the first three, and the number of the others."""
+    """Return the holders in a line: the first three, and how many others are known, as 20 at most are listed."""
     more = len(holders) - 3
-    return ", ".join(map(str, holders[:3])) + (f" and {more} more" if more > 0 else "")
+    least = "at least " if len(holders) == MOST_HOLDERS else ""
+    return ", ".join(map(str, holders[:3])) + (f" and {least}{more} more" if more > 0 else "")
