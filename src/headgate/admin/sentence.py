@@ -84,11 +84,9 @@ class Sentence:
             case "ready":
                 return f"{jobs} {_are(count)} ready for a free slot."
             case "idle":
-                return (
-                    "Nothing waits."
-                    if not count
-                    else f"Nothing waits but {jobs} for {'its' if count == 1 else 'their'} time."
-                )
+                waits = [f"{jobs} for {'its' if count == 1 else 'their'} time"] if count else []
+                waits += [f"{_plural(self.more, 'job')} for another job"] if self.more else []
+                return f"Nothing waits but {' and '.join(waits)}." if waits else "Nothing waits."
 
 
 def _plural(count: int, one: str) -> str:

@@ -81,4 +81,4 @@ def _calm(seen: Overview) -> Sentence:
         return Sentence("no_worker", "info", count=0)
     if totals.ready:
         return Sentence("ready", "good", count=totals.ready)
-    return Sentence("idle", "good", count=totals.scheduled)
+    return Sentence("idle", "good", count=totals.scheduled, more=totals.blocked or 0)

@@ -69,6 +69,11 @@ def seen(**values: Any) -> Overview:
         (seen(), ["Nothing waits."]),
         (seen(limits=[IDLE]), ["Nothing waits."]),
         (seen(totals=JobTotals(waiting=39, scheduled=39)), ["Nothing waits but 39 jobs for their time."]),
+        (seen(totals=JobTotals(waiting=4, blocked=4)), ["Nothing waits but 4 jobs for another job."]),
+        (
+            seen(totals=JobTotals(waiting=3, scheduled=2, blocked=1)),
+            ["Nothing waits but 2 jobs for their time and 1 job for another job."],
+        ),
         (seen(totals=JobTotals(waiting=1, ready=1)), ["1 job is ready for a free slot."]),
         (seen(totals=JobTotals(None, None, None), counted_at=None), ["Jobs are being counted."]),
         (seen(nodes=NodeCounts()), ["No worker is running."]),

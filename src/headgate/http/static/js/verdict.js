@@ -99,7 +99,12 @@ export function sentence(said) {
     case "ready":
       return format.plural(count, "job is ready for a free slot.", "jobs are ready for a free slot.");
     default:
-      return count ? `${t("Nothing waits for a slot or a limit.")} ${format.plural(count, "job waits for its time.", "jobs wait for their time.")}` : t("Nothing waits.");
+      if (!count && !more) return t("Nothing waits.");
+      return [
+        t("Nothing waits for a slot or a limit."),
+        ...(count ? [format.plural(count, "job waits for its time.", "jobs wait for their time.")] : []),
+        ...(more ? [format.plural(more, "job waits for another job.", "jobs wait for another job.")] : []),
+      ].join(" ");
   }
 }
 
