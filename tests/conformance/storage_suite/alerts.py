@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
-from headgate.jobs.alert import HOLDS_FOR, AlertRecord, HeldCondition
+from headgate.jobs.alert import HOLDS_FOR, LOST_FOR, AlertRecord, HeldCondition
 from headgate.limits.rule import NEVER
 from headgate.storage.procedures.alerts import KEPT_FOR
 from headgate.storage.store import Store
@@ -206,6 +206,20 @@ class AlertsConformance(Conformance):
         clock.advance(KEPT_FOR / SECOND)
         await storage.evict()
         assert await storage.lost_names(since) == []
+
+    async def test_a_node_that_was_lost_while_the_clock_was_ahead_is_lost_for_no_longer(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: its alert lasted for the six hours by which the clock was set back."""
+        storage = store_user.storage
+        await storage.join("node-b", "blue")
+        clock.step_wall(6 * 3600)
+        assert await storage.recover("node-b", await beat_of(store_user, "node-b")) is not None
+        clock.step_wall(-6 * 3600)
+        await storage.evict()
+        assert await storage.lost_names(clock.now() - LOST_FOR) == ["blue"]
+        clock.advance(LOST_FOR / SECOND)
+        assert await storage.lost_names(clock.now() - LOST_FOR) == []
 
     async def test_an_alert_that_no_code_looks_at_is_deleted_after_a_day(
         self, store_user: StoreUser, clock: ManualClock

@@ -84,9 +84,13 @@ async def alert_tried(tx: Transaction, record: AlertRecord, error: str | None, s
 
 
 async def evict_alerts(tx: Transaction, count: int) -> int:
-    """Delete alerts and lost nodes of more than a day ago, and lost nodes beyond the last 1,000. Returns how many."""
+    """Delete alerts and lost nodes of more than a day ago, and lost nodes beyond the last 1,000. Returns how many.
+
+    Lost nodes from before the clock was set back were lost now.
+    """
     before = tx.now - KEPT_FOR
     evicted = await tx.execute("evict_alerts", before=before, count=count)
+    await tx.execute("set_back_lost_nodes", now=tx.now)
     return evicted + await tx.execute("evict_lost_nodes", before=before, kept=LOST_KEPT, count=count)
 
 

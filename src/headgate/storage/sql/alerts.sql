@@ -99,6 +99,10 @@ SELECT DISTINCT name FROM headgate.lost_node WHERE lost_at > :since ORDER BY nam
 SELECT id, name, pid, started_at, beat_at, version, release, lost_at, returned
 FROM headgate.lost_node WHERE lost_at > :since ORDER BY lost_at DESC, id LIMIT :count
 
+-- name: set_back_lost_nodes
+-- Set back when nodes were found dead while the clock was ahead, so that they are lost for no longer than others.
+UPDATE headgate.lost_node SET lost_at = :now WHERE lost_at > :now
+
 -- name: evict_lost_nodes
 -- Delete lost nodes of before that, and those before the last :kept ones.
 DELETE FROM headgate.lost_node
