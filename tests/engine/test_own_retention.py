@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from headgate import (
+    AttemptContext,
     DeclarationError,
     Every,
     Headgate,
@@ -226,6 +228,85 @@ def test_a_result_that_is_not_kept_may_be_of_any_type(kind: str, has_callback: b
             with pytest.raises(JobFailed, match="cannot be stored as JSON"):
                 await kept.result()
         assert results == ([returned] if has_callback else [])
+
+    run_virtual(main)
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that forgets that functions may be an async def or a generator."""
+
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
+
+    return wrapper
+
+
+@plain
+async def waits() -> None: ...
+
+
+@plain
+def yields() -> Iterator[None]:
+    yield
+
+
+@plain
+async def yields_async() -> AsyncIterator[None]:
+    yield
+
+
+@plain
+async def has_resource(session: Session) -> None: ...
+
+
+async def forgets_to_await() -> Any:
+    return waits()
+
+
+@pytest.mark.parametrize("keep_result", [False, True])
+@pytest.mark.parametrize(
+    ("function", "process"),
+    [
+        *((each, False) for each in (waits, yields, yields_async, has_resource, forgets_to_await)),
+        (waits, True),
+    ],
+)
+async def test_a_function_whose_code_has_not_run_fails_its_job(
+    function: Callable[..., Any], process: bool, keep_result: bool
+) -> None:
+    """The fault: if the result was not kept, the job succeeded and nothing had been done."""
+    app = Headgate("memory://")
+    results: list[Any] = []
+
+    @app.resource(scope="attempt")
+    async def session() -> AsyncIterator[Session]:
+        yield Session()
+
+    task = app.task(name="work", keep_result=keep_result, process=process)(function)
+    task.on_completed(lambda job, result: results.append(result))
+    async with app:
+        job = await task.enqueue()
+        with pytest.raises(JobFailed, match=r"'work' returned a (coroutine|generator), whose code has not run"):
+            await result_within(job, 15)
+        assert (await job.status()).attempt == 1
+    assert results == []
+
+
+def test_a_hook_that_does_not_await_its_handler_fails_the_job() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.around_attempt
+        async def forgets(job: AttemptContext, run: Callable[[], Awaitable[Any]]) -> Any:
+            return run()
+
+        @app.task(keep_result=False)
+        async def work() -> None: ...
+
+        async with app:
+            with pytest.raises(JobFailed, match="a decorator or hook around an async def must be an async def"):
+                await (await work.enqueue()).result()
 
     run_virtual(main)
 

@@ -231,10 +231,9 @@ class _Child:
                 return ArgumentsRejected(truncated_error(error))
             enter(JobContext(request.job, request.limits, _Charge(self, request.job), self))
             result = function(*arguments, **named)
-            if not request.needs_result:
-                return ReturnedValue("null")
             try:
-                return ReturnedValue(payload.encode_result(result))
+                payload.require_run(result)
+                return ReturnedValue(payload.encode_result(result) if request.needs_result else "null")
             except PayloadError as error:
                 return ResultNotStorable(truncated_error(error))
         except BaseException as error:

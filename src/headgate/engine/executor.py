@@ -632,7 +632,7 @@ class RunningAttempt:
         if self.task.callbacks.exist:
             self.result = result
         try:
-            return Succeeded(self.task.payload.encode_result(result) if self.keeps_result else None)
+            return Succeeded(self._stored(result))
         except PayloadError as error:
             return self._unstorable(error)
 
@@ -640,9 +640,14 @@ class RunningAttempt:
         if self._uses_result:
             self.result = result
         try:
-            return self.task.payload.encode_result(result) if self.keeps_result else None
+            return self._stored(result)
         except PayloadError as error:
             raise _Unstorable(error) from None
+
+    def _stored(self, result: Any) -> str | None:
+        """Return the result as it is stored; None if it is not kept. Raises PayloadError."""
+        self.task.payload.require_run(result)
+        return self.task.payload.encode_result(result) if self.keeps_result else None
 
     def _outcome_of_raised(self, error: BaseException, described: JobError | None = None) -> Outcome:
         """Return the outcome of an attempt whose handler raised; an error of a child is `described` already."""
@@ -676,7 +681,7 @@ class RunningAttempt:
         return Unreadable(truncated_error(error) if error.__cause__ is None else describe_error(error))
 
     def _unstorable(self, error: PayloadError) -> FailedFinally:
-        # The work is done and only its result cannot be stored: a retry would not help.
+        # The work is done and only its result cannot be stored, or its code never runs: a retry would not help.
         self.error = error
         return FailedFinally(truncated_error(error))
 

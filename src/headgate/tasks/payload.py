@@ -6,6 +6,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NotRequired, Self, TypedDict
 
 import msgspec
@@ -286,6 +287,19 @@ class PayloadType:
         """Return a stored call's arguments by name, with defaults. Raises PayloadError if it no longer fits."""
         positional, named = self.decode(payload)
         return {**self.defaults, **self.by_name(positional, named)}
+
+    def require_run(self, result: Any) -> None:
+        """Raise PayloadError for a result that is code which has not run: a coroutine or a generator."""
+        if isinstance(result, CoroutineType):
+            result.close()  # the error says what Python would warn of
+            raise PayloadError(
+                f"{self._where} returned a coroutine, whose code has not run; await it: a decorator or hook around an "
+                "async def must be an async def, too"
+            )
+        if isinstance(result, (GeneratorType, AsyncGeneratorType)):
+            raise PayloadError(
+                f"{self._where} returned a generator, whose code has not run; return a list of its items"
+            )
 
     def encode_result(self, result: Any) -> str:
         """Return a handler's result as it is stored.
