@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from headgate import (
+    AttemptContext,
     DeclarationError,
     Fail,
     Headgate,
@@ -230,6 +231,38 @@ def test_a_cancelled_job_leaves_and_the_others_go_on() -> None:
             await asyncio.sleep(5)
         # Both words of the first call are there: the job that left had been handled, too.
         assert ended == ["a b c", "cancelled"]
+
+    in_virtual_time(test)
+
+
+def test_a_call_is_cancelled_if_all_its_jobs_have_left_and_one_was_too_late_for_it() -> None:
+    """The fault: the job that was not handled counted as one that stayed, so the call ran on for nobody."""
+
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        ended: list[list[str]] = []
+
+        @app.around_attempt
+        async def wait(job: AttemptContext, run: Callable[[], Awaitable[object]]) -> object:
+            await asyncio.sleep(8 if job.arguments["docs"].name == "late" else 0)
+            return await run()
+
+        @app.chunked(2, wait=5, limits=[StrictRate("1/10s", key="{docs.name}", margin=0)])
+        async def index(docs: list[Doc]) -> None:
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                ended.append([doc.name for doc in docs])
+                raise
+
+        async with app:
+            late = await index.enqueue(Doc("late"))
+            await asyncio.sleep(7)
+            handled = await index.enqueue(Doc("a"))
+            await asyncio.sleep(2)
+            await handled.cancel()
+            await late.cancel()
+            await asyncio.sleep(1)
+            assert ended == [["a"]]
 
     in_virtual_time(test)
 

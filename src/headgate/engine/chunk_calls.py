@@ -172,6 +172,8 @@ class ChunkCalls:
                 ready.append(place)
             else:
                 _answer(place, ChunkAnswer(is_late=True))
+        # Those that are late have their answer and cannot leave: the call is cancelled once the others have left.
+        mine.places = list(ready)
         if not ready:
             return
         # One of the charges is for this call. The others are for none: jobs of theirs that come later have no leader.
