@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Optional
 
 import pytest
 
@@ -180,6 +181,34 @@ def test_a_wrong_number_of_results_fails_all_and_says_how_many(answer: object) -
                 assert (status.state, status.attempt) == (JobState.FAILED, 1)
                 assert status.error is not None
                 assert "was called for 2 jobs and returned" in status.error.message
+
+    in_virtual_time(test)
+
+
+@pytest.mark.parametrize(
+    ("kind", "element"),
+    [
+        (list[Doc], Doc),
+        (list[Doc] | None, Doc),
+        (None | Sequence[Doc | ValueError], Doc),
+        (Optional[tuple[Doc, ...]], Doc),  # noqa: UP045  # as older code writes it
+        (list[Doc] | tuple[Doc, ...], dict),
+        (list, dict),
+    ],
+    ids=str,
+)
+def test_a_result_is_checked_as_an_element_of_the_list_that_the_call_returns(kind: Any, element: type) -> None:
+    """The fault: with `list[…] | None` each job failed after its work, as its result was no list."""
+
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        def index(docs: list[Doc]) -> Any:
+            return docs
+
+        index.__annotations__["return"] = kind
+        task: Any = app.chunked(10, wait=0)(index)
+        async with app:
+            job = await task.enqueue(Doc("a"))
+            assert type(await result_within(job)) is element
 
     in_virtual_time(test)
 

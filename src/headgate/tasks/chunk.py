@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from headgate.arguments import parse_seconds
@@ -75,10 +75,16 @@ def _element(kind: Any, name: str, where: str) -> Any:
 
 def _result(kind: Any) -> Any:
     """Return the type of one job's result: of the elements, without the exceptions that may stand for them."""
-    if kind is None or kind is type(None) or not get_args(kind):
+    # A call may return None for all its jobs.
+    kind = _without(kind, NoneType)
+    if get_origin(kind) not in (*_LISTS, tuple) or not get_args(kind):
         return Any
-    element = get_args(kind)[0]
-    if get_origin(element) not in (Union, UnionType):
-        return element
-    values = [each for each in get_args(element) if not (isinstance(each, type) and issubclass(each, BaseException))]
+    return _without(get_args(kind)[0], BaseException)
+
+
+def _without(kind: Any, left_out: type) -> Any:
+    """Return a union without this type and its subclasses, Any if nothing is left; another type as it is."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    values = [each for each in get_args(kind) if not (isinstance(each, type) and issubclass(each, left_out))]
     return Union[tuple(values)] if values else Any  # noqa: UP007  # its parts are known only here
