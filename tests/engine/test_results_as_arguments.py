@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from headgate import Headgate, RateLimit, RetryPolicy, Zlib, batch, chain, result_of
+from headgate import AttemptContext, Headgate, RateLimit, RetryPolicy, Zlib, batch, chain, result_of
 from headgate.client.plan import ChainSteps
 from headgate.errors import DeclarationError, JobFailed, JobNotFound, PayloadError
 from headgate.jobs.state import JobState
@@ -245,6 +245,36 @@ def test_hooks_and_limits_see_the_other_arguments() -> None:
                 await chain(first, by_size.call(result_of(first))).enqueue()
 
     run_virtual(main)
+
+
+def total(pages: list[str]) -> int:
+    return sum(len(page) for page in pages)
+
+
+@pytest.mark.parametrize("has_hook", [False, True])
+@pytest.mark.parametrize("process", [False, True])
+async def test_arguments_that_are_results_may_be_larger_together_than_what_is_stored(
+    process: bool, has_hook: bool
+) -> None:
+    """The fault: a hook that only read them, or a task with an upgrade in a child, made the job fail."""
+    app = Headgate("memory://", max_payload=4096)
+    task = app.task(process=process, upgrade=dict)(total)
+
+    @app.task
+    async def page(number: int) -> str:
+        return "x" * 4000
+
+    if has_hook:
+
+        @app.around_attempt
+        async def read(job: AttemptContext, run: Callable[[], Awaitable[object]]) -> object:
+            assert job.arguments
+            return await run()
+
+    async with app:
+        pages = batch([page.call(number) for number in range(4)])
+        stored = await batch([pages, task.call(result_of(pages))]).enqueue()
+        assert await result_within(stored.jobs[-1], 15) == 16_000
 
 
 def test_encoded_results_are_arguments() -> None:

@@ -411,7 +411,7 @@ class RunningAttempt:
         changed = read_arguments(context)
         if changed is not None:
             arguments, named = task.payload.as_call(changed)
-            payload, _ = task.payload.encode(tuple(arguments), named)
+            payload, _ = task.payload.encode(tuple(arguments), named, is_stored=False)
             arguments, named = task.payload.decode(payload)
             job = replace(job, payload=payload)
         if task.executor is Executor.PROCESS:

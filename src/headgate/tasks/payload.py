@@ -144,12 +144,12 @@ class PayloadType:
         return decoder(stored).decode, decoder(TypedDict("Payload", given)).decode  # type: ignore[operator]
 
     def encode(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_declared: bool = False
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_declared: bool = False, is_stored: bool = True
     ) -> tuple[str, dict[str, Any]]:
         """Return a call as it is stored, and its arguments by name, as the handler gets them, with the defaults.
 
         One that `is_declared`, by a schedule, is the same text in all processes, although a set has an order of its own
-        in each.
+        in each. One that is not `is_stored`, but for one attempt, may be of any size: it may hold results of jobs.
 
         Raises TypeError for arguments that do not fit the signature, PayloadError for values without a JSON form, and
         if a codec fails.
@@ -159,7 +159,7 @@ class PayloadType:
             payload = to_sorted_json(given) if is_declared else to_json(given)
         except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
             raise self._unwritable_argument(given, error) from None
-        if len(payload) > self.max_payload:
+        if is_stored and len(payload) > self.max_payload:
             raise PayloadError(
                 f"{self._where}: the arguments take {len(payload)} bytes as JSON, more than {self.max_payload}; "
                 "store the data elsewhere and pass a reference"
@@ -274,7 +274,7 @@ class PayloadType:
         """
         if self._upgrade is not None:
             positional, named = self.decode(payload)
-            payload = self.encode(tuple(positional), named)[0]
+            payload = self.encode(tuple(positional), named, is_stored=False)[0]
         return self._codecs.decode(payload, self._arguments_text)
 
     def in_clear(self) -> Self:
