@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from celery import Celery, chain, chord, signals
@@ -19,6 +19,7 @@ from headgate.contrib.celery import CeleryGate
 from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.adaptive_rate import AdaptiveRate
 from headgate.limits.concurrency import Concurrency
+from headgate.limits.key import header
 from headgate.limits.redis.message_lines import BlockingLines, BucketLine, MessageLines
 from headgate.limits.strict_rate import StrictRate
 from tests.faces.contrib.gate_suite import GateSuite, Side
@@ -164,6 +165,8 @@ def test_a_call_without_the_key_it_needs_is_refused_where_it_is_sent(m: Any) -> 
         (StrictRate("1/s", key="{tag}", per_call=True), "per_call= is for jobs of Headgate"),
         (StrictRate("9/s", on_store_error="share", sharers=3), "sharers= is for jobs of Headgate"),
         (StrictRate("1/s", key="{team}"), "names 'team', which is not among its arguments"),
+        (StrictRate("1/s", key=header("tenant")), r"key=Header\(name='tenant'\) is only for jobs of Headgate; write"),
+        (StrictRate("1/s", key=cast(Any, ("{tag}",))), r"key=\('{tag}',\) is only for jobs of Headgate; write a templ"),
         ("1/s", "is not a limit"),
     ],
 )

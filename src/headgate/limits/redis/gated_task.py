@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.argument_fields import ArgumentFields, read_types
 from headgate.limits.bucket_store import Bucket
-from headgate.limits.key import SHARED, bucket_key, compile_key
-from headgate.limits.limit import Limit
+from headgate.limits.key import SHARED, Header, bucket_key, compile_key
+from headgate.limits.limit import Limit, changed
 from headgate.limits.redis.message_lines import BucketLine
 from headgate.limits.redis.script import numbers
 from headgate.limits.rule import RATE
@@ -97,18 +97,15 @@ class GatedTask:
             kept = "a gate keeps rates and windows (RateLimit, StrictRate, FixedWindow, SlidingWindow)"
             raise DeclarationError(f"{self._where}: {kept}, not {limit.rule.describe()}")
         numbers(limit.rule)
+        if isinstance(limit.key, (Header, tuple)):
+            instead = 'write a template over the arguments, such as "{tenant_id}", or a callable'
+            raise DeclarationError(f"{self._where}: key={limit.key!r} is only for jobs of Headgate; {instead}")
         if not isinstance(limit.cost, int):
             raise DeclarationError(f"{self._where}: cost={limit.cost!r} must be a number; a gate knows no other cost")
-        refused = {
-            "on_limit": limit.on_limit not in (None, "wait"),
-            "max_wait": limit.max_wait is not None,
-            "store": limit.store is not None,
-            "sharers": limit.sharers is not None,
-            "charge_retries": not limit.charge_retries,
-            "per_call": limit.per_call,
-        }
-        for option in (option for option, is_set in refused.items() if is_set):
-            raise DeclarationError(f"{self._where}: {option}= is for jobs of Headgate; a gate lets calls wait")
+        plain = changed(limit, on_limit=None) if limit.on_limit == "wait" else limit
+        for option in ("on_limit", "max_wait", "store", "sharers", "charge_retries", "per_call"):
+            if getattr(plain, option) != getattr(Limit, option):
+                raise DeclarationError(f"{self._where}: {option}= is for jobs of Headgate; a gate lets calls wait")
 
 
 class GatedTasks:
