@@ -12,15 +12,17 @@ from typing import Any
 import asyncpg
 import pytest
 
-from headgate import StorageUnavailable
+from headgate import Headgate, RetryPolicy, StorageUnavailable, current_job
+from headgate.engine import executor
 from headgate.storage.postgres import database, wake_ups
+from headgate.storage.postgres import storage as postgres_storage
 from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import Endings, Polling, ask, count_endings, session_at
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Work
 from tests.internals import store_of
 from tests.postgres_server import PostgresServer, server_in
-from tests.until import result_within, until
+from tests.until import patient, result_within, until
 
 pytestmark = pytest.mark.nightly
 
@@ -108,6 +110,56 @@ async def test_a_silent_connection_is_closed_in_time_and_the_work_continues(
             proxy.release()
             await remote.has_run(job, seconds=BACK)
             assert remote.again == []
+
+
+@pytest.mark.parametrize("words", ["'stuck'", "COMMIT"])
+async def test_a_handler_whose_transaction_goes_silent_ends_at_its_timeout(
+    postgres: PostgresServer, words: str
+) -> None:
+    ended = asyncio.Event()
+    async with TcpProxy.to(postgres.port) as proxy:
+        app = Headgate(postgres.url_at(proxy.port))
+
+        @app.task(timeout=0.5, retry=RetryPolicy(retries=0))
+        async def pay() -> None:
+            try:
+                async with current_job().transaction() as connection:
+                    await connection.execute("SELECT 'first'")
+                    await connection.execute("SELECT 'stuck'")
+            finally:
+                ended.set()
+
+        async with app:
+            stalled = proxy.stall_before(words.encode(), within=b"'first'")
+            await pay.enqueue()
+            await asyncio.wait_for(stalled.happened.wait(), patient(5))
+            await asyncio.wait_for(ended.wait(), patient(5))
+            stalled.resumed.set()
+
+
+@pytest.mark.parametrize("fault", ["lost", "silent"])
+async def test_a_job_whose_transaction_cannot_begin_is_returned(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(postgres_storage, "COMMAND_TIMEOUT", 0.5)
+    monkeypatch.setattr(executor, "REFUSAL_PAUSE", 1)
+    runs: list[int] = []
+    async with TcpProxy.to(postgres.port) as proxy:
+        app = Headgate(postgres.url_at(proxy.port))
+
+        @app.task(retry=RetryPolicy(retries=0))
+        async def pay() -> int:
+            runs.append(current_job().attempt)
+            async with current_job().transaction() as connection:
+                return int(await connection.fetchval("SELECT 1"))
+
+        async with app:
+            # The transactions of the store begin in other words.
+            broken = (proxy.break_before if fault == "lost" else proxy.stall_before)(b"BEGIN;")
+            assert await result_within(await pay.enqueue()) == 1
+            broken.resumed.set()
+    assert broken.happened.is_set()
+    assert runs == [1, 1]
 
 
 async def test_a_silent_listener_is_detected_and_jobs_are_found_by_polling_meanwhile(

@@ -33,6 +33,9 @@ IDLE_TIMEOUT = "25P03"
 
 _ENDED = ("08", "57P", IDLE_TIMEOUT, "25P04")
 
+ROLLBACK_TIMEOUT = 2.0
+"""Seconds that a transaction of a handler has to roll back before its connection is closed."""
+
 _READ_TURNS = 3
 """How often the event loop has to turn until it has read what the server has sent."""
 
@@ -110,8 +113,8 @@ def is_session_lost(error: BaseException) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def held_transaction(connection: Any, clock: Clock, store: str) -> AsyncIterator[None]:
-    """Commit what the block has written on this connection of asyncpg.
+async def held_transaction(connection: Any, transaction: Any, clock: Clock, store: str) -> AsyncIterator[None]:
+    """Commit what the block has written in this transaction, which has begun on this connection of asyncpg.
 
     Raises StorageUnavailable if the session ended before the COMMIT was sent, so that nothing was committed. A lost
     answer to the COMMIT raises the driver's own error.
@@ -119,17 +122,15 @@ async def held_transaction(connection: Any, clock: Clock, store: str) -> AsyncIt
     gap = _StatementGap(clock)
     connection.add_query_logger(gap.note)
     try:
-        transaction = connection.transaction()
-        await transaction.start()
         try:
             yield
         except Exception as error:
-            is_lost = not await _has_rolled_back(transaction)
+            is_lost = not await _has_rolled_back(connection, transaction)
             if is_lost and is_session_lost(error) and not isinstance(error, OSError):
                 raise _ended(store, gap, error) from error
             raise
         except BaseException:
-            await _has_rolled_back(transaction)
+            await _has_rolled_back(connection, transaction)
             raise
         try:
             await transaction.commit()
@@ -157,10 +158,15 @@ class _StatementGap:
         self.seconds, self._sent_at = (sent_at - self._sent_at) / SECOND, sent_at
 
 
-async def _has_rolled_back(transaction: Any) -> bool:
-    """Roll back. Returns False if the session is lost, and the server has done it."""
+async def _has_rolled_back(connection: Any, transaction: Any) -> bool:
+    """Roll back. Returns False if the session is lost, and the server has done it, or does it when it notices."""
     try:
-        await transaction.rollback()
+        # The driver first waits until a cancelled statement has ended, for ever if the connection is silent.
+        async with asyncio.timeout(ROLLBACK_TIMEOUT):  # noqa: TID251  # real connections, real time
+            await transaction.rollback()
+    except TimeoutError:
+        connection.terminate()
+        return False
     except Exception as error:
         if is_session_lost(error):
             return False

@@ -31,6 +31,7 @@ from headgate.storage.live_rules import CachedRules
 from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import (
+    COMMAND_TIMEOUT,
     PATIENCE,
     SUMMARIES,
     Database,
@@ -355,11 +356,13 @@ class PostgresStorage(Store):
     async def transaction(self) -> AsyncIterator[asyncpg.Connection[Any]]:
         """As `Store.transaction`. Its connection is not one of the pool, which is for claims and heartbeats."""
         self._require_usable()
-        async with (
-            self._database.own_connection() as connection,
-            held_transaction(connection, self.clock, self._database.name),
-        ):
-            yield connection
+        async with self._database.own_connection() as connection:
+            transaction = connection.transaction()
+            with self._database.translated():
+                async with asyncio.timeout(COMMAND_TIMEOUT):  # noqa: TID251  # real connections, real time
+                    await transaction.start()
+            async with held_transaction(connection, transaction, self.clock, self._database.name):
+                yield connection
 
     async def _session_of(self, connection: Any) -> Session:
         return await session_of(await enlisted(connection), self._database.statements, self._database.name)
