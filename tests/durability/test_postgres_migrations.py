@@ -242,7 +242,9 @@ async def grant(url: str, schema: str, role: str) -> None:
 async def test_a_role_without_create_rights_opens_only_an_up_to_date_schema(
     postgres_url: str, absent_schema: str, clerk: str, release: Release
 ) -> None:
-    with pytest.raises(StorageUnusable, match=r"has to be created or changed, and this user may not.*headgate migrate"):
+    with pytest.raises(
+        StorageUnusable, match=r"has to be created, and this user may not.*CREATE on the database, or an"
+    ):
         await opens(as_user(postgres_url, clerk), absent_schema)
     await opens(postgres_url, absent_schema)
     with pytest.raises(StorageUnusable, match=r"cannot be read by this user.*GRANT USAGE"):
@@ -255,6 +257,11 @@ async def test_a_role_without_create_rights_opens_only_an_up_to_date_schema(
         await opens(as_user(postgres_url, clerk), absent_schema)
     # The owner, before the deploy.
     assert list(map(str, await storage_at(postgres_url, absent_schema).migrate())) == ["0002 note"]
+    await opens(as_user(postgres_url, clerk), absent_schema)
+
+
+async def test_the_owner_of_an_empty_schema_may_migrate_it(postgres_url: str, absent_schema: str, clerk: str) -> None:
+    await ask(postgres_url, f"CREATE SCHEMA {absent_schema} AUTHORIZATION {clerk}")
     await opens(as_user(postgres_url, clerk), absent_schema)
 
 

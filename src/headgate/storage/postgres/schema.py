@@ -105,7 +105,15 @@ async def _apply(connection: asyncpg.Connection, database: Database, where: str)
     await connection.execute(
         "; ".join(["BEGIN", *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())])
     )
-    await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}", timeout=TURN_TIMEOUT + COMMAND_TIMEOUT)
+    # The server asks for CREATE on the database even if the schema exists.
+    if await connection.fetchval("SELECT to_regnamespace($1)", schema) is None:
+        try:
+            await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}", timeout=TURN_TIMEOUT + COMMAND_TIMEOUT)
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise StorageUnusable(
+                f"{where} has to be created, and this user may not: {error}; the user that runs `headgate migrate` "
+                "needs CREATE on the database, or an existing schema that it owns"
+            ) from error
     await connection.execute(
         f"CREATE TABLE IF NOT EXISTS {schema}.migration (number integer PRIMARY KEY, name text NOT NULL,"
         " checksum text NOT NULL, is_breaking boolean NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())",
