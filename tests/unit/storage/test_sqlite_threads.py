@@ -8,11 +8,14 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from headgate.storage.sqlite.threads import CallThread
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.durability.stores import open_store
 from tests.until import patient
 
 NAME = "headgate-test-calls"
@@ -135,3 +138,17 @@ async def test_the_thread_keeps_no_reference_to_finished_calls(thread: CallThrea
     await thread.submit(pow, 2, 2)
     gc.collect()
     assert known() is None
+
+
+async def test_a_first_count_waits_for_no_thread_of_the_loop(tmp_path: Path) -> None:
+    async with open_store(tmp_path / "jobs.db") as storage:
+        may_end = threading.Event()
+        with ThreadPoolExecutor(1) as only_thread:
+            asyncio.get_running_loop().set_default_executor(only_thread)
+            handler = asyncio.ensure_future(asyncio.to_thread(may_end.wait))
+            try:
+                assert await asyncio.wait_for(storage.counts(), patient(5)) == []
+                assert (await storage.check_indexes()).contradictions == ()
+            finally:
+                may_end.set()
+                await handler

@@ -611,7 +611,8 @@ class SqliteStorage(Store):
 
     async def _open_reader(self, name: str) -> Reader:
         self._require_file()
-        reader = await asyncio.to_thread(Reader, self.path, name)
+        # Handlers may occupy all threads of the loop's own executor.
+        reader = await self._in_thread(CallThread(f"headgate-sqlite-open-{name}"), Reader, self.path, name)
         try:
             # The store may have been closed meanwhile, or the file lost: then this connection is to another file.
             self._require_file()
