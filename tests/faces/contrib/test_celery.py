@@ -20,7 +20,9 @@ from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.adaptive_rate import AdaptiveRate
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.key import header
+from headgate.limits.limit import Limit
 from headgate.limits.redis.message_lines import BlockingLines, BucketLine, MessageLines
+from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
 from tests.faces.contrib.gate_suite import GateSuite, Side
 from tests.faces.contrib.workers import Log, Worker, assert_never_more, working
@@ -245,3 +247,29 @@ def test_a_second_limit_of_a_task_and_a_second_gate_of_an_app_are_refused() -> N
         gate.limit("later", StrictRate("8/m"))
     with pytest.raises(DeclarationError, match="has a gate already"):
         CeleryGate(app, store="redis://127.0.0.1:1/0")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [StrictRate("9/m", name="api", cost=2), StrictRate("8/m", name="api"), SlidingWindow("9/m", name="api")],
+    ids=lambda limit: f"{limit.rule.describe()}, cost={limit.cost}",
+)
+def test_tasks_that_share_a_limits_name_have_one_rule_and_one_cost(second: Limit) -> None:
+    app = Celery("alike", broker="memory://", set_as_current=False)
+    gate = CeleryGate(app, store="redis://127.0.0.1:1/0")
+
+    @app.task(name="light", shared=False, limit=StrictRate("9/m", name="api"))
+    def light() -> None: ...
+
+    @app.task(name="alike", shared=False, limit=StrictRate("9/m", name="api", key="{tenant}"))
+    def alike(tenant: str) -> None: ...
+
+    @app.task(name="heavy", shared=False)
+    def heavy() -> None: ...
+
+    alike.delay("acme")
+    gate.limit("heavy", second)
+    for task, other in ((heavy, "(light|alike)"), (light, "heavy")):
+        told = f"limit 'api' of {task.name} and {other} is .* and .*: they share a line; declare one rule and cost"
+        with pytest.raises(DeclarationError, match=told):
+            task.delay()

@@ -26,8 +26,7 @@ def single_limit(where: str, *declared: object) -> Limit | None:
     found = [each for each in declared if each is not None]
     if not found:
         return None
-    several = len(found) > 1 or isinstance(found[0], (list, tuple))
-    if several:
+    if len(found) > 1 or isinstance(found[0], (list, tuple)):
         raise DeclarationError(f"{where} has several limits: a gate keeps one for a task; declare the tightest of them")
     if not isinstance(found[0], Limit):
         raise DeclarationError(f"limit={found[0]!r} of {where} is not a limit; write StrictRate('15/m', …)")
@@ -121,10 +120,16 @@ class GatedTasks:
         self._known: dict[str, GatedTask] = {}
 
     def of(self, name: str) -> GatedTask | None:
-        """Return the task of that name; None if it has no limit."""
-        known = self._known.get(name)
-        if known is None and (declared := self._declared(name)) is not None:
-            known = self._known[name] = GatedTask(name, *declared)
+        """Return the task of that name; None without a limit. Raises DeclarationError for unlike limits of one name."""
+        if (known := self._known.get(name)) is None and (declared := self._declared(name)) is not None:
+            known, limit = GatedTask(name, *declared), declared[0]
+            for other in list(self._names()) if limit.name else ():
+                theirs, _ = self._declared(other) or declared
+                if theirs.name == limit.name and (theirs.rule, theirs.cost) != (limit.rule, limit.cost):
+                    two = (f"{type(one).__name__} {one.rule.describe()}, cost={one.cost}" for one in (limit, theirs))
+                    told = f"limit {limit.name!r} of {name} and {other} is {' and '.join(two)}"
+                    raise DeclarationError(f"{told}: they share a line; declare one rule and cost, or another name")
+            self._known[name] = known
         return known
 
     def line(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> BucketLine | None:
@@ -134,7 +139,5 @@ class GatedTasks:
 
     def find(self, limit: str, key: str) -> BucketLine | None:
         """Return the line of a limit and a key; None for a limit that no task has."""
-        for name in list(self._names()):
-            if (gated := self.of(name)) is not None and gated.name == limit:
-                return gated.line_of_key(key)
-        return None
+        found = (gated for name in list(self._names()) if (gated := self.of(name)) and gated.name == limit)
+        return next((gated.line_of_key(key) for gated in found), None)
