@@ -28,7 +28,7 @@ MIN_SPLIT = 16
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
-"""Seconds between attempts to connect; each pause is twice as long as the one before."""
+"""Seconds between attempts to connect; each pause is twice the one before, and no longer than the timeout."""
 
 RETRYABLE_ERRORS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
 """The server starts, has become a replica, or waits for its primary or slots: nothing was done; a retry may succeed."""
@@ -239,7 +239,7 @@ class RequestPipeline:
         try:
             while self._pending and self._connection is None:
                 if self._failures:
-                    await sleep(self._clock, min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1)))
+                    await sleep(self._clock, min(LONGEST_PAUSE, self._timeout, FIRST_PAUSE / 2 * 2**self._failures))
                 try:
                     connection = await connected(self._connect, self._clock, self._timeout)
                 except Exception as error:  # also what a caller's own `connect` raises: the waiting calls fail with it

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 import redis
+import redis.asyncio
 
 import headgate
 from headgate.clock import SECOND
@@ -32,6 +33,7 @@ from headgate.limits.redis.pipeline import RedisConnection
 from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.limits.sliding_window import SliceCounter, SlidingWindow
 from headgate.limits.strict_rate import SlidingLog, StrictRate
+from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.redis_server import RedisServer, server_in
 from tests.until import patient, until
 
@@ -243,6 +245,27 @@ async def test_tls_is_spoken_to_a_server_whose_certificate_is_known(redis_url: s
 async def test_a_missing_server_is_reported_when_opening(unused_tcp_port: int) -> None:
     with pytest.raises(StorageUnavailable):
         await RedisBuckets.from_url(f"redis://127.0.0.1:{unused_tcp_port}/0", timeout=0.2).open()
+
+
+@pytest.mark.parametrize("takes", [0, 10], ids=["refused", "no answer"])
+@pytest.mark.parametrize("timeout", [0.02, 0.1, 2.0])
+def test_a_call_to_a_missing_server_fails_within_three_timeouts(takes: float, timeout: float) -> None:
+    class Missing(redis.asyncio.Connection):
+        async def connect(self) -> None:
+            await asyncio.sleep(takes)
+            raise redis.ConnectionError("away")
+
+    async def main(clock: VirtualClock) -> None:
+        store = RedisBuckets(Missing, timeout=timeout, clock=clock)
+        store._is_open = True  # The server has gone since.
+        for _ in range(12):
+            asked_at = clock.monotonic()
+            with pytest.raises(StorageUnavailable):
+                await store.take(bucket(RateLimit("5/h").rule))
+            assert clock.monotonic() - asked_at <= 3 * timeout * SECOND
+        await store.close()
+
+    run_virtual(main)
 
 
 async def test_using_a_store_that_is_not_open_raises(redis_url: str) -> None:
