@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import os
+import socket
+import sqlite3
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -11,7 +16,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from headgate import Headgate, StorageUnusable
+from headgate import Headgate, StorageUnavailable, StorageUnusable
 from headgate.http import dashboard
 from headgate.storage.migrations import Migration, load_migrations
 from headgate.storage.postgres import schema
@@ -148,6 +153,40 @@ async def test_enqueueing_creates_the_file_unless_migrate_is_off(tmp_path: Path)
     async with Headgate(url).open() as app:
         assert await app.admin.counts() == []
     async with Headgate(url, migrate=False).open() as app:
+        assert await app.admin.counts() == []
+
+
+async def test_a_copy_in_another_journal_mode_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    app, copied = (Headgate(f"sqlite:///{tmp_path / name}", migrate=False) for name in ("jobs.db", "copy.db"))
+    await app.migrate()
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as file:
+        file.execute(f"VACUUM INTO '{tmp_path / 'copy.db'}'")
+    before = (tmp_path / "copy.db").read_bytes()
+    with pytest.raises(StorageUnusable, match=rf"copy\.db has the journal mode 'delete'.*{ADVICE[:20]}"):
+        async with copied.open():
+            raise AssertionError
+    assert (tmp_path / "copy.db").read_bytes() == before
+    await copied.migrate()
+    async with copied.open():
+        assert await copied.admin.counts() == []
+
+
+@pytest.mark.parametrize(("module", "name"), [(os, "open"), (socket, "socket")])
+async def test_a_process_without_file_descriptors_is_named_when_a_file_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object, name: str
+) -> None:
+    app = Headgate(f"sqlite:///{tmp_path / 'jobs.db'}", migrate=False)
+    await app.migrate()
+
+    def no_more(*_arguments: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, no_more)
+        with pytest.raises(StorageUnavailable, match=r"jobs\.db could not be .* open files"):
+            async with app.open():
+                raise AssertionError
+    async with app.open():
         assert await app.admin.counts() == []
 
 

@@ -179,8 +179,10 @@ class SqliteStorage(Store):
             await self._take_connections(self._write_thread, migrate)
             self._peers = PeerNotifier(self.path, self.clock, self._read_data_version, self._wake, self._break)
             await self._peers.open()
-        except BaseException:
+        except BaseException as error:
             await shield_until_done(self.close())
+            if isinstance(error, OSError):
+                raise_instead(self._translated(error), error)
             raise
 
     async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
@@ -217,6 +219,12 @@ class SqliteStorage(Store):
                 # `begin` waits for locks.
                 writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
                 made.callback(writer.close)
+                (mode,) = writer.execute("PRAGMA journal_mode").fetchone()
+                if mode != "wal":
+                    raise StorageUnusable(
+                        f"{self.path} has the journal mode {mode!r}, as a copy by VACUUM INTO has, and Headgate needs "
+                        "'wal': run `headgate migrate APP`, or pass Headgate(migrate=True)"
+                    )
                 readers: dict[str, Reader] = {}
                 for name in ("lookups", "lists"):
                     readers[name] = Reader(self.path, name)
