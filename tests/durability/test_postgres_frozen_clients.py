@@ -7,12 +7,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from headgate import RetryPolicy, current_job
 from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
 from headgate.storage.postgres.database import Database, Session
@@ -234,3 +235,22 @@ async def test_an_idle_session_of_another_program_is_not_terminated(server: Post
         await asyncio.sleep(SILENT_FOR / SECOND + 2)
         assert await waiting.fetchval("still here") == "still here"
         await local.has_run(await local.gated.enqueue("acme"))
+
+
+async def test_a_transaction_of_a_handler_that_streams_rows_slowly_is_not_terminated(server: PostgresServer) -> None:
+    local = Work(server.url)
+
+    @local.app.task(retry=RetryPolicy(retries=0))
+    async def load() -> str:
+        async def rows() -> AsyncIterator[tuple[int]]:
+            for number in range(3):
+                await asyncio.sleep(SILENT_FOR / SECOND / 2)
+                yield (number,)
+
+        async with current_job().transaction() as connection:
+            await connection.execute("CREATE TABLE public.loaded (number integer)")
+            await local.gated.using(connection=connection).enqueue("acme")
+            return str(await connection.copy_records_to_table("loaded", records=rows()))
+
+    async with local.app:
+        assert await result_within(await load.enqueue(), 10) == "COPY 3"

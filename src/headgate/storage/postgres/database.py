@@ -409,7 +409,8 @@ class Database:
                 self.url,
                 timeout=CONNECT_TIMEOUT,
                 statement_cache_size=0 if self.is_pooled else 100,
-                server_settings={"application_name": "headgate"},
+                # Not as the pool's: what a user streams here may be slow, and is no silent client of the store.
+                server_settings={"application_name": "headgate transaction"},
             )
         try:
             yield connection
