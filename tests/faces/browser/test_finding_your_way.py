@@ -17,7 +17,7 @@ from playwright.async_api import Browser, Page, Request, Route, expect
 from headgate import batch
 from headgate.jobs.state import JobState
 from tests.faces.browser.conftest import Shop, Visit, axe_violations, events, shop_on, visiting, with_silent_nodes
-from tests.faces.browser.shop import HOSTILE, LIMIT, QUEUE
+from tests.faces.browser.shop import HOSTILE, LIMIT, QUEUE, SPARE
 from tests.internals import store_of
 from tests.until import result_within, until
 
@@ -534,6 +534,34 @@ async def test_filters_are_typed_as_words_and_completed(browser: Browser, shop: 
         await page.keyboard.type('key:"acme corp" queue:mail')
         await page.keyboard.press("Enter")
         await until(lambda: query_of(page) == {"key": "acme corp", "queue": "mail"})
+
+
+async def test_a_name_with_a_colon_is_found_and_changed(browser: Browser, shop: Shop) -> None:
+    await shop.app.admin.limits.penalize(SPARE, "tenant:42", 60)
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        options = page.get_by_role("listbox", name="Found").get_by_role("option")
+        preview = page.locator("#finder-preview")
+
+        async def type_text(text: str) -> None:
+            await page.keyboard.press("Control+k")
+            await page.keyboard.press("Escape")
+            await page.keyboard.press("Control+k")
+            await page.keyboard.type(text)
+
+        await visit.go("nodes")
+        await type_text("tenant:4")
+        await expect(options.first).to_have_text(f"keytenant:42 {SPARE}")
+        await expect(options.last).to_have_text("jobsShow jobs text tenant:4")
+        await type_text("pause tenant:42")
+        await expect(preview.locator("code")).to_have_text(re.compile(f"limits pause {SPARE} --key tenant:42"))
+        await type_text("https://acme.example/")
+        await expect(options).to_have_text(["jobsShow jobs text https://acme.example/"])
+        # A filter beside it shows that a filter is meant. What is not asked for is not waited for.
+        for text in ("retry task:fail nonsense:1", "pause state:failed", "pause task:fail "):
+            await type_text(text)
+            verb, named = text.strip().split(" ", 1)
+            await expect(preview).to_have_text(f"Nothing that begins so can be changed with “{verb}”: {named}")
 
 
 @pytest.mark.nightly

@@ -33,7 +33,7 @@ import { VERBS, parseVerb } from "./verbs.js";
 const DELAY = 120;
 const LONGEST = 200;
 const JOB_ID = /^([0-7][0-9a-v]{12}|[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12})$/;
-/** A filter, `name:value`, whose value may be quoted; or any other word. */
+/** `name:value`, whose value may be quoted; or any other word. */
 const WORDS = /(?:(\w+):(?:"([^"]*)("?)|(\S*))|(\S+))(\s|$)/g;
 
 /** The values of filters that have few. @type {Record<string, string[]>} */
@@ -295,7 +295,8 @@ class FinderElement extends HTMLElement {
       ...this.#context.verbActions(typed, objects, ofJobs).map((action) => ({ kind: "action", ...action })),
       ...this.#context.actions.filter(({ name }) => name.toLowerCase().includes(text)).map(actionOption),
     ];
-    const isAnswered = JSON.stringify(questionOf(this.#text)) === this.#found.question;
+    const question = questionOf(this.#text);
+    const isAnswered = question === null || JSON.stringify(question) === this.#found.question;
     const none = actions.length || completions.length ? [] : [nothingFor(typed, isAnswered)];
     return [...completions, ...actions, ...none, ...objects.map(optionOf), this.#jobs({}, this.#text.trim())];
   }
@@ -352,12 +353,14 @@ function questionOf(text) {
   return Object.keys(filters).length || unknown.length || rest.length > LONGEST ? null : { q: rest };
 }
 
-/** @param {string} text @returns {Word[]} */
+/** The words of a text. A word has a name only if the text has a filter: keys and addresses have colons, too. @param {string} text @returns {Word[]} */
 function wordsOf(text) {
-  return [...text.matchAll(WORDS)].map(([, name, inQuotes, endQuote, bare, word, space]) =>
-    name !== undefined && (inQuotes !== undefined || bare !== undefined)
+  const found = [...text.matchAll(WORDS)];
+  const hasFilter = found.some(([, name]) => filterNames().includes(name?.toLowerCase()));
+  return found.map(([all, name, inQuotes, endQuote, bare, , space]) =>
+    hasFilter && name !== undefined
       ? { name: name.toLowerCase(), value: inQuotes ?? bare, isClosed: endQuote === '"' || space !== "" }
-      : { name: "", value: word, isClosed: space !== "" },
+      : { name: "", value: all.trimEnd(), isClosed: space !== "" },
   );
 }
 
@@ -406,7 +409,7 @@ function valueOf({ kind, name, detail }) {
   return kind === "node" ? detail : name;
 }
 
-/** The option for a verb without an object. @param {import("./verbs.js").TypedVerb} typed @param {boolean} isAnswered whether the API has been asked for it @returns {Option} */
+/** The option for a verb without an object. @param {import("./verbs.js").TypedVerb} typed @param {boolean} isAnswered whether the API has nothing more to say @returns {Option} */
 function nothingFor({ verb, object }, isAnswered) {
   const preview = isAnswered
     ? () => Promise.reject(new Error(t("Nothing that begins so can be changed with “{verb}”: {name}", { verb, name: object })))
