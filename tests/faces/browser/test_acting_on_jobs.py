@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ from importlib.resources import files
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from headgate import JobState
 from headgate.clock import SECOND
@@ -125,6 +126,38 @@ async def test_the_arguments_of_a_job_have_fields_by_their_types(browser: Browse
         assert datetime.fromisoformat(stored.pop("at")) == datetime.fromisoformat(payload.pop("at"))
         assert stored == payload
         visit.forget_refusals(422)
+
+
+async def test_after_an_error_no_more_of_the_selected_jobs_are_changed(browser: Browser, shop: Shop) -> None:
+    task = shop.app.tasks["send_mail"].using(delay=3600)
+    await task.enqueue_many([(f"after an error {number}",) for number in range(12)])
+    asked: list[str] = []
+    are_sent, is_refused = asyncio.Event(), asyncio.Event()
+
+    async def refuse_the_first(route: Route) -> None:
+        asked.append(route.request.url)
+        if len(asked) == 4:
+            are_sent.set()
+        if len(asked) == 1:
+            await are_sent.wait()
+            await route.fulfill(status=503, json={"detail": "the disk is full"})
+        else:
+            await is_refused.wait()
+            await route.fallback()
+
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.route("**/api/v1/jobs/*/cancel", refuse_the_first)
+        page.on("response", lambda answer: is_refused.set() if answer.status == 503 else None)
+        await visit.go("jobs?view=scheduled&text=after+an+error")
+        await page.get_by_role("checkbox", name="Select all on this page: Jobs").check()
+        await visit.press("Cancel 12 selected")
+        await visit.agree("Cancel 12 jobs")
+        said = page.get_by_role("status", name="Messages")
+        await expect(said).to_contain_text("3 jobs cancelled, then an error: the disk is full")
+        assert await shop.app.admin.count(state=JobState.CANCELLED, text="after an error") == 3
+        assert len(asked) == 4
+        visit.forget_refusals(503)
 
 
 async def test_a_job_is_enqueued_with_more_options(browser: Browser, shop: Shop) -> None:

@@ -216,6 +216,8 @@ export async function changeSelected(action, ids, after) {
   if (!isConfirmed) return;
   let changed = 0;
   let skipped = 0;
+  /** @type {unknown} */
+  let failure;
   const rest = [...ids];
   const changeRest = async () => {
     for (let id = rest.shift(); id !== undefined; id = rest.shift()) {
@@ -224,19 +226,23 @@ export async function changeSelected(action, ids, after) {
         if (answer?.changed === false) skipped += 1;
         else changed += 1;
       } catch (error) {
-        if (!(error instanceof ApiError) || ![404, 409].includes(error.status)) throw error;
-        skipped += 1;
+        if (error instanceof ApiError && [404, 409].includes(error.status)) skipped += 1;
+        else {
+          failure ??= error;
+          // The others end, too, after the request that they have sent: what the message says is all that was changed.
+          rest.length = 0;
+        }
       }
     }
   };
-  try {
-    await Promise.all(Array.from({ length: CONCURRENT_REQUESTS }, changeRest));
+  await Promise.all(Array.from({ length: CONCURRENT_REQUESTS }, changeRest));
+  if (failure === undefined) {
     toast(
       changedText(changed, done) + (skipped ? `; ${t("skipped because of their state: {jobs}", { jobs: format.plural(skipped, "job") })}` : ""),
       changed ? "good" : "plain",
     );
-  } catch (error) {
-    const message = error instanceof Error ? error.message : error;
+  } else {
+    const message = failure instanceof Error ? failure.message : failure;
     toast(t("{changes}, then an error: {message}", { changes: changedText(changed, done), message: String(message) }), "bad");
   }
   after();
