@@ -160,6 +160,37 @@ async def test_after_an_error_no_more_of_the_selected_jobs_are_changed(browser: 
         visit.forget_refusals(503)
 
 
+async def test_a_form_stays_open_while_it_is_sent(browser: Browser, shop: Shop) -> None:
+    is_sent, is_answered = asyncio.Event(), asyncio.Event()
+
+    async def slowly(route: Route) -> None:
+        is_sent.set()
+        await is_answered.wait()
+        await route.fallback()
+
+    async with visiting(browser, shop) as visit:
+        page, dialog = visit.page, visit.page.get_by_role("dialog")
+        await page.route("**/api/v1/tasks/send_mail/enqueue", slowly)
+        await visit.go("jobs?task=send_mail")
+        await visit.press("Enqueue")
+        await page.get_by_label("to, text").fill("slowly")
+        await dialog.get_by_role("button", name="Enqueue", exact=True).click()
+        await asyncio.wait_for(is_sent.wait(), 10)
+        for _ in range(3):
+            await page.keyboard.press("Escape")
+        await page.mouse.click(5, 5)
+        for name in ("Close", "Cancel"):
+            await dialog.get_by_role("button", name=name, exact=True).click()
+        await expect(dialog).to_be_visible()
+        is_answered.set()
+        await expect(page).to_have_url(re.compile(r"/jobs/[0-9a-v]{13}$"))
+        # Nothing is sent now.
+        await visit.go("jobs?task=send_mail")
+        await visit.press("Enqueue")
+        await page.keyboard.press("Escape")
+        await expect(dialog).to_have_count(0)
+
+
 async def test_a_job_is_enqueued_with_more_options(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop, who="olga") as visit:
         dialog = visit.page.get_by_role("dialog")

@@ -20,10 +20,11 @@ export function ask(question) {
     const dialog = document.createElement("dialog");
     dialog.className = question.wide ? "dialog wide" : "dialog";
     dialog.setAttribute("aria-labelledby", "dialog-title");
-    const close = (/** @type {boolean} */ isConfirmed) => {
-      dialog.close(isConfirmed ? "yes" : "");
-    };
     let isSending = false;
+    const close = (/** @type {boolean} */ isConfirmed) => {
+      // What is being sent may succeed, and a form that is closed cannot show its error.
+      if (isConfirmed || !isSending) dialog.close(isConfirmed ? "yes" : "");
+    };
     const confirm = async () => {
       if (isSending || !(question.isReady?.() ?? true)) return;
       isSending = true;
@@ -43,6 +44,9 @@ export function ask(question) {
     dialog.addEventListener("pointerdown", (event) => {
       if (event.target === dialog) close(false);
     });
+    dialog.addEventListener("cancel", (event) => isSending && event.preventDefault());
+    // A browser closes a dialog at the second Escape, whatever became of the first, unless the key is refused.
+    dialog.addEventListener("keydown", (event) => isSending && event.key === "Escape" && event.preventDefault());
     document.body.append(dialog);
     show();
     dialog.showModal();
