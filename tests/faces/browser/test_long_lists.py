@@ -52,6 +52,42 @@ async def test_jobs_behind_thousands_of_another_queue_are_listed(browser: Browse
         await expect(page.locator(".bulk-count")).to_have_text(f"{total:,} jobs ")
 
 
+async def test_previous_leads_to_the_page_before_in_the_same_list(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await visit.go("jobs?task=sync_tenant")
+        visited = [page.url]
+
+        async def is_at(number: int) -> None:
+            await expect(page).to_have_url(visited[number])
+            await visit.settled()
+
+        for _ in range(3):
+            await visit.press("Next")
+            await expect(page).not_to_have_url(visited[-1])
+            await visit.settled()
+            visited.append(page.url)
+        for number in (2, 1):
+            await page.go_back()
+            await is_at(number)
+        await page.go_forward()
+        await is_at(2)
+        for number in (1, 0):
+            await visit.press("Previous")
+            await is_at(number)
+        await expect(page.get_by_role("button", name="Previous")).to_be_disabled()
+        await visit.press("Next")
+        await is_at(1)
+        # Another tab of states is another list, and its first page has none before it.
+        await page.get_by_role("navigation", name="States").get_by_role("link", name="Scheduled").click()
+        await expect(page).to_have_url(re.compile("view=scheduled"))
+        await expect(page.get_by_role("button", name="Previous")).to_be_disabled()
+        await page.go_back()
+        await is_at(1)
+        await visit.press("Previous")
+        await is_at(0)
+
+
 @pytest.mark.nightly
 async def test_a_list_that_read_only_a_part_of_the_jobs_says_so(browser: Browser, shop: Shop) -> None:
     async def nothing_so_far(route: Route) -> None:

@@ -225,7 +225,6 @@ function filters(context) {
   const value = (/** @type {string} */ name) => route.query.get(name) ?? "";
   const set = (/** @type {string} */ name) => (/** @type {string} */ text) => {
     ui.selected = new Set();
-    ui.trail = [];
     context.setQuery({ [name]: text || null, before: null });
   };
   const overview = live.current().overview;
