@@ -1065,6 +1065,23 @@ async def test_a_page_shows_when_the_server_is_lost_and_back(browser: Browser, s
 
 
 @of_one_store
+@pytest.mark.parametrize("minutes", [-10, 10], ids=["behind", "ahead"])
+async def test_the_time_without_the_server_does_not_depend_on_the_clock_of_the_browser(
+    browser: Browser, shop: Shop, minutes: int
+) -> None:
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.add_init_script(f"const real = Date.now; Date.now = () => real() + {minutes * 60_000};")
+        await page.route("**/api/v1/stream", lambda route: route.fulfill(status=503))
+        await page.route("**/api/v1/overview", lambda route: route.abort())
+        await visit.go("nodes")
+        lost = page.get_by_role("button", name="Live updates: Offline")
+        # It is drawn again with each attempt, every 5 s.
+        await expect(lost).to_have_text(re.compile(r"for [1-9]\d? s$"))
+        visit.expected |= {"status of 503", "ERR_FAILED"}
+
+
+@of_one_store
 @pytest.mark.nightly
 async def test_live_updates_are_offline_while_the_server_hangs(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:

@@ -18,7 +18,7 @@ const LOST_AFTER = 2;
 const POLL_AFTER = 3;
 
 /** @typedef {"connecting" | "connected" | "polling" | "lost" | "paused"} LiveState */
-/** @typedef {{state: LiveState, overview: any, answeredAt: number}} Live */
+/** @typedef {{state: LiveState, overview: any, answeredAt: number}} Live `answeredAt` is by the clock of the browser */
 
 /** @type {Live} */
 const live = { state: "connecting", overview: null, answeredAt: Date.now() };

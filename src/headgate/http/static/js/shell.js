@@ -5,7 +5,7 @@ import { LANGUAGE, LANGUAGES } from "./catalogue.js";
 import { classes, h, render } from "./dom.js";
 import { select } from "./fields.js";
 import "./finder.js";
-import { coarse, now } from "./format.js";
+import { coarse } from "./format.js";
 import { actionsOn } from "./found_actions.js";
 import { help } from "./help.js";
 import { icon } from "./icons.js";
@@ -264,7 +264,7 @@ export class Shell {
         onclick: () => setPreferences({ live: !preferences().live }),
       },
       icon(state === "paused" ? "paused" : isLost ? "gone" : "alive"),
-      h("span", null, label, isLost && h("span", { class: "since" }, " ", t("for {time}", { time: coarse((now() - answeredAt) / 1000) }))),
+      h("span", null, label, isLost && h("span", { class: "since" }, " ", t("for {time}", { time: coarse((Date.now() - answeredAt) / 1000) }))),
     );
   }
 
