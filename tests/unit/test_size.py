@@ -24,10 +24,10 @@ BUDGETS = {
     "engine": 10_150,
     "http": 20_950,
     "jobs": 4_350,
-    "limits": 9_300,
+    "limits": 9_350,
     "observe": 2_020,
     "schedules": 1_850,
-    "storage": 23_500,
+    "storage": 23_550,
     "tasks": 5_150,
     "testing": 1_750,
 }
