@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headgate import Headgate, HeadgateError, current_job
+from headgate import Headgate, HeadgateError, StorageUnavailable, current_job
 from headgate.clock import SystemClock
 from headgate.storage.sqlite.storage import SqliteStorage
 from tests.until import patient, result_within, until
@@ -158,3 +158,28 @@ async def test_a_cancelled_transaction_stops_waiting_for_another_program(
             await asyncio.wait_for(waiting, patient(5))
         other.execute("ROLLBACK")
     await storage.close()
+
+
+async def test_a_transaction_that_waits_for_its_turn_while_the_store_closes_is_refused(tmp_path: Path) -> None:
+    store = SqliteStorage(tmp_path / "jobs.db", SystemClock())
+    await store.open()
+
+    in_block, may_leave = asyncio.Event(), asyncio.Event()
+
+    async def transact() -> None:
+        async with store.transaction():
+            in_block.set()
+            await may_leave.wait()
+
+    first = asyncio.create_task(transact())
+    await in_block.wait()
+    second = asyncio.create_task(transact())
+    await asyncio.sleep(0)
+    await store.close()
+    may_leave.set()
+    await first
+    with pytest.raises(StorageUnavailable, match="is not open"):
+        await asyncio.wait_for(second, patient(5))
+    await store.open()
+    await asyncio.wait_for(store.pause_queue("default"), patient(5))
+    await store.close()

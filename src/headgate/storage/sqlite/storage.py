@@ -419,6 +419,8 @@ class SqliteStorage(Store):
         self._require_file()
         self._require_no_transaction()
         async with self._transaction_turn:
+            # The store may have been closed meanwhile.
+            self._require_file()
             await self._batcher.write(Write(_change_nothing))
             self._require_file()
             thread = self._transaction_thread
