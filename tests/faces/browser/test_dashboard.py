@@ -1082,6 +1082,35 @@ async def test_the_time_without_the_server_does_not_depend_on_the_clock_of_the_b
 
 
 @of_one_store
+async def test_a_new_tab_does_not_set_the_clock_of_another_tab_back(browser: Browser, shop: Shop) -> None:
+    seen = ".nav-count >> text=7"
+    async with visiting(browser, shop) as visit:
+        context = visit.page.context
+        overview = await (await visit.page.request.get(f"{shop.base}api/v1/overview")).json()
+        sent = events(with_silent_nodes(overview, 7, datetime.fromisoformat(overview["now"])))
+        await context.route("**/api/v1/stream", lambda route: route.fulfill(**sent))
+        await context.clock.install()
+        await visit.go("nodes")
+        await expect(visit.page.locator(seen)).to_be_visible()
+        # The first tab holds the stream, and tells a new one the overview.
+        tab, new = await context.new_page(), await context.new_page()
+        await tab.goto(f"{shop.base}nodes")
+        await expect(tab.locator(seen)).to_be_visible()
+        await context.clock.fast_forward(10_000)
+        await new.goto(f"{shop.base}nodes")
+        await expect(new.locator(seen)).to_be_visible()
+        shown = await tab.evaluate(
+            """() => {
+                const at = new Date(Date.now() - 30_000).toISOString();
+                const time = Object.assign(document.createElement("hg-time"), { mode: "elapsed", at });
+                document.body.append(time);
+                return time.textContent;
+            }"""
+        )
+        assert shown in ("29 s", "30 s")
+
+
+@of_one_store
 @pytest.mark.nightly
 async def test_live_updates_are_offline_while_the_server_hangs(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:

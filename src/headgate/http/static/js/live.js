@@ -53,10 +53,10 @@ export function subscribe(listener) {
 /** Start live updates. A tab without the stream receives its events from the tab that holds it. */
 export function start() {
   channel.onmessage = ({ data }) => {
-    if (!data.isQuestion) apply(data.state, data.overview, data.hasUpdate);
+    if (!data.isQuestion) apply(data.state, data.overview, data.hasUpdate, data.isOld);
     // A new tab asks for the overview, which would otherwise reach it with the next change.
     else if (stream !== null && live.overview)
-      channel.postMessage({ state: live.state, overview: live.overview, hasUpdate: false });
+      channel.postMessage({ state: live.state, overview: live.overview, hasUpdate: false, isOld: true });
   };
   channel.postMessage({ isQuestion: true });
   if (navigator.locks) void navigator.locks.request(`headgate ${STREAM.pathname}`, holdStream);
@@ -150,13 +150,16 @@ function publish(state, overview, hasUpdate) {
   apply(state, overview, hasUpdate);
 }
 
-/** @param {LiveState} state @param {any} overview @param {boolean} [hasUpdate] whether pages load their data again */
-function apply(state, overview, hasUpdate = state !== "lost") {
+/**
+ * @param {LiveState} state @param {any} overview @param {boolean} [hasUpdate] whether pages load their data again
+ * @param {boolean} [isOld] whether a tab had it before: it says neither what time it is nor that the server answers
+ */
+function apply(state, overview, hasUpdate = state !== "lost", isOld = false) {
   live.state = state;
-  if (state !== "lost") live.answeredAt = Date.now();
+  if (state !== "lost" && !isOld) live.answeredAt = Date.now();
   if (overview) {
     live.overview = overview;
-    setNow(overview.now);
+    if (!isOld) setNow(overview.now);
   }
   for (const listener of listeners) listener(hasUpdate, overview?.now);
 }
