@@ -14,6 +14,7 @@ import pytest
 
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
+from headgate.storage.facts import PostgresFacts
 from headgate.storage.postgres import database, schema
 from headgate.storage.postgres.database import Database, Deadlocked, Session
 from headgate.storage.postgres.storage import PostgresStorage
@@ -226,8 +227,25 @@ async def test_a_repeat_is_made_even_if_the_clock_of_a_test_stands_still(
 
     monkeypatch.setattr(data, "_once", fails_twice)
     with within(1):
-        assert await storage.check() == []
+        assert isinstance(await storage.facts(), PostgresFacts)
     assert failures == []
+    await storage.close()
+
+
+async def test_the_check_of_a_large_store_takes_longer_than_other_statements(
+    postgres_url: str, postgres_schema: str
+) -> None:
+    storage = PostgresStorage(postgres_url, SystemClock(), schema=postgres_schema)
+    await storage.open()
+    async with session_at(postgres_url) as session:
+        # As if there were so many tags that reading them took longer than any other statement may.
+        await session.execute(
+            f"SET search_path = {postgres_schema}; ALTER TABLE job_tag RENAME TO many_tags; "
+            "CREATE VIEW job_tag AS SELECT many_tags.* FROM many_tags CROSS JOIN pg_sleep(10)"
+        )
+        await session.execute("INSERT INTO many_tags (tag, job) VALUES ('red', 1)")
+    (found,) = await storage.check()
+    assert "tag red" in found.seen
     await storage.close()
 
 

@@ -103,13 +103,13 @@ Procedure = Callable[[Transaction], Coroutine[Any, Any, R]]
 Wakes = bool | Callable[[Any], bool]
 """Whether a write calls the watchers, or a function that decides it by the result."""
 
-ReadKind = Literal["engine", "lookup", "list", "scan", "count", "search"]
+ReadKind = Literal["engine", "lookup", "list", "scan", "count", "search", "check"]
 """The cost class of a read, which decides what may wait for it.
 
 "engine": a few rows by index, for an engine that cannot continue without them. "lookup": the same for a caller that
 reads one job. "list": many rows by index. "scan": may read whole tables. "count": counts all lanes or jobs; no other
-read waits for it. "search": reads payloads, or what a report needs; few run at once,
-and each for a bounded time.
+read waits for it. "search": reads payloads, or what a report needs; few run at once, and each for a bounded time.
+"check": reads everything, for as many minutes as it takes.
 """
 
 

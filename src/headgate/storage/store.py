@@ -456,4 +456,4 @@ class Store(Driver):
     note_folder_used: Final = write(upkeep_rows.note_folder_used, may_repeat=True)
     stored_ids: Final = read(upkeep_rows.stored_ids, "lookup")
 
-    check: Final = read(upkeep_rows.check, "scan")
+    check: Final = read(upkeep_rows.check, "check")

@@ -70,6 +70,9 @@ SCANNING = {name: "on" for name in SETTINGS if name.startswith("enable_")} | {"p
 SUMMARIES = {"enable_bitmapscan": "on"}
 """Further settings for a transaction that reads by summaries of pages: a BRIN index is read in no other way."""
 
+CHECK_FOR = 600.0
+"""Seconds that a statement of a check may take: it reads all rows, or a whole index."""
+
 FROZEN_AFTER = "2s"
 """The time after which the server ends a session whose client has stopped in a transaction and holds locks."""
 
@@ -421,12 +424,6 @@ class Database:
                 logger.debug("a connection to %s was left without closing: %s", self.name, error)
                 connection.terminate()
 
-    async def run_long(self, statement: str, seconds: float) -> None:
-        """Run a statement without parameters that may take so long, on a connection that is not one of the pool."""
-        async with self.own_connection() as connection:
-            with self.translated():
-                await connection.execute(statement, timeout=seconds)
-
     async def close(self) -> None:
         pool, self._pool = self._pool, None
         try:
@@ -540,6 +537,15 @@ class Database:
         """Run a read that may read whole tables; `work` may run twice."""
         async with self._scans:
             return await self.repeated(lambda: self.transact(work, SCANNING, may_last=True))
+
+    async def check(self, work: Callable[[Session], Awaitable[R]]) -> R:
+        """Run a read of everything, each statement for `CHECK_FOR` seconds at most, on a connection of its own."""
+        async with self.own_connection() as connection:
+            with self.translated():
+                # Not as the pool's connections: the settings are made in the transaction, as behind a pooler.
+                session = Session(connection, self.statements, is_pooled=True, bounds=self.bounds, timeout=CHECK_FOR)
+                async with session.transaction({**SCANNING, "statement_timeout": f"{CHECK_FOR:g}s"}, may_last=True):
+                    return await work(session)
 
     async def search(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Read payloads: few searches at once, each for a bounded time. If it is cancelled, it also ends in the server.

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from operator import methodcaller
 from typing import Any, TypeVar, Unpack
 
 import asyncpg
@@ -77,9 +78,6 @@ UNSYNCED = {"synchronous_commit": "off"}
 
 HELD_PAUSE = 0.05
 
-CHECK_INDEX_FOR = 600.0
-"""The most seconds that the check of one index takes."""
-
 LEAST_LENT = 2
 """The fewest connections of a lent pool, without the one that listens: claims must not wait for endings."""
 
@@ -139,6 +137,7 @@ class PostgresStorage(Store):
             "scan": self._database.scan,
             "count": self._database.scan,
             "search": self._database.search,
+            "check": lambda work: self._database.repeated(lambda: self._database.check(work)),
         }
         self._keys = _KeyLocks()
         self._unique = asyncio.Semaphore()
@@ -472,7 +471,7 @@ class PostgresStorage(Store):
             return IndexFacts(unchecked=Contradiction("the extension amcheck is not there", advice))
         for name, statement in checks:
             try:
-                await self._database.run_long(statement, CHECK_INDEX_FOR)
+                await self._database.check(methodcaller("script", statement))
             except StorageUnavailable as error:
                 match error.__cause__:
                     case asyncpg.InsufficientPrivilegeError():

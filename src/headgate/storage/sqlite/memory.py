@@ -13,9 +13,9 @@ from typing import Any, NoReturn, TypeVar
 from headgate.clock import Clock, SystemClock
 from headgate.errors import StorageUnusable, UnfitConnection
 from headgate.jobs.job import NewJob
-from headgate.storage.facts import IndexFacts, MemoryFacts, StoreFacts
+from headgate.storage.facts import MemoryFacts, StoreFacts
 from headgate.storage.migrations import Migration
-from headgate.storage.sqlite.connection import check_file, connect, migrate
+from headgate.storage.sqlite.connection import connect, migrate
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.sqlite.transactions import Write
 
@@ -70,9 +70,6 @@ class MemoryStorage(SqliteStorage):
 
     async def facts(self) -> StoreFacts:
         return MemoryFacts()
-
-    async def check_indexes(self) -> IndexFacts:
-        return await self._query("lists", functools.partial(check_file, self.path))
 
     async def _write(self, write: Write) -> Any:
         with self._lock:

@@ -577,6 +577,8 @@ class SqliteStorage(Store):
                     return await self._query("lists", query)
                 case "count":
                     return await self._query("counts", query, lambda: False)
+                case "check":
+                    return await self._query("checks", query, lambda: False)
                 case "search":
                     return await self._searches.run(partial(self._search, query))
 
@@ -610,14 +612,8 @@ class SqliteStorage(Store):
         return await self._query("lists", partial(sqlite_file.read_facts, self.path, self._synchronous))
 
     async def check_indexes(self) -> IndexFacts:
-        """As `Store.check_indexes`, on a connection of its own: it reads the whole file, and lists must not wait."""
-        reader = await self._open_reader("check")
-        try:
-            return await reader.run_until(partial(sqlite_file.check_file, self.path), lambda: False)
-        except (sqlite3.Error, OSError) as error:
-            raise_instead(self._translated(error), error)
-        finally:
-            await reader.close()
+        """As `Store.check_indexes`. It reads the whole file, so it is on the connection of checks."""
+        return await self._query("checks", partial(sqlite_file.check_file, self.path), lambda: False)
 
     async def _open_reader(self, name: str) -> Reader:
         self._require_file()
