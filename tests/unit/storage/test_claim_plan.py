@@ -10,6 +10,7 @@ import pytest
 from headgate import StrictRate
 from headgate.clock import SECOND
 from headgate.jobs.job import BucketRef
+from headgate.jobs.terms import LimitTerms
 from headgate.limits.concurrency import HeldPermits, Semaphore
 from headgate.storage.admission import BucketView
 from headgate.storage.fetched import FetchedBalance, FetchedStarts
@@ -21,6 +22,7 @@ from headgate.storage.records import Claim, Claimed, FreeSlots
 NOW = 1_000 * SECOND
 RULE = FetchedStarts(StrictRate("100/h", margin=0).rule)
 TOKENS = BucketRef("tokens", "")
+SLOTS = BucketRef("slots", "")
 
 
 def a_bucket(state: FetchedBalance | None = None, ref: BucketRef = TOKENS) -> BucketView:
@@ -132,9 +134,19 @@ def test_nothing_is_fetched_without_free_slots() -> None:
     assert not claimed.needed_fetches
 
 
-# ------------------------------------------------------------------------------------------------ jobs worth reading
+def test_a_claim_that_starts_again_rejects_no_job_for_a_bucket_that_has_opened_meanwhile() -> None:
+    lane, head = a_lane(behind=None, buckets=[SLOTS]), a_head()
+    lane.wait_mode, head.terms = "[true,[]]", LimitTerms(patience=0)
+    visit = LaneVisit(lane)
+    for held, ended in ((1, ["1"]), (0, [])):
+        plan = a_plan()
+        plan.assign_heads([visit], [head], 4)
+        plan.decide([visit], {SLOTS: BucketView(SLOTS, Semaphore(1), HeldPermits(held))}.__getitem__, {"q": 5})
+        assert [dropped.id for dropped in plan.drop()] == ended
+        assert visit.removed == 1
 
-SLOTS = BucketRef("slots", "")
+
+# ------------------------------------------------------------------------------------------------ jobs worth reading
 
 
 @pytest.mark.parametrize(

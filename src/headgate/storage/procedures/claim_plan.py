@@ -384,8 +384,9 @@ class ClaimPlan:
             self._page_was_full = True
         for visit in gated:
             visit.taken = visit.view.taken if visit.view is not None else 0
-            if visit.closed is not None and visit.behind is None:
-                visit.rejected = visit.heads[visit.taken :]
+            is_rejected = visit.closed is not None and visit.behind is None
+            # Not those of a try before this one, which started again.
+            visit.rejected = visit.heads[visit.taken :] if is_rejected else []
 
     def ungated_slots(self) -> dict[str, int]:
         """Return how many ungated jobs each queue may start after the gated jobs are decided."""
