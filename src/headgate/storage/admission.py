@@ -10,8 +10,10 @@ job.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
+
+import msgspec
 
 from headgate.errors import CostExceedsLimit
 from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, without
@@ -39,6 +41,9 @@ RowId = str
 
 LaneCall = tuple[int, frozenset[int]]
 """How many jobs one call handles, and the places of the buckets in its lane that count calls."""
+
+NO_PLACES: Set[int] = frozenset()
+"""The places of no buckets: a job that starts a call pays in all of them."""
 
 Demand = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]
 """The demand of a job on its lane's buckets: each cost (None: 1) and each permit holder (None: rates)."""
@@ -156,18 +161,15 @@ class TurnView(BucketView):
         pass
 
 
-class BucketVisit:
+class BucketVisit(msgspec.Struct):
     """A bucket that plain code changes in one transaction, with the note that is stored under the id of the request."""
 
-    __slots__ = ("note", "noted_until", "now", "reopens", "view")
-
-    def __init__(self, view: BucketView, now: int, note: str | None) -> None:
-        self.view = view
-        self.now = now
-        self.note = note
-        self.noted_until: int | None = None
-        # Whether permits were returned, so that the lanes behind it have to be read again.
-        self.reopens = False
+    view: BucketView
+    now: int
+    note: str | None
+    noted_until: int | None = None
+    reopens: bool = False
+    """Whether permits were returned, so that the lanes behind it have to be read again."""
 
     def store_note(self, note: str, until: int) -> None:
         """Store an answer, and return the same one to a repeated request until that limit time."""
@@ -178,7 +180,7 @@ class BucketVisit:
         self.note, self.noted_until = None, 0
 
 
-class LaneView:
+class LaneView(msgspec.Struct):
     """A lane during one claim: its buckets, the demands of its first ready jobs, and how many jobs were admitted.
 
     A demand of None is for a start of cost 1 in each bucket and no permit. A lane that meets a closed bucket goes
@@ -190,53 +192,21 @@ class LaneView:
     one for each admitted job then: the place of the job that was charged for the call.
     """
 
-    __slots__ = (
-        "behind",
-        "buckets",
-        "calls",
-        "complete",
-        "demands",
-        "discards",
-        "failed",
-        "group",
-        "id",
-        "leaders",
-        "opens_at",
-        "queue",
-        "step",
-        "taken",
-        "virtual_time",
-    )
-
-    def __init__(
-        self,
-        id: RowId,
-        queue: str,
-        buckets: Sequence[BucketView],
-        demands: Sequence[Demand | None],
-        *,
-        discards: bool = False,
-        virtual_time: int = 0,
-        step: int = 0,
-        group: TurnGroup | None = None,
-        complete: bool = True,
-        calls: Sequence[LaneCall | None] = (),
-    ) -> None:
-        self.id = id
-        self.calls = calls
-        self.leaders: list[int] = []
-        self.group = group
-        self.virtual_time = virtual_time
-        self.step = step
-        self.complete = complete
-        self.queue = queue
-        self.buckets = buckets
-        self.demands = demands
-        self.taken = 0
-        self.discards = discards
-        self.behind: BucketView | None = None
-        self.opens_at: int | None = None
-        self.failed: CostExceedsLimit | None = None
+    id: RowId
+    queue: str
+    buckets: Sequence[BucketView]
+    demands: Sequence[Demand | None]
+    discards: bool = False
+    virtual_time: int = 0
+    step: int = 0
+    group: TurnGroup | None = None
+    complete: bool = True
+    calls: Sequence[LaneCall | None] = ()
+    leaders: list[int] = []
+    taken: int = 0
+    behind: BucketView | None = None
+    opens_at: int | None = None
+    failed: CostExceedsLimit | None = None
 
     def go_behind(self, bucket: BucketView, opens_at: int) -> None:
         """Put the lane behind the closed bucket that its next job met."""
@@ -310,10 +280,8 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
         lane = turns.popleft()
         free = left[lane.queue]
         for _ in range(min(lane.quantum, free, len(lane.demands) - lane.taken)):
-            _take(lane, now)
-            if lane.behind is not None or lane.failed is not None:
+            if not _start_next(lane, now):
                 break
-            lane.taken += 1
             free -= 1
         left[lane.queue] = free
         if free and lane.has_more and lane.behind is None and lane.failed is None:
@@ -332,96 +300,66 @@ def _admit_by_virtual_time(lanes: Sequence[LaneView], left: dict[str, int], now:
         if not left[lane.queue]:
             line.leave()
             continue
-        if lane.has_more:
-            _take(lane, now)
-            if lane.behind is None and lane.failed is None:
-                lane.taken += 1
-                left[lane.queue] -= 1
-                line.start()
-                continue
+        if lane.has_more and _start_next(lane, now):
+            left[lane.queue] -= 1
+            line.start()
+            continue
         hides_jobs = not lane.has_more and not lane.complete
         if line.leave() or hides_jobs:
             left[lane.queue] = 0
 
 
-def _take(lane: LaneView, now: int) -> None:
-    """Charge all the lane's buckets for its next job; if one is closed, charge none and wait for the last to open."""
-    demand = lane.demands[lane.taken]
-    costs, holders = (None, None) if demand is None else demand
-    buckets = lane.buckets
-    if lane.calls:
-        _take_for_call(lane, costs, holders, now)
-        return
-    if len(buckets) == 1:
-        _take_one(lane, buckets[0], 1 if costs is None else costs[0], None if holders is None else holders[0], now)
-        return
-    _take_from(lane, range(len(buckets)), costs, holders, now)
+def _start_next(lane: LaneView, now: int) -> bool:
+    """Start the lane's next job, and charge its buckets; if one is closed, charge none and wait for the last to open.
 
-
-def _take_for_call(
-    lane: LaneView, costs: tuple[int, ...] | None, holders: tuple[str | None, ...] | None, now: int
-) -> None:
-    """As `_take`; a job that joins the call of those before it is not charged in the buckets that count calls."""
+    Returns whether it starts.
+    """
     place = lane.taken
-    call = lane.calls[place]
-    leader = lane.leaders[-1] if lane.leaders else place
-    joins = call is not None and leader < place < leader + call[0] and lane.calls[leader] == call
-    if not joins or call is None:
-        leader = place
-    counts_calls = call[1] if joins and call is not None else frozenset[int]()
-    _take_from(lane, [at for at in range(len(lane.buckets)) if at not in counts_calls], costs, holders, now)
-    if lane.behind is None and lane.failed is None:
-        lane.leaders.append(leader)
-
-
-def _take_from(
-    lane: LaneView,
-    places: Sequence[int],
-    costs: tuple[int, ...] | None,
-    holders: tuple[str | None, ...] | None,
-    now: int,
-) -> None:
-    buckets = lane.buckets
+    demand = lane.demands[place]
+    costs, holders = (None, None) if demand is None else demand
+    leader, paid = _call_of_next(lane) if lane.calls else (place, NO_PLACES)
     after: list[tuple[BucketView, Any]] = []
     closed: BucketView | None = None
     closed_until = now
-    for index in places:
-        bucket = buckets[index]
+    for index, bucket in enumerate(lane.buckets):
+        if index in paid:
+            continue
         cost = 1 if costs is None else costs[index]
-        holder = None if holders is None else holders[index]
-        opens_at, state = _try_bucket(lane, bucket, cost, holder, now)
-        if lane.failed is not None:
-            return
+        try:
+            opens_at, state = _try_bucket(bucket, cost, None if holders is None else holders[index], now)
+        except CostExceedsLimit as error:
+            lane.failed = error
+            return False
         after.append((bucket, state))
         if opens_at > closed_until:
             closed, closed_until = bucket, opens_at
     if closed is not None:
         lane.go_behind(closed, closed_until)
-        return
+        return False
     for bucket, state in after:
         bucket.set_state(state)
+    if lane.calls:
+        lane.leaders.append(leader)
+    lane.taken += 1
+    return True
 
 
-def _take_one(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now: int) -> None:
-    opens_at, state = _try_bucket(lane, bucket, cost, holder, now)
-    if lane.failed is not None:
-        return
-    if opens_at > now:
-        lane.go_behind(bucket, opens_at)
-    else:
-        bucket.set_state(state)
+def _call_of_next(lane: LaneView) -> tuple[int, Set[int]]:
+    """Return the place of the job that is charged for the call of the next one, and the buckets that are paid by it."""
+    place = lane.taken
+    call = lane.calls[place]
+    leader = lane.leaders[-1] if lane.leaders else place
+    if call is not None and leader < place < leader + call[0] and lane.calls[leader] == call:
+        return leader, call[1]
+    return place, NO_PLACES
 
 
-def _try_bucket(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now: int) -> tuple[int, Any]:
+def _try_bucket(bucket: BucketView, cost: int, holder: str | None, now: int) -> tuple[int, Any]:
     if bucket.closed_until > now:
         return bucket.closed_until, None
     if bucket.opens_at is not None and bucket.opens_at > now and not bucket.is_held_by(holder):
         return bucket.opens_at, None
-    try:
-        return bucket.take(now, cost, holder or "")
-    except CostExceedsLimit as error:
-        lane.failed = error
-        return now, None
+    return bucket.take(now, cost, holder or "")
 
 
 def remote_charges(buckets: Sequence[BucketView]) -> tuple[RemoteCharge | None, ...] | None:

@@ -65,24 +65,21 @@ class LaneMove(msgspec.Struct):
     front: int
 
 
-class LaneVisit:
+class LaneVisit(msgspec.Struct):
     """A lane that a claim visits, and the decision about it."""
 
-    __slots__ = ("complete", "expired", "has_locked", "heads", "is_plain", "rejected", "row", "taken", "view")
-
-    def __init__(self, row: LaneRow) -> None:
-        self.row = row
-        self.heads: list[LaneHead] = []
-        self.expired: list[LaneHead] = []
-        # Whether all ready jobs that this node can run were read.
-        self.complete = True
-        # Whether jobs were skipped because other transactions have locked them.
-        self.has_locked = False
-        # Whether exactly the first jobs that requested no start time were read, without leaving one out.
-        self.is_plain = False
-        self.taken = 0
-        self.rejected: list[LaneHead] = []
-        self.view: LaneView | None = None
+    row: LaneRow
+    heads: list[LaneHead] = []
+    expired: list[LaneHead] = []
+    complete: bool = True
+    """Whether all ready jobs that this node can run were read."""
+    has_locked: bool = False
+    """Whether jobs were skipped because other transactions have locked them."""
+    is_plain: bool = False
+    """Whether exactly the first jobs that requested no start time were read, without leaving one out."""
+    taken: int = 0
+    rejected: list[LaneHead] = []
+    view: LaneView | None = None
 
     @property
     def is_empty(self) -> bool:
