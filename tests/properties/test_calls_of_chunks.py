@@ -28,13 +28,12 @@ def test_each_call_is_charged_once_and_each_job_is_charged_where_jobs_count(
     per_call = BucketView(BucketRef("calls", ""), StrictRate(calls, per=60, margin=0).rule, None)
     per_job = BucketView(BucketRef("jobs", ""), StrictRate(starts, per=60, margin=0).rule, None)
     call = (size, frozenset({0}))
-    demands = [None] * jobs
     lanes = [
         LaneView(
             str(number),
             "default",
             [per_call, per_job],
-            demands,
+            [None] * jobs,
             calls=[None if place in uncounted else call for place in range(jobs)],
         )
         for number in range(1 + other_lanes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -180,11 +180,20 @@ class BucketVisit(msgspec.Struct):
         self.note, self.noted_until = None, 0
 
 
+class Rejection(NamedTuple):
+    """A job that does not wait for a closed bucket: its place among the jobs that were read, the bucket, until when."""
+
+    place: int
+    bucket: BucketView
+    opens_at: int
+
+
 class LaneView(msgspec.Struct):
     """A lane during one claim: its buckets, the demands of its first ready jobs, and how many jobs were admitted.
 
     A demand of None is for a start of cost 1 in each bucket and no permit. A lane that meets a closed bucket goes
-    `behind` it, until `opens_at`. A lane that `discards` its jobs does not close the bucket for other lanes.
+    `behind` it. A lane that `discards` its jobs goes on without the job that met it, one of the `rejected`, and does
+    not close the bucket for other lanes.
     `virtual_time` is that of its key in a fair queue, which each start raises by `step`; 0 in other queues. With keys
     of two levels it is that within its `group`. A lane is `complete` if all its ready jobs were read.
 
@@ -195,29 +204,36 @@ class LaneView(msgspec.Struct):
     id: RowId
     queue: str
     buckets: Sequence[BucketView]
-    demands: Sequence[Demand | None]
+    demands: list[Demand | None]
     discards: bool = False
     virtual_time: int = 0
     step: int = 0
     group: TurnGroup | None = None
     complete: bool = True
-    calls: Sequence[LaneCall | None] = ()
+    calls: list[LaneCall | None] = []
     leaders: list[int] = []
     taken: int = 0
+    rejected: list[Rejection] = []
     behind: BucketView | None = None
-    opens_at: int | None = None
     failed: CostExceedsLimit | None = None
 
-    def go_behind(self, bucket: BucketView, opens_at: int) -> None:
-        """Put the lane behind the closed bucket that its next job met."""
-        self.behind = bucket
-        self.opens_at = opens_at
-        if not self.discards:
+    def meet(self, bucket: BucketView, opens_at: int) -> None:
+        """Put the lane behind the closed bucket that its next job has met, or reject that job."""
+        if self.discards:
+            self.rejected.append(Rejection(self.taken + len(self.rejected), bucket, opens_at))
+            del self.demands[self.taken], self.calls[self.taken : self.taken + 1]
+        else:
+            self.behind = bucket
             bucket.opens_at = opens_at
 
     @property
     def has_more(self) -> bool:
         return self.taken < len(self.demands)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its next job may start, for example after one that was rejected."""
+        return self.has_more and self.behind is None and self.failed is None
 
     @property
     def quantum(self) -> int:
@@ -284,7 +300,7 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
                 break
             free -= 1
         left[lane.queue] = free
-        if free and lane.has_more and lane.behind is None and lane.failed is None:
+        if free and lane.goes_on:
             turns.append(lane)
 
 
@@ -304,13 +320,15 @@ def _admit_by_virtual_time(lanes: Sequence[LaneView], left: dict[str, int], now:
             left[lane.queue] -= 1
             line.start()
             continue
+        if lane.goes_on:
+            continue
         hides_jobs = not lane.has_more and not lane.complete
         if line.leave() or hides_jobs:
             left[lane.queue] = 0
 
 
 def _start_next(lane: LaneView, now: int) -> bool:
-    """Start the lane's next job, and charge its buckets; if one is closed, charge none and wait for the last to open.
+    """Start the lane's next job, and charge its buckets. If one is closed, charge none: it meets the last to open.
 
     Returns whether it starts.
     """
@@ -334,7 +352,7 @@ def _start_next(lane: LaneView, now: int) -> bool:
         if opens_at > closed_until:
             closed, closed_until = bucket, opens_at
     if closed is not None:
-        lane.go_behind(closed, closed_until)
+        lane.meet(closed, closed_until)
         return False
     for bucket, state in after:
         bucket.set_state(state)
@@ -371,7 +389,7 @@ def remote_charges(buckets: Sequence[BucketView]) -> tuple[RemoteCharge | None, 
 def fetch_needed_by(lane: LaneView, waiting: int, now: int) -> NeededFetch | None:
     """Return the bucket that the lane waits for, if starts have to be fetched for it; None otherwise."""
     bucket = lane.behind
-    if bucket is None or not lane.has_more:
+    if bucket is None:
         return None
     demand = lane.demands[lane.taken]
     costs = None if demand is None else demand[0]

@@ -160,6 +160,16 @@ class TermsConformance(Conformance):
         assert await store_user.take_ids() == ids[:3]
         assert await store_user.counts() == QueueCounts("default", 0, 3, 0, 297, 0)
 
+    async def test_a_job_that_does_not_wait_is_rejected_only_for_its_own_cost(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(10)}
+        costs = (8, 5, 1, 3, 1, 1)
+        ids = [await store_user.add_one(buckets=API, costs=(cost,), patience=0) for cost in costs]
+        claimed = await store_user.claim()
+        assert [job.id for job in claimed.jobs] == [ids[0], ids[2], ids[4]]
+        assert [dropped.id for dropped in claimed.dropped] == [ids[1], ids[3], ids[5]]
+        assert await store_user.counts() == QueueCounts("default", 0, 3, 0, 3, 0)
+        assert list(await store_user.storage.check()) == []
+
     async def test_watchers_are_woken_by_a_rejection(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(2, buckets=API, patience=0)

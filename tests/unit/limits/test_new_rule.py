@@ -183,7 +183,7 @@ def test_admission_charges_it() -> None:
     bucket = BucketView(BucketRef("rest", "acme"), RestBetween(30).rule, None)
     lane = LaneView("1", "default", [bucket], [None, None])
     admit([lane], {"default": 10}, NOON)
-    assert (lane.taken, lane.behind, lane.opens_at) == (1, bucket, NOON + 30 * SECOND)
+    assert (lane.taken, lane.behind, bucket.opens_at) == (1, bucket, NOON + 30 * SECOND)
     assert bucket.stored == (f"1:rest:{NOON}", NOON + 30 * SECOND)
     assert (bucket.grants(NOON, 5), bucket.grants(NOON + 30 * SECOND, 5)) == (0, 1)
 

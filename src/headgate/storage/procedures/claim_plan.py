@@ -23,6 +23,7 @@ from headgate.storage.admission import (
     QUANTUM,
     BucketView,
     LaneView,
+    Rejection,
     RowId,
     admit,
     call_of,
@@ -78,27 +79,23 @@ class LaneVisit(msgspec.Struct):
     is_plain: bool = False
     """Whether exactly the first jobs that requested no start time were read, without leaving one out."""
     taken: int = 0
-    rejected: list[LaneHead] = []
+    rejected: list[tuple[LaneHead, Rejection]] = []
+    """The jobs that do not wait for the closed buckets which they met; they are not among the heads any more."""
     view: LaneView | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether the claim found no job in it that can start or has expired."""
-        return not self.heads and not self.expired
+        return not self.heads and not self.expired and not self.rejected
 
     def wakes_by(self, now: int) -> bool:
         """Whether delayed jobs of the lane may be due."""
         return self.row.wakes_at is not None and self.row.wakes_at <= now
 
     @property
-    def closed(self) -> BucketView | None:
-        """The closed bucket that keeps the lane's next job from starting."""
-        return self.view.behind if self.view is not None else None
-
-    @property
     def behind(self) -> BucketView | None:
         """The closed bucket that the lane waits behind from now on."""
-        return None if self.view is None or self.view.discards else self.view.behind
+        return None if self.view is None else self.view.behind
 
     def not_charged(self, index: int) -> BucketMask:
         """Return the buckets that count calls, if a job takes part in the call of another."""
@@ -110,10 +107,14 @@ class LaneVisit(msgspec.Struct):
         return terms.calls.buckets
 
     @property
+    def left(self) -> int:
+        """How many of the heads stay: all but those that start, and one that fails because its cost is impossible."""
+        return len(self.heads) - self.taken - (self.view is not None and self.view.failed is not None)
+
+    @property
     def removed(self) -> int:
-        """How many jobs left the lane: started, expired, rejected, or failed because their cost is impossible."""
-        impossible = self.view is not None and self.view.failed is not None
-        return self.taken + len(self.expired) + len(self.rejected) + impossible
+        """How many jobs leave the lane."""
+        return len(self.heads) + len(self.expired) + len(self.rejected) - self.left
 
     @property
     def front(self) -> int:
@@ -124,7 +125,7 @@ class LaneVisit(msgspec.Struct):
 
     @property
     def is_exhausted(self) -> bool:
-        return self.complete and self.removed == len(self.heads) + len(self.expired)
+        return self.complete and not self.left
 
     @property
     def cut_short(self) -> bool:
@@ -373,17 +374,19 @@ class ClaimPlan:
                 step=step,
                 group=self.fair.group(visit.row),
                 complete=visit.complete,
-                calls=calls if any(calls) else (),
+                calls=calls if any(calls) else [],
             )
         self._awaiting_fetch = {view.ref for view in self.opened if self._lacks_starts(view)}
         admit([visit.view for visit in gated if visit.view is not None], shares, self.limit_now)
         if self.fair.hides_lanes:
             self._page_was_full = True
         for visit in gated:
-            visit.taken = visit.view.taken if visit.view is not None else 0
-            is_rejected = visit.closed is not None and visit.behind is None
-            # Not those of a try before this one, which started again.
-            visit.rejected = visit.heads[visit.taken :] if is_rejected else []
+            if visit.view is not None:
+                visit.taken, rejections = visit.view.taken, visit.view.rejected
+                visit.rejected = [(visit.heads[each.place], each) for each in rejections]
+                if rejections:
+                    places = {each.place for each in rejections}
+                    visit.heads = [head for place, head in enumerate(visit.heads) if place not in places]
 
     def ungated_slots(self) -> dict[str, int]:
         """Return how many ungated jobs each queue may start after the gated jobs are decided."""
@@ -460,13 +463,10 @@ class ClaimPlan:
     def _endings(self, visit: LaneVisit) -> Iterator[tuple[LaneHead, JobState, JobError]]:
         for head in visit.expired:
             yield head, *late_ending(self.now, head.expires_at, head.give_up_at, head.terms, head.attempt, None)
-        closed = visit.closed
-        for head in visit.rejected:
+        for head, (_, bucket, opens_at) in visit.rejected:
             assert head.terms is not None
-            assert closed is not None
-            assert visit.view is not None
-            opens_at = self._in_wall_time(visit.view.opens_at)
-            yield head, head.terms.rejected_as(head.attempt), rejection_error(closed.ref, opens_at, None)
+            error = rejection_error(bucket.ref, self._in_wall_time(opens_at), None)
+            yield head, head.terms.rejected_as(head.attempt), error
         if visit.view is not None and visit.view.failed is not None:
             # A limit was lowered below the cost of a job, so the job would wait for ever.
             yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)

@@ -157,7 +157,7 @@ class ClaimWriter:
             found = left.get(visit.row.id)
             if found is not None:
                 has_ready, earliest, next_due = found.has_ready, found.earliest, found.next_due
-                if visit.removed == len(visit.heads) + len(visit.expired):
+                if not visit.left:
                     # The second read found all that is left.
                     visit.complete = not has_ready and (earliest is None or earliest > plan.now)
             is_emptied = visit.row.id in emptied
