@@ -28,6 +28,7 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered, StorageFailed
 from headgate.jobs.job import BucketRef
 from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.limit import OnLimit
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
@@ -98,6 +99,40 @@ def test_two_programs_and_plain_code_share_one_budget_exactly_and_use_all_of_it(
         span = (max(starts) - min(starts)) / SECOND
         assert len(starts) >= 0.99 * 10 * span / 60.02
         await limiter.close()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(("on_limit", "ends_as"), [("discard", JobState.FAILED), ("cancel", JobState.CANCELLED)])
+def test_a_job_that_does_not_wait_starts_if_the_other_store_grants_it_and_is_rejected_if_not(
+    on_limit: OnLimit, ends_as: JobState
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=0.001)
+        app = Headgate("memory://", clock=clock)
+        limit = StrictRate("10/h", key="{tenant}", name="api", store=shared, on_limit=on_limit, on_store_error="wait")
+
+        @app.task(limits=[limit])
+        async def call(tenant: str) -> None: ...
+
+        @app.task(limits=[limit, StrictRate("1/s", name="other")])
+        async def call_too(tenant: str) -> None: ...
+
+        async with app:
+            alone = await call.enqueue("acme")
+            await asyncio.sleep(0.2)
+            assert (await alone.status()).state is JobState.SUCCEEDED
+            jobs = [*await call.enqueue_many([("acme",)] * 12), *await call_too.enqueue_many([("globex",)])]
+            await asyncio.sleep(0.5)
+            states = Counter([(await job.status()).state for job in jobs])
+            assert states == {JobState.SUCCEEDED: 10, ends_as: 3}
+            # Closed by what the other programs have used: this one does not know it.
+            await shared.take(Bucket("api", "initech", limit.rule), count=10)
+            for tenant in ("initech", "umbrella"):
+                job = await call.enqueue(tenant)
+                await asyncio.sleep(0.5)
+                assert (await job.status()).state is ends_as
+                shared.is_away = True
 
     run_virtual(main)
 

@@ -175,7 +175,11 @@ class StoreFetcher(WithServices):
                 if needed:
                     for ref in needed:
                         del self._taken[ref]
-                    deposits = await asyncio.gather(*(self._fetch(each, room) for each, room in needed.values()))
+                    balances = await asyncio.gather(*(self._fetch(each, room) for each, room in needed.values()))
+                    deposits = [
+                        Deposit(ref, balance, each.discards)
+                        for (ref, (each, _)), balance in zip(needed.items(), balances, strict=True)
+                    ]
                     if await self._deposit(deposits):
                         charged = [deposit for deposit in deposits if deposit.balance.charged_at]
                         withdrawals.create_task(self._withdraw_later(charged, [needed[d.ref][0] for d in charged]))
@@ -184,7 +188,7 @@ class StoreFetcher(WithServices):
 
     # ---------------------------------------------------------------------------------------------- fetching
 
-    async def _fetch(self, needed: NeededFetch, room: int) -> Deposit:
+    async def _fetch(self, needed: NeededFetch, room: int) -> FetchedBalance:
         ref, rule, limit = needed.ref, needed.rule.real, needed.ref.limit
         breaker = self._breaker
         now = self._storage.limit_now()
@@ -195,13 +199,13 @@ class StoreFetcher(WithServices):
             taken = await self._store.take(_bucket(ref, rule), needed.cost, count=room, id=id)
         except CostExceedsLimit:
             # The claim fails the job by the same rule.
-            return Deposit(ref, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
+            return FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe())
         except DeclarationError as error:
             # The store is available but cannot hold this rule, so `on_store_error` does not apply: the jobs wait.
             self._publish_once(limit, str(error))
-            return Deposit(ref, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
+            return FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe())
         except HeadgateError as error:
-            return Deposit(ref, await self._without(needed, room, now, error))
+            return await self._without(needed, room, now, error)
         if self._store.advice is not None:
             self._advise(limit, self._store.advice)
         if breaker.has_failed:
@@ -216,9 +220,7 @@ class StoreFetcher(WithServices):
             self._advise(
                 limit, "it refuses a start although it reports the bucket as open; it is asked again after 1 s"
             )
-        return Deposit(
-            ref, FetchedBalance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), needed.cost)
-        )
+        return FetchedBalance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), needed.cost)
 
     def _publish_once(self, limit: str, error: str) -> None:
         if (limit, error) not in self._published:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +23,7 @@ from headgate.jobs.terms import LimitTerms
 from headgate.limits.concurrency import NO_PERMITS, batches_of
 from headgate.limits.fair import TurnGroup, TurnLine
 from headgate.limits.limit import AnyRule
-from headgate.limits.rule import Snapshot
+from headgate.limits.rule import NEVER, Snapshot
 from headgate.storage.fetched import FetchedStarts
 from headgate.storage.records import FreeSlots, NeededFetch
 
@@ -103,6 +104,11 @@ class BucketView:
         if self.closed_until > now or not isinstance(self.rule, FetchedStarts):
             return False
         return self.rule.needs_fetch(self.state, now, cost)
+
+    def may_be_open(self, now: int, cost: int) -> bool:
+        """Whether a closed bucket may be open to a job: that is only known after a fetch from another store."""
+        has_line = self.opens_at is not None and self.opens_at > now
+        return self.needs_fetch(now, NEVER if has_line else cost)
 
     def is_held_by(self, holder: str | None) -> bool:
         """Whether `holder` already has a permit and so may start, whichever lanes wait behind the bucket."""
@@ -193,7 +199,8 @@ class LaneView(msgspec.Struct):
 
     A demand of None is for a start of cost 1 in each bucket and no permit. A lane that meets a closed bucket goes
     `behind` it. A lane that `discards` its jobs goes on without the job that met it, one of the `rejected`, and does
-    not close the bucket for other lanes.
+    not close the bucket for other lanes; it waits only for a fetch from another store.
+
     `virtual_time` is that of its key in a fair queue, which each start raises by `step`; 0 in other queues. With keys
     of two levels it is that within its `group`. A lane is `complete` if all its ready jobs were read.
 
@@ -217,14 +224,15 @@ class LaneView(msgspec.Struct):
     behind: BucketView | None = None
     failed: CostExceedsLimit | None = None
 
-    def meet(self, bucket: BucketView, opens_at: int) -> None:
-        """Put the lane behind the closed bucket that its next job has met, or reject that job."""
-        if self.discards:
-            self.rejected.append(Rejection(self.taken + len(self.rejected), bucket, opens_at))
-            del self.demands[self.taken], self.calls[self.taken : self.taken + 1]
-        else:
-            self.behind = bucket
-            bucket.opens_at = opens_at
+    def go_behind(self, bucket: BucketView, opens_at: int) -> None:
+        """Put the lane behind the closed bucket that its next job has met."""
+        self.behind = bucket
+        bucket.opens_at = opens_at
+
+    def reject(self, bucket: BucketView, opens_at: int) -> None:
+        """Go on without the next job, which has met this closed bucket."""
+        self.rejected.append(Rejection(self.taken + len(self.rejected), bucket, opens_at))
+        del self.demands[self.taken], self.calls[self.taken : self.taken + 1]
 
     @property
     def has_more(self) -> bool:
@@ -337,8 +345,7 @@ def _start_next(lane: LaneView, now: int) -> bool:
     costs, holders = (None, None) if demand is None else demand
     leader, paid = _call_of_next(lane) if lane.calls else (place, NO_PLACES)
     after: list[tuple[BucketView, Any]] = []
-    closed: BucketView | None = None
-    closed_until = now
+    closed: list[tuple[bool, int, BucketView]] = []
     for index, bucket in enumerate(lane.buckets):
         if index in paid:
             continue
@@ -349,10 +356,11 @@ def _start_next(lane: LaneView, now: int) -> bool:
             lane.failed = error
             return False
         after.append((bucket, state))
-        if opens_at > closed_until:
-            closed, closed_until = bucket, opens_at
-    if closed is not None:
-        lane.meet(closed, closed_until)
+        if opens_at > now:
+            closed.append((lane.discards and not bucket.may_be_open(now, cost), opens_at, bucket))
+    if closed:
+        is_rejected, opens_at, bucket = max(closed, key=itemgetter(0, 1))
+        (lane.reject if is_rejected else lane.go_behind)(bucket, opens_at)
         return False
     for bucket, state in after:
         bucket.set_state(state)
@@ -396,7 +404,7 @@ def fetch_needed_by(lane: LaneView, waiting: int, now: int) -> NeededFetch | Non
     cost = 1 if costs is None else costs[lane.buckets.index(bucket)]
     if not bucket.needs_fetch(now, cost):
         return None
-    return NeededFetch(bucket.ref, bucket.rule, cost, waiting)
+    return NeededFetch(bucket.ref, bucket.rule, cost, waiting, lane.discards)
 
 
 def demand_of(

@@ -93,20 +93,25 @@ class Throttled(msgspec.Struct, frozen=True):
 class NeededFetch(msgspec.Struct, frozen=True):
     """Starts have to be fetched for a bucket in another store: `waiting` jobs wait, the first one costs `cost`.
 
-    `rule` is its `FetchedStarts` rule as it is set now.
+    `rule` is its `FetchedStarts` rule as it is set now. `discards` if some of the jobs are rejected if none is fetched.
     """
 
     ref: BucketRef
     rule: Any
     cost: int
     waiting: int
+    discards: bool = False
 
 
 class Deposit(msgspec.Struct, frozen=True):
-    """Starts that were fetched for a bucket in another store; see `headgate.storage.fetched`."""
+    """Starts that were fetched for a bucket in another store; see `headgate.storage.fetched`.
+
+    `discards` if jobs that do not wait for it are to be rejected, in case none was fetched.
+    """
 
     ref: BucketRef
     balance: FetchedBalance
+    discards: bool = False
 
 
 class Dropped(msgspec.Struct, frozen=True, array_like=True):

@@ -16,7 +16,8 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.endings import EXPIRED_ERROR
-from headgate.storage.records import Amendment, QueueCounts, RecordedStart, StartMove
+from headgate.storage.fetched import FetchedBalance, FetchedStarts
+from headgate.storage.records import Amendment, Deposit, NeededFetch, QueueCounts, RecordedStart, StartMove
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import (
@@ -168,6 +169,24 @@ class TermsConformance(Conformance):
         assert [job.id for job in claimed.jobs] == [ids[0], ids[2], ids[4]]
         assert [dropped.id for dropped in claimed.dropped] == [ids[1], ids[3], ids[5]]
         assert await store_user.counts() == QueueCounts("default", 0, 3, 0, 3, 0)
+        assert list(await store_user.storage.check()) == []
+
+    @pytest.mark.parametrize("count", [0, 1, 2])
+    async def test_a_job_that_does_not_wait_waits_for_the_answer_of_another_store(
+        self, store_user: StoreUser, count: int
+    ) -> None:
+        rule = FetchedStarts(strict(10))
+        store_user.rules = {"api": rule}
+        ids = await store_user.add(2, buckets=API, patience=0)
+        claimed = await store_user.claim()
+        assert (list(claimed.jobs), list(claimed.dropped)) == ([], [])
+        assert [*claimed.needed_fetches] == [NeededFetch(ACME, rule, 1, 2, discards=True)]
+        now = store_user.storage.limit_now()
+        balance = FetchedBalance(count, now, now, now + MINUTE, rule.real.describe())
+        await store_user.storage.deposit([Deposit(ACME, balance, discards=True)])
+        claimed = await store_user.claim()
+        assert [job.id for job in claimed.jobs] == ids[:count]
+        assert [dropped.id for dropped in claimed.dropped] == ids[count:]
         assert list(await store_user.storage.check()) == []
 
     async def test_watchers_are_woken_by_a_rejection(self, store_user: StoreUser) -> None:

@@ -34,6 +34,7 @@ from headgate.storage.admission import (
     remote_charges,
 )
 from headgate.storage.endings import late_ending, rejection_error
+from headgate.storage.fetched import FetchedStarts
 from headgate.storage.procedures.buckets import PermitRelease
 from headgate.storage.procedures.claim_snapshot import LaneHead, LaneRow
 from headgate.storage.procedures.fair_lines import FairLines
@@ -205,14 +206,16 @@ class ClaimPlan:
     def grants(self) -> dict[RowId, int]:
         """Return how many starts each opened bucket grants, without buckets that grant none.
 
-        A bucket that needs a fetch counts as if it granted 1: its first waiting job determines what is fetched.
+        A bucket without fetched starts counts as if it granted 1: its first waiting job determines what is fetched, or
+        does not wait for it.
         """
         grants = {view.id: view.grants(self.limit_now, self.page) or self._lacks_starts(view) for view in self.opened}
         return {id: int(grant) for id, grant in grants.items() if grant and id is not None}
 
     def _lacks_starts(self, view: BucketView) -> bool:
-        """Whether the limit is kept in another store, no start is left here, and more may be fetched."""
-        return view.needs_fetch(self.limit_now) and not view.grants(self.limit_now, 1)
+        """Whether the limit is kept in another store, and no start is left here."""
+        is_fetched = isinstance(view.rule, FetchedStarts) and view.closed_until <= self.limit_now
+        return is_fetched and not view.grants(self.limit_now, 1)
 
     def choose(
         self,
@@ -612,7 +615,8 @@ class ClaimPlan:
                 continue
             # The first job in line sets the cost of each start: starts fetched at a lower cost are no use to it.
             first = needed.setdefault(found.ref, replace(found, waiting=0))
-            needed[found.ref] = replace(first, waiting=first.waiting + found.waiting)
+            discards = first.discards or found.discards
+            needed[found.ref] = replace(first, waiting=first.waiting + found.waiting, discards=discards)
         for ref in needed.keys() & self._awaiting_fetch:
             # Only one of the lanes behind it was visited.
             needed[ref] = replace(needed[ref], waiting=max(self.page, needed[ref].waiting))

@@ -104,8 +104,8 @@ async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
     await lock_or_insert(tx, buckets)
     await tx.execute("charge", target=[_with_balance(deposit.ref, deposit.balance) for deposit in deposits])
     timers = [
-        (bucket_id(deposit.ref), tx.limit_now if deposit.balance.left else deposit.balance.opens_at)
-        for deposit in deposits
+        (bucket_id(each.ref), tx.limit_now if each.balance.left or each.discards else each.balance.opens_at)
+        for each in deposits
     ]
     await tx.execute("set_timers", timer=timers)
 
