@@ -9,7 +9,7 @@ import pytest
 
 from headgate import StrictRate
 from headgate.clock import SECOND
-from headgate.jobs.job import BucketRef
+from headgate.jobs.job import BucketRef, JobState
 from headgate.jobs.terms import LimitTerms
 from headgate.limits.concurrency import HeldPermits, Semaphore
 from headgate.storage.admission import BucketView
@@ -144,6 +144,15 @@ def test_a_claim_that_starts_again_rejects_no_job_for_a_bucket_that_has_opened_m
         plan.decide([visit], {SLOTS: BucketView(SLOTS, Semaphore(1), HeldPermits(held))}.__getitem__, {"q": 5})
         assert [dropped.id for dropped in plan.drop()] == ended
         assert visit.removed == 1
+
+
+def test_a_job_that_does_not_wait_fails_at_a_closed_bucket_although_its_terms_cannot_be_read() -> None:
+    lane = a_lane(behind=None, buckets=[SLOTS])
+    lane.wait_mode = "[true,[]]"
+    visit, plan = LaneVisit(lane), a_plan()
+    plan.assign_heads([visit], [a_head()], 4)
+    plan.decide([visit], {SLOTS: BucketView(SLOTS, Semaphore(1), HeldPermits(1))}.__getitem__, {"q": 5})
+    assert [(dropped.id, dropped.state) for dropped in plan.drop()] == [("1", JobState.FAILED)]
 
 
 # ------------------------------------------------------------------------------------------------ jobs worth reading

@@ -467,9 +467,9 @@ class ClaimPlan:
         for head in visit.expired:
             yield head, *late_ending(self.now, head.expires_at, head.give_up_at, head.terms, head.attempt, None)
         for head, (_, bucket, opens_at) in visit.rejected:
-            assert head.terms is not None
-            error = rejection_error(bucket.ref, self._in_wall_time(opens_at), None)
-            yield head, head.terms.rejected_as(head.attempt), error
+            # Terms that cannot be read say nothing, while the lane of the job still says that it does not wait.
+            state = JobState.FAILED if head.terms is None else head.terms.rejected_as(head.attempt)
+            yield head, state, rejection_error(bucket.ref, self._in_wall_time(opens_at), None)
         if visit.view is not None and visit.view.failed is not None:
             # A limit was lowered below the cost of a job, so the job would wait for ever.
             yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)
