@@ -53,14 +53,13 @@ def a_plan(*opened: BucketView, slots: int = 5) -> ClaimPlan:
 
 def claim(plan: ClaimPlan, rows: Sequence[LaneRow], due: Sequence[LaneRow], heads: Sequence[LaneHead]) -> Claimed:
     """One whole claim, with what it would write left out."""
-    shares = plan.shares({})
-    visits = plan.choose(plan.grants(), rows, due, [], shares)
+    visits = plan.choose(plan.grants(), rows, due, [])
     visited = {visit.row.id for visit in visits}
     views = {view.ref: view for view in plan.opened}
     if visits:
         read = [head for head in heads if head.lane in visited]
-        plan.assign_heads(visits, read, plan.most_heads(visits, sum(shares.values())))
-    plan.decide(visits, lambda ref: views.setdefault(ref, BucketView(ref, RULE, None)), shares)
+        plan.assign_heads(visits, read, plan.most_heads(visits))
+    plan.decide(visits, lambda ref: views.setdefault(ref, BucketView(ref, RULE, None)))
     timers = plan.timers(set())
     moves = [plan.move(visit, has_ready=True, earliest=None) for visit in visits]
     return plan.claimed(
@@ -141,7 +140,7 @@ def test_a_claim_that_starts_again_rejects_no_job_for_a_bucket_that_has_opened_m
     for held, ended in ((1, ["1"]), (0, [])):
         plan = a_plan()
         plan.assign_heads([visit], [head], 4)
-        plan.decide([visit], {SLOTS: BucketView(SLOTS, Semaphore(1), HeldPermits(held))}.__getitem__, {"q": 5})
+        plan.decide([visit], {SLOTS: BucketView(SLOTS, Semaphore(1), HeldPermits(held))}.__getitem__)
         assert [dropped.id for dropped in plan.drop()] == ended
         assert visit.removed == 1
 
@@ -151,7 +150,7 @@ def test_a_job_that_does_not_wait_fails_at_a_closed_bucket_although_its_terms_ca
     lane.wait_mode = "[true,[]]"
     visit, plan = LaneVisit(lane), a_plan()
     plan.assign_heads([visit], [a_head()], 4)
-    plan.decide([visit], {SLOTS: BucketView(SLOTS, Semaphore(1), HeldPermits(1))}.__getitem__, {"q": 5})
+    plan.decide([visit], {SLOTS: BucketView(SLOTS, Semaphore(1), HeldPermits(1))}.__getitem__)
     assert [(dropped.id, dropped.state) for dropped in plan.drop()] == [("1", JobState.FAILED)]
 
 
@@ -173,7 +172,7 @@ def test_of_a_lane_no_more_jobs_are_read_than_its_bucket_grants_and_one(
 ) -> None:
     bucket = BucketView(SLOTS, Semaphore(permits), HeldPermits(held, {}), id="slots")
     visits = [LaneVisit(a_lane(str(number), None, [SLOTS])) for number in range(lanes)]
-    assert a_plan(slots=100).heads_to_read(visits, 100, {SLOTS: bucket}.__getitem__) == expected
+    assert a_plan(slots=100).heads_to_read(visits, {SLOTS: bucket}.__getitem__) == expected
 
 
 def test_of_a_lane_with_several_limits_the_tightest_counts_and_of_several_lanes_the_one_that_can_start_most() -> None:
@@ -185,14 +184,14 @@ def test_of_a_lane_with_several_limits_the_tightest_counts_and_of_several_lanes_
     both = LaneVisit(a_lane("both", None, [twenty, seven]))
     mutex = LaneVisit(a_lane("mutex", None, [one]))
     plan = a_plan(slots=100)
-    assert plan.heads_to_read([both], 100, views.__getitem__) == 8
-    assert plan.heads_to_read([mutex, both], 100, views.__getitem__) == 8
+    assert plan.heads_to_read([both], views.__getitem__) == 8
+    assert plan.heads_to_read([mutex, both], views.__getitem__) == 8
 
 
 def test_a_bucket_with_waiting_lanes_grants_new_lanes_nothing() -> None:
     bucket = BucketView(SLOTS, Semaphore(50), None, id="slots", opens_at=NOW + SECOND)
     visits = [LaneVisit(a_lane(behind=None, buckets=[SLOTS]))]
-    assert a_plan(slots=100).heads_to_read(visits, 100, {SLOTS: bucket}.__getitem__) == 1
+    assert a_plan(slots=100).heads_to_read(visits, {SLOTS: bucket}.__getitem__) == 1
 
 
 @pytest.mark.parametrize("wait_mode", ["[true,[]]", '[false,["batch:b"]]'])
@@ -200,4 +199,4 @@ def test_jobs_that_are_rejected_or_share_a_permit_are_all_read(wait_mode: str) -
     bucket = BucketView(SLOTS, Semaphore(1), HeldPermits(1, {}), id="slots")
     lane = a_lane(buckets=[SLOTS])
     lane.wait_mode = wait_mode
-    assert a_plan(slots=100).heads_to_read([LaneVisit(lane)], 100, {SLOTS: bucket}.__getitem__) == 100
+    assert a_plan(slots=100).heads_to_read([LaneVisit(lane)], {SLOTS: bucket}.__getitem__) == 100

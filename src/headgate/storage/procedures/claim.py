@@ -161,8 +161,6 @@ class ClaimTransaction:
         fair = FairLines(claim.free_slots, claim.rules, snapshot.passed, snapshot.limit_now)
         self._plan = ClaimPlan(claim, snapshot.now, snapshot.limit_now, live.limit_sets, fair)
         self._buckets = self._no_buckets(snapshot.limit_now)
-        self._shares: Mapping[str, int] = {}
-        self._gated_slots = 0
         # Whether a queue got fewer of the shared slots than it has jobs for.
         self._is_divided = False
         # Whether lanes of another release filled the page, or got shared slots, instead of lanes that this node can
@@ -176,9 +174,8 @@ class ClaimTransaction:
 
         Jobs that end before a second page of lanes is read are added to `dropped`, for the caller to report.
         """
-        self._shares = self._plan.shares(await self._ready_ungated())
-        self._gated_slots = sum(self._shares.values())
-        visits = await self._choose() if self._gated_slots else []
+        self._plan.share(await self._ready_ungated())
+        visits = await self._choose() if self._plan.gated_slots else []
         if self._page_is_filled_by_unknown_lanes():
             visits += await self._choose_known(read_again, visits)
         if not visits and not self._plan.opened:
@@ -190,8 +187,8 @@ class ClaimTransaction:
         dropped += claimed.dropped
         claimed = replace(claimed, dropped=())
         visits = await self._choose_known(read_again, visits)
-        # What the first plan has ended and met is reported already.
-        self._plan = self._later_plan()
+        # What the plan has ended and met until now is reported already.
+        self._plan.begin(self._tx.now, self._tx.limit_now)
         await self._ready_ungated()
         if not visits:
             return combined(claimed, await self._claim_ungated_only())
@@ -211,9 +208,6 @@ class ClaimTransaction:
     def _no_buckets(self, limit_now: int) -> BucketViews:
         return BucketViews(self._claim.rules, self._live.rules, limit_now)
 
-    def _later_plan(self) -> ClaimPlan:
-        return self._plan.at(self._tx.now, self._tx.limit_now)
-
     async def _choose(self, *, known_only: bool = False) -> list[LaneVisit]:
         """Return the lanes to lock, chosen from the snapshot."""
         plan, snapshot = self._plan, self._snapshot
@@ -229,10 +223,9 @@ class ClaimTransaction:
                 raise ClaimConflict
             plan.fair.note_groups(found)
         if self._claim.slots is not None:
-            self._is_divided = plan.divide(plan.usable([*snapshot.behind, *snapshot.due, *snapshot.woken]))
-            self._shares = plan.shares(plan.ready)
-            self._gated_slots = sum(self._shares.values())
-        visits = plan.choose(grants, snapshot.behind, snapshot.due, snapshot.woken, self._shares)
+            rows = plan.usable([*snapshot.behind, *snapshot.due, *snapshot.woken])
+            self._is_divided = plan.divide(self._claim.slots, rows)
+        visits = plan.choose(grants, snapshot.behind, snapshot.due, snapshot.woken)
         self.visited.update(visit.row.id for visit in visits)
         return visits
 
@@ -293,14 +286,14 @@ class ClaimTransaction:
         plan.opened = [view for view in views if view.opens_at is not None and view.opens_at <= plan.limit_now]
         held = await self._lock_lanes(visits)
         if held:
-            count = plan.heads_to_read(held, self._gated_slots, buckets.__getitem__)
+            count = plan.heads_to_read(held, buckets.__getitem__)
             await self._read_heads(held, count)
             if any(visit.expired for visit in held):
                 # Expired jobs took places of jobs that can start.
-                most = plan.most_heads(held, self._gated_slots)
+                most = plan.most_heads(held)
                 if count < most:
                     await self._read_heads(held, most)
-        plan.decide(held, buckets.__getitem__, self._shares)
+        plan.decide(held, buckets.__getitem__)
         empty = [visit for visit in held if visit.is_empty and not visit.has_locked]
         may_hide = is_first and bool(empty) and (self._is_divided or self._is_cut_short())
         self._was_hidden = may_hide and not any(visit.taken for visit in held)
@@ -333,7 +326,7 @@ class ClaimTransaction:
             if tx.stepped:
                 # The clock of the server has stepped. The next try reads a snapshot, which corrects the time.
                 raise ClaimConflict
-            self._plan = self._later_plan()
+            self._plan.begin(tx.now, tx.limit_now)
         self._buckets = self._no_buckets(self._plan.limit_now)
         # With several writers, all buckets have rows, and all rows were locked.
         self._buckets.add(rows, refs if tx.has_one_writer else ())
@@ -495,7 +488,7 @@ class ClaimTransaction:
         plan.note_wake(snapshot.next_wake)
         for seen in snapshot.ungated.values():
             plan.note_wake(seen.next_wake)
-        if not self._gated_slots and (snapshot.due or snapshot.woken or snapshot.opened):
+        if not plan.gated_slots and (snapshot.due or snapshot.woken or snapshot.opened):
             # No slot was free for gated jobs.
             plan.note_wake(plan.now)
         return plan.claimed(progressed=has_progressed, reopened=has_reopened, still_open=is_still_open)

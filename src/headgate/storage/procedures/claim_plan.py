@@ -144,34 +144,35 @@ class ClaimPlan:
         """The limit sets of jobs that may start on this node."""
         self.free_slots = claim.free_slots
         """The free slots of each queue, fewer if all queues share slots."""
-        self.ready: Mapping[str, int] = {}
-        """How many jobs without limits are ready in each queue."""
-        self.now = now
-        self.limit_now = limit_now
-        self.gated: list[LaneVisit] = []
-        self.ungated: list[LaneVisit] = []
-        self.opened: list[BucketView] = []
+        self.fair = fair
+        """The lines of the fair queues."""
         self.unknown: set[str] = set()
         self.limit_set_mismatches: set[str] = set()
         self.has_unknown_lanes = False
+        self._page_was_full = False
+        self.share({})
+        self.begin(now, limit_now)
+
+    def begin(self, now: int, limit_now: int) -> None:
+        """Begin to decide, at this instant. What was decided before, as by a claim that starts again, is forgotten."""
+        self.now = now
+        self.limit_now = self.fair.limit_now = limit_now
+        self.gated: list[LaneVisit] = []
+        self.ungated: list[LaneVisit] = []
+        self.opened: list[BucketView] = []
         self.given: list[PermitRelease] = []
         self._dropped: list[Dropped] = []
         # The opened buckets that needed a fetch before anything was taken.
         self._awaiting_fetch: set[BucketRef] = set()
-        self._page_was_full = False
         self._more_opened = False
-        self._next_timer: int | None = None
-        self._next_wake: int | None = None
-        self.fair = fair
-        """The lines of the fair queues."""
+        # How long it is until a bucket opens or a delayed job is due.
+        self._waits: list[int] = []
 
-    def at(self, now: int, limit_now: int) -> ClaimPlan:
-        """Return the same plan at a later instant, for a store that waits for locks before it reads the lanes."""
-        later = ClaimPlan(self.claim, now, limit_now, self.newest, self.fair.at(limit_now))
-        later.unknown, later.limit_set_mismatches = self.unknown, self.limit_set_mismatches
-        later.has_unknown_lanes, later._page_was_full = self.has_unknown_lanes, self._page_was_full
-        later.free_slots, later.ready = self.free_slots, self.ready
-        return later
+    def share(self, ready: Mapping[str, int]) -> None:
+        """Set how many gated jobs each queue may start while so many ungated jobs are ready."""
+        self.ready = ready
+        self.shares = {queue: gated_share(free, ready.get(queue, 0)) for queue, free in self.free_slots.items()}
+        self.gated_slots = sum(self.shares.values())
 
     # --------------------------------------------------------------------------------------- what to read
 
@@ -223,13 +224,13 @@ class ClaimPlan:
         behind: Sequence[LaneRow],
         due: Sequence[LaneRow],
         woken: Sequence[LaneRow],
-        shares: Mapping[str, int],
     ) -> list[LaneVisit]:
         """Return lanes that are due or behind opened buckets, the longest waiting first.
 
         Those of a fair queue are in the order of their virtual times. It returns at most as many lanes as are expected
         to fill the `shares`: to read and lock lanes in vain costs the most.
         """
+        shares = self.shares
         self.fair.note_in_line(due)
         left_of = dict(grants)
         released: list[LaneRow] = []
@@ -252,45 +253,33 @@ class ClaimPlan:
             needs_fetch = row.behind is not None and row.behind in awaiting_fetch
             if row.id not in seen and (shares if needs_fetch else left).get(row.queue, 0) > 0:
                 if not needs_fetch:
-                    left[row.queue] -= self._expected(row, sharing, grants, shares)
+                    left[row.queue] -= self._expected(row, sharing, grants)
                 seen.add(row.id)
                 visits.append(LaneVisit(row))
         self._page_was_full = any(count <= 0 for count in left.values())
         self.fair.note_not_visited(row for row in candidates if row.id not in seen)
         return visits
 
-    def _expected(
-        self,
-        row: LaneRow,
-        sharing: Mapping[RowId | None, int],
-        grants: Mapping[RowId, int],
-        shares: Mapping[str, int],
-    ) -> int:
+    def _expected(self, row: LaneRow, sharing: Mapping[RowId | None, int], grants: Mapping[RowId, int]) -> int:
         """Return how many starts a lane is likely to make. Lanes that share the grants of a bucket may get one each."""
-        quantum = self.fair.quantum(row, shares[row.queue])
+        quantum = self.fair.quantum(row, self.shares[row.queue])
         quantum = max(quantum, min(row.waiting, mode_call_size(row.wait_mode)))
         if row.behind is None:
             return quantum
         return 1 if sharing[row.behind] > 1 else min(quantum, grants.get(row.behind, 1))
 
-    def shares(self, ready: Mapping[str, int]) -> dict[str, int]:
-        """Return how many gated jobs each queue may start while so many ungated jobs are ready."""
-        self.ready = ready
-        return {queue: gated_share(free, ready.get(queue, 0)) for queue, free in self.free_slots.items()}
-
-    def divide(self, rows: Iterable[LaneRow]) -> bool:
+    def divide(self, slots: int, rows: Iterable[LaneRow]) -> bool:
         """Divide the slots that all queues share among those with jobs: in these lanes, or without limits.
 
         Returns whether a queue gets fewer than it has jobs for. One whose jobs cannot start leaves slots unused.
         """
-        if self.claim.slots is None:
-            return False
         waiting = Counter(self.ready)
         for row in rows:
             waiting[row.queue] += max(1, row.waiting)
         usable = {queue: min(free.slots, waiting[queue]) for queue, free in self.claim.free_slots.items()}
-        parts = self._divided(self.claim.slots, usable)
+        parts = self._divided(slots, usable)
         self.free_slots = {queue: replace(free, slots=parts[queue]) for queue, free in self.claim.free_slots.items()}
+        self.share(self.ready)
         return parts != usable
 
     def _divided(self, slots: int, usable: Mapping[str, int]) -> dict[str, int]:
@@ -301,12 +290,12 @@ class ClaimPlan:
             held[visit.row.queue] += visit.taken
         return divided(slots, usable, held, {queue: free.weight for queue, free in free_slots.items()})
 
-    def heads_to_read(self, visits: Sequence[LaneVisit], slots: int, view: Callable[[BucketRef], BucketView]) -> int:
+    def heads_to_read(self, visits: Sequence[LaneVisit], view: Callable[[BucketRef], BucketView]) -> int:
         """Return how many jobs of each lane to read: those that can start, and one more that finds a bucket closed.
 
         More jobs can start if they cost nothing. A lane from which all read jobs were taken is visited again.
         """
-        most = self.most_heads(visits, slots)
+        most = self.most_heads(visits)
         count = 1
         for visit in visits:
             count = max(count, 1 + self._can_start(visit.row, view, most - 1))
@@ -314,8 +303,9 @@ class ClaimPlan:
                 return most
         return count
 
-    def most_heads(self, visits: Sequence[LaneVisit], slots: int) -> int:
+    def most_heads(self, visits: Sequence[LaneVisit]) -> int:
         """Return how many jobs of each lane to read at most, whatever their buckets grant."""
+        slots = self.gated_slots
         return max(QUANTUM, -(-slots // len(visits)), self.fair.most_of_one((visit.row for visit in visits), slots))
 
     def _can_start(self, row: LaneRow, view: Callable[[BucketRef], BucketView], most: int) -> int:
@@ -353,9 +343,7 @@ class ClaimPlan:
 
     # --------------------------------------------------------------------------------------------- decide
 
-    def decide(
-        self, gated: Sequence[LaneVisit], view: Callable[[BucketRef], BucketView], shares: Mapping[str, int]
-    ) -> None:
+    def decide(self, gated: Sequence[LaneVisit], view: Callable[[BucketRef], BucketView]) -> None:
         """Decide by the rules how many jobs of each lane start."""
         self.gated = list(gated)
         opened_at = {view.id: view.opens_at for view in self.opened}
@@ -380,7 +368,7 @@ class ClaimPlan:
                 calls=calls if any(calls) else [],
             )
         self._awaiting_fetch = {view.ref for view in self.opened if self._lacks_starts(view)}
-        admit([visit.view for visit in gated if visit.view is not None], shares, self.limit_now)
+        admit([visit.view for visit in gated if visit.view is not None], self.shares, self.limit_now)
         if self.fair.hides_lanes:
             self._page_was_full = True
         for visit in gated:
@@ -570,13 +558,13 @@ class ClaimPlan:
 
     def note_timer(self, opens_at: int) -> None:
         """Note that a bucket opens then."""
-        if opens_at < NEVER and (self._next_timer is None or opens_at < self._next_timer):
-            self._next_timer = opens_at
+        if opens_at < NEVER:
+            self._waits.append(opens_at - self.limit_now)
 
     def note_wake(self, wakes_at: int | None) -> None:
         """Note that a delayed job of another lane is due then (wall time)."""
-        if wakes_at is not None and (self._next_wake is None or wakes_at < self._next_wake):
-            self._next_wake = wakes_at
+        if wakes_at is not None:
+            self._waits.append(wakes_at - self.now)
 
     # ---------------------------------------------------------------------------------------------- result
 
@@ -585,7 +573,7 @@ class ClaimPlan:
         cut_short = still_open or self._page_was_full or any(visit.cut_short for visit in self.visits)
         return Claimed(
             jobs=[job for visit in self.visits if visit.taken for job in self._jobs(visit)],
-            next_in=self._next_in(),
+            next_in=max(0, min(self._waits)) if self._waits else None,
             # If nothing was written, the next claim would read the same rows, so it waits until something changes.
             # After a release of permits, the lanes that wait for them have to be visited.
             more=(progressed and cut_short) or reopened or self._more_opened,
@@ -625,14 +613,6 @@ class ClaimPlan:
     def _in_wall_time(self, instant: int | None) -> int | None:
         """Convert limit time to wall time; None for never."""
         return None if instant is None or instant >= NEVER else self.now + (instant - self.limit_now)
-
-    def _next_in(self) -> int | None:
-        waits: list[int] = []
-        if self._next_timer is not None:
-            waits.append(self._next_timer - self.limit_now)
-        if self._next_wake is not None:
-            waits.append(self._next_wake - self.now)
-        return max(0, min(waits)) if waits else None
 
     def _jobs(self, visit: LaneVisit) -> list[ClaimedJob]:
         """Return the jobs of a lane that start."""

@@ -45,19 +45,12 @@ class FairLines:
         found = ((queue, rules.get(PREFIX + queue)) for queue in queues)
         self._orders = {queue: rule for queue, rule in found if isinstance(rule, TurnOrder)}
         self._passed = passed
-        self._limit_now = limit_now
+        self.limit_now = limit_now
         # The groups of the lanes that may be visited, if keys have two levels.
         self._groups: dict[RowId, TurnGroup] = {}
         # The lowest virtual time in line, of each queue, and the lanes that are not in line.
         self._lowest: dict[str, int] = {}
         self._outside: Set[RowId] = frozenset()
-
-    def at(self, limit_now: int) -> FairLines:
-        """Return the same lines at a later instant."""
-        later = FairLines((), {}, self._passed, limit_now)
-        later._orders, later._groups = self._orders, self._groups
-        later._lowest, later._outside = self._lowest, self._outside
-        return later
 
     # --------------------------------------------------------------------------------------------- read
 
@@ -128,7 +121,7 @@ class FairLines:
         if lowest is None:
             known = None if row.group_id is not None else self._lowest.get(row.queue)
             # In an empty line it keeps its virtual time: those that wait for one bucket keep their order.
-            lowest = known or max(row.virtual_time or self._limit_now, self._passed.get(row.queue, 0))
+            lowest = known or max(row.virtual_time or self.limit_now, self._passed.get(row.queue, 0))
         if row.virtual_time is None:
             return first_virtual_time(lowest)
         return returning_virtual_time(row.virtual_time, lowest) if row.id in self._outside else row.virtual_time
