@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate import Headgate, RetryPolicy, StrictRate, current_job
-from headgate.clock import Clock, SystemClock
+from headgate.clock import SystemClock
 from headgate.engine.node_watch import NodeWatch
 from headgate.jobs.event import Event
 from headgate.jobs.lifecycle import Ending
@@ -86,9 +86,9 @@ class Written:
         cls.claimed = cls.finished = ()
 
 
-async def claim_watched(tx: driver.Transaction, claim: Claim, live: CachedRules, clock: Clock) -> Claimed:
+async def claim_watched(tx: driver.Transaction, claim: Claim, live: CachedRules) -> Claimed:
     """As `claim_alone`; remembers the jobs."""
-    claimed = await claim_alone(tx, claim, live, clock)
+    claimed = await claim_alone(tx, claim, live)
     Written.claimed += tuple(job.id for job in claimed.jobs)
     return claimed
 

@@ -62,11 +62,8 @@ def claim(plan: ClaimPlan, rows: Sequence[LaneRow], due: Sequence[LaneRow], head
     plan.decide(visits, lambda ref: views.setdefault(ref, BucketView(ref, RULE, None)))
     timers = plan.timers(set())
     moves = [plan.move(visit, has_ready=True, earliest=None) for visit in visits]
-    return plan.claimed(
-        progressed=bool(plan.taken or any(moves)),
-        reopened=False,
-        still_open=any(opens_at <= NOW for _, opens_at in timers),
-    )
+    is_open = any(opens_at <= NOW for _, opens_at in timers)
+    return plan.claimed(more=bool(plan.taken or any(moves)) and (is_open or plan.is_cut_short))
 
 
 def asked(claimed: Claimed) -> list[tuple[BucketRef, int]]:

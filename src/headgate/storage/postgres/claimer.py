@@ -286,7 +286,7 @@ class Claimer:
             # It leaves out lanes in which a job may still arrive that this node can start, so it says no positions.
             return None if again is None else self._snapshot_of(again, claim, is_whole=False)
 
-        one = ClaimTransaction(tx, claim, self._live, self._clock, snapshot, self._locked)
+        one = ClaimTransaction(tx, claim, self._live, snapshot, self._locked)
         began = self._clock.monotonic()
         claimed = await one.run(read_again, dropped)
         took = self._clock.monotonic() - began
@@ -329,7 +329,7 @@ class Claimer:
 
         async def take(session: Session) -> tuple[Claimed, bool]:
             tx = PostgresTransaction(session, snapshot.now, snapshot.limit_now, self._time, self._clock)
-            one = ClaimTransaction(tx, claim, self._live, self._clock, snapshot, self._locked)
+            one = ClaimTransaction(tx, claim, self._live, snapshot, self._locked)
             claimed = await one.run(read_again, dropped)
             return claimed, last.snapshot.leaves_work(one.visited, _slots(claim))
 

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from headgate.clock import SECOND, Clock
+from headgate.clock import SECOND
 from headgate.jobs.identity import job_text
 from headgate.jobs.job import BucketRef
 from headgate.storage.admission import RowId
@@ -114,7 +114,7 @@ _HELD_LANES = RowDecoder(_HeldLane, "lane")
 _TURN_GROUPS = RowDecoder(TurnGroupRow, "turn group")
 
 
-async def claim_alone(tx: Transaction, request: Claim, live: CachedRules, clock: Clock) -> Claimed:
+async def claim_alone(tx: Transaction, request: Claim, live: CachedRules) -> Claimed:
     """Take jobs that may start now, in the open transaction of the one writer."""
     claim = request
 
@@ -134,9 +134,7 @@ async def claim_alone(tx: Transaction, request: Claim, live: CachedRules, clock:
         return Claimed(jobs=(), next_in=None)
     await live.refresh(tx, found.revision)
     dropped: list[Dropped] = []
-    claimed = await ClaimTransaction(tx, claim, live, clock, found, SkippedJobs()).run(
-        lambda: read(known_only=True), dropped
-    )
+    claimed = await ClaimTransaction(tx, claim, live, found, SkippedJobs()).run(lambda: read(known_only=True), dropped)
     return replace(claimed, dropped=[*dropped, *claimed.dropped]) if dropped else claimed
 
 
@@ -148,14 +146,12 @@ class ClaimTransaction:
         tx: Transaction,
         claim: Claim,
         live: CachedRules,
-        clock: Clock,
         snapshot: ClaimSnapshot,
         skipped: SkippedJobs,
     ) -> None:
         self._tx = tx
         self._claim = claim
         self._live = live
-        self._clock = clock
         self._snapshot = snapshot
         self._skipped = skipped
         fair = FairLines(claim.free_slots, claim.rules, snapshot.passed, snapshot.limit_now)
@@ -473,15 +469,15 @@ class ClaimTransaction:
         await self._take_ungated()
         if self._tx.has_one_writer:
             return await self._write(set())
-        return self._result(has_progressed=bool(plan.taken))
+        return self._result(more=bool(plan.taken) and plan.is_cut_short)
 
     # ---------------------------------------------------------------------------------------------- write
 
     async def _write(self, locked: set[BucketRef]) -> Claimed:
         writer = ClaimWriter(self._tx, self._claim.node, self._plan, self._buckets, self._skipped)
-        return self._result(*await writer.write(locked))
+        return self._result(more=await writer.write(locked))
 
-    def _result(self, has_progressed: bool, has_reopened: bool = False, is_still_open: bool = False) -> Claimed:
+    def _result(self, *, more: bool) -> Claimed:
         plan, snapshot = self._plan, self._snapshot
         if snapshot.next_bucket is not None:
             plan.note_timer(snapshot.next_bucket)
@@ -491,7 +487,7 @@ class ClaimTransaction:
         if not plan.gated_slots and (snapshot.due or snapshot.woken or snapshot.opened):
             # No slot was free for gated jobs.
             plan.note_wake(plan.now)
-        return plan.claimed(progressed=has_progressed, reopened=has_reopened, still_open=is_still_open)
+        return plan.claimed(more=more)
 
 
 def combined(first: Claimed, second: Claimed) -> Claimed:

@@ -497,20 +497,19 @@ class ClaimPlan:
             # All jobs that are ready are unknown to this node: the lane stays as it is. A later one may be known.
             self.note_wake(next_due)
             return None
+        since: int | None = None
+        bucket: RowId | None = None
         if not is_ready:
             self.note_wake(wakes_at)
             if not removed and row.since is None and wakes_at == row.wakes_at:
                 return None
-            return LaneMove(row.id, removed, None, None, wakes_at, row.opened_at, virtual_time, row.version, front)
-        if behind is None:
-            return LaneMove(
-                row.id, removed, self.limit_now, None, wakes_at, row.opened_at, virtual_time, row.version, front
-            )
-        # A lane that started nothing keeps its place in the line.
-        since = row.since if not removed and row.since is not None else self.limit_now
-        return LaneMove(
-            row.id, removed, since, bucket_id(behind.ref), wakes_at, row.opened_at, virtual_time, row.version, front
-        )
+        elif behind is None:
+            since = self.limit_now
+        else:
+            # A lane that started nothing keeps its place in the line.
+            since = row.since if not removed and row.since is not None else self.limit_now
+            bucket = bucket_id(behind.ref)
+        return LaneMove(row.id, removed, since, bucket, wakes_at, row.opened_at, virtual_time, row.version, front)
 
     @property
     def batch_lanes(self) -> list[tuple[RowId, str]]:
@@ -529,23 +528,20 @@ class ClaimPlan:
 
     def _touched(self) -> list[BucketView]:
         """Return the buckets that lanes wait behind, or waited behind before this claim."""
-        touched = {id(view): view for view in self.opened}
-        for visit in self.gated:
-            if visit.behind is not None:
-                touched[id(visit.behind)] = visit.behind
-        return list(touched.values())
+        behind = (visit.behind for visit in self.gated)
+        return list(dict.fromkeys([*self.opened, *(view for view in behind if view is not None)]))
 
     def timers(self, reopened: Set[BucketRef]) -> list[tuple[BucketView, int]]:
         """Return when each bucket with lanes behind it opens; permits were returned to the `reopened` ones."""
         timers = [
             (view, self.limit_now if view.ref in reopened else self._reopens_at(view)) for view in self._touched()
         ]
-        opened = {id(view) for view in self.opened}
+        opened = set(self.opened)
         for view, opens_at in timers:
             if opens_at > self.limit_now:
                 self.note_timer(opens_at)
                 # A bucket that closes again makes room on the page: for one that is open, or for a lane in line.
-                self._more_opened |= len(self.opened) >= self.page or (self._page_was_full and id(view) in opened)
+                self._more_opened |= len(self.opened) >= self.page or (self._page_was_full and view in opened)
         return timers
 
     def _reopens_at(self, view: BucketView) -> int:
@@ -568,15 +564,17 @@ class ClaimPlan:
 
     # ---------------------------------------------------------------------------------------------- result
 
-    def claimed(self, *, progressed: bool, reopened: bool, still_open: bool) -> Claimed:
-        """Return the result. `progressed`: a row was written; `still_open`: an opened bucket grants more."""
-        cut_short = still_open or self._page_was_full or any(visit.cut_short for visit in self.visits)
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether lanes, or jobs of visited lanes, may be left that could start at once."""
+        return self._page_was_full or any(visit.cut_short for visit in self.visits)
+
+    def claimed(self, *, more: bool) -> Claimed:
+        """Return the result; the next claim may also find `more` if other buckets have opened than it had room for."""
         return Claimed(
             jobs=[job for visit in self.visits if visit.taken for job in self._jobs(visit)],
             next_in=max(0, min(self._waits)) if self._waits else None,
-            # If nothing was written, the next claim would read the same rows, so it waits until something changes.
-            # After a release of permits, the lanes that wait for them have to be visited.
-            more=(progressed and cut_short) or reopened or self._more_opened,
+            more=more or self._more_opened,
             throttled=[throttled for visit in self.gated if (throttled := self._throttled(visit)) is not None],
             needed_fetches=self._needed_fetches(),
             dropped=self._dropped,

@@ -7,7 +7,7 @@ transaction has locked or changed a row that it writes.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import msgspec
 
@@ -48,17 +48,6 @@ class SkippedJobs:
         """Note that other transactions have locked these jobs."""
 
 
-class Written(NamedTuple):
-    """The rows that a claim has written."""
-
-    has_progressed: bool
-    """Whether jobs or lanes have moved."""
-    has_reopened: bool
-    """Whether permits or followers were released."""
-    is_still_open: bool
-    """Whether an opened bucket, or one that a batch holds, grants more."""
-
-
 class _Remaining(msgspec.Struct):
     """The jobs left in a lane: is one ready, when is the first delayed one due, and the first one after now."""
 
@@ -81,8 +70,8 @@ class ClaimWriter:
         self._buckets = buckets
         self._skipped = skipped
 
-    async def write(self, locked: set[BucketRef]) -> Written:
-        """Write what the plan has decided, under the locks of these buckets.
+    async def write(self, locked: set[BucketRef]) -> bool:
+        """Write what the plan has decided, under the locks of these buckets. Returns whether there may be more.
 
         Raises BucketsNeeded if permits of others have to be returned, and ClaimConflict if rows have changed.
         """
@@ -114,13 +103,14 @@ class ClaimWriter:
         if timers:
             rows = [(bucket_id(view.ref), opens_at) for view, opens_at in timers]
             await tx.execute("set_timers", timer=rows)
-        still_open = any(opens_at <= plan.limit_now for _, opens_at in timers)
         has_followers = await self._resolve_followers(ended) if dropped else False
-        return Written(
-            has_progressed=bool(plan.taken or moves) or released > 0,
-            has_reopened=bool(reopened) or has_followers,
-            is_still_open=still_open or released > 0,
-        )
+        # Lanes wait for the permits that were returned.
+        if reopened or has_followers:
+            return True
+        # If nothing was written, the next claim would read the same rows, so it waits until something changes.
+        has_progressed = bool(plan.taken or moves) or released > 0
+        is_still_open = released > 0 or any(opens_at <= plan.limit_now for _, opens_at in timers)
+        return has_progressed and (is_still_open or plan.is_cut_short)
 
     async def _drop(self, dropped: Sequence[Dropped]) -> list[EndedJob]:
         ended = await self._tx.fetch(ENDED_JOBS, "drop_waiting", dropped=dropped, now=self._plan.now)
@@ -222,9 +212,6 @@ class ClaimWriter:
 
 def _is_unsure(visit: LaneVisit, now: int) -> bool:
     """Whether the lane has to be read again to find what is left in it."""
-    return visit.wakes_by(now) or visit.is_empty or visit.has_locked or _seems_empty(visit)
-
-
-def _seems_empty(visit: LaneVisit) -> bool:
-    """Whether not all jobs were read and by the count none is left. The count may lag behind."""
-    return not visit.complete and visit.row.waiting <= visit.removed
+    # The count may lag behind.
+    seems_empty = not visit.complete and visit.row.waiting <= visit.removed
+    return visit.wakes_by(now) or visit.is_empty or visit.has_locked or seems_empty

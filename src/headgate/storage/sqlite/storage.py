@@ -471,7 +471,7 @@ class SqliteStorage(Store):
     async def claim(self, claim: Claim) -> Claimed:
         # The claim takes the time as late as possible: the writes before it in the same commit have taken some.
         claimed: Claimed = await self._write(
-            Write(lambda tx: claim_alone(self._transaction(self._writer), claim, self.live, self.clock))
+            Write(lambda tx: claim_alone(self._transaction(self._writer), claim, self.live))
         )
         if claimed.dropped:
             # Callers may be waiting for the results of the dropped jobs.
