@@ -239,18 +239,19 @@ class CachedRules:
         """Read them again before the next use: they may be from a transaction that was rolled back."""
         self._revision = -1
 
-    async def refresh(self, tx: Transaction, revision: int | None = None) -> bool:
-        """Read them again unless they have this revision (None: the stored one). Returns whether they were read."""
+    async def refresh(self, tx: Transaction, revision: int | None = None) -> None:
+        """Read them again unless they have this revision (None: the stored one)."""
         if revision is None:
             revision = await tx.value("revision")
-        if revision == self._revision:
-            return False
-        self.rules = LiveRules(await read_settings(tx))
-        self.limit_sets = {
-            limit_set.task: limit_set.signature for limit_set in await tx.fetch(_LIMIT_SETS, "limit_sets")
-        }
-        self._revision = revision
-        return True
+        before = self._revision
+        if revision == before:
+            return
+        rules = LiveRules(await read_settings(tx))
+        found = await tx.fetch(_LIMIT_SETS, "limit_sets")
+        # Another transaction may have read newer ones meanwhile, and a claim may be about to charge by them.
+        if self._revision == before or self._revision < revision:
+            self.rules, self._revision = rules, revision
+            self.limit_sets = {limit_set.task: limit_set.signature for limit_set in found}
 
 
 async def read_settings(tx: Transaction) -> list[LimitSetting]:
