@@ -82,7 +82,7 @@ class LiveRules:
         if limit is None:
             return declared
         real = declared.real if isinstance(declared, FetchedStarts) else declared
-        found = limit.rule(ref.key, real.family) or limit.newest(real.family)
+        found = limit.rule(ref.key, real.family)
         if found is None:
             return declared
         # Its starts are fetched from where those of the declared rule are.
@@ -90,8 +90,7 @@ class LiveRules:
 
     def is_paused(self, ref: BucketRef) -> bool:
         """Whether nothing may start on the bucket until it is resumed."""
-        limit = self._limits.get(ref.limit)
-        return limit is not None and limit.is_paused(ref.key)
+        return self.pausing(ref) is not None
 
     def pausing(self, ref: BucketRef) -> LimitSetting | None:
         """Return the most specific setting that pauses the bucket; other settings may pause it as well."""
@@ -137,17 +136,11 @@ class _LimitSettings:
                     self._tier_of_key[key] = setting.tier
 
     def rule(self, key: str, family: str) -> AnyRule | None:
-        return next((setting.rule for setting in self._about(key) if setting.applies_to(family)), None)
-
-    def newest(self, family: str) -> AnyRule | None:
-        """Return what the newest release declares; None if it declares nothing, or a rule of another family."""
-        return None if self._newest is None or not self._newest.applies_to(family) else self._newest.rule
+        found = (each.rule for each in self._about(key, and_newest=True) if each.applies_to(family))
+        return next(found, None)
 
     def setting(self, key: str, family: str | None) -> LimitSetting | None:
         return next((setting.stored for setting in self._about(key) if setting.applies_to(family)), None)
-
-    def is_paused(self, key: str) -> bool:
-        return self.pausing(key) is not None
 
     def pausing(self, key: str) -> LimitSetting | None:
         return next((setting.stored for setting in self._about(key, and_newest=True) if setting.is_paused), None)
