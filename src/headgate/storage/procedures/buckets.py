@@ -98,14 +98,12 @@ class BucketViews:
             self.of(row)
         for ref in sorted(buckets, key=lambda ref: ref.key != FOR_ALL_KEYS):
             if ref not in self._found:
-                self._found[ref] = self._make(ref, None)
+                self._make(ref, None)
 
     def of(self, row: BucketRow) -> BucketView:
         """Return the view of a row."""
-        view = self._found.get(row.ref)
-        if view is None:
-            view = self._found[row.ref] = self._make(row.ref, row)
-        return view
+        ref = row.ref
+        return self._found.get(ref) or self._make(ref, row)
 
     def rule_of(self, ref: BucketRef) -> AnyRule:
         """Return the rule in force for a bucket."""
@@ -116,11 +114,9 @@ class BucketViews:
 
         Without those of fair queues, which are not stored.
         """
-        found = {ref for ref in buckets if not self.rule_of(ref).orders_turns}
-        for ref in list(found):
-            if self.rule_of(ref).shares_state:
-                found.add(BucketRef(ref.limit, FOR_ALL_KEYS))
-        return found
+        # All rules that a limit may have, of its family, are alike in this.
+        found = {ref for ref in buckets if not self._rules[ref.limit].orders_turns}
+        return found | {BucketRef(ref.limit, FOR_ALL_KEYS) for ref in found if self._rules[ref.limit].shares_state}
 
     async def read_rivals(self, tx: Transaction) -> None:
         """Read, for each home, which of its keys have jobs to start now."""
@@ -142,7 +138,7 @@ class BucketViews:
 
     def _make(self, ref: BucketRef, row: BucketRow | None) -> BucketView:
         rule = self.rule_of(ref)
-        view = BucketView(ref, rule, None)
+        view = self._found[ref] = BucketView(ref, rule, None)
         if row is not None:
             view.id, view.opens_at, view.closed_until = row.id, row.opens_at, row.closed_until
             if row.state is not None:
@@ -153,11 +149,7 @@ class BucketViews:
             view.closed_until = NEVER
         if rule.shares_state and ref.key != FOR_ALL_KEYS:
             home = BucketRef(ref.limit, FOR_ALL_KEYS)
-            view.home = self._found.get(home) or self._new(home)
-        return view
-
-    def _new(self, ref: BucketRef) -> BucketView:
-        view = self._found[ref] = BucketView(ref, self.rule_of(ref), None)
+            view.home = self._found.get(home) or self._make(home, None)
         return view
 
 
