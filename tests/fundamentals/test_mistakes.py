@@ -20,6 +20,7 @@ MISTAKES = [
     ('Headgate("postgresql+asyncpg://localhost/jobs")', "write postgresql://… without +asyncpg"),
     ('Headgate("jobs")', "has an unknown scheme; use sqlite:///path, postgresql://host/database"),
     ('Headgate("sqlite://jobs.db")', "has no path; write sqlite:///jobs.db"),
+    ('Headgate("sqlite://[new]jobs.db")', "has no path; write sqlite:///jobs.db"),
     ('Headgate("redis://localhost")', "jobs cannot be kept in Redis"),
     ('Headgate("memory://", concurrency=0)', "concurrency=0 must be a whole number, at least 1"),
     ('Headgate("memory://", timeout="5 months")', 'write seconds (90 or 0.5), a timedelta, or text like "90s", "5m"'),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from headgate.clock import Clock
 from headgate.errors import DeclarationError
@@ -57,7 +57,7 @@ def choose_storage(
 
 
 def _file_of(url: str, path: str) -> str:
-    if urlsplit(url).netloc or not path.strip("/"):
+    if not path.startswith("/") or not path.strip("/"):
         raise DeclarationError(
             f"storage URL {displayed_url(url)!r} has no path; write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db "
             "for an absolute path"
