@@ -34,13 +34,13 @@ async def note_limit_sets(tx: Transaction, limit_sets: Mapping[str, str], lives:
     await tx.execute("limit_sets_changed", own=own)
     await tx.execute("set_limit_sets_back", tasks=list(limit_sets), now=tx.now, lives=lives)
     await tx.execute("note_limit_sets", own=own, now=tx.now, lives=lives)
-    changed = await tx.values("newest_changed", tasks=list(limit_sets), now=tx.now, lives=lives)
+    changed = sorted(set(await tx.values("newest_changed", tasks=list(limit_sets), now=tx.now, lives=lives)))
     newest = await tx.fetch(_NEWEST, "newest_limit_sets", own=own)
     if changed:
         await tx.execute("next_revision")
         # Last: nothing is to be prepared while buckets are locked.
         await _reopen(tx, changed)
-    return NotedLimitSets({limit_set.task: not limit_set.is_done for limit_set in newest}, sorted(set(changed)))
+    return NotedLimitSets({limit_set.task: not limit_set.is_done for limit_set in newest}, changed)
 
 
 async def limit_sets_done(tx: Transaction, limit_sets: Mapping[str, str]) -> None:
@@ -57,6 +57,6 @@ async def await_claims(tx: Transaction, changed: Sequence[str]) -> None:
 
 async def _reopen(tx: Transaction, changed: Sequence[str]) -> None:
     """Let the next claims visit the lanes that wait for limits of these subjects, and find anew when they open."""
-    for subject in sorted(set(changed)):
+    for subject in changed:
         if subject.startswith(LIMIT_SUBJECT):
             await reopen_limit(tx, subject.removeprefix(LIMIT_SUBJECT))

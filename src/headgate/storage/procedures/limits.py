@@ -139,9 +139,16 @@ async def edit_setting(
     # Where nothing is set there is no row to lock, and two first changes would not see each other.
     await tx.values("lock_settings")
     becomes = edited(await read_settings(tx), about, edit)
-    if becomes is not None:
-        await _write(tx, becomes, remove=becomes.sets_nothing)
-        await add_audit_record(tx, audit_record)
+    if becomes is None:
+        return None
+    where = {"limit": becomes.limit, "scope": becomes.scope, "target": becomes.target}
+    if becomes.sets_nothing:
+        await tx.execute("unset_limit", **where)
+    else:
+        await tx.execute("set_limit", **where, rule=becomes.rule, is_paused=becomes.is_paused, tier=becomes.tier)
+    await tx.execute("next_revision")
+    await _reopen_for(tx, becomes)
+    await add_audit_record(tx, audit_record)
     return becomes
 
 
@@ -191,16 +198,6 @@ async def forget(tx: Transaction, limit: str, *, audit_record: AuditRecord | Non
         await tx.execute("next_revision")
         await add_audit_record(tx, audit_record)
     return forgotten > 0
-
-
-async def _write(tx: Transaction, setting: LimitSetting, *, remove: bool) -> None:
-    where = {"limit": setting.limit, "scope": setting.scope, "target": setting.target}
-    if remove:
-        await tx.execute("unset_limit", **where)
-    else:
-        await tx.execute("set_limit", **where, rule=setting.rule, is_paused=setting.is_paused, tier=setting.tier)
-    await tx.execute("next_revision")
-    await _reopen_for(tx, setting)
 
 
 async def _reopen_for(tx: Transaction, setting: LimitSetting) -> None:
