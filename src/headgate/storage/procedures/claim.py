@@ -186,9 +186,8 @@ class ClaimTransaction:
         # What the plan has ended and met until now is reported already.
         self._plan.begin(self._tx.now, self._tx.limit_now)
         await self._ready_ungated()
-        if not visits:
-            return combined(claimed, await self._claim_ungated_only())
-        return combined(claimed, await self._claim_gated(visits, is_first=False))
+        rest = await self._claim_gated(visits, is_first=False) if visits else await self._claim_ungated_only()
+        return combined(claimed, rest)
 
     async def _choose_known(self, read_again: ReadAgain, known: Sequence[LaneVisit]) -> list[LaneVisit]:
         """Return lanes that this node can claim from, without those already known."""
@@ -376,18 +375,17 @@ class ClaimTransaction:
         plan, skipped = self._plan, self._skipped
         for visit in visits:
             visit.has_locked = visit.row.id in skipped.lanes_with_locked
-        mixed = [visit for visit in visits if visit.wakes_by(plan.now)]
-        plain = [visit for visit in visits if not visit.wakes_by(plan.now)]
+            visit.is_plain = not visit.wakes_by(plan.now)
+        plain = [visit for visit in visits if visit.is_plain]
         if plain:
             floors = [(visit.row.id, visit.row.front) for visit in plain]
             heads = await self._heads("heads", plain, most, visited=floors)
             if plan.has_unknown(heads):
-                mixed, plain, heads = [*visits], [], []
-            plan.assign_heads(plain, heads, most)
-        for visit in visits:
-            visit.is_plain = False
-        for visit in plain:
-            visit.is_plain = True
+                for visit in plain:
+                    visit.is_plain = False
+            else:
+                plan.assign_heads(plain, heads, most)
+        mixed = [visit for visit in visits if not visit.is_plain]
         if mixed:
             values = {**self._known, "now": plan.now}
             heads = await self._heads("heads_ready", mixed, most, **values, all=True)
