@@ -177,13 +177,9 @@ class BucketVisit(msgspec.Struct):
     reopens: bool = False
     """Whether permits were returned, so that the lanes behind it have to be read again."""
 
-    def store_note(self, note: str, until: int) -> None:
-        """Store an answer, and return the same one to a repeated request until that limit time."""
+    def store_note(self, note: str | None, until: int) -> None:
+        """Store an answer, None for none, and return the same one to a repeated request until that limit time."""
         self.note, self.noted_until = note, until
-
-    def delete_note(self) -> None:
-        """Delete the stored answer of the request."""
-        self.note, self.noted_until = None, 0
 
 
 class Rejection(NamedTuple):
@@ -411,15 +407,11 @@ def demand_of(
     job_id: str, costs: tuple[int, ...] | None, terms: LimitTerms | None, exempt: BucketMask = NO_BUCKETS
 ) -> Demand | None:
     """Return the demand of a job for all its buckets except those in `exempt`."""
-    if costs is None and (terms is None or not terms.holds):
+    holds = () if terms is None else terms.holds
+    if costs is None and not holds:
         return None
-    holders = None
-    if terms is not None and terms.holds:
-        holders = tuple(None if holding is None else holding.holder(job_id) for holding in terms.holds)
-    return (
-        None if costs is None else without(costs, exempt),
-        None if holders is None else without(holders, exempt),
-    )
+    holders = tuple(None if holding is None else holding.holder(job_id) for holding in holds)
+    return None if costs is None else without(costs, exempt), without(holders, exempt) if holds else None
 
 
 def call_of(terms: LimitTerms | None, exempt: BucketMask = NO_BUCKETS) -> LaneCall | None:

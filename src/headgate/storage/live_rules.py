@@ -149,7 +149,9 @@ class _LimitSettings:
         """Yield the settings for a key, the most specific first; `and_newest` also the newest declaration."""
         if key in self._keys:
             yield self._keys[key]
-        tier = self._tier_of_key.get(key) or _first_match(self._tier_of_pattern, key)
+        tier = self._tier_of_key.get(key)
+        if tier is None:
+            tier = next((each for pattern, each in self._tier_of_pattern.items() if fnmatchcase(key, pattern)), None)
         if tier is not None and tier in self._tiers:
             yield self._tiers[tier]
         for pattern, setting in self._patterns.items():
@@ -204,10 +206,6 @@ _SINGLE = re.compile(r"\[([*?[])\]")
 
 def _longest_first(patterns: Mapping[str, V]) -> dict[str, V]:
     return dict(sorted(patterns.items(), key=lambda item: (-len(item[0]), item[0])))
-
-
-def _first_match(patterns: Mapping[str, str], key: str) -> str | None:
-    return next((tier for pattern, tier in patterns.items() if fnmatchcase(key, pattern)), None)
 
 
 class _LimitSet(msgspec.Struct):

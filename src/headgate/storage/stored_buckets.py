@@ -166,7 +166,7 @@ def _cancel(visit: BucketVisit) -> bool:
     if known.taken.opens_at <= visit.now or known.after is None or _state(view) != known.after:
         return False
     view.set_state(None if known.before is None else load_state(view.rule, view.ref, known.before, visit.now))
-    visit.delete_note()
+    visit.store_note(None, until=0)
     visit.reopens = True
     return True
 
