@@ -27,11 +27,13 @@ from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.claim import SOON
+from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE
 from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.stored_rows import bucket_id
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.dependencies import add_batch, follow
+from tests.conformance.storage_suite.dependencies import add_batch, follow, following
 from tests.conformance.storage_suite.fair_queues import ORDER, turns
+from tests.conformance.storage_suite.joins import joined
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, recover
 from tests.until import patient, until
 
@@ -341,6 +343,41 @@ async def test_the_end_of_an_attempt_whose_node_was_declared_dead_releases_no_fo
     assert await stores.left.finish(ending) == [False]
     assert list((await recovering).returned) == [leader]
     assert (await stores.right.record(follower)).is_blocked
+
+
+async def test_a_leader_that_is_retried_while_more_of_its_followers_are_cancelled_blocks_all_of_them(
+    stores: TwoStores,
+) -> None:
+    """The fault: the note of those that were left was stored again, so they were cancelled while their leader ran."""
+    leader = await stores.left.add_one()
+    followers = [following(stores.left, leader) for _ in range(2 * FOLLOWERS_AT_ONCE + 100)]
+    await stores.left.storage.add(followers)
+    await stores.left.fail(await stores.left.take_one())
+    retrying = stores.after("followers", lambda: stores.right.storage.retry(leader))
+    assert await stores.left.storage.release_followers() == 1
+    assert await retrying is JobState.FAILED
+    assert await stores.left.storage.release_followers() == 0
+    assert (await stores.left.counts()).cancelled == 0
+    await stores.left.succeed(await stores.left.take_one())
+    while await stores.left.storage.release_followers():
+        pass
+    assert len(await stores.left.take(5000)) == len(followers)
+
+
+async def test_a_leader_that_is_retried_while_more_joins_count_it_is_counted_by_none(stores: TwoStores) -> None:
+    """The fault: these joins kept the first end of the leader, so what follows them was cancelled after its success."""
+    leader = await stores.left.add_one()
+    joined_by = [joined(stores.left, [leader]) for _ in range(FOLLOWERS_AT_ONCE + 100)]
+    await stores.left.storage.add([jobs[0] for jobs, _ in joined_by], [join for _, join in joined_by])
+    await stores.left.fail(await stores.left.take_one())
+    retrying = stores.after("followers", lambda: stores.right.storage.retry(leader))
+    assert await stores.left.storage.release_followers() > 0
+    assert await retrying is JobState.FAILED
+    assert list(await stores.left.storage.check()) == []
+    await stores.left.succeed(await stores.left.take_one())
+    while await stores.left.storage.release_followers():
+        pass
+    assert len(await stores.left.take(5000)) == len(joined_by)
 
 
 # --------------------------------------------------------------------------------------- buckets that change meanwhile

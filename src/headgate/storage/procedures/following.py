@@ -438,12 +438,15 @@ async def release_followers(tx: Transaction, most: int, held: frozenset[str] = f
 
     Leaders that are `held` stay noted. Raises FollowersHeld.
     """
-    ended = sorted(await tx.fetch(_ENDED_LEADERS, "take_ended_leaders", count=LEADERS_AT_ONCE))
-    await _keep_ended(tx, [each for each in ended if each.id in held])
-    leaders = [each for each in ended if each.id not in held]
+    # Their notes are locked until the commit, and changed in place: a retry of a leader waits, and deletes its note.
+    noted = sorted(await tx.fetch(_ENDED_LEADERS, "lock_ended_leaders", count=LEADERS_AT_ONCE))
+    leaders = [each for each in noted if each.id not in held]
     if leaders:
         roots = {each.id: {each.id} for each in leaders}
-        await note_unrun(tx, await _release(tx, leaders, roots, FollowerBudget(most)))
+        portion = FollowerBudget(most)
+        await note_unrun(tx, await _release(tx, leaders, roots, portion))
+        left = {each.id for each in portion.rest}
+        await _forget_ended(tx, [each.id for each in leaders if each.id not in left])
     return len(leaders)
 
 
@@ -491,6 +494,11 @@ async def _count_leaders(tx: Transaction, joined: Sequence[tuple[str, str, JobSt
 async def _keep_ended(tx: Transaction, left: Sequence[EndedLeader]) -> None:
     if left:
         await tx.execute("keep_ended_leaders", ended=left)
+
+
+async def _forget_ended(tx: Transaction, ids: Sequence[str]) -> None:
+    if ids:
+        await tx.execute("forget_ended_leaders", ids=ids)
 
 
 async def _lock_followers(
@@ -571,22 +579,22 @@ async def undo_end(tx: Transaction, job: EndedJob) -> None:
     """Undo the end of a job that is retried: what counts it is pending, and followers cancelled for it are blocked."""
     back = [job]
     while back:
-        leaders = {each.id for each in back if each.is_followed}
+        leaders: set[str] = set()
         while back:
-            back = await _uncount(tx, back)
-            leaders |= {batch.id for batch in back}
-        if not leaders:
-            return
-        await tx.execute("forget_ended_leaders", ids=sorted(leaders))
-        back = await tx.fetch(ENDED_JOBS, "cancelled_followers", leaders=sorted(leaders))
+            followed = sorted(each.id for each in back if each.is_followed)
+            leaders.update(followed)
+            # First: this waits for a commit that releases more of their followers, and counts more of them in joins.
+            await _forget_ended(tx, followed)
+            back = await _uncount(tx, back, followed)
+        if leaders:
+            back = await tx.fetch(ENDED_JOBS, "cancelled_followers", leaders=sorted(leaders))
         if back:
             await block(tx, [each.id for each in back], is_retry=False)
 
 
-async def _uncount(tx: Transaction, back: Sequence[EndedJob]) -> list[EndedJob]:
+async def _uncount(tx: Transaction, back: Sequence[EndedJob], followed: Sequence[str]) -> list[EndedJob]:
     """Take jobs and batches that are no longer final out of the counts. Returns the batches that were final before."""
     states = {each.id: each.state for each in back}
-    followed = sorted(each.id for each in back if each.is_followed)
     joined = await tx.fetch(_UNCOUNTED, "uncount_awaited_leaders", leaders=followed) if followed else []
     counts = [
         _BatchCount(count.id, *(-number for number in count[1:]))

@@ -252,14 +252,12 @@ WHERE true
 ORDER BY id
 ON CONFLICT (id) DO UPDATE SET ended_as = excluded.ended_as, after = excluded.after
 
--- name: take_ended_leaders
--- Delete and return some noted leaders on which no other transaction works. They are noted again if followers are left.
-DELETE FROM headgate.ended_leader
-WHERE id IN (SELECT id FROM headgate.ended_leader ORDER BY id LIMIT :count {for update skip locked})
-RETURNING id, ended_as AS state, after
+-- name: lock_ended_leaders
+-- Lock and return some noted leaders on which no other transaction works.
+SELECT id, ended_as AS state, after FROM headgate.ended_leader ORDER BY id LIMIT :count {for update skip locked}
 
 -- name: forget_ended_leaders
--- Delete the notes of leaders that are no longer final.
+-- Delete the notes of leaders that are no longer final, or that have no followers left.
 DELETE FROM headgate.ended_leader WHERE id {any:ids job_id}
 
 -- name: has_ended_leaders
