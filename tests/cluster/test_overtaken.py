@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, SystemClock
 from headgate.errors import LimitInUse
-from headgate.jobs.job import BucketRef, JobOptions, JobState, NewJob, RetentionTerms
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.job import BucketRef, JobOptions, JobState, NewJob, Origin, RetentionTerms
 from headgate.jobs.lifecycle import Finished
 from headgate.jobs.limit_sets import LimitSetChange
 from headgate.limits.key import BETWEEN_LEVELS
@@ -31,7 +32,7 @@ from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE
 from headgate.storage.records import Claim, FreeSlots
 from headgate.storage.stored_rows import bucket_id
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.dependencies import add_batch, follow, following
+from tests.conformance.storage_suite.dependencies import add_batch, batch_of, follow, following
 from tests.conformance.storage_suite.fair_queues import ORDER, turns
 from tests.conformance.storage_suite.joins import joined
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, recover
@@ -378,6 +379,20 @@ async def test_a_leader_that_is_retried_while_more_joins_count_it_is_counted_by_
     while await stores.left.storage.release_followers():
         pass
     assert len(await stores.left.take(5000)) == len(joined_by)
+
+
+async def test_jobs_that_are_added_to_a_batch_again_while_the_first_addition_commits_are_counted_once(
+    stores: TwoStores,
+) -> None:
+    """As after a lost reply. The fault: the batch counted these jobs twice, so it was never final."""
+    batch, _ = await add_batch(stores.left, 1)
+    new = replace(stores.left.new(), origin=Origin(batch=batch))
+    grown = [NewBatch(batch, 1, stores.clock.now(), grows=True)]
+    adding = stores.after("stored_ids", lambda: stores.right.storage.add([new], grown))
+    await stores.left.storage.add([new], grown)
+    await adding
+    record = await batch_of(stores.left, batch)
+    assert (record.total, record.pending) == (2, 2)
 
 
 # --------------------------------------------------------------------------------------- buckets that change meanwhile

@@ -345,9 +345,9 @@ async def grow_batches(
     if not growing:
         return
     members = {job.id: job.origin.batch for job in jobs if job.origin is not None and job.origin.batch in growing}
-    # A repeat after a lost reply: they have been counted.
-    stored = set(await tx.ids("stored_ids", ids=list(members)))
     before = {batch.id: batch for batch in await tx.fetch(_BATCHES, "counts_of_leaders", ids=growing)}
+    # A repeat after a lost reply: they have been counted. Read under the locks, as the first addition may just commit.
+    stored = set(await tx.ids("stored_ids", ids=list(members)))
     for id in growing:
         new = [job for job, batch in members.items() if batch == id and job not in stored]
         if not new:
