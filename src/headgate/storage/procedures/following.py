@@ -454,7 +454,7 @@ async def _leaders(tx: Transaction, ended: Sequence[EndedJob], roots: dict[str, 
     """Return those that have followers, and their batches that are final now, in the order of their ids."""
     states = {each.id: each.state for each in ended if each.is_followed}
     while ended:
-        final = await _count(tx, _batch_counts((each.batch, each.state) for each in ended))
+        final = await _count(tx, ((each.batch, each.state) for each in ended))
         batches = {batch.id for batch in final}
         for each in ended:
             if each.batch in batches:
@@ -488,7 +488,7 @@ async def _count_leaders(tx: Transaction, joined: Sequence[tuple[str, str, JobSt
     if not joined:
         return []
     await tx.execute("count_awaited_leaders", ended=joined)
-    return await _count(tx, _batch_counts((join, state) for join, _, state in joined))
+    return await _count(tx, ((join, state) for join, _, state in joined))
 
 
 async def _keep_ended(tx: Transaction, left: Sequence[EndedLeader]) -> None:
@@ -605,7 +605,7 @@ async def _uncount(tx: Transaction, back: Sequence[EndedJob], followed: Sequence
     if not counts:
         return []
     before = await tx.fetch(_BATCHES, "counts_of_leaders", ids=[count.id for count in counts])
-    await _write_counts(tx, counts, are_locked=True)
+    await tx.fetch(_BATCHES, "count_batches", counts=counts, now=tx.now)
     return [batch.ended for batch in before if batch.ended is not None]
 
 
@@ -645,27 +645,22 @@ async def _causes(tx: Transaction, leaders: Sequence[str]) -> dict[str, LeaderEr
     return causes
 
 
-async def _count(tx: Transaction, counts: Sequence[_BatchCount]) -> list[EndedJob]:
-    """Count members of batches that have become final. Returns the batches that are final now."""
+async def _count(tx: Transaction, ended: Iterable[tuple[str | None, JobState]]) -> list[EndedJob]:
+    """Count members of batches that have become final, as (batch, state). Returns the batches that are final now."""
+    counts = _batch_counts(ended)
+    if not counts:
+        return []
+    if len(counts) > 1 and not tx.has_one_writer:
+        # In the order of their ids.
+        await tx.fetch(_BATCHES, "counts_of_leaders", ids=[count.id for count in counts])
     final: list[EndedJob] = []
-    for batch in await _write_counts(tx, counts):
+    for batch in await tx.fetch(_BATCHES, "count_batches", counts=counts, now=tx.now):
         if batch.ended is None:
             continue
         final.append(batch.ended)
         for member in () if batch.is_join else await tx.fetch(_MEMBERS, "member_of_batch", batch=batch.id):
             await release_batch_permits(tx, batch.id, buckets_of_batch(member.buckets, member.terms))
     return final
-
-
-async def _write_counts(
-    tx: Transaction, counts: Sequence[_BatchCount], *, are_locked: bool = False
-) -> list[_BatchState]:
-    if not counts:
-        return []
-    if len(counts) > 1 and not are_locked and not tx.has_one_writer:
-        # In the order of their ids.
-        await tx.fetch(_BATCHES, "counts_of_leaders", ids=[count.id for count in counts])
-    return await tx.fetch(_BATCHES, "count_batches", counts=counts, now=tx.now)
 
 
 def _batch_count(id: str, states: Sequence[JobState]) -> _BatchCount:
