@@ -18,9 +18,7 @@ from headgate.jobs.identity import IdTaken, job_number
 from headgate.jobs.job import BucketRef, JobOptions, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.following import (
-    NO_PLACEMENTS,
     FollowerPlacement,
-    Placements,
     StoredEnqueue,
     grow_batches,
     leaders_of,
@@ -124,20 +122,20 @@ async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[Ne
         # Where several clients write, this may be the only statement, which is atomic without a transaction.
         at_once = INSERTED_AT_ONCE if tx.has_one_writer else len(jobs)
         for start in range(0, len(jobs), at_once or 1):
-            await _insert(tx, jobs[start : start + at_once], NO_PLACEMENTS)
+            await _insert(tx, jobs[start : start + at_once], {})
         return
     placed = await placements_of(tx, jobs, batches)
     await grow_batches(tx, jobs, batches, placed)
     for start in range(0, len(jobs), INSERTED_AT_ONCE):
-        await _insert(tx, jobs[start : start + INSERTED_AT_ONCE], placed)
+        await _insert(tx, jobs[start : start + INSERTED_AT_ONCE], placed.jobs)
     await store_dependencies(tx, jobs, batches, placed)
 
 
-async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Placements) -> None:
+async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement]) -> None:
     if not jobs:
         return
     lanes: dict[str, Lane] = {}
-    rows = _rows(jobs, placed.jobs, lanes)
+    rows = _rows(jobs, placed, lanes)
     final = [job.id for job, row in zip(jobs, rows, strict=True) if row[_STATE] in FINAL_STATES]
     if final:
         # A repeat after a lost reply: stored jobs stay as they are, and have been counted.

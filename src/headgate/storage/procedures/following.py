@@ -87,9 +87,6 @@ class Placements(NamedTuple):
     """The final states of all jobs and batches that were looked at; None or absent: not final."""
 
 
-NO_PLACEMENTS = Placements({}, {}, {})
-
-
 class EndedLeader(NamedTuple):
     """A final job or batch whose followers, and joins, with ids above `after` still have to be handled."""
 
@@ -213,32 +210,16 @@ _UNCOUNTED = RowDecoder(_Uncounted, "leader of batch")
 
 
 async def placements_of(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Placements:
-    """Return where new jobs go that have leaders or batches. Their leaders are locked until the jobs are stored."""
+    """Return where new jobs go that have leaders or batches. Their leaders are locked until the jobs are stored.
+
+    A leader among the jobs comes before its followers, also through a batch. Raises LeaderNotFound for one that is
+    neither stored nor among the jobs and batches.
+    """
     own = {job.id for job in jobs} | {batch.id for batch in batches}
     leaders = sorted(leaders_of(jobs, batches) - own)
     ends = await _locked_ends(tx, leaders) if leaders else {}
     not_succeeded = sorted(id for id, end in ends.items() if end is not None and end.is_failure)
-    return _placements(jobs, batches, ends, await _causes(tx, not_succeeded))
-
-
-def leaders_of(jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> set[str]:
-    """Return the ids of the leaders that new jobs follow and new joins count."""
-    leaders = {job.origin.follows for job in jobs if job.origin is not None and job.origin.follows is not None}
-    return leaders.union(*(batch.leaders for batch in batches))
-
-
-def _placements(
-    jobs: Sequence[NewJob],
-    batches: Sequence[NewBatch],
-    ends: Mapping[str, JobState | None],
-    causes: Mapping[str, LeaderError],
-) -> Placements:
-    """Return where new jobs go. A leader among them comes before its followers, also through a batch.
-
-    `ends` has the final states of stored leaders (None: not final), and `causes` the errors of those that did not
-    succeed. Raises LeaderNotFound for a leader that is neither stored nor among the jobs and batches.
-    """
-    ended = _Ends(batches, ends, causes)
+    ended = _Ends(batches, ends, await _causes(tx, not_succeeded))
     joined = {leader: batch.id for batch in batches for leader in batch.leaders}
     for leader in joined.keys() - ended.known.keys() - {job.id for job in jobs}:
         raise LeaderNotFound(joined[leader], leader)
@@ -253,8 +234,18 @@ def _placements(
     return Placements(placed, {count.id: count for count in counts}, ended.known)
 
 
+def leaders_of(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> set[str]:
+    """Return the ids of the leaders that new jobs follow and new joins count."""
+    leaders = {job.origin.follows for job in jobs if job.origin is not None and job.origin.follows is not None}
+    return leaders.union(*(batch.leaders for batch in batches))
+
+
 class _Ends:
-    """The ends that are final while new jobs are placed: stored leaders, new jobs, batches with only final members."""
+    """The ends that are final while new jobs are placed: stored leaders, new jobs, batches with only final members.
+
+    `ends` has the final states of stored leaders (None: not final), and `causes` the errors of those that did not
+    succeed.
+    """
 
     def __init__(
         self,
@@ -274,19 +265,14 @@ class _Ends:
             if state is None:
                 self.known[id] = None
             else:
-                cause = causes.get(id)
-                self.add(
-                    id, state, None, None if cause is None else cause.error, is_batch=bool(cause and cause.is_batch)
-                )
+                self.add(id, state, None)
         for batch in batches:
             if not batch.total and not batch.grows:
-                self.add(batch.id, JobState.SUCCEEDED, batch.batch, None)
+                self.add(batch.id, JobState.SUCCEEDED, batch.batch)
 
-    def add(
-        self, id: str, state: JobState, batch: str | None, error: JobError | None, *, is_batch: bool = False
-    ) -> None:
+    def add(self, id: str, state: JobState, batch: str | None, error: JobError | None = None) -> None:
         """Note an end: it is counted by its batch and by joins, which may be final then."""
-        self.causes.setdefault(id, LeaderError(id, error, is_batch))
+        self.causes.setdefault(id, LeaderError(id, error))
         left = [(id, state, batch)]
         while left:
             id, state, batch = left.pop()
@@ -395,7 +381,7 @@ async def store_dependencies(
             bool(batch.leaders),
             batch.schedule,
             batch.name,
-            *placed.counts.get(batch.id, _BatchCount(batch.id))[1:],
+            *placed.counts[batch.id][1:],
         )
         for batch in batches
     ]
