@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from headgate.storage.postgres.dialect import Insertion, PostgresDialect, statements_of
-from headgate.storage.procedures.add import _COLUMNS, _LaneRow
+from headgate.storage.procedures.add import _COLUMNS
 from headgate.storage.sqlite.dialect import STATEMENTS, SqliteDialect, Statement
 from headgate.storage.statements import ParameterColumn, Table, Template
 
@@ -107,4 +107,4 @@ def test_new_jobs_and_their_lanes_are_in_the_order_of_their_statement() -> None:
     statement = statements_of("headgate")["add_jobs"]
     assert isinstance(statement, Insertion)
     shape = {name: table.columns for name, table in statement.tables.items()}
-    assert shape == {"new": _COLUMNS, "lanes": _LaneRow._fields}
+    assert shape == {"new": _COLUMNS, "lanes": ("id", "queue", "buckets", "wait_mode", "place")}

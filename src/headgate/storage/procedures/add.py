@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import gt, itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import astuple, replace
 
@@ -48,16 +48,6 @@ _ID, _LANE, _STATE, _DELAYED, _RUN_AT = map(_COLUMNS.index, ("id", "lane", "stat
 
 _NewRow = tuple[Any, ...]
 """A job as it is inserted, in the order of `_COLUMNS`."""
-
-
-class _LaneRow(NamedTuple):
-    """A lane in which jobs arrive, as `Lane`, and its place among them."""
-
-    id: str
-    queue: str
-    buckets: tuple[BucketRef, ...]
-    wait_mode: str
-    place: int
 
 
 _STORED = RowDecoder(StoredEnqueue, "job")
@@ -175,9 +165,10 @@ async def _without_stored(tx: Transaction, jobs: Sequence[NewJob], rows: list[_N
     return list({row[_ID]: row for row in reversed(rows) if row[_ID] not in stored}.values())[::-1]
 
 
-def _lane_rows(lanes: Mapping[str, Lane]) -> list[_LaneRow]:
+def _lane_rows(lanes: Mapping[str, Lane]) -> list[tuple[Any, ...]]:
+    """Return the lanes in which jobs arrive, each with its place among them, as they are passed to the statement."""
     places = enumerate(lanes.items())
-    return [_LaneRow(id, lane.queue, lane.buckets, lane.wait_mode, place) for place, (id, lane) in places]
+    return [(id, lane.queue, lane.buckets, lane.wait_mode, place) for place, (id, lane) in places]
 
 
 def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes: dict[str, Lane]) -> list[_NewRow]:
