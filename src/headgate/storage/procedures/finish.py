@@ -6,7 +6,7 @@ Buckets are locked before jobs, in the order of their ids. It never waits for jo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -30,7 +30,7 @@ from headgate.storage.procedures.buckets import (
     remove_holders,
 )
 from headgate.storage.procedures.following import resolve_followers
-from headgate.storage.procedures.lanes import Lane, LaneMember, add_arrivals, arrival_of, lane_of
+from headgate.storage.procedures.lanes import Arrival, LaneMember, add_arrivals, arrival_of, lane_of
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.records import Amendment
 from headgate.storage.stored_rows import RowDecoder
@@ -74,11 +74,6 @@ class RunningJob(LaneMember):
         return self.id, self.fence
 
     @property
-    def state_after(self) -> JobState:
-        """The state in which it is returned: waiting, or cancelled if that was requested."""
-        return JobState.CANCELLED if self.cancel_requested else JobState.WAITING
-
-    @property
     def rates(self) -> tuple[BucketRef, ...]:
         """The buckets that count its starts."""
         return without(self.buckets, NO_BUCKETS if self.terms is None else self.terms.permits)
@@ -107,19 +102,6 @@ class _EndedHere(msgspec.Struct, array_like=True):
         if ending.state is JobState.CANCELLED and ending.error is None:
             return bool(self.cancel_requested)
         return ending.error == self.error
-
-
-class _ReturnedRow(msgspec.Struct):
-    id: str
-    unspent: int
-    lost: int
-    delayed: bool
-    run_at: int
-    error: JobError | None
-    give_up_at: int | None
-    held: BucketMask
-    passed: BucketMask
-    lane: str
 
 
 _RUNNING = RowDecoder(RunningJob, "job")
@@ -280,23 +262,26 @@ async def wait_again(
     that `are_lost` ended with their node.
     """
     superseded = await _supersede(tx, [job for job, _ in returned])
-    left = [(job, ending) for job, ending in returned if job.id not in superseded]
-    if left:
-        lanes = [_lane_after(job, ending, is_lost=are_lost) for job, ending in left]
-        rows = [
-            _row_of(job, ending, lane, tx.now, is_lost=are_lost)
-            for (job, ending), lane in zip(left, lanes, strict=True)
-        ]
+    rows: list[tuple[Any, ...]] = []
+    arrivals: list[Arrival] = []
+    for job, ending in returned:
+        if job.id in superseded:
+            continue
+        is_retry = ending.spent and not are_lost
+        held = job.kept(JobState.CANCELLED if job.cancel_requested else JobState.WAITING)
+        passed = job.terms.free_retries if is_retry and job.terms is not None else job.passed
+        lane = lane_of(job.queue, job.buckets, job.terms, union(held, passed))
+        # Without a requested time, its time and its rank stay.
+        delayed = job.delayed or ending.run_at is not None
+        run_at = job.run_at if ending.run_at is None else ending.run_at
+        give_up_at = job.waits_until(ending.run_at or tx.now)
+        unspent, lost = int(not ending.spent), int(are_lost)
+        rows.append((job.id, unspent, lost, delayed, run_at, ending.error, give_up_at, held, passed, lane.id))
+        if not job.cancel_requested:
+            arrivals.append(arrival_of(lane, run_at, job.rank, delayed=delayed))
+    if rows:
         await tx.execute("give_back", back=rows, now=tx.now)
-        await add_arrivals(
-            tx,
-            [
-                # Without a requested time, its time and its rank stay.
-                arrival_of(lane, row.run_at, job.rank, delayed=row.delayed)
-                for (job, _), lane, row in zip(left, lanes, rows, strict=True)
-                if not job.cancel_requested
-            ],
-        )
+        await add_arrivals(tx, arrivals)
     return [job.ended(JobState.CANCELLED) for job, _ in returned if job.cancel_requested or job.id in superseded]
 
 
@@ -410,29 +395,3 @@ async def _supersede(tx: Transaction, jobs: Sequence[RunningJob]) -> Collection[
         [(unique[id], JobState.CANCELLED, None, superseded_error(successor)) for id, successor in successors.items()],
     )
     return successors.keys()
-
-
-def _lane_after(job: RunningJob, ending: Returned, *, is_lost: bool) -> Lane:
-    passed = _passed_after(job, ending, is_lost=is_lost)
-    return lane_of(job.queue, job.buckets, job.terms, union(job.kept(job.state_after), passed))
-
-
-def _passed_after(job: RunningJob, ending: Returned, *, is_lost: bool) -> BucketMask:
-    is_retry = ending.spent and not is_lost
-    return job.terms.free_retries if job.terms is not None and is_retry else job.passed
-
-
-def _row_of(job: RunningJob, ending: Returned, lane: Lane, now: int, *, is_lost: bool) -> _ReturnedRow:
-    terms, run_at = job.terms, ending.run_at
-    return _ReturnedRow(
-        id=job.id,
-        unspent=int(not ending.spent),
-        lost=int(is_lost),
-        delayed=job.delayed or run_at is not None,
-        run_at=job.run_at if run_at is None else run_at,
-        error=ending.error,
-        give_up_at=(run_at or now) + terms.patience if terms is not None and terms.patience else None,
-        held=job.kept(job.state_after),
-        passed=_passed_after(job, ending, is_lost=is_lost),
-        lane=lane.id,
-    )

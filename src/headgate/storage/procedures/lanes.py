@@ -82,6 +82,10 @@ class LaneMember(msgspec.Struct):
         """Return the permits that it keeps when it becomes `state`."""
         return NO_BUCKETS if self.terms is None else self.terms.kept(self.held, state)
 
+    def waits_until(self, ready_at: int) -> int | None:
+        """Return the end of its max_wait if it is ready then; None without one."""
+        return None if self.terms is None or not self.terms.patience else ready_at + self.terms.patience
+
     def ended(self, state: JobState) -> EndedJob:
         """Return the job as one that has become final in this state."""
         return EndedJob(self.id, state, self.is_followed, self.batch)
@@ -134,10 +138,6 @@ class LockedJob(LaneMember):
         if self.has_costs:
             return list(self.buckets)
         return [*chosen(self.buckets, self.held), *buckets_of_batch(self.buckets, self.terms)]
-
-    def waits_until(self, ready_at: int) -> int | None:
-        """Return the end of its max_wait if it is ready then; None without one."""
-        return None if self.terms is None or not self.terms.patience else ready_at + self.terms.patience
 
 
 LOCKED_JOBS = RowDecoder(LockedJob, "job", state=JobState.WAITING)
