@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import chain, groupby
 from operator import attrgetter
 
 import msgspec
@@ -70,11 +70,6 @@ class _StoredNode(msgspec.Struct):
     is_join: bool
 
 
-class _Joined(msgspec.Struct):
-    batch: JobId
-    leader: JobId
-
-
 class _Count(msgspec.Struct):
     task: str
     state: str
@@ -111,7 +106,6 @@ class _Pending(msgspec.Struct):
 
 
 _NODES = RowDecoder(_StoredNode, "job or batch")
-_JOINED = RowDecoder(_Joined, "leader of batch")
 _COUNTS = RowDecoder(_Count, "count of jobs")
 _DOWNSTREAM = RowDecoder(_Reached, "job", state=JobState.WAITING)
 _COUNTED = RowDecoder(_Counted, "member of batch")
@@ -124,8 +118,7 @@ async def graph(tx: Transaction, start: str, most: int) -> JobGraph:
     Jobs of a batch that follow nothing and are not followed are not part of it; if it starts at the batch, they are
     groups by task.
     """
-    found = _Graph()
-    todo = await _walk(tx, found, {start}, most, most * EDGES_PER_NODE)
+    found, todo = await _walk(tx, start, most)
     is_whole = not todo and len(found.nodes) <= most
     batch = found.batch_of(start)
     counts: list[_Count] = []
@@ -135,15 +128,13 @@ async def graph(tx: Transaction, start: str, most: int) -> JobGraph:
     if is_whole and not found.has_too_many_edges:
         return found.result(plain)
     if batch is None or (found.nodes[batch].total or 0) <= MOST_READ:
-        found = _Graph()
-        todo = await _walk(tx, found, {start}, MOST_READ, MOST_READ * EDGES_PER_NODE)
+        found, todo = await _walk(tx, start, MOST_READ)
         if not todo and not found.has_too_many_edges:
             is_at_least = any((node.total or 0) > MOST_MEMBERS for node in found.nodes.values())
             return found.folded(plain, {}, is_at_least=is_at_least)
     if batch is not None:
-        found = _Graph()
         ends = {id for each in counts if not each.is_plain for id in (each.first, each.last)}
-        await _sample(tx, found, {start, batch, *ends})
+        found = await _sample(tx, {start, batch, *ends})
     tasks: dict[str, Counter[str]] = {}
     for each in counts:
         if not each.is_plain:
@@ -181,7 +172,6 @@ class _Graph:
         self.has_too_many_edges = False
         self._ended_at: dict[str, int | None] = {}
         self._follows: dict[str, tuple[str, str]] = {}
-        self._members: set[GraphEdge] = set()
         self._batches: dict[str, str] = {}
         self._leaders: dict[str, set[str]] = {}
 
@@ -199,18 +189,14 @@ class _Graph:
             self._ended_at[node.id] = node.finished_at
         if node.follows is not None:
             self._follows[node.id] = (node.follows, node.needs or "success")
-        return {id for id in (node.follows, self._add_member(node.id, node.batch)) if id is not None}
+        if node.batch is not None:
+            self._batches[node.id] = node.batch
+        return {id for id in (node.follows, node.batch) if id is not None}
 
-    def add_leader(self, joined: _Joined) -> set[str]:
+    def add_leader(self, leader: _Counted) -> set[str]:
         """Add a leader that a join counts. Returns both ids."""
-        self._leaders.setdefault(joined.batch, set()).add(joined.leader)
-        return {joined.batch, joined.leader}
-
-    def _add_member(self, id: str, batch: str | None) -> str | None:
-        if batch is not None:
-            self._members.add(GraphEdge(id, batch, "member"))
-            self._batches[id] = batch
-        return batch
+        self._leaders.setdefault(leader.counted_by, set()).add(leader.id)
+        return {leader.counted_by, leader.id}
 
     def _edges(self) -> set[GraphEdge]:
         """Return the edges between nodes. A leader that is not stored any more becomes a node without a state."""
@@ -218,17 +204,20 @@ class _Graph:
             GraphEdge(leader, job, needs)
             for job, (follows, needs) in self._follows.items()
             for leader in self._leaders.get(follows, {follows})
-        } | self._members
+        } | {GraphEdge(id, batch, "member") for id, batch in self._batches.items()}
         for edge in edges:
             for id in (edge.source, edge.target):
                 if id in self.seen and id not in self.nodes and id not in self._leaders:
                     self.nodes[id] = GraphNode(id, None, None)
         return {edge for edge in edges if edge.source in self.nodes and edge.target in self.nodes}
 
+    def _leaders_in(self, edges: set[GraphEdge]) -> Mapping[str, Sequence[str]]:
+        return _leaders(sorted(self.nodes), ((edge.source, edge.target) for edge in edges))
+
     def result(self, plain: Sequence[tuple[GraphNode, GraphEdge]]) -> JobGraph:
         """Return the graph as it is, with the groups of plain jobs."""
         edges = self._edges()
-        critical = critical_path(_leaders(self.nodes, edges), self._ended_at)
+        critical = critical_path(self._leaders_in(edges), self._ended_at)
         return _graph(list(self.nodes.values()), edges, plain, is_folded=False, critical=critical)
 
     def folded(
@@ -244,11 +233,11 @@ class _Graph:
         `tasks` are counts of the jobs in `batch`. They replace what was read of a task that has one depth only.
         """
         edges = self._edges()
-        depth = depths(_leaders(self.nodes, edges))
+        depth = depths(self._leaders_in(edges))
         keys: dict[str, Hashable] = {id: (*_kind(node), depth[id]) for id, node in self.nodes.items()}
         if len(set(keys.values())) > MOST_GROUPS:
             keys = {id: _kind(node) for id, node in self.nodes.items()}
-        around = {edge.target for edge in self._members}
+        around = set(self._batches.values())
         for id in around & keys.keys():
             if len(around) <= MOST_GROUPS:
                 keys[id] = id
@@ -282,10 +271,11 @@ def _kind(node: GraphNode) -> tuple[str | None, bool]:
     return node.task, node.state is None
 
 
-def _leaders(nodes: Mapping[str, GraphNode], edges: set[GraphEdge]) -> Mapping[str, Sequence[str]]:
-    leaders: dict[str, list[str]] = {id: [] for id in sorted(nodes)}
-    for edge in edges:
-        leaders[edge.target].append(edge.source)
+def _leaders(ids: Iterable[str], pairs: Iterable[tuple[str, str]]) -> Mapping[str, Sequence[str]]:
+    """Return what comes before each of these ids, given pairs of an id and one after it."""
+    leaders: dict[str, list[str]] = {id: [] for id in ids}
+    for before, after in pairs:
+        leaders[after].append(before)
     return leaders
 
 
@@ -304,28 +294,31 @@ def _graph(
     return JobGraph(sorted(nodes, key=attrgetter("id")), in_order, is_folded, critical)
 
 
-async def _walk(tx: Transaction, found: _Graph, todo: set[str], most: int, most_edges: int) -> set[str]:
-    """Read what is connected with these ids, up to about `most` jobs and batches. Returns the ids that it did not read.
+async def _walk(tx: Transaction, start: str, most: int) -> tuple[_Graph, set[str]]:
+    """Read what is connected with an id, up to about `most` jobs and batches. Returns also the ids that were not read.
 
     It stops at too many edges.
     """
+    found, todo, most_edges = _Graph(), {start}, most * EDGES_PER_NODE
     while todo and len(found.nodes) <= most and not found.has_too_many_edges:
         ids = sorted(todo)[: most + 1]
         found.seen.update(ids)
         todo = (todo | await _read(tx, found, ids, most + 1, most_edges, members=MOST_MEMBERS)) - found.seen
-    return todo
+    return found, todo
 
 
-async def _sample(tx: Transaction, found: _Graph, todo: set[str]) -> None:
+async def _sample(tx: Transaction, todo: set[str]) -> _Graph:
     """Read some of what is connected with these ids, the first and the last ids first: later steps have higher ones."""
+    found = _Graph()
     for _ in range(MOST_ROUNDS):
         ids = sorted(todo)
         if len(ids) > SAMPLED:
             ids = ids[: SAMPLED // 2] + ids[-SAMPLED // 2 :]
         if not ids or len(found.nodes) > MOST_SAMPLED:
-            return
+            break
         found.seen.update(ids)
         todo = (todo | await _read(tx, found, ids, SAMPLED, SAMPLED, members=0)) - found.seen
+    return found
 
 
 async def _read(
@@ -338,7 +331,7 @@ async def _read(
         if node.task is None and not node.is_join and members:
             beside |= set(await tx.ids("graph_members", id=node.id, most=members, count=count))
     beside |= set(await tx.ids("graph_followers", ids=ids, count=count))
-    joins = await tx.fetch(_JOINED, "graph_joins", ids=ids, count=most_edges + 1)
+    joins = await tx.fetch(_COUNTED, "graph_joins", ids=ids, count=most_edges + 1)
     found.has_too_many_edges = len(joins) > most_edges
     for joined in joins:
         beside |= found.add_leader(joined)
@@ -375,15 +368,8 @@ async def downstream_of(tx: Transaction, batch_id: str) -> Downstream:
     left = [job for job in jobs.values() if not job.cancel_requested]
     released = [job for job in left if job.is_released]
     # It takes 2 s for a million jobs, and matters only if the end of one releases another.
-    depth = depths(_earlier(order)) if released else {}
+    depth = depths(_leaders(chain.from_iterable(order), order)) if released else {}
     released.sort(key=lambda job: (-depth.get(job.id, 0), job.id))
     others = sorted((job for job in left if not job.is_released), key=lambda job: (job.is_blocked, job.id))
     requested = [job.id for job in jobs.values() if job.cancel_requested]
     return Downstream([job.id for job in released], [job.id for job in others], requested)
-
-
-def _earlier(order: Sequence[tuple[str, str]]) -> Mapping[str, Sequence[str]]:
-    earlier: dict[str, list[str]] = {id: [] for pair in order for id in pair}
-    for before, after in order:
-        earlier[after].append(before)
-    return earlier

@@ -292,7 +292,7 @@ WITH RECURSIVE found (id) AS (
 )
 SELECT
     job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, cancel_requested,
-    state = 'blocked' AS is_blocked, {field:origin.on} AS needs, job.follows, 0 AS depth
+    state = 'blocked' AS is_blocked, {field:origin.on} AS needs, job.follows
 FROM found
 CROSS JOIN headgate.job
 WHERE job.id = found.id

@@ -29,10 +29,10 @@ SELECT id FROM headgate.job WHERE follows {any:ids job_id} LIMIT :count
 -- name: graph_joins
 -- Return which leaders the joins among these count, and which joins count one of these. Up to :count of each: what there
 -- is of a larger number is not read.
-SELECT batch, leader
+SELECT leader AS id, batch AS counted_by
 FROM (SELECT batch, leader FROM headgate.awaited_leader WHERE batch {any:ids job_id} LIMIT :count) AS counted
 UNION ALL
-SELECT batch, leader
+SELECT leader, batch
 FROM (SELECT batch, leader FROM headgate.awaited_leader WHERE leader {any:ids job_id} LIMIT :count) AS counting
 
 -- name: graph_members
