@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -20,7 +21,7 @@ from headgate.limits.concurrency import UNKNOWN_PERMITS, Semaphore, dump_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.plural import counted
-from headgate.storage.driver import Transaction
+from headgate.storage.driver import NO_RULES, Transaction
 from headgate.storage.facts import Contradiction
 from headgate.storage.live_rules import LiveRules, read_settings
 from headgate.storage.procedures.add import remove_tags
@@ -161,7 +162,9 @@ async def delete(
 
 async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> list[str]:
     """Delete jobs that finished before then, as many as one commit may delete. Returns the ids of the deleted jobs."""
-    found = found[: _prunable_at_once([job.lines for job in found])]
+    # So many that they have logged no more than one commit may delete; at least one.
+    lines = list(accumulate(job.lines for job in found))
+    found = found[: max(1, bisect_right(lines, LINES_AT_ONCE))]
     if not found:
         return []
     # A permit that was kept until a job succeeds is released with the job at the latest.
@@ -192,16 +195,6 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> l
     if batches:
         await tx.execute("prune_batches_of", ids=sorted(batches), before=before)
     return ids
-
-
-def _prunable_at_once(lines: Sequence[int]) -> int:
-    """Return how many of the jobs to prune go into one commit, given how many lines each has logged; at least 1."""
-    total = 0
-    for place, count in enumerate(lines):
-        total += count
-        if place and total > LINES_AT_ONCE:
-            return place
-    return len(lines)
 
 
 async def evict(tx: Transaction, count: int = 1000) -> int:
@@ -251,7 +244,7 @@ async def pause_queue(tx: Transaction, queue: str, audit_record: AuditRecord | N
     return is_changed
 
 
-async def check(tx: Transaction, declared: Mapping[str, AnyRule] = MappingProxyType({})) -> Sequence[Contradiction]:
+async def check(tx: Transaction, declared: Mapping[str, AnyRule] = NO_RULES) -> Sequence[Contradiction]:
     """Return the contradictions between jobs, nodes, lanes and buckets, and rows that do not agree with themselves.
 
     The states of buckets are read by the rules of their limits: those set at run time, else those `declared`.
