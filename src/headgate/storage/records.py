@@ -24,8 +24,6 @@ from headgate.storage.fetched import FetchedBalance
 
 T = TypeVar("T")
 
-_encode = msgspec.json.Encoder().encode
-
 LIMIT_SET_LIVES = 180 * SECOND
 """How long a limit set lives after it was last noted, if the caller gives no other time, in microseconds."""
 
@@ -589,26 +587,6 @@ class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
     skipped_at: int | None = None
     skips: int = 0
     unreadable: str | None = None
-
-    def columns(self) -> dict[str, Any]:
-        """Return the columns of its row except the revision; values that are not scalar are JSON text."""
-        return {
-            "name": self.name,
-            "task": self.call.task,
-            "call": _encode(self.call).decode(),
-            "rules": _encode(self.rules).decode(),
-            "started_at": self.course.started_at,
-            "next_at": self.course.next_at,
-            "last_at": self.course.last_at,
-            "runs": self.course.runs,
-            "last_job": self.last_job,
-            "paused_at": self.paused_at,
-            "is_declared": self.is_declared,
-            "formerly": self.formerly,
-            "skipped": self.skipped,
-            "skipped_at": self.skipped_at,
-            "skips": self.skips,
-        }
 
 
 class Fired(msgspec.Struct, frozen=True):

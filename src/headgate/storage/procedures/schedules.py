@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
@@ -13,6 +14,7 @@ from headgate.storage.driver import Transaction
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.history import note_enqueued
 from headgate.storage.records import DueSchedules, Fired, ScheduleRecord
+from headgate.storage.statements import as_json
 from headgate.storage.stored_rows import RowDecoder
 
 
@@ -37,7 +39,7 @@ async def put_schedule(tx: Transaction, record: ScheduleRecord, *, replaces: int
     False, and nothing is written, if the stored revision differs. The store itself counts the jobs of the schedule:
     it ignores `open` in the record, and `runs` unless it begins `anew`.
     """
-    values = record.columns()
+    values = _columns(record)
     if replaces is None:
         await _announce_new(tx)
         return await tx.execute("add_schedule", **values) == 1
@@ -61,7 +63,7 @@ async def take_over_schedule(tx: Transaction, record: ScheduleRecord, *, was: st
     await _announce_new(tx)
     if not await tx.values("lock_schedules", named=[(was, replaces)]):
         return False
-    if await tx.execute("add_schedule", **record.columns()) != 1:
+    if await tx.execute("add_schedule", **_columns(record)) != 1:
         return False
     # Waits for jobs that are ending, so that their notes are counted.
     await tx.execute("move_scheduled_jobs", name=record.name, was=was)
@@ -69,6 +71,13 @@ async def take_over_schedule(tx: Transaction, record: ScheduleRecord, *, was: st
     await tx.execute("take_over_schedule", name=record.name, was=was)
     await tx.execute("remove_schedule", name=was)
     return True
+
+
+def _columns(record: ScheduleRecord) -> dict[str, Any]:
+    """Return the columns of a schedule's row, by name, as parameters; values that are not scalar are JSON text."""
+    call, rules = record.call, record.rules
+    values = {"task": call.task, "call": as_json(call), "rules": as_json(rules)}
+    return asdict(record) | asdict(record.course) | values
 
 
 async def fire(tx: Transaction, fired: Sequence[Fired]) -> Sequence[bool]:
