@@ -62,10 +62,15 @@ _logged: set[tuple[str, str, str]] = set()
 
 
 class Field(NamedTuple):
-    """A column of a row: a number or text as it is stored, a truth value, or JSON text that is decoded."""
+    """A column of a row: a number or text as it is stored, a truth value, or JSON text that is decoded.
+
+    `blank` takes the place of a value that cannot be read as `type`.
+    """
 
     name: str
     kind: Literal["plain", "boolean", "json"]
+    type: Any
+    blank: Any
 
 
 class RowDecoder(Generic[R]):
@@ -104,15 +109,14 @@ class RowDecoder(Generic[R]):
         self._decode_all = msgspec.json.Decoder(list[kind], strict=False).decode  # type: ignore[valid-type]
         names: Sequence[str] = getattr(kind, "__struct_fields__", None) or kind._fields  # type: ignore[attr-defined]
         types = get_type_hints(kind)
-        self._fields = [
-            (name, types[name], blanks[name] if name in blanks else _blank(types[name]))
+        self._names_faults = "unreadable" in names
+        self.fields: list[Field] = [
+            Field(name, _kind_of(types[name]), types[name], blanks[name] if name in blanks else _blank(types[name]))
             for name in names
             if name != "unreadable"
         ]
-        self._names_faults = "unreadable" in names
-        self.names: list[str] = [name for name in names if name != "unreadable"]
-        self.fields: list[Field] = [Field(name, _kind_of(types[name])) for name in names if name != "unreadable"]
-        converters = ((place, _converter(types[field.name], field)) for place, field in enumerate(self.fields))
+        self.names: list[str] = [field.name for field in self.fields]
+        converters = enumerate(map(_converter, self.fields))
         self._converters = [(place, convert) for place, convert in converters if convert is not None]
         places = [place for place, _ in self._converters]
         self._pick: Callable[[Sequence[Any]], Any] = itemgetter(*places) if places else lambda row: None
@@ -172,12 +176,12 @@ class RowDecoder(Generic[R]):
         """Return one row with blanks for what cannot be read; a JSON value may be text or already decoded."""
         values: dict[str, Any] = {}
         faults: list[str] = []
-        for (name, kind, blank), value in zip(self._fields, row, strict=False):
+        for field, value in zip(self.fields, row, strict=False):
             try:
-                values[name] = _read(value, kind)
+                values[field.name] = _read(value, field.type)
             except (msgspec.DecodeError, UnicodeError) as error:
-                values[name] = blank(value) if callable(blank) else blank
-                faults.append(f"{name}: {error}")
+                values[field.name] = field.blank(value) if callable(field.blank) else field.blank
+                faults.append(f"{field.name}: {error}")
         if faults and not self._names_faults and "buckets" in values and "terms" in values:
             unread = {fault.partition(":")[0] for fault in faults}
             values["buckets"], values["terms"] = _in_agreement(
@@ -264,11 +268,11 @@ def _is_plain(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, (int, str, float, bytes, Enum))
 
 
-def _converter(kind: Any, field: Field) -> Any:
+def _converter(field: Field) -> Any:
     """Return a function that converts a column to its field's type; None if no conversion is needed."""
-    kinds = _kinds(kind)
+    kinds = _kinds(field.type)
     if field.kind == "json":
-        decode = msgspec.json.Decoder(kind).decode
+        decode = msgspec.json.Decoder(field.type).decode
         # Many jobs have equal values, and they are immutable.
         return lru_cache(10_000)(decode) if kinds in ([tuple[BucketRef, ...]], [LimitTerms]) else decode
     if field.kind == "boolean":
@@ -295,9 +299,10 @@ def _text(number: int | None) -> str | None:
 
 def _from_array(kind: type[R], ids: Sequence[str]) -> type[R]:
     """Return a type with the same fields that is decoded from a JSON array, as rows are, with numbers for `ids`."""
-    numbers = {name: int | None if _is_optional(kind, name) else int for name in ids}
+    types = get_type_hints(kind)
+    numbers = {name: int | None if NoneType in get_args(types[name]) else int for name in ids}
     if not issubclass(kind, msgspec.Struct):
-        fields = {**get_type_hints(kind), **numbers}
+        fields = {**types, **numbers}
         return cast(type[R], type(kind.__name__, (kind,), {"__annotations__": fields})) if ids else kind
     if kind.__struct_config__.array_like and not ids:
         return kind
@@ -308,10 +313,6 @@ def _from_array(kind: type[R], ids: Sequence[str]) -> type[R]:
         defaults = msgspec.structs.fields(kind)
         namespace |= {field.name: field.default for field in defaults if field.name in numbers and not field.required}
     return cast(type[R], metaclass(kind.__name__, (kind,), namespace, array_like=True))
-
-
-def _is_optional(kind: Any, name: str) -> bool:
-    return NoneType in get_args(get_type_hints(kind)[name])
 
 
 def _blank(kind: Any) -> Any:
