@@ -70,9 +70,7 @@ class Batcher(Generic[W]):
         # Not at the end of a task: one that is cancelled before its first step never gets there.
         committing.add_done_callback(partial(self._settle, group))
 
-    def _settle(
-        self, group: Sequence[tuple[W, asyncio.Future[Any]]], committing: asyncio.Future[Sequence[Any]]
-    ) -> None:
+    def _settle(self, group: Sequence[Waiting[W]], committing: asyncio.Future[Sequence[Any]]) -> None:
         self._committing = None
         error = asyncio.CancelledError() if committing.cancelled() else committing.exception()
         if error is None:

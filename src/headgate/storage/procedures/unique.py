@@ -146,13 +146,13 @@ async def add_unique(
     duplicates = await _stored_before(tx, [job for job in jobs if job.id in stored])
     new = [job for job in jobs if job.id not in stored]
     addition = _Addition(tx, is_users=is_users)
-    await addition.read([key for job in new if (key := key_of(job)) is not None])
-    require_no_duplicate(new, addition.holders)
+    holders = await addition.read([key for job in new if (key := key_of(job)) is not None])
+    require_no_duplicate(new, holders)
     if batches:
         await add_jobs(tx, (), batches)
     if not tx.has_one_writer:
         new = list(in_lock_order(new))
-    for are_free, group in in_sets(new, addition.holders):
+    for are_free, group in in_sets(new, holders):
         placed = [following(job, duplicates) for job in group]
         # Of those that seemed free, other clients may have taken the keys of some.
         for job in await addition.insert(placed) if are_free else placed:
@@ -186,15 +186,11 @@ class _Addition:
         self._known: dict[Key, list[LockedJob]] = {}
         self._notes: list[ReplacementNote] = []
 
-    async def read(self, keys: Iterable[Key]) -> None:
-        """Read the jobs under these keys."""
+    async def read(self, keys: Iterable[Key]) -> dict[Key, KeyHolders]:
+        """Read and return the jobs that hold these keys."""
         distinct = list(dict.fromkeys(keys))
         known = _by_key(await self._under_keys(distinct))
         self._known = {key: known[key] for key in distinct}
-
-    @property
-    def holders(self) -> dict[Key, KeyHolders]:
-        """The jobs that have been read, by key."""
         return {key: _key_holders(rows) for key, rows in self._known.items()}
 
     async def add(self, job: NewJob) -> str | None:
