@@ -824,18 +824,6 @@ LEFT JOIN headgate.paused_queue ON paused_queue.queue = named.queue
 LEFT JOIN counted ON counted.queue = named.queue
 ORDER BY named.queue
 
--- part: is_served(queue)
-$queue {any:queues text} AND $queue NOT IN (SELECT queue FROM headgate.paused_queue)
-
--- part: lanes_served [postgres]
-SELECT id, behind FROM headgate.lane WHERE @is_served(lane.queue)
-UNION ALL
-SELECT lane, NULL FROM headgate.arrival
-WHERE @is_served(arrival.queue) AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
-
--- part: lanes_served [sqlite]
-SELECT id, behind FROM lane WHERE @is_served(lane.queue) AND lane.waiting > 0
-
 -- name: is_work_left [postgres]
 -- Whether a job of these queues is running, or one of these tasks is left to run in those of them that are not paused;
 -- with :ready_only, one that could start now. It is one statement, so that a job that starts or ends meanwhile is
