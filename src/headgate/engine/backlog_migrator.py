@@ -137,7 +137,7 @@ class BacklogMigrator(WithServices):
         moved = 0
         while self._met:
             ids = list(self._met)[:PAGE]
-            page = await self._storage.gated_jobs(self._registry.names, ids=ids, count=PAGE)
+            page = await self._storage.gated_jobs_by_id(self._registry.names, ids)
             for id in ids:
                 self._met.pop(id, None)
             moved += await self._move_page(page, None)

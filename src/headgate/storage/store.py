@@ -71,10 +71,6 @@ def _bounded_kind(filter: JobFilter, *_: object, **__: object) -> ReadKind:
     return "list" if filter.text is None and filter.key is None else _kind(filter)
 
 
-def _kind_of_gated(tasks: object, *, ids: Sequence[str] | None = None, **_: object) -> ReadKind:
-    return "list" if ids is None else "lookup"
-
-
 def read(
     procedure: Callable[Concatenate[Transaction, P], Coroutine[Any, Any, R]], kind: ReadKind | Callable[P, ReadKind]
 ) -> Callable[Concatenate[Store, P], Coroutine[Any, Any, R]]:
@@ -297,7 +293,8 @@ class Store(Driver):
     limit_sets_done: Final = write(limit_set_notes.limit_sets_done, is_atomic=False)
     tasks_of_other_limits: Final = read(listing.tasks_of_other_limits, "list")
 
-    gated_jobs: Final = read(listing.gated_jobs, _kind_of_gated)
+    gated_jobs: Final = read(listing.gated_jobs, "list")
+    gated_jobs_by_id: Final = read(listing.gated_jobs_by_id, "lookup")
     failed_holders: Final = read(listing.failed_holders, "list")
     release_failed: Final = write(waiting_jobs.release_failed, wakes=True, is_atomic=False)
     change_limit_sets: Final = write(waiting_jobs.change_limit_sets, wakes=True, is_atomic=False, empties_lanes=True)

@@ -326,10 +326,10 @@ class DeploysConformance(Conformance):
             job.id for job in await store_user.storage.gated_jobs(TASKS, other_than=KnownLimitSets(["b", "c"]))
         ] == ids
         assert [job.id for job in await store_user.storage.gated_jobs(TASKS, other_than=KnownLimitSets(["a"]))] == [new]
-        found = await store_user.storage.gated_jobs(TASKS, ids=[ids[2], ids[0], other, "gone"])
+        found = await store_user.storage.gated_jobs_by_id(TASKS, [ids[2], ids[0], other, "gone"])
         assert [(job.id, job.limit_set) for job in found] == [(ids[0], "a"), (ids[2], "a")]
         await store_user.storage.cancel(ids[0])
-        assert [job.id for job in await store_user.storage.gated_jobs(TASKS, ids=ids)] == ids[1:]
+        assert [job.id for job in await store_user.storage.gated_jobs_by_id(TASKS, ids)] == ids[1:]
 
     async def test_a_claim_returns_whether_it_skipped_lanes_of_unknown_limits(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}

@@ -209,15 +209,14 @@ async def page(tx: Transaction, filter: JobFilter) -> Page[JobRecord]:
     The following pages have the other jobs that match.
     """
     # One more shows whether another page follows.
-    read = await _read_page(tx, msgspec.structs.replace(filter, count=filter.count + 1))
+    read = await _read_page(tx, msgspec.structs.replace(filter, count=filter.count + 1), AT_ONCE)
     if len(read.items) <= filter.count:
         return read
     jobs = read.items[: filter.count]
     return Page(jobs, jobs[-1].id)
 
 
-async def _read_page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -> Page[JobRecord]:
-    most = AT_ONCE if at_once is None else at_once
+async def _read_page(tx: Transaction, filter: JobFilter, most: int) -> Page[JobRecord]:
     values, known = await _known(tx, filter, FEW)
     if known <= FEW:
         return await _page(tx, filter, "known", values)
@@ -234,8 +233,8 @@ async def _read_page(tx: Transaction, filter: JobFilter, at_once: int | None = N
 async def _last_read(tx: Transaction, which: str, filter: JobFilter, most: int) -> str | None:
     """Return the id of the last of `most` jobs from the cursor on, if there are more."""
     values = {"cursor": filter.cursor, "tag": filter.tag, "skip": most - 1}
-    last, *rest = [*await tx.ids(f"last_read_{which}_{_order(filter)}", **values), None]
-    return last if len(rest) == 2 else None
+    found = await tx.ids(f"last_read_{which}_{_order(filter)}", **values)
+    return found[0] if len(found) > 1 else None
 
 
 async def _page(tx: Transaction, filter: JobFilter, which: str, values: dict[str, Any]) -> Page[JobRecord]:
@@ -265,7 +264,7 @@ async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
 
 
 async def bounded_count(tx: Transaction, filter: JobFilter, most: int) -> JobCount:
-    """Count the jobs that match a filter, up to `most`; at most 5,000 jobs are read."""
+    """Count the jobs that match a filter, up to `most`; at most 10,000 jobs are read."""
     values, known = await _known(tx, filter, AT_ONCE)
     if values["by"] is not None:
         count = int(await tx.value("count_known_jobs", most=AT_ONCE, **values))
@@ -344,13 +343,10 @@ def _needle(limit: str | None, key: str | None) -> str | None:
     return limit_needle(limit) if key is None else as_json(BucketRef(limit, key))
 
 
-def _waits(filter: JobFilter) -> bool:
-    return filter.state == JobState.WAITING or filter.view is not None
-
-
 async def _lanes_with_bucket(tx: Transaction, filter: JobFilter) -> list[str] | None:
     """Return the lanes of the waiting jobs that use the bucket of a filter; None if no index finds them."""
-    if filter.limit is None or filter.key is None or not _waits(filter):
+    are_waiting = filter.state == JobState.WAITING or filter.view is not None
+    if filter.limit is None or filter.key is None or not are_waiting:
         return None
     if await tx.value("count_lanes_to_search", most=LANES_SEARCHED + 1) > LANES_SEARCHED:
         return None
@@ -436,24 +432,23 @@ async def gated_jobs(
     *,
     unknown_to: frozenset[str] | None = None,
     other_than: KnownLimitSets = NO_LIMIT_SETS,
-    ids: Sequence[str] | None = None,
     after: str = "",
     count: int = 100,
 ) -> Sequence[GatedJob]:
-    """Return waiting jobs of these tasks that carry other limit sets, by id; of `ids` only those, whatever they carry.
+    """Return waiting jobs of these tasks that carry other limit sets, by id.
 
     With `unknown_to`, those that use a limit that is not in that set.
     """
-    names = sorted(tasks)
-    if ids is not None:
-        return await tx.fetch(_GATED, "gated_jobs_by_id", tasks=names, ids=list(ids))
     limits = None if unknown_to is None else sorted(unknown_to)
     if limits is not None and not await tx.value("other_limits_are_waited_for", limits=limits):
         return []
-    limit_sets = sorted(other_than)
-    return await tx.fetch(
-        _GATED, "gated_jobs", tasks=names, limit_sets=limit_sets, limits=limits, after=after, count=count
-    )
+    values = {"tasks": sorted(tasks), "limit_sets": sorted(other_than), "after": after, "count": count}
+    return await tx.fetch(_GATED, "gated_jobs", limits=limits, **values)
+
+
+async def gated_jobs_by_id(tx: Transaction, tasks: frozenset[str], ids: Sequence[str]) -> Sequence[GatedJob]:
+    """Return those of these jobs that are waiting and of these tasks, by id."""
+    return await tx.fetch(_GATED, "gated_jobs_by_id", tasks=sorted(tasks), ids=list(ids))
 
 
 async def failed_holders(
@@ -590,7 +585,9 @@ async def buckets(
     found: list[BucketRecord] = []
     ranked = await is_ranked(tx)
     if ranked and (after is None or after.opens):
-        found = await _buckets_by_waiting(tx, count, after or _BEFORE_ALL, **names)
+        place = after or _BEFORE_ALL
+        beyond = {"after_waiting": place.waiting, "after_limit": place.limit, "after_key": place.key}
+        found = await tx.fetch(_BUCKETS, "buckets_by_waiting", most=KEYS_AT_ONCE, count=count, **beyond, **names)
         after = None
     if len(found) < count:
         found += await _buckets_by_name(tx, count - len(found), after, idle=ranked, **names)
@@ -647,13 +644,6 @@ async def limit_figures(
     """
     names = [(limit, since) for limit in limits]
     return await tx.fetch(_LIMIT_FIGURES, "limit_figures", named=names, step=step, now=tx.now, most=most)
-
-
-async def _buckets_by_waiting(
-    tx: Transaction, count: int, after: BucketPlace, **names: str | None
-) -> list[BucketRecord]:
-    beyond = {"after_waiting": after.waiting, "after_limit": after.limit, "after_key": after.key}
-    return await tx.fetch(_BUCKETS, "buckets_by_waiting", most=KEYS_AT_ONCE, count=count, **beyond, **names)
 
 
 async def _buckets_by_name(
