@@ -45,7 +45,7 @@ from headgate.storage.procedures import reports as report_rows
 from headgate.storage.procedures import schedules as schedule_rows
 from headgate.storage.procedures import upkeep as upkeep_rows
 from headgate.storage.procedures import waiting as waiting_jobs
-from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE, without_held
+from headgate.storage.procedures.following import without_held
 from headgate.storage.records import (
     LIMIT_SET_LIVES,
     Amendment,
@@ -395,17 +395,13 @@ class Store(Driver):
             )
         )
 
-    async def release_followers(self, count: int = FOLLOWERS_AT_ONCE) -> int:
-        """Release or cancel up to about `count` more followers of final jobs and batches, in one commit.
+    async def release_followers(self) -> int:
+        """Release or cancel about `FOLLOWERS_AT_ONCE` more followers of final jobs and batches, in one commit.
 
-        The commit that makes a job or batch final handles the first `FOLLOWERS_AT_ONCE`, and notes that others are
-        left. Returns for how many leaders followers were read; 0 if none are left or other nodes work on all of them.
+        The commit that makes a job or batch final handles as many, and notes that others are left. Returns for how many
+        leaders followers were read; 0 if none are left or other nodes work on all of them.
         """
-        if not await self.read(following.are_followers_left, "engine"):
-            return 0
-        return await without_held(
-            lambda held: self.write(lambda tx: following.release_followers(tx, count, held), wakes=bool)
-        )
+        return await without_held(lambda held: self.write(lambda tx: following.release_followers(tx, held), wakes=bool))
 
     prune: Final = write(upkeep_rows.prune, reads_summaries=True)
     delete: Final = write(upkeep_rows.delete, wakes=True, reads_summaries=True)

@@ -98,8 +98,8 @@ class EndedLeader(NamedTuple):
 class FollowerBudget:
     """How many more followers one commit may release or cancel."""
 
-    def __init__(self, most: int = FOLLOWERS_AT_ONCE) -> None:
-        self.left = most
+    def __init__(self) -> None:
+        self.left = FOLLOWERS_AT_ONCE
         self.rest: list[EndedLeader] = []
 
     def take(self, leaders: Sequence[EndedLeader], followers: Sequence[tuple[str, str]]) -> None:
@@ -414,12 +414,7 @@ async def resolve_followers(
     await note_unrun(tx, [job.id for job in ended] + unrun)
 
 
-async def are_followers_left(tx: Transaction) -> bool:
-    """Whether there is work for `release_followers`."""
-    return bool(await tx.value("has_ended_leaders"))
-
-
-async def release_followers(tx: Transaction, most: int, held: frozenset[str] = frozenset()) -> int:
+async def release_followers(tx: Transaction, held: frozenset[str]) -> int:
     """Continue with some leaders that have followers left. Returns the number of these leaders.
 
     Leaders that are `held` stay noted. Raises FollowersHeld.
@@ -429,7 +424,7 @@ async def release_followers(tx: Transaction, most: int, held: frozenset[str] = f
     leaders = [each for each in noted if each.id not in held]
     if leaders:
         roots = {each.id: {each.id} for each in leaders}
-        portion = FollowerBudget(most)
+        portion = FollowerBudget()
         await note_unrun(tx, await _release(tx, leaders, roots, portion))
         left = {each.id for each in portion.rest}
         await _forget_ended(tx, [each.id for each in leaders if each.id not in left])

@@ -260,10 +260,6 @@ SELECT id, ended_as AS state, after FROM headgate.ended_leader ORDER BY id LIMIT
 -- Delete the notes of leaders that are no longer final, or that have no followers left.
 DELETE FROM headgate.ended_leader WHERE id {any:ids job_id}
 
--- name: has_ended_leaders
--- Whether followers of final leaders are left.
-SELECT EXISTS (SELECT 1 FROM headgate.ended_leader)
-
 -- part: followers_of_found [postgres]
 FROM found
 CROSS JOIN headgate.job
