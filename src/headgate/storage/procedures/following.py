@@ -18,8 +18,7 @@ from headgate.errors import BatchClosed, BatchNotFound, LeaderNotFound
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch, ended_as
 from headgate.jobs.identity import IdTaken, JobId, process_name
-from headgate.jobs.job import BucketRef, JobError, JobState, NewJob
-from headgate.jobs.terms import LimitTerms
+from headgate.jobs.job import JobError, JobState, NewJob
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import (
     LEADER_NOT_SUCCEEDED,
@@ -34,7 +33,7 @@ from headgate.storage.endings import (
 from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import Holder, buckets_of_batch, release_batch_permits
 from headgate.storage.procedures.history import note_unrun
-from headgate.storage.procedures.lanes import Lane, add_arrivals, arrival_of, lane_of
+from headgate.storage.procedures.lanes import Lane, LaneMember, add_arrivals, arrival_of, lane_of
 from headgate.storage.records import FINAL_STATES
 from headgate.storage.stored_rows import RowDecoder
 
@@ -146,20 +145,11 @@ class _BatchState(msgspec.Struct):
         return EndedJob(self.id, end, True, self.batch)
 
 
-class _Follower(msgspec.Struct):
+class _Follower(LaneMember):
     """A follower of a leader that is final, or a join that counts the leader."""
 
-    id: JobId
     leader: JobId
     outcome: str | None
-    queue: str
-    buckets: tuple[BucketRef, ...]
-    terms: LimitTerms | None
-    is_followed: bool
-    batch: JobId | None
-    delayed: bool
-    run_at: int
-    rank: int
     is_locked: bool
     is_join: bool
 
@@ -500,7 +490,7 @@ async def _release_or_end(
     released = [job for job in followers if may_run_after(job.on, leaders[job.leader])]
     unrun = [(job, leaders[job.leader]) for job in followers if not may_run_after(job.on, leaders[job.leader])]
     if released:
-        rows = [(job.id, job.lane.id, None if job.terms is None else job.terms.patience or None) for job in released]
+        rows = [(job.id, job.lane.id, job.waits_until(max(job.run_at, tx.now))) for job in released]
         await tx.execute("release", released=rows, now=tx.now)
         # A follower whose run_at has passed meanwhile is ready; its rank was lower, if anything.
         await add_arrivals(
@@ -516,7 +506,7 @@ async def _release_or_end(
         for job, end in unrun
     ]
     await end_blocked(tx, ended)
-    return [EndedJob(job.id, unrun_state(end), job.is_followed, job.batch) for job, end in unrun]
+    return [job.ended(unrun_state(end)) for job, end in unrun]
 
 
 async def end_blocked(tx: Transaction, jobs: Sequence[tuple[str, JobState, JobError | None]]) -> None:

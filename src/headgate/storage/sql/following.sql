@@ -159,26 +159,26 @@ WITH named AS MATERIALIZED (
     ) AS awaited
     LIMIT :count::integer
 ), free AS MATERIALIZED (
-    SELECT id, {field:origin.on} AS outcome, queue, buckets, terms, is_followed, batch, delayed, run_at, rank
+    SELECT id, {field:origin.on} AS outcome, queue, buckets, terms, held, passed, delayed, run_at, rank, is_followed, batch
     FROM headgate.job
     WHERE id = ANY(ARRAY(SELECT id FROM named)) AND finished_at IS NULL AND NOT waiting AND node IS NULL
     ORDER BY id
     FOR UPDATE SKIP LOCKED
 )
 SELECT
-    id, named.follows AS leader, outcome, coalesce(queue, '') AS queue, coalesce(buckets, '[]') AS buckets, terms,
-    coalesce(is_followed, false) AS is_followed, batch, coalesce(delayed, false) AS delayed, coalesce(run_at, 0) AS run_at,
-    coalesce(rank, 0) AS rank, queue IS NULL AS is_locked, false AS is_join, place
+    id, coalesce(queue, '') AS queue, coalesce(buckets, '[]') AS buckets, terms, coalesce(held, 0) AS held,
+    coalesce(passed, 0) AS passed, coalesce(delayed, false) AS delayed, coalesce(run_at, 0) AS run_at,
+    coalesce(rank, 0) AS rank, coalesce(is_followed, false) AS is_followed, batch, named.follows AS leader, outcome,
+    queue IS NULL AS is_locked, false AS is_join, place
 FROM named LEFT JOIN free USING (id)
 UNION ALL
-SELECT id, leader, NULL, '', '[]', NULL, true, NULL, false, 0, 0, false, true, place FROM joins
+SELECT id, '', '[]', NULL, 0, 0, false, 0, 0, true, NULL, leader, NULL, false, true, place FROM joins
 ORDER BY place, id
 LIMIT :count::integer
 
 -- name: followers [sqlite]
 SELECT
-    job.id, follows AS leader, {field:origin.on} AS outcome, queue, buckets, terms, is_followed, batch, delayed, run_at,
-    rank, false AS is_locked, false AS is_join, leaders.place
+    @lane_member, follows AS leader, {field:origin.on} AS outcome, false AS is_locked, false AS is_join, leaders.place
 FROM {rows:leaders(id job_id, after job_id, place)}
 CROSS JOIN job ON job.rowid IN (
     SELECT follower.rowid FROM job AS follower
@@ -187,7 +187,7 @@ CROSS JOIN job ON job.rowid IN (
     LIMIT :count
 )
 UNION ALL
-SELECT awaited.batch, leaders.id, NULL, '', '[]', NULL, true, NULL, false, 0, 0, false, true, leaders.place
+SELECT awaited.batch, '', '[]', NULL, 0, 0, false, 0, 0, true, NULL, leaders.id, NULL, false, true, leaders.place
 FROM {rows:leaders(id job_id, after job_id, place)}
 CROSS JOIN awaited_leader AS awaited
     ON awaited.leader = leaders.id AND awaited.batch > leaders.after AND awaited.ended_as IS NULL
@@ -201,8 +201,8 @@ SET state = 'waiting', waiting = true, blocked = false, lane = released.lane,
     delayed = delayed AND run_at > :now::bigint,
     run_at = {greatest}(run_at, :now::bigint),
     rank = rank + {greatest}(run_at, :now::bigint) - run_at,
-    give_up_at = {greatest}(run_at, :now::bigint) + released.patience
-FROM {rows:released(id job_id, lane text, patience bigint)}
+    give_up_at = released.give_up_at
+FROM {rows:released(id job_id, lane text, give_up_at bigint)}
 WHERE @by_key(job.id, released.id) AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: end_blocked
