@@ -5,7 +5,7 @@ Buckets are locked before jobs, in the order of their ids. It never waits for jo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
@@ -17,7 +17,6 @@ from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.uniqueness import superseded_error
 from headgate.limits.limit import AnyRule
 from headgate.storage.driver import Transaction
-from headgate.storage.endings import EndedJob
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.buckets import (
     BucketViews,
@@ -171,14 +170,14 @@ async def finish(
     failed = [(job, ending.state, ending.error) for job, ending in finished if ending.state is not JobState.SUCCEEDED]
     await keep_attempts(tx, [*failed, *((job, ending.outcome, ending.error) for job, ending in returned)])
     await end(tx, [(job, ending.state, ending.result, ending.error) for job, ending in finished])
-    cancelled = await wait_again(tx, returned)
-    states = states_after([job for job, _ in returned], cancelled)
+    states = await wait_again(tx, returned)
     await release_held(tx, [*((job, ending.state) for job, ending in finished), *states])
     for attempt, job in jobs.items():
         closed_for = _closed_for(by_attempt[attempt])
         if closed_for is not None:
             await close_buckets(tx, job.rates, tx.limit_now + closed_for)
     with_followers = [job.ended(ending.state) for job, ending in finished if job.is_followed or job.batch is not None]
+    cancelled = [job.ended(state) for job, state in states if state.is_final]
     if with_followers or cancelled:
         await resolve_followers(tx, cancelled, counted_by_node=with_followers)
     # A job that could not be locked is held by another transaction, and is tried again after that one.
@@ -255,20 +254,24 @@ async def end(
 
 async def wait_again(
     tx: Transaction, returned: Sequence[tuple[RunningJob, Returned]], *, are_lost: bool = False
-) -> list[EndedJob]:
-    """Let running jobs wait again in the lanes of their next buckets. Returns the jobs that become final instead.
+) -> list[tuple[RunningJob, JobState]]:
+    """Let running jobs wait again in the lanes of their next buckets. Returns their new states.
 
-    These are jobs whose cancellation was requested, and jobs whose unique key another waiting job has by now. Attempts
-    that `are_lost` ended with their node.
+    Jobs are cancelled instead whose cancellation was requested, or whose unique key another waiting job has by now.
+    Attempts that `are_lost` ended with their node.
     """
     superseded = await _supersede(tx, [job for job, _ in returned])
+    states: list[tuple[RunningJob, JobState]] = []
     rows: list[tuple[Any, ...]] = []
     arrivals: list[Arrival] = []
     for job, ending in returned:
+        is_cancelled = job.cancel_requested or job.id in superseded
+        state = JobState.CANCELLED if is_cancelled else JobState.WAITING
+        states.append((job, state))
         if job.id in superseded:
             continue
         is_retry = ending.spent and not are_lost
-        held = job.kept(JobState.CANCELLED if job.cancel_requested else JobState.WAITING)
+        held = job.kept(state)
         passed = job.terms.free_retries if is_retry and job.terms is not None else job.passed
         lane = lane_of(job.queue, job.buckets, job.terms, union(held, passed))
         # Without a requested time, its time and its rank stay.
@@ -277,19 +280,12 @@ async def wait_again(
         give_up_at = job.waits_until(ending.run_at or tx.now)
         unspent, lost = int(not ending.spent), int(are_lost)
         rows.append((job.id, unspent, lost, delayed, run_at, ending.error, give_up_at, held, passed, lane.id))
-        if not job.cancel_requested:
+        if not is_cancelled:
             arrivals.append(arrival_of(lane, run_at, job.rank, delayed=delayed))
     if rows:
         await tx.execute("give_back", back=rows, now=tx.now)
         await add_arrivals(tx, arrivals)
-    return [job.ended(JobState.CANCELLED) for job, _ in returned if job.cancel_requested or job.id in superseded]
-
-
-def states_after(returned: Iterable[RunningJob], final: Iterable[EndedJob]) -> Iterator[tuple[RunningJob, JobState]]:
-    """Yield the new states of jobs that were to wait again, of which some are `final` instead."""
-    cancelled = {job.id for job in final}
-    for job in returned:
-        yield job, JobState.CANCELLED if job.id in cancelled else JobState.WAITING
+    return states
 
 
 async def release_held(tx: Transaction, jobs: Iterable[tuple[RunningJob, JobState]]) -> None:

@@ -29,7 +29,6 @@ from headgate.storage.procedures.finish import (
     lock_all,
     release_held,
     running_on,
-    states_after,
     wait_again,
 )
 from headgate.storage.procedures.following import resolve_followers
@@ -373,16 +372,14 @@ async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str
         [(job, JobState.FAILED, None, poison_error(job.lost + 1)) for job in poisonous.values()],
         are_lost=True,
     )
-    returned = [job for job in jobs if job.id not in poisonous]
-    endings = [(job, Returned(job.id, job.fence, outcome, spent=is_lost)) for job in returned]
-    cancelled = await wait_again(tx, endings, are_lost=is_lost)
-    states = list(states_after(returned, cancelled))
-    final = [
+    endings = [(job, Returned(job.id, job.fence, outcome, spent=is_lost)) for job in jobs if job.id not in poisonous]
+    states = [
         *((job, JobState.SUCCEEDED) for job in complete),
         *((job, JobState.FAILED) for job in poisonous.values()),
+        *await wait_again(tx, endings, are_lost=is_lost),
     ]
-    await release_held(tx, [*final, *states])
-    await resolve_followers(tx, [*(job.ended(state) for job, state in final), *cancelled])
+    await release_held(tx, states)
+    await resolve_followers(tx, [job.ended(state) for job, state in states if state.is_final])
     return Recovered(
         returned=[job.id for job, state in states if state is JobState.WAITING],
         poisonous=list(poisonous),
