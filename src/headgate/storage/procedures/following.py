@@ -445,26 +445,16 @@ async def _release(
         portion.take(leaders, [(each.leader, each.id) for each in found])
         states = {each.id: each.state for each in leaders}
         ended = await _release_or_end(tx, [each for each in found if not each.is_join], states)
-        joins = await _count_leaders(
-            tx, [(each.id, each.leader, states[each.leader]) for each in found if each.is_join]
-        )
+        joined = [(each.id, each.leader, states[each.leader]) for each in found if each.is_join]
+        if joined:
+            await tx.execute("count_awaited_leaders", ended=joined)
+        joins = await _count(tx, ((join, state) for join, _, state in joined))
         unrun += [job.id for job in ended]
         leaders = await _leaders(tx, [*ended, *joins], roots)
-    await _keep_ended(tx, [*portion.rest, *leaders])
-    return unrun
-
-
-async def _count_leaders(tx: Transaction, joined: Sequence[tuple[str, str, JobState]]) -> list[EndedJob]:
-    """Count final leaders, as (join, leader, state). Returns the joins that are final now."""
-    if not joined:
-        return []
-    await tx.execute("count_awaited_leaders", ended=joined)
-    return await _count(tx, ((join, state) for join, _, state in joined))
-
-
-async def _keep_ended(tx: Transaction, left: Sequence[EndedLeader]) -> None:
+    left = [*portion.rest, *leaders]
     if left:
         await tx.execute("keep_ended_leaders", ended=left)
+    return unrun
 
 
 async def _forget_ended(tx: Transaction, ids: Sequence[str]) -> None:
