@@ -184,9 +184,12 @@ class RowDecoder(Generic[R]):
                 faults.append(f"{field.name}: {error}")
         if faults and not self._names_faults and "buckets" in values and "terms" in values:
             unread = {fault.partition(":")[0] for fault in faults}
-            values["buckets"], values["terms"] = _in_agreement(
-                None if "buckets" in unread else values["buckets"], values["terms"], is_read="terms" not in unread
-            )
+            # Buckets and terms have to match each other.
+            if "buckets" in unread:
+                values["buckets"], values["terms"] = UNREADABLE_BUCKETS, None
+            elif "terms" in unread:
+                # As if it held each permit by itself while it runs, so that it returns what it holds when it ends.
+                values["terms"] = LimitTerms(holds=(PermitTerms(),) * len(values["buckets"]))
         fault = "; ".join(faults)[:500]
         if faults:
             name = values.get("id", values.get("name", ""))
@@ -215,19 +218,6 @@ def load_state(rule: AnyRule, ref: BucketRef, stored: str, now: int) -> Any:
     except Exception as error:  # the stored text may fail in any way
         note_unreadable("bucket", f"{ref.limit}:{ref.key}", f"state: {error}")
         return rule.load(UNREADABLE, now)
-
-
-def _in_agreement(
-    buckets: tuple[BucketRef, ...] | None, terms: LimitTerms | None, *, is_read: bool
-) -> tuple[tuple[BucketRef, ...], LimitTerms | None]:
-    """Return buckets and terms that match each other, where one of them could not be read (None, not `is_read`).
-
-    A job with unknown terms is assumed to hold each permit by itself while it runs, so that it returns what it holds
-    when it ends.
-    """
-    if buckets is None:
-        return UNREADABLE_BUCKETS, None
-    return buckets, terms if is_read else LimitTerms(holds=(PermitTerms(),) * len(buckets))
 
 
 def _read(value: Any, kind: Any) -> Any:
