@@ -82,9 +82,6 @@ LANES_IN_TURN = 2_000
 """How many lanes of a fair queue are read at most in each place: in line, in a group, behind a bucket, arrived."""
 
 
-_BEFORE_ALL = BucketPlace(True, 1 << 62, "", "")
-
-
 _LAST = "\U0010ffff"
 """No text is greater than one that ends with it."""
 
@@ -585,7 +582,7 @@ async def buckets(
     found: list[BucketRecord] = []
     ranked = await is_ranked(tx)
     if ranked and (after is None or after.opens):
-        place = after or _BEFORE_ALL
+        place = after or BucketPlace(True, 1 << 62, "", "")
         beyond = {"after_waiting": place.waiting, "after_limit": place.limit, "after_key": place.key}
         found = await tx.fetch(_BUCKETS, "buckets_by_waiting", most=KEYS_AT_ONCE, count=count, **beyond, **names)
         after = None
