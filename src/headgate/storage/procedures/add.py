@@ -55,7 +55,10 @@ _STORED = RowDecoder(StoredEnqueue, "job")
 
 def needs_transaction(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
     """Whether storing these jobs takes more than one statement where several clients write."""
-    return bool(batches) or any(job.origin is not None or job.rejection is not None for job in jobs) or has_tags(jobs)
+    return bool(batches) or any(
+        job.origin is not None or job.rejection is not None or (job.options is not None and job.options.tags)
+        for job in jobs
+    )
 
 
 def follows_stored(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
@@ -234,21 +237,16 @@ class Tagged(Protocol):
     def options(self) -> JobOptions | None: ...
 
 
-def has_tags(jobs: Iterable[Tagged]) -> bool:
-    """Whether any of these jobs has tags."""
-    return any(job.options is not None and job.options.tags for job in jobs)
-
-
-async def add_tags(tx: Transaction, jobs: Sequence[Tagged]) -> None:
+async def add_tags(tx: Transaction, jobs: Iterable[Tagged]) -> None:
     """Store the tags of jobs that have just been stored."""
-    if has_tags(jobs):
-        await tx.execute("add_tags", tagged=_tag_rows(jobs))
+    if tagged := _tag_rows(jobs):
+        await tx.execute("add_tags", tagged=tagged)
 
 
-async def remove_tags(tx: Transaction, jobs: Sequence[Tagged]) -> None:
+async def remove_tags(tx: Transaction, jobs: Iterable[Tagged]) -> None:
     """Remove the tags of jobs that are deleted, or that get other tags."""
-    if has_tags(jobs):
-        await tx.execute("remove_tags", tagged=_tag_rows(jobs))
+    if tagged := _tag_rows(jobs):
+        await tx.execute("remove_tags", tagged=tagged)
 
 
 def _tag_rows(jobs: Iterable[Tagged]) -> list[tuple[Any, ...]]:
