@@ -494,6 +494,32 @@ def test_lines_of_a_thread_that_outlives_its_attempt_do_not_count_for_the_next_o
     run_virtual(main)
 
 
+def test_a_refused_report_of_a_thread_that_outlives_its_attempt_drops_nothing_of_the_next_one() -> None:
+    """The fault: what the next attempt had said meanwhile was dropped with it, and its lines were numbered anew."""
+
+    class SlowStorage(WatchedStorage):
+        async def report(self, node: str, reports: Sequence[AttemptReport], most_lines: int) -> Sequence[bool | None]:  # type: ignore[misc]
+            self.reports.append(reports)
+            await asyncio.sleep(1)
+            return [each.fence == 2 for each in reports]
+
+    async def main(clock: VirtualClock) -> None:
+        storage = SlowStorage(clock)
+        reporter = Reporter("node-1", storage, clock=clock, bus=EventBus(), most_lines=10, lowest=logging.INFO)
+        first, second = (ClaimedJob("job-1", "work", "default", "{}", fence, fence, 0, 0, 0, 0) for fence in (1, 2))
+        reporter.log(first, logging.INFO, "app", "late")
+        flushing = asyncio.create_task(reporter.flush())
+        await asyncio.sleep(0.5)
+        reporter.log(second, logging.INFO, "app", "one")
+        await flushing
+        reporter.log(second, logging.INFO, "app", "two")
+        await reporter.flush()
+        lines = [line for (report,) in storage.reports[1:] for line in report.lines]
+        assert [(line.number, line.message) for line in lines] == [(2 * PLACES, "one"), (2 * PLACES + 1, "two")]
+
+    run_virtual(main)
+
+
 def test_a_level_of_any_size_is_kept_in_the_range_that_every_store_has() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

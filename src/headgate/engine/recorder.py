@@ -95,7 +95,7 @@ class Recorder(WithServices):
                     )
                     self._publish([was_written for was_written in written if was_written is not None])
                     if self._reporter.outputs:
-                        self._reporter.forget(job.id for job, *_ in self._writing)
+                        self._reporter.forget(job for job, *_ in self._writing)
             except StorageUnavailable as error:
                 self._endings = self._writing + self._endings
                 self._writing = []

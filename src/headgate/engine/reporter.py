@@ -165,7 +165,7 @@ class Reporter:
                 locked.append(report)
             elif not was_written:
                 # Another node owns the job, or it is final: the output of this attempt is dropped.
-                self.forget([job.id])
+                self.forget([job])
             elif report.progress is not None and self._bus.has_listener(JobProgressed):
                 self._bus.publish(_progressed(job, report.progress))
         return locked
@@ -209,12 +209,14 @@ class Reporter:
                     output.has_annotated |= report.annotations is not None
                     self._new[report.id] = None
 
-    def forget(self, jobs: Iterable[str]) -> None:
-        """Drop the output of these jobs, because their attempts have ended."""
+    def forget(self, jobs: Iterable[ClaimedJob]) -> None:
+        """Drop the output of these attempts, which have ended; that of a later attempt of the same job stays."""
         with self._lock:
-            for id in jobs:
-                self.outputs.pop(id, None)
-                self._new.pop(id, None)
+            for job in jobs:
+                output = self.outputs.get(job.id)
+                if output is not None and output.job.fence == job.fence:
+                    del self.outputs[job.id]
+                    self._new.pop(job.id, None)
 
     def drop(self) -> None:
         """Drop all output, because other nodes own the jobs now."""
