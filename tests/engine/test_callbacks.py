@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from headgate import (
     DeclarationError,
+    Handler,
     Headgate,
     JobCancelled,
     JobContext,
@@ -31,6 +33,11 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import UnwritableStorage
 from tests.internals import app_on, new_node, node_of
 from tests.until import patient, result_within
+
+
+@dataclass
+class Order:
+    tenant: str
 
 
 def listen(task: Task[Any, Any]) -> list[tuple[Any, ...]]:
@@ -493,6 +500,36 @@ class UnreachableStore:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+
+def test_a_handler_that_cannot_be_made_for_its_callback_ends_only_the_callback() -> None:
+    """The fault: a constructor that left the program, by SystemExit, ended the worker, again at each retry."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, failed = Headgate("memory://", clock=clock), list[Event]()
+        app.subscribe(failed.append, CallbackFailed)
+
+        @app.handler(name="leaves", retry=RetryPolicy(retries=0))
+        class Leaves(Handler[Order]):
+            def __init__(self) -> None:
+                raise SystemExit("no credentials")
+
+            async def run(self, payload: Order) -> None: ...
+
+            async def on_error(self, job: JobContext, error: BaseException) -> None: ...
+
+        @app.task
+        async def work() -> int:
+            return 1
+
+        async with app:
+            job = await Leaves.enqueue(Order("acme"))
+            with pytest.raises(JobFailed, match="no credentials"):
+                await job.result()
+            assert await (await work.enqueue()).result() == 1
+        assert [event.error for event in failed] == ["SystemExit: no credentials"]  # type: ignore[attr-defined]
+
+    run_virtual(main)
 
 
 def test_a_callback_with_wrong_arguments_is_refused_at_declaration() -> None:

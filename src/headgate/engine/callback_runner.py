@@ -14,7 +14,7 @@ from typing import Any
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.results import cause_of
-from headgate.errors import JobFailed, StorageUnavailable
+from headgate.errors import USER_CODE_ERRORS, JobFailed, StorageUnavailable
 from headgate.jobs.event import CallbackFailed
 from headgate.jobs.job import JobState, summarize_error
 from headgate.shielding import in_thread
@@ -67,7 +67,7 @@ class CallbackRunner:
         if handler is None and task.handler is not None:
             try:
                 handler = task.handler()
-            except Exception as error:
+            except USER_CODE_ERRORS as error:
                 self._failed(task, kind, job, summarize_error(error))
                 return
         callbacks = task.callbacks.callbacks_for(kind, handler)
