@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -315,6 +316,35 @@ def test_an_attempt_that_is_cancelled_while_a_resource_opens_does_not_close_it_f
             assert opened == [1]
 
     run_virtual(main)
+
+
+def test_a_node_that_stops_while_a_resource_opens_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """The fault: its log ended with a KeyError that nobody had raised on purpose."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, happened = Headgate("memory://", clock=clock, grace=5), list[str]()
+
+        @app.resource
+        async def pool() -> AsyncIterator[Pool]:
+            try:
+                await asyncio.sleep(3600)
+                yield Pool()
+            finally:
+                happened.append("given up")
+
+        @app.task
+        async def work(pool: Pool = INJECTED) -> None: ...
+
+        async with app.open():
+            async with app:
+                job = await work.enqueue()
+                await asyncio.sleep(1)
+            assert (await job.status()).state is JobState.WAITING
+        assert happened == ["given up"]
+        gc.collect()
+
+    run_virtual(main)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_resources_of_a_node_close_in_reverse_order_of_their_opening_and_in_their_own_task() -> None:

@@ -70,8 +70,8 @@ class ResourcePool:
                     ResourceFailed(at=self._clock.now(), resource=resource.name, error=summarize_error(error))
                 )
             else:
-                # The next attempt that needs it tries again.
-                del self._pooled[resource]
+                # The next attempt that needs it tries again. A pool that was closed meanwhile has forgotten it.
+                self._pooled.pop(resource, None)
                 pooled.value.set_exception(error)
                 # No attempt may be left to read it.
                 pooled.value.exception()
