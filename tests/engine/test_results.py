@@ -9,12 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from headgate import Headgate, JobCancelled, JobFailed, JobNotFound, JobState, RetryPolicy, Task
+from headgate import Headgate, JobCancelled, JobFailed, JobNotFound, JobState, NotOpen, RetryPolicy, Task
 from headgate.clock import SECOND
 from headgate.errors import AttemptFailed
+from headgate.jobs.job import JobRecord
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on
 
 HOUR = 3600
+
+
+class SlowStorage(MemoryStorage):
+    """A store whose answer about a job takes a second."""
+
+    async def job(self, job_id: str) -> JobRecord | None:  # type: ignore[misc]
+        record = await super().job(job_id)
+        await asyncio.sleep(1)
+        return record
 
 
 def test_waiting_too_long_for_a_result_raises_and_the_job_continues() -> None:
@@ -107,6 +119,26 @@ def test_many_callers_can_wait_for_one_result() -> None:
             for _ in range(2):
                 with pytest.raises(JobCancelled):
                     await cancelled.result()
+
+    run_virtual(main)
+
+
+def test_whoever_begins_to_wait_while_the_app_closes_is_told_so() -> None:
+    """The fault: the read of the job ended after all waiters had been told, and this one waited for ever."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStorage(clock)
+        app = app_on(store, clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            job = await work.enqueue()
+            waiting = asyncio.create_task(job.result())
+            await asyncio.sleep(0.5)
+        with pytest.raises(NotOpen):
+            await asyncio.wait_for(waiting, 3600)
 
     run_virtual(main)
 

@@ -50,6 +50,7 @@ class ResultWatch:
         self._waiters: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self._polling: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def wait(self, job_id: str, timeout: float | None) -> JobRecord:
         record = await self._storage.job(job_id)
@@ -57,6 +58,9 @@ class ResultWatch:
             raise JobNotFound(job_id)
         if record.state.is_final:
             return record
+        if self._is_closed:
+            # During the read.
+            raise NotOpen
         loop = asyncio.get_running_loop()
         future = self._waiting.get(job_id)
         if future is None:
@@ -114,6 +118,8 @@ class ResultWatch:
             await sleep(self._clock, min(0.01, 0.00002 * len(self._waiting)))
 
     async def close(self) -> None:
+        """End all waits with NotOpen, because the app is closed."""
+        self._is_closed = True
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.wait([self._polling])
