@@ -607,6 +607,27 @@ def test_a_startup_function_that_raises_ends_the_node_and_undoes_what_came_befor
     run_virtual(main)
 
 
+def test_a_startup_function_that_cancels_itself_ends_the_node_with_an_error() -> None:
+    """The fault: a worker ended without a word, with exit code 0, and a block of an app ran on without a worker."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.on_startup
+        async def connect() -> None:
+            connecting = asyncio.ensure_future(asyncio.sleep(3600))
+            connecting.cancel()
+            await connecting
+
+        with pytest.raises(
+            HeadgateError, match=r"startup function 'connect' raised asyncio\.exceptions\.CancelledError"
+        ):
+            async with app:
+                raise AssertionError
+
+    run_virtual(main)
+
+
 def test_a_stop_during_the_startup_cancels_it_and_a_shutdown_function_that_hangs_or_raises_is_told() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, grace=20)

@@ -473,7 +473,11 @@ class NodeHooks:
                 continue
             try:
                 await self._call(hook.function)
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                this = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and this is not None and this.cancelling():
+                    # The node was stopped meanwhile.
+                    raise
                 raise HeadgateError(
                     f"startup function {hook.name!r} raised {summarize_error(error)}; no job was claimed"
                 ) from error
