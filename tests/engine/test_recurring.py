@@ -1151,6 +1151,37 @@ def test_the_limits_of_an_occurrence_are_those_of_the_release_that_fires_it() ->
     run_virtual(main)
 
 
+def test_a_schedule_whose_jobs_the_limits_of_a_queue_no_longer_fit_ends_no_node() -> None:
+    """The fault: each worker of a release whose queue got a limit by an argument that the task lacks ended at once."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, journal, received = MemoryStorage(clock), Journal(clock), list[Event]()
+
+        def release(*limits: StrictRate) -> Headgate:
+            app = app_on(store, clock=clock)
+            app.queue("mail", limits=limits)
+            app.subscribe(received.append, ScheduleFailed)
+
+            @app.task
+            async def pull() -> None:
+                journal.note()
+
+            return app
+
+        async with (app := release()):
+            pull = app.tasks["pull"]
+            await pull.using(queue="mail").schedule("misfit", Every(minutes=1)).enqueue()
+            await pull.schedule("sound", Every(minutes=1)).enqueue()
+            await asyncio.sleep(61)
+        async with release(StrictRate("1/s", key="{tenant}")):
+            await asyncio.sleep(60)
+        assert journal.starts == [60, 60, 120]
+        assert [event.schedule for event in received] == ["misfit"]  # type: ignore[attr-defined]
+        assert "tenant" in received[0].error  # type: ignore[attr-defined]
+
+    run_virtual(main)
+
+
 def test_sync_code_has_the_same_methods() -> None:
     app = Headgate("memory://")
 

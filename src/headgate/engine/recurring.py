@@ -179,8 +179,11 @@ class Recurring(WithServices):
                 raise UnreadableSchedule(record.name, record.unreadable)
             calls = record.call.calls
             for call in calls:
-                if call.task not in self._registry.names:
+                task = self._registry.find(call.task)
+                if task is None:
                     raise UnknownTask(f"it enqueues task {call.task!r}, which this app does not declare")
+                # A limit of its queue may now need an argument that the task does not have.
+                self._registry.limit_set(task, call.queue)
                 # A job without its payload could not get its limits: nodes that can decode it fire the schedule.
                 self._registry.codecs.decode(call.payload, "the payload of its jobs")
             trigger = trigger_of(record, self._triggers)
