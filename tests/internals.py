@@ -56,6 +56,16 @@ def node_of(app: Headgate) -> Node:
     return node
 
 
+def busy_slots_of(node: Node) -> dict[str, int]:
+    """The slots in use, by queue."""
+    return node._slots.busy
+
+
+def swept_by(node: Node) -> int:
+    """How many jobs only a sweep has found."""
+    return node._claims.swept
+
+
 def block_loop(seconds: float) -> None:
     """Let virtual time pass as if the caller blocked the event loop: nothing else runs meanwhile, not even a timer."""
     loop = asyncio.get_running_loop()

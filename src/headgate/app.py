@@ -549,7 +549,7 @@ class Headgate(RefusesForeignWords):
         """
         observed = Observed(
             self._clock, self._storage, self._registry, self._bus.tap, self._client.trace_by,
-            lambda: int(self._bus.statistics()["lost"]), lambda: self._client.lifecycle.loop, __version__,
+            lambda: self._bus.lost, lambda: self._client.lifecycle.loop, __version__,
         )  # fmt: skip
         instrument.attach(observed)
         self._instruments.append(instrument)

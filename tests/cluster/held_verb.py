@@ -36,7 +36,7 @@ from headgate.jobs.job import NewJob
 from headgate.storage.postgres import database
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.records import Claim, FreeSlots
-from tests.internals import client_of, node_of, store_of
+from tests.internals import client_of, node_of, store_of, swept_by
 from tests.until import becomes, patient, result_within, until
 
 PAUSE = 0.5
@@ -448,7 +448,7 @@ async def main(url: str, schema: str, words: str, seconds: float) -> dict[str, A
             }
             await transaction.commit()
             await asyncio.sleep(1)
-        swept = [node.statistics()["swept"] for app in (left.app, right.app) if (node := node_of(app)) is not None]
+        swept = [swept_by(node) for app in (left.app, right.app) if (node := node_of(app)) is not None]
         # What is in the middle of being written is there a moment later.
         contradictions: list[str] = []
 

@@ -13,7 +13,7 @@ from typing import Any
 from headgate import Headgate
 from headgate.jobs.event import Event, NodeDeclaredDead, NodeLost, NodeStarted, NodeStopping, StorageFailed
 from tests.cluster.load import RunLog, Tasks
-from tests.internals import node_of
+from tests.internals import node_of, swept_by
 
 
 def print_line(word: str, *values: Any) -> None:
@@ -39,7 +39,7 @@ async def main(options: dict[str, Any]) -> None:
                 run_log.disowned(event.node)
                 print_line("disowned", event.node)
             case NodeStopping():
-                print_line("stopping", node_of(app).statistics())
+                print_line("stopping", {"swept": swept_by(node_of(app))})
             case StorageFailed():
                 print_line("troubled", event.doing, event.error[:200])
             case _:

@@ -24,7 +24,7 @@ from tests.durability import process_bodies as bodies
 from tests.durability import slow_bodies
 from tests.durability.processes import Children
 from tests.engine import hooked_bodies
-from tests.internals import app_on, node_of, registry_of, store_of
+from tests.internals import app_on, busy_slots_of, node_of, registry_of, store_of
 from tests.until import patient, result_within, until
 
 pytestmark = pytest.mark.nightly
@@ -156,7 +156,7 @@ async def test_an_attempt_that_must_stop_is_killed_with_its_own_children(how: st
         assert await result_within(await pid.enqueue(), 15) != child
         node = node_of(app)
         assert node is not None
-        assert node.statistics()["busy"] == {"default": 0, "computing": 0}
+        assert busy_slots_of(node) == {"default": 0, "computing": 0}
 
 
 def has_no_more_threads(pid: int) -> bool:

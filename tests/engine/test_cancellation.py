@@ -18,7 +18,7 @@ from headgate.jobs.event import AttemptLingers
 from headgate.jobs.job import ClaimedJob
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import app_on, node_of
+from tests.internals import app_on, busy_slots_of, node_of
 from tests.until import patient, result_within
 
 
@@ -145,7 +145,7 @@ def test_an_attempt_that_is_cancelled_before_its_first_step_ends_by_its_cause_an
             else:
                 assert await job.result() == "done"
                 assert runs == [2 if cause in (CancelledBy.TIMEOUT, None) else 1], "a returned attempt is not spent"
-            assert node_of(app).statistics()["busy"] == {"default": 0}
+            assert busy_slots_of(node_of(app)) == {"default": 0}
             assert len(attempts) == 0
 
     run_virtual(main)
@@ -360,14 +360,14 @@ def test_an_attempt_that_swallows_its_cancellation_keeps_slot_and_lease_and_is_r
             await asyncio.sleep(50)
             (event,) = received
             assert (event.job_id, event.executor, event.cause) == (job.id, "loop", "user")
-            assert node_of(app).statistics()["lingering"] == [job.id]
-            assert node_of(app).statistics()["busy"] == {"default": 1}
+            assert node_of(app).attempts.lingering == [job.id]
+            assert busy_slots_of(node_of(app)) == {"default": 1}
             assert [node.lingering for node in await app.admin.nodes()] == [(job.id,)]
             assert (await job.status()).state is JobState.RUNNING
             assert (await after.status()).state is JobState.WAITING
             assert await job.result() == "to the end"
             assert await after.result() == "ran"
-            assert node_of(app).statistics()["lingering"] == []
+            assert node_of(app).attempts.lingering == []
             await asyncio.sleep(6)
             assert [node.lingering for node in await app.admin.nodes()] == [()]
 
@@ -421,7 +421,7 @@ async def test_a_thread_that_continues_after_its_timeout_is_reported(monkeypatch
             async with asyncio.timeout(patient(5)):
                 await received.wait()
             assert (events[0].executor, events[0].cause) == ("thread", "timeout")
-            assert node_of(app).statistics()["lingering"] == [job.id]
+            assert node_of(app).attempts.lingering == [job.id]
         finally:
             release.set()
 

@@ -29,7 +29,7 @@ from headgate.clock import SECOND
 from headgate.testing import manual
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
-from tests.internals import node_of
+from tests.internals import busy_slots_of, node_of
 from tests.until import result_within, until
 
 
@@ -318,10 +318,10 @@ def test_a_job_that_leaves_a_call_keeps_its_permit_and_slot_until_the_call_ends(
             await asyncio.sleep(7)
             assert inside == [["a", "b"]]
             assert ((await one.status()).state, (await after.status()).state) == (JobState.RUNNING, JobState.WAITING)
-            assert node_of(app).statistics()["busy"] == {"default": 2}
+            assert busy_slots_of(node_of(app)) == {"default": 2}
             await after.result()
             assert (await one.status()).state is (JobState.FAILED if how == "timeout" else JobState.CANCELLED)
-            assert node_of(app).statistics()["busy"] == {"default": 0}
+            assert busy_slots_of(node_of(app)) == {"default": 0}
         assert inside == [["a", "b"], ["a"]]
 
     in_virtual_time(test)

@@ -370,7 +370,7 @@ def test_the_counts_kept_during_an_outage_are_bounded_by_the_keys_with_a_row() -
             await asyncio.sleep(11)
             for step in history_writer._waiting.values():
                 assert len(step.uses["calls"].keys) == MAX_KEYS
-        assert history_writer.statistics() == {"unwritten": 3, "lost": 0}
+        assert (history_writer._unwritten, history_writer._lost) == (3, 0)
         store.refusal = None
         await history_writer.close(1)
         assert sum(row.used for row in await store.limit_history(60, "calls", None, 0)) == 9000
@@ -498,8 +498,8 @@ def test_during_an_outage_five_minutes_of_history_are_kept_and_the_rest_is_count
             for _ in range(600):
                 await work.enqueue()
                 await asyncio.sleep(1)
-            assert client_of(app).history_writer.statistics()["unwritten"] <= MAX_STEPS + 1
-            lost = client_of(app).history_writer.statistics()["lost"]
+            assert client_of(app).history_writer._unwritten <= MAX_STEPS + 1
+            lost = client_of(app).history_writer._lost
             assert 29 <= lost <= 32
             assert [failure.doing for failure in failures] == [GAP]
             store.refusal = None

@@ -43,7 +43,7 @@ from headgate.jobs.event import (
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import UnwritableStorage
-from tests.internals import app_on, new_node, node_of, store_of
+from tests.internals import app_on, busy_slots_of, new_node, node_of, store_of
 from tests.until import patient, result_within
 
 
@@ -406,7 +406,7 @@ async def test_the_late_result_of_a_timed_out_thread_changes_nothing_and_its_slo
             assert received.wait(patient(5)), "the handler can see that it should end"
             node = node_of(app)
             assert node is not None
-            assert node.statistics()["busy"] == {"default": 1}
+            assert busy_slots_of(node) == {"default": 1}
             assert (await after.status()).state is JobState.WAITING
         finally:
             release.set()

@@ -12,7 +12,7 @@ from headgate import Headgate, JobCancelled, JobFailed, JobState, Mutex, RetryPo
 from headgate.clock import SystemClock
 from headgate.jobs.event import AttemptLingers
 from headgate.storage.sqlite.memory import MemoryStorage
-from tests.internals import app_on, node_of
+from tests.internals import app_on, busy_slots_of, node_of
 from tests.until import patient
 
 
@@ -56,7 +56,7 @@ async def test_a_permit_stays_held_until_the_thread_of_its_holder_has_ended(
             await first.result()
         await second.result()
         assert happened == ["first enters", "first leaves", "second enters", "second leaves"]
-        assert node_of(app).statistics()["busy"] == {"default": 0}
+        assert busy_slots_of(node_of(app)) == {"default": 0}
 
 
 async def test_a_node_that_ends_waits_for_no_thread_because_of_its_permits(monkeypatch: pytest.MonkeyPatch) -> None:

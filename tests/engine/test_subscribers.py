@@ -41,7 +41,7 @@ def test_a_subscriber_that_hangs_does_not_delay_closing_the_app(caplog: pytest.L
             began = clock.monotonic()
         assert clock.monotonic() - began <= 10 * SECOND
         assert ended == [jobs[0].id], "it is cancelled"
-        assert bus_of(app).statistics()["lost"] == 3
+        assert bus_of(app).lost == 3
         assert "events lost: 3" in caplog.text
         # And it gets events again when the app is opened again.
         async with app:

@@ -156,9 +156,10 @@ class EventBus:
             for subscription in self._subscriptions:
                 subscription.abandon()
 
-    def statistics(self) -> dict[str, Any]:
-        """Return the number of subscribers, and of events that slow ones lost."""
-        return {"subscribers": len(self._subscriptions), "lost": sum(s.lost for s in self._subscriptions)}
+    @property
+    def lost(self) -> int:
+        """How many events slow subscribers have lost."""
+        return sum(subscription.lost for subscription in self._subscriptions)
 
 
 def publish_use(bus: EventBus, clock: Clock, verb: str, asked_at: int, jobs: int) -> None:

@@ -349,11 +349,6 @@ class Children:
         """Whether there is a process to end."""
         return bool(self._idle or self._busy or self._ending)
 
-    def statistics(self) -> dict[str, int]:
-        """Return how many children are busy, and how many are idle."""
-        with self._lock:
-            return {"busy": len(self._busy), "idle": len(self._idle)}
-
 
 def _setup(module: str, hooks: tuple[ChildHook, ...]) -> ChildSetup:
     main = sys.modules["__main__"]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextvars import Context
 from heapq import nlargest
 from operator import add
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from headgate.clock import SECOND, Clock, Timer, sleep, wait_until_done
 from headgate.engine.bus import EventBus
@@ -255,12 +255,9 @@ class HistoryWriter:
             # A fork of this process needs its own writer id.
             self._flush = None
 
-    def statistics(self) -> dict[str, Any]:
-        """Return how many ten-second steps are unwritten, and how many were lost while the store was unavailable."""
-        return {"unwritten": self._unwritten, "lost": self._lost}
-
     @property
     def _unwritten(self) -> int:
+        """How many ten-second steps are not written yet."""
         return len(self._steps) + len(self._waiting) + (0 if self._sent is None else self._sent.steps)
 
     def _arm(self) -> None:

@@ -403,19 +403,6 @@ class Node(WithServices):
         """Cancel a running job at the request of a user; no effect if it does not run here."""
         self.attempts.cancel(job_id, CancelledBy.USER)
 
-    def statistics(self) -> dict[str, Any]:
-        """Return the slots in use by queue, the number of unrecorded endings, and of jobs that only a sweep found.
-
-        `lingering` are the jobs whose cancelled attempts still take a slot; `processes` run process tasks.
-        """
-        return {
-            "node": self.id,
-            "unrecorded": len(self.recorder.pending),
-            "swept": self._claims.swept,
-            **self.attempts.statistics(),
-            "history": self._history_writer.statistics(),
-        }
-
 
 def _without_groups(error: BaseException) -> BaseException:
     """Return the first error inside the exception groups around it."""

@@ -101,10 +101,6 @@ class ResourcePool:
         self._opened.clear()
         self._pooled.clear()
 
-    def statistics(self) -> list[str]:
-        """Return the names of the open resources."""
-        return [pooled.resource.name for pooled in self._opened]
-
 
 class _PooledResource:
     """A resource that is open, or being opened, for the whole node."""

@@ -340,15 +340,6 @@ class RunningAttempts(WithServices):
             await in_thread(self._pool, self._children.close)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def statistics(self) -> dict[str, Any]:
-        """Return the slots in use, the jobs that linger, the child processes and the open resources."""
-        return {
-            "busy": self._slots.busy,
-            "lingering": self.lingering,
-            "processes": self._children.statistics(),
-            "resources": self._resources.statistics(),
-        }
-
 
 class Slots:
     """Counts the slots in use by queue.

@@ -75,10 +75,9 @@ class Charts:
     async def settle(self) -> None:
         """Let all live processes write their remaining counts."""
         for app in self._apps:
-            await client_of(app).history_writer.close(60)
-            assert client_of(app).history_writer.statistics() == {"unwritten": 0, "lost": 0}, client_of(
-                app
-            ).history_writer.statistics()
+            history_writer = client_of(app).history_writer
+            await history_writer.close(60)
+            assert (history_writer._unwritten, history_writer._lost) == (0, 0)
         await self._simulation.store.gather_history()
 
     async def check(self) -> None:

@@ -44,7 +44,7 @@ from tests.engine.simulation.dependencies import Dependencies
 from tests.engine.simulation.job_checker import WATCHED, CheckedConnection, JobChecker
 from tests.engine.simulation.recurring import Recurring
 from tests.engine.simulation.unique_keys import UniqueKeys
-from tests.internals import app_on, bus_of, new_node
+from tests.internals import app_on, bus_of, new_node, swept_by
 
 LIMITS: tuple[Limit, ...] = (
     StrictRate("3/10s", key="{key}"),
@@ -333,7 +333,7 @@ class ClusterSimulation:
                 node.stop()
                 await running
                 await bus_of(app).drain()
-                assert node.statistics()["swept"] == 0, "a wake-up was lost"
+                assert swept_by(node) == 0, "a wake-up was lost"
             await self.charts.settle()
 
     async def retry_some(self) -> None:
