@@ -339,19 +339,11 @@ async def call_all(calls: Sequence[Callable[[], Awaitable[T]]], *, at_once: int 
     return [answers[index] for index in range(len(calls))]
 
 
-class FolderSweeper:
-    """Sweeps the folder a few times a day. Every node runs one; they do not conflict."""
-
-    def __init__(self, large_payloads: LargePayloads, *, clock: Clock, bus: EventBus, random: Random) -> None:
-        self._large_payloads = large_payloads
-        self._clock = clock
-        self._bus = bus
-        self._random = random
-
-    async def run(self) -> None:
-        while True:
-            await sleep(self._clock, SWEEP_EVERY * (0.5 + self._random.random()))
-            try:
-                await self._large_payloads.sweep()
-            except StorageUnavailable as error:
-                publish_storage_failure(self._bus, self._clock, "sweeping the large payloads", error)
+async def sweep_regularly(large_payloads: LargePayloads, *, clock: Clock, bus: EventBus, random: Random) -> None:
+    """Sweep the folder a few times a day. Every node does; they do not conflict."""
+    while True:
+        await sleep(clock, SWEEP_EVERY * (0.5 + random.random()))
+        try:
+            await large_payloads.sweep()
+        except StorageUnavailable as error:
+            publish_storage_failure(bus, clock, "sweeping the large payloads", error)

@@ -22,11 +22,11 @@ from headgate.engine.bus import EventBus
 from headgate.engine.charge import ChargeRouter
 from headgate.engine.children import UNBOUNDED, ChildBounds
 from headgate.engine.claim_loop import ClaimLoop, ClaimNotices, ClaimWakeup
-from headgate.engine.drain import Drain, DrainWatch
+from headgate.engine.drain import Drain, stop_when_drained
 from headgate.engine.executor import CancelledBy, RunningAttempt
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.housekeeper import Housekeeper
-from headgate.engine.large_payloads import FolderSweeper, LargePayloads
+from headgate.engine.large_payloads import LargePayloads, sweep_regularly
 from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership, OwnLease, PeerLeases
 from headgate.engine.node_watch import NodeWatch
 from headgate.engine.recorder import Recorder
@@ -219,9 +219,9 @@ class Node(WithServices):
                 ids=services.ids,
             ).run
         if large_payloads is not None:
-            self._others["folder-sweeper"] = FolderSweeper(
-                large_payloads, clock=services.clock, bus=services.bus, random=services.random
-            ).run
+            self._others["folder-sweeper"] = partial(
+                sweep_regularly, large_payloads, clock=services.clock, bus=services.bus, random=services.random
+            )
         self._watch = NodeWatch(
             services,
             self._membership,
@@ -237,16 +237,17 @@ class Node(WithServices):
             stop=self._stop_by_operator,
         )
         if config.drain is not None:
-            self._others["drain"] = DrainWatch(
-                services,
+            self._others["drain"] = partial(
+                stop_when_drained,
                 config.drain,
+                services,
                 self.attempts,
                 self.claim_recovery,
-                queues=config.queues.keys(),
-                labels=config.labels,
+                config.queues.keys(),
+                config.labels,
                 stopping=self._stopping,
                 stop=self.stop,
-            ).run
+            )
 
     def _hooks_to_call(self, registry: Registry) -> list[LifecycleHook]:
         """Return the functions for the start and the end of this node."""
