@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import threading
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context
 from heapq import nlargest
-from operator import add
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from headgate.clock import SECOND, Clock, Timer, sleep, wait_until_done
 from headgate.engine.bus import EventBus
@@ -115,7 +115,7 @@ class HistoryWriter:
                 continue
             if job.task != task or job.queue != queue:
                 queue, task = job.queue, job.task
-                tally = step.tally(queue, task)
+                tally = step.tallies[queue, task]
             tally.enqueued += 1
 
     def note_enqueued_in_thread(
@@ -140,7 +140,7 @@ class HistoryWriter:
             counts, self._of_threads = self._of_threads, Counter()
         for (at, queue, task), count in counts.items():
             step = self._steps.setdefault(at, HistoryStep(at))
-            step.tally(queue, task).enqueued += count
+            step.tallies[queue, task].enqueued += count
 
     def note_started(self, jobs: Sequence[ClaimedJob]) -> None:
         """Count claimed jobs and their charges."""
@@ -151,24 +151,23 @@ class HistoryWriter:
         for job in jobs:
             if job.task != task or job.queue != queue:
                 queue, task = job.queue, job.task
-                tally = step.tally(queue, task)
+                tally = step.tallies[queue, task]
             tally.started += 1
-            due_at, enqueued_at = job.run_at, job.enqueued_at
-            wait = job.started_at - (max(enqueued_at, due_at))
+            wait = job.started_at - max(job.enqueued_at, job.run_at)
             tally.waits[bisect_left(BOUNDS, wait)] += 1
             if wait > tally.wait_max:
                 tally.wait_max = wait
             if job.buckets:
                 costs = job.costs
                 for place, ref in enumerate(job.buckets):
-                    step.charge(ref.limit, ref.key, 1 if costs is None else costs[place])
+                    step.uses[ref.limit].charge(ref.key, 1 if costs is None else costs[place])
 
     def note_unlimited(self, limits: Iterable[str]) -> None:
         """Count a start without these limits, whose store was unavailable."""
         if self._is_on:
-            step = self._now()
+            uses = self._now().uses
             for limit in limits:
-                step.note_unlimited(limit)
+                uses[limit].unlimited += 1
 
     def note_ended(self, ended: Iterable[tuple[ClaimedJob, Ending, int, object, float | None]]) -> None:
         """Count attempts whose endings are stored; each ended at the given instant (wall microseconds)."""
@@ -179,7 +178,7 @@ class HistoryWriter:
         for job, ending, ended_at, _, _ in ended:
             if job.task != task or job.queue != queue:
                 queue, task = job.queue, job.task
-                tally = step.tally(queue, task)
+                tally = step.tallies[queue, task]
             if isinstance(ending, Finished):
                 if ending.state is JobState.SUCCEEDED:
                     tally.succeeded += 1
@@ -202,11 +201,11 @@ class HistoryWriter:
         limit_now = self._storage.limit_now()
         if is_local and limit_now - amendment.charged_at < AMENDED_FOR:
             ahead = self._storage.now() - limit_now
-            self._step(amendment.charged_at + ahead).charge(limit, key, -amendment.cost)
-            self._step(amendment.started_at + ahead).charge(limit, key, amendment.actual)
+            self._step(amendment.charged_at + ahead).uses[limit].charge(key, -amendment.cost)
+            self._step(amendment.started_at + ahead).uses[limit].charge(key, amendment.actual)
         elif amendment.actual != amendment.cost:
             # The charge is old, or its instant is in the time of another store.
-            self._now().charge(limit, key, amendment.actual - amendment.cost)
+            self._now().uses[limit].charge(key, amendment.actual - amendment.cost)
 
     def _now(self) -> HistoryStep:
         now, latest = self._storage.now(), self._latest
@@ -294,11 +293,10 @@ class HistoryWriter:
         self._count_of_threads()
         counted, self._steps, self._latest = self._steps, {}, None
         for at, step in counted.items():
-            before = self._waiting.get(at)
-            if before is None:
-                self._waiting[at] = step
+            if at in self._waiting:
+                self._waiting[at].add(step)
             else:
-                before.add(step)
+                self._waiting[at] = step
         while self._sent is not None or self._waiting:
             if self._sent is None:
                 self._sent = self._next()
@@ -352,33 +350,18 @@ class HistoryWriter:
 
 
 class HistoryStep:
-    """The counts of the shortest step, which begins at `at` and ends before `until` (wall microseconds)."""
+    """The counts of the shortest step, which begins at `at` and ends before `until` (wall microseconds).
+
+    Those of jobs are by queue and task, the uses by limit.
+    """
 
     __slots__ = ("at", "tallies", "until", "uses")
 
     def __init__(self, at: int) -> None:
         self.at = at
         self.until = at + SHORTEST * SECOND
-        self.tallies: dict[tuple[str, str], JobCounts] = {}
-        self.uses: dict[str, LimitUse] = {}
-
-    def tally(self, queue: str, task: str) -> JobCounts:
-        found = self.tallies.get((queue, task))
-        if found is None:
-            found = self.tallies[queue, task] = JobCounts()
-        return found
-
-    def charge(self, limit: str, key: str, cost: int) -> None:
-        self._use(limit).charge(key, cost)
-
-    def note_unlimited(self, limit: str) -> None:
-        self._use(limit).unlimited += 1
-
-    def _use(self, limit: str) -> LimitUse:
-        use = self.uses.get(limit)
-        if use is None:
-            use = self.uses[limit] = LimitUse()
-        return use
+        self.tallies: defaultdict[tuple[str, str], JobCounts] = defaultdict(JobCounts)
+        self.uses: defaultdict[str, LimitUse] = defaultdict(LimitUse)
 
     def drop_least_used(self) -> None:
         """Keep only keys that will have a row, because the step has to be held longer."""
@@ -388,9 +371,9 @@ class HistoryStep:
     def add(self, other: HistoryStep) -> None:
         """Add other counts of the same step."""
         for place, tally in other.tallies.items():
-            _add(self.tallies, place, tally)
+            self.tallies[place].add(tally)
         for limit, use in other.uses.items():
-            _add(self.uses, limit, use)
+            self.uses[limit].add(use)
 
 
 class JobCounts:
@@ -415,20 +398,18 @@ class JobCounts:
         self.waits = [0] * BUCKETS
         self.runs = [0] * BUCKETS
 
-    def plus(self, other: JobCounts) -> JobCounts:
-        """Both together."""
-        both = JobCounts()
-        both.enqueued = self.enqueued + other.enqueued
-        both.started = self.started + other.started
-        both.succeeded = self.succeeded + other.succeeded
-        both.failed = self.failed + other.failed
-        both.cancelled = self.cancelled + other.cancelled
-        both.retried = self.retried + other.retried
-        both.wait_max = max(self.wait_max, other.wait_max)
-        both.run_max = max(self.run_max, other.run_max)
-        both.waits = list(map(add, self.waits, other.waits))
-        both.runs = list(map(add, self.runs, other.runs))
-        return both
+    def add(self, other: JobCounts) -> None:
+        """Add other counts."""
+        self.enqueued += other.enqueued
+        self.started += other.started
+        self.succeeded += other.succeeded
+        self.failed += other.failed
+        self.cancelled += other.cancelled
+        self.retried += other.retried
+        self.wait_max = max(self.wait_max, other.wait_max)
+        self.run_max = max(self.run_max, other.run_max)
+        self.waits = list(map(operator.add, self.waits, other.waits))
+        self.runs = list(map(operator.add, self.runs, other.runs))
 
     def row(self, step: int, queue: str, task: str, at: int) -> JobsStep:
         return JobsStep(
@@ -480,49 +461,39 @@ class LimitUse:
         if len(self.keys) > most:
             self.keys = {key: self.keys[key] for key in nlargest(most, self.keys, key=self.keys.__getitem__)}
 
-    def plus(self, other: LimitUse) -> LimitUse:
-        """Both together."""
-        both = LimitUse()
-        both.keys = dict(self.keys)
+    def add(self, other: LimitUse) -> None:
+        """Add another use of the same limit."""
+        self.total += other.total
+        self.unlimited += other.unlimited
+        keys = self.keys
         for key, used in other.keys.items():
-            both.charge(key, used)
-        both.total = self.total + other.total
-        both.unlimited = self.unlimited + other.unlimited
-        return both
-
-
-Place = TypeVar("Place", bound=Hashable)
-Counts = TypeVar("Counts", JobCounts, LimitUse)
-
-
-def _add(sums: dict[Place, Counts], place: Place, counts: Counts) -> None:
-    """Add the counts to those of their place."""
-    known = sums.get(place)
-    sums[place] = counts if known is None else known.plus(counts)
+            keys[key] = keys.get(key, 0) + used
+        if len(keys) > MAX_COUNTED_KEYS:
+            self.drop_least_used(MAX_COUNTED_KEYS // 2)
 
 
 def rows_of_jobs(steps: Iterable[HistoryStep]) -> list[JobsStep]:
     """Return the rows of all lengths: by queue and task, by queue, and in total."""
-    totals: dict[tuple[int, str, str, int], JobCounts] = {}
+    totals = defaultdict[tuple[int, str, str, int], JobCounts](JobCounts)
     for step in steps:
-        sums: dict[tuple[str, str], JobCounts] = {}
+        sums = defaultdict[tuple[str, str], JobCounts](JobCounts)
         for (queue, task), tally in step.tallies.items():
             for place in ((queue, task), (queue, ALL), (ALL, ALL)):
-                _add(sums, place, tally)
+                sums[place].add(tally)
         for length in KEPT_FOR:
             at = step_at(step.at, length)
             for (queue, task), tally in sums.items():
-                _add(totals, (length, queue, task, at), tally)
+                totals[length, queue, task, at].add(tally)
     return [tally.row(*place) for place, tally in totals.items()]
 
 
 def rows_of_limits(steps: Iterable[HistoryStep], choose_keys: ChooseKeys) -> list[LimitStep]:
     """Return the rows of the shorter lengths: in total, and for the keys that `choose_keys` returns."""
-    totals: dict[tuple[int, str, int], LimitUse] = {}
+    totals = defaultdict[tuple[int, str, int], LimitUse](LimitUse)
     for step in steps:
         for limit, use in step.uses.items():
             for length in LIMIT_STEPS:
-                _add(totals, (length, limit, step_at(step.at, length)), use)
+                totals[length, limit, step_at(step.at, length)].add(use)
     rows: list[LimitStep] = []
     for (length, limit, at), use in totals.items():
         rows.append(LimitStep(length, limit, None, at, use.total, use.unlimited))
