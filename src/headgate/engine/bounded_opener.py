@@ -7,6 +7,7 @@ exceeds. It uses the proxies of the environment, and follows no redirects.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from functools import partial
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from io import BufferedReader, RawIOBase
@@ -24,21 +25,19 @@ def bounded_opener(clock: Clock, seconds: float) -> OpenerDirector:
 
     What it raises then is a TimeoutError, or a URLError with one.
     """
-    deadline = _Deadline(clock, seconds)
-    return build_opener(_NoRedirects, _HttpHandler(deadline), _HttpsHandler(deadline))
+    ends_at = clock.monotonic() + microseconds(seconds)
 
-
-class _Deadline:
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self._clock = clock
-        self._ends_at = clock.monotonic() + microseconds(seconds)
-
-    def left(self) -> float:
-        """Return how many seconds are left. Raises TimeoutError if none are."""
-        left = self._ends_at - self._clock.monotonic()
-        if left <= 0:
+    def left() -> float:
+        remaining = ends_at - clock.monotonic()
+        if remaining <= 0:
             raise TimeoutError("timed out")
-        return left / SECOND
+        return remaining / SECOND
+
+    return build_opener(_NoRedirects, _Handler(left))
+
+
+Left = Callable[[], float]
+"""Returns how many seconds are left until the deadline. Raises TimeoutError if none are."""
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -48,48 +47,37 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
-class _HttpHandler(HTTPHandler):
-    def __init__(self, deadline: _Deadline) -> None:
+class _Handler(HTTPHandler, HTTPSHandler):
+    """Makes connections that keep to the deadline when they connect and when they read answers, a proxy's too."""
+
+    def __init__(self, left: Left) -> None:
         super().__init__()
-        self._deadline = deadline
+        self._left = left
 
     def http_open(self, req: Request) -> HTTPResponse:
-        return self.do_open(self._connection, req)
-
-    def _connection(self, host: str, /, **options: Any) -> HTTPConnection:
-        return _bounded(HTTPConnection(host, **options), self._deadline)
-
-
-class _HttpsHandler(HTTPSHandler):
-    def __init__(self, deadline: _Deadline) -> None:
-        super().__init__()
-        self._deadline = deadline
+        return self.do_open(partial(self._connection, HTTPConnection), req)
 
     def https_open(self, req: Request) -> HTTPResponse:
-        return self.do_open(self._connection, req)
+        return self.do_open(partial(self._connection, HTTPSConnection), req)
 
-    def _connection(self, host: str, /, **options: Any) -> HTTPConnection:
-        return _bounded(HTTPSConnection(host, **options), self._deadline)
-
-
-def _bounded(connection: HTTPConnection, deadline: _Deadline) -> HTTPConnection:
-    """Make the connection keep to the deadline when it connects and when it reads answers, a proxy's too."""
-    connection._create_connection = partial(_connected, deadline)  # type: ignore[attr-defined]
-    connection.response_class = partial(_Response, deadline)  # type: ignore[assignment]
-    return connection
+    def _connection(self, kind: type[HTTPConnection], host: str, /, **options: Any) -> HTTPConnection:
+        connection = kind(host, **options)
+        connection._create_connection = partial(_connected, self._left)  # type: ignore[attr-defined]
+        connection.response_class = partial(_Response, self._left)  # type: ignore[assignment]
+        return connection
 
 
-def _connected(deadline: _Deadline, address: tuple[str, int], *_options: object) -> socket.socket:
+def _connected(left: Left, address: tuple[str, int], *_options: object) -> socket.socket:
     """Connect to the first address of the host that answers; those that are left share the time that is left."""
     found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     error: OSError | None = None
     for number, (*kind, _, place) in enumerate(found):
         connection = socket.socket(*kind)
         try:
-            connection.settimeout(deadline.left() / (len(found) - number))
+            connection.settimeout(left() / (len(found) - number))
             connection.connect(place)
             # For the TLS handshake and the request, each as a whole.
-            connection.settimeout(deadline.left())
+            connection.settimeout(left())
         except OSError as failed:
             connection.close()
             error = failed
@@ -100,25 +88,25 @@ def _connected(deadline: _Deadline, address: tuple[str, int], *_options: object)
 
 
 class _Response(HTTPResponse):
-    def __init__(self, deadline: _Deadline, sock: socket.socket, *args: Any, **options: Any) -> None:
+    def __init__(self, left: Left, sock: socket.socket, *args: Any, **options: Any) -> None:
         super().__init__(sock, *args, **options)
-        self.fp = BufferedReader(_BoundedReader(self.fp.detach(), sock, deadline))
+        self.fp = BufferedReader(_BoundedReader(self.fp.detach(), sock, left))
 
 
 class _BoundedReader(RawIOBase):
     """Reads a socket until the deadline, and LONGEST_ANSWER bytes at most."""
 
-    def __init__(self, raw: RawIOBase, sock: socket.socket, deadline: _Deadline) -> None:
+    def __init__(self, raw: RawIOBase, sock: socket.socket, left: Left) -> None:
         self._raw = raw
         self._sock = sock
-        self._deadline = deadline
+        self._left = left
         self._room = LONGEST_ANSWER
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        self._sock.settimeout(self._deadline.left())
+        self._sock.settimeout(self._left())
         count: int | None = self._raw.readinto(buffer)
         self._room -= count or 0
         if self._room < 0:
