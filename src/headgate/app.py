@@ -30,12 +30,10 @@ from headgate.client.sync_app import SyncApp
 from headgate.client.task import Task
 from headgate.clock import Clock, CurrentClock, Duration, SystemClock
 from headgate.engine.bus import Callback, EventBus
-from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.children import ChildBounds
 from headgate.engine.drain import Drain
 from headgate.engine.embedded_node import EmbeddedNode, until_ended
 from headgate.engine.node import Node, NodeConfig
-from headgate.engine.services import Services
 from headgate.engine.stop_signals import on_stop_signals
 from headgate.errors import DeclarationError, PayloadError, UnknownLimit
 from headgate.foreign_words import RefusesForeignWords
@@ -208,6 +206,7 @@ class Headgate(RefusesForeignWords):
             address=address,
             clock=clock,
             bus=bus,
+            random=self._random,
             ids=self._ids,
             local_node=lambda: self._node,
             history=history,
@@ -725,23 +724,11 @@ class Headgate(RefusesForeignWords):
         self.import_tasks()
         require_known_tasks(self._registry.alerts.values(), self._registry.tasks)
         return self._node_kind(
-            self._services(self._storage, self._client.callback_runner),
+            self._client.services,
             (configure or self._node_config)(),
             remote_limits=self._client.remote_limits.limits,
             tracing=self._client.enqueuer.tracing,
             large_payloads=self._client.large_payloads,
-        )
-
-    def _services(self, storage: Store, callback_runner: CallbackRunner) -> Services:
-        return Services(
-            storage=storage,
-            registry=self._registry,
-            clock=self._clock,
-            bus=self._bus,
-            random=self._random,
-            ids=self._ids,
-            callback_runner=callback_runner,
-            history_writer=self._client.history_writer,
         )
 
     def _node_config(

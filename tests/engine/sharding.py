@@ -19,6 +19,7 @@ from headgate.client.task import Task
 from headgate.clock import SECOND
 from headgate.engine.node import Node
 from headgate.errors import StorageUnavailable
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished
 from headgate.limits.bucket_store import Bucket, Taken
@@ -128,7 +129,8 @@ class Enqueuers:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._simulation.shards[NAMES[0]], name)
 
-    async def add(self, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
+        assert not batches
         key = key_of(jobs[0])
         while True:
             shard = self._directory.shard(key) if key else self._simulation.random.choice(self._simulation.all)

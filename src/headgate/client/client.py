@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
+from random import Random
 from typing import TYPE_CHECKING, Any, Self
 
 from msgspec.structs import replace
@@ -34,6 +35,7 @@ from headgate.engine.limiter_counts import LimiterCounts
 from headgate.engine.node import Node
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.results import ResultWatch, result_of, wait_for_batch
+from headgate.engine.services import Services
 from headgate.errors import DeclarationError, JobNotFound, NotOpen, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
@@ -97,6 +99,7 @@ class Client:
         address: StoreAddress,
         clock: Clock,
         bus: EventBus,
+        random: Random,
         ids: IdSource,
         local_node: Callable[[], Node | None],
         history: bool,
@@ -111,19 +114,20 @@ class Client:
         self.address = address
         self.callback_runner: CallbackRunner = CallbackRunner(storage, registry, clock, bus)
         self.history_writer: HistoryWriter = HistoryWriter(storage, clock=clock, bus=bus, ids=ids, is_on=history)
-        self.large_payloads: LargePayloads | None = None
-        if payload_folder is not None:
-            self.large_payloads = LargePayloads(payload_folder, storage, clock)
-        self.enqueuer: Enqueuer = Enqueuer(
-            storage,
-            registry,
+        self.services: Services = Services(
+            storage=storage,
+            registry=registry,
             clock=clock,
             bus=bus,
+            random=random,
             ids=ids,
             callback_runner=self.callback_runner,
             history_writer=self.history_writer,
-            large_payloads=self.large_payloads,
         )
+        self.large_payloads: LargePayloads | None = None
+        if payload_folder is not None:
+            self.large_payloads = LargePayloads(payload_folder, storage, clock)
+        self.enqueuer: Enqueuer = Enqueuer(self.services, self.large_payloads)
         self.remote_limits: RemoteLimits = RemoteLimits(registry.limits, storage, clock, limits_url)
         self.lifecycle: AppLifecycle = AppLifecycle(
             open=self._open, before_close=self._end_callbacks, close=self._close

@@ -14,32 +14,28 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from headgate.clock import Clock
 from headgate.engine.backlog import Admitted, Backlogs
-from headgate.engine.bus import EventBus, publish_use
-from headgate.engine.callback_runner import CallbackRunner
+from headgate.engine.bus import publish_use
 from headgate.engine.declaration import declare, warn_if_too_fast
-from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.max_wait import reject_over_max_wait, rejected
+from headgate.engine.services import Services, WithServices
 from headgate.errors import DeclarationError, HeadgateError
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.event import JobEnqueued, JobReplaced, LimitSkipped, StorageUsed
-from headgate.jobs.identity import NEW_IDS_TRIES, IdSource, IdTaken
+from headgate.jobs.identity import NEW_IDS_TRIES, IdTaken
 from headgate.jobs.job import NewJob, Origin
 from headgate.jobs.scheduled import ScheduledCall, ScheduledGraph, ScheduledStep
 from headgate.jobs.uniqueness import replaces
 from headgate.schedules.stored_trigger import is_storable
-from headgate.storage.store import Store
 from headgate.tasks.batch_limits import BatchLimits
 from headgate.tasks.call import Call, FlowCall, NumberedGraph
 from headgate.tasks.definition import JobTemplate, TaskDefinition, job_template
 from headgate.tasks.hooks import AroundEnqueue, JobDraft, call_around
 from headgate.tasks.limit_set import UNGATED, GatedCall, ignore_skip
 from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, options_of_call, require_headers
-from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
 from headgate.tasks.status import EnqueuePrediction
 from headgate.tasks.tracing import Tracing
@@ -112,31 +108,14 @@ _SCHEDULED = frozenset(ScheduledCall.__struct_fields__)
 """The options of its task that a schedule keeps."""
 
 
-class Enqueuer:
+class Enqueuer(WithServices):
     """Enqueues jobs for one process. Raises the errors that `Task.enqueue` documents."""
 
-    def __init__(
-        self,
-        storage: Store,
-        registry: Registry,
-        *,
-        clock: Clock,
-        bus: EventBus,
-        ids: IdSource,
-        callback_runner: CallbackRunner,
-        history_writer: HistoryWriter,
-        large_payloads: LargePayloads | None = None,
-    ) -> None:
-        self._storage = storage
-        self._registry = registry
-        self._clock = clock
-        self._bus = bus
-        self._ids = ids
-        self._callback_runner = callback_runner
-        self._history_writer = history_writer
+    def __init__(self, services: Services, large_payloads: LargePayloads | None) -> None:
+        super().__init__(services)
         self._large_payloads = large_payloads
         self.tracing: Tracing | None = None
-        self._backlogs = Backlogs(storage, clock, registry.queues.__getitem__)
+        self._backlogs = Backlogs(services.storage, services.clock, services.registry.queues.__getitem__)
         self._skipped: set[tuple[str, str]] = set()
 
     def close(self) -> None:
@@ -358,10 +337,8 @@ class Enqueuer:
         if self.tracing is not None and jobs:
             with self.tracing.sending(jobs) as sent:
                 duplicates = await self._storage.add(sent, batches)
-        elif batches:
-            duplicates = await self._storage.add(jobs, batches)
         else:
-            duplicates = await self._storage.add(jobs)
+            duplicates = await self._storage.add(jobs, batches)
         publish_use(self._bus, self._clock, "add", asked_at, len(jobs))
         return duplicates
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, Self, TypeVar, cast
 
 from headgate.app import Headgate
@@ -146,7 +147,7 @@ class TestApp(InTest):
         # One of its own: what a callback runner waits with belongs to one event loop.
         callback_runner = CallbackRunner(storage, self._registry, self._clock, self._bus)
         new = SteppedNode(
-            self._services(storage, callback_runner),
+            replace(self._client.services, storage=storage, callback_runner=callback_runner),
             self._node_config(),
             tracing=self._client.enqueuer.tracing,
             pool=waiting_thread(),
