@@ -20,15 +20,13 @@ import pytest_asyncio
 from headgate import AlertMessage, Headgate
 from headgate.engine.alert_sender import AlertSender
 from headgate.engine.alerter import SENDING_FOR, Alerter
-from headgate.engine.bus import EventBus
 from headgate.jobs.history import ALL, SHORTEST, JobsStep, step_at
-from headgate.jobs.identity import IdSource
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser
-from tests.internals import app_on, registry_of
+from tests.internals import app_on, client_of, registry_of
 
 
 class Received(NamedTuple):
@@ -98,17 +96,9 @@ async def storage(new_store: Store) -> AsyncIterator[Store]:
     await new_store.close()
 
 
-def alerter_of(app: Headgate, storage: Store, clock: ManualClock) -> Alerter:
-    return Alerter(
-        storage,
-        registry_of(app).alerts,
-        AlertSender(None, clock),
-        limits_away=set,
-        names_of=registry_of(app).names_of,
-        clock=clock,
-        bus=EventBus(),
-        ids=IdSource(),
-    )
+def alerter_of(app: Headgate, clock: ManualClock) -> Alerter:
+    services = client_of(app).services
+    return Alerter(services, registry_of(app).alerts, AlertSender(None, clock), set)
 
 
 async def lose_a_node(storage: Store) -> None:
@@ -123,7 +113,7 @@ async def test_a_webhook_that_refuses_gets_the_same_signed_message_again(
     secret = "whsec_" + base64.b64encode(b"0123456789abcdef").decode()
     app = app_on(storage, clock=clock)
     app.alert(receiver.url, on="node_lost", name="ops", secret=secret)
-    alerter = alerter_of(app, storage, clock)
+    alerter = alerter_of(app, clock)
     await lose_a_node(storage)
     receiver.answers = [502, 302]
     errors = []
@@ -157,7 +147,7 @@ async def test_every_kind_of_condition_is_read_from_each_database(storage: Store
     app.task(name="work")(lambda: None)
     conditions = ("queue_lag > 4.5", "waiting > 1", "failures > 2/m", "failures(work) > 1/h", "node_lost")
     app.alert(print, on=(*conditions, "schedule_overdue", "queue_lag > 5", "waiting > 2", "failures > 3/m"))
-    alerter = alerter_of(app, storage, clock)
+    alerter = alerter_of(app, clock)
     await lose_a_node(storage)
     await StoreUser(storage, clock).add(2)
     now = storage.now()
@@ -177,7 +167,7 @@ async def test_a_webhook_that_nobody_serves_is_an_error_of_the_alert_alone(
     receiver.close()
     app = app_on(storage, clock=clock)
     app.alert(receiver.url, on="node_lost", name="ops")
-    alerter = alerter_of(app, storage, clock)
+    alerter = alerter_of(app, clock)
     await lose_a_node(storage)
     await alerter.look()
     await alerter.send("ops")
@@ -197,7 +187,7 @@ async def test_nodes_send_each_message_once_and_that_of_a_dead_node_again(storag
 
     app = app_on(storage, clock=clock)
     app.alert(page, on="node_lost")
-    first, second = alerter_of(app, storage, clock), alerter_of(app, storage, clock)
+    first, second = alerter_of(app, clock), alerter_of(app, clock)
     await lose_a_node(storage)
     turns = [await each.look() for each in (first, second)]
     assert turns == [{"page"}, set()]
@@ -210,7 +200,7 @@ async def test_nodes_send_each_message_once_and_that_of_a_dead_node_again(storag
     with contextlib.suppress(asyncio.CancelledError):
         await sending
     clock.advance(SENDING_FOR / 1e6)
-    await asyncio.gather(second.send("page"), alerter_of(app, storage, clock).send("page"))
+    await asyncio.gather(second.send("page"), alerter_of(app, clock).send("page"))
     assert sent == sent[:1] * 2
     (alert,) = await storage.alerts()
     assert (alert.sent, alert.tries) == (1, 0)

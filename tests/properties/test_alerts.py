@@ -18,12 +18,11 @@ from headgate import AlertMessage, Headgate, RetryPolicy
 from headgate.clock import SECOND
 from headgate.engine.alert_sender import AlertSender
 from headgate.engine.alerter import Alerter, most_failed
-from headgate.engine.bus import EventBus
 from headgate.jobs.history import step_at
-from headgate.jobs.identity import IdSource
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.alert import declared_alert
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.internals import app_on, client_of
 
 NODES = 3
 SUBJECTS = ("blue", "green")
@@ -66,13 +65,10 @@ def test_what_was_told_makes_sense_whatever_fails(seed: int) -> None:
                 raise ConnectionError("the reply was lost")
 
         alert = declared_alert(receive, "node_lost", "ops", 120, None)
+        services = client_of(app_on(store, clock=clock, random=random)).services
 
         def start() -> asyncio.Task[None]:
-            alerter = Alerter(
-                store, {"ops": alert}, AlertSender(None, clock), limits_away=set, names_of=lambda task: [task],
-                clock=clock, bus=EventBus(), ids=IdSource(random),
-            )  # fmt: skip
-            return asyncio.create_task(alerter.run())
+            return asyncio.create_task(Alerter(services, {"ops": alert}, AlertSender(None, clock), set).run())
 
         nodes = [start() for _ in range(NODES)]
         ended_at = dict.fromkeys(SUBJECTS, -1000.0)

@@ -14,17 +14,15 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from headgate.clock import SECOND, Clock, sleep
+from headgate.clock import SECOND, sleep
 from headgate.engine.alert_sender import SEND_TIMEOUT, AlertSender
-from headgate.engine.bus import EventBus, publish_storage_failure
+from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.alert import LOST_FOR, AlertRecord, Condition, HeldCondition, Reading, next_message
 from headgate.jobs.event import AlertFailed, AlertSent
 from headgate.jobs.history import ALL, KEPT_FOR, step_at
-from headgate.jobs.identity import IdSource
 from headgate.limits.rule import NEVER
 from headgate.schedules.schedule import LATE
-from headgate.storage.store import Store
 from headgate.tasks.alert import DeclaredAlert
 
 CHECK_EVERY = 10.0
@@ -44,33 +42,21 @@ FIRST_RETRY = 10 * SECOND
 LONGEST_RETRY = 300 * SECOND
 
 
-class Alerter:
-    """Watches the alerts of an app on one node.
-
-    `limits_away` returns the limits whose stores the node cannot reach, `names_of` the names under which jobs of a task
-    may be stored.
-    """
+class Alerter(WithServices):
+    """Watches alerts on one node. `limits_away` returns the limits whose stores the node cannot reach."""
 
     def __init__(
         self,
-        storage: Store,
+        services: Services,
         alerts: Mapping[str, DeclaredAlert],
         sender: AlertSender,
-        *,
         limits_away: Callable[[], Collection[str]],
-        names_of: Callable[[str], Sequence[str]],
-        clock: Clock,
-        bus: EventBus,
-        ids: IdSource,
     ) -> None:
-        self._storage = storage
+        super().__init__(services)
+        self._services = services
         self._alerts = alerts
         self._sender = sender
         self._limits_away = limits_away
-        self._names_of = names_of
-        self._clock = clock
-        self._bus = bus
-        self._ids = ids
         self._sending: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -81,7 +67,7 @@ class Alerter:
                     turns = await self.look()
                 except Exception as error:
                     # What goes wrong with alerts stops no job.
-                    publish_storage_failure(self._bus, self._clock, "looking at the conditions of alerts", error)
+                    self._publish_failure("looking at the conditions of alerts", error)
                     continue
                 for name in sorted(turns):
                     # A target that does not answer delays no other, nor the next look.
@@ -91,7 +77,7 @@ class Alerter:
 
     async def look(self) -> Collection[str]:
         """Store which conditions hold; return the alerts whose turn this node took. Raises StorageUnavailable."""
-        readings = AlertReadings(self._storage, self._limits_away(), self._names_of, clock=self._clock, bus=self._bus)
+        readings = AlertReadings(self._services, self._limits_away())
         # Each node says this for itself: the one that has the turn may reach a store that another cannot reach.
         away, _ = await self._held(self._alerts, readings, only_own=True)
         if away:
@@ -142,9 +128,9 @@ class Alerter:
                         raise
                     except Exception as error:
                         has_failed = True
-                        publish_storage_failure(self._bus, self._clock, f"sending a message of alert {name}", error)
+                        self._publish_failure(f"sending a message of alert {name}", error)
         except Exception as error:
-            publish_storage_failure(self._bus, self._clock, "sending alerts", error)
+            self._publish_failure("sending alerts", error)
 
     async def _send(self, alert: DeclaredAlert, record: AlertRecord) -> bool:
         """Send the next message of an alert unless another node does; return whether to go on with others."""
@@ -174,23 +160,12 @@ class Alerter:
         return False
 
 
-class AlertReadings:
+class AlertReadings(WithServices):
     """The readings of one moment. `limits_away` are the limits whose stores this node cannot reach."""
 
-    def __init__(
-        self,
-        storage: Store,
-        limits_away: Collection[str],
-        names_of: Callable[[str], Sequence[str]],
-        *,
-        clock: Clock,
-        bus: EventBus,
-    ) -> None:
-        self._storage = storage
+    def __init__(self, services: Services, limits_away: Collection[str]) -> None:
+        super().__init__(services)
         self._limits_away = limits_away
-        self._names_of = names_of
-        self._clock = clock
-        self._bus = bus
         self._known: dict[object, Sequence[Reading] | None] = {}
 
     async def holding(self, condition: Condition) -> Sequence[Reading] | None:
@@ -207,7 +182,7 @@ class AlertReadings:
             return await self._read(condition)
         except Exception as error:
             # The count of a large backlog may take too long, which is no reason to miss a lost node.
-            publish_storage_failure(self._bus, self._clock, f"reading {condition.kind} for alerts", error)
+            self._publish_failure(f"reading {condition.kind} for alerts", error)
             return None
 
     async def _read(self, condition: Condition) -> Sequence[Reading]:
@@ -246,7 +221,7 @@ class AlertReadings:
         ends = range(step_at(now - SEEN_WITHIN, step), now + 1, step * SECOND)
         since = ends[0] + step * SECOND - _touched(period, step)
         failed = Counter[int]()
-        for name in [ALL] if task is None else self._names_of(task):
+        for name in [ALL] if task is None else self._registry.names_of(task):
             for each in await self._storage.jobs_history(step, ALL, name, since):
                 failed[each.at] += each.failed
         return Reading(task or "", most_failed(failed, ends, period, step))

@@ -208,16 +208,8 @@ class Node(WithServices):
         # Parts that not every node has, by the names of their tasks.
         self._others: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         if alerts := self._alerts_to_watch(services.registry):
-            self._others["alerter"] = Alerter(
-                services.storage,
-                alerts,
-                AlertSender(pool, services.clock),
-                limits_away=lambda: self._fetcher.limits_away,
-                names_of=services.registry.names_of,
-                clock=services.clock,
-                bus=services.bus,
-                ids=services.ids,
-            ).run
+            sender = AlertSender(pool, services.clock)
+            self._others["alerter"] = Alerter(services, alerts, sender, lambda: self._fetcher.limits_away).run
         if large_payloads is not None:
             self._others["folder-sweeper"] = partial(
                 sweep_regularly, large_payloads, clock=services.clock, bus=services.bus, random=services.random
