@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -124,31 +124,24 @@ class CallbackRunner:
         async with self._semaphore:
             enter(job)
             with span:
-                await self._call_each(task, kind, callbacks, job, details)
+                for callback in callbacks:
+                    error = await self._error_of(self._call(callback, job, *details))
+                    if error is not None:
+                        self._failed(task, kind, job, error)
 
-    async def _call_each(
-        self,
-        task: TaskDefinition,
-        kind: CallbackKind,
-        callbacks: list[AnyCallback],
-        job: JobContext,
-        details: tuple[Any, ...],
-    ) -> None:
-        for callback in callbacks:
-            call = asyncio.ensure_future(self._call(callback, job, *details))
-            when = self._clock.monotonic() + CALLBACK_TIMEOUT * SECOND
-            timer = self._clock.call_at(when, call.cancel)
-            try:
-                await asyncio.wait([call])
-            finally:
-                timer.cancel()
-                call.cancel()
-            if call.cancelled():
-                self._failed(
-                    task, kind, job, f"cancelled: it took longer than {CALLBACK_TIMEOUT} s or cancelled itself"
-                )
-            elif (raised := call.exception()) is not None:
-                self._failed(task, kind, job, summarize_error(raised))
+    async def _error_of(self, calling: Coroutine[Any, Any, None]) -> str | None:
+        """Await the call of a callback for at most 60 s; return why it failed, None if it did not."""
+        call = asyncio.ensure_future(calling)
+        timer = self._clock.call_at(self._clock.monotonic() + CALLBACK_TIMEOUT * SECOND, call.cancel)
+        try:
+            await asyncio.wait([call])
+        finally:
+            timer.cancel()
+            call.cancel()
+        if call.cancelled():
+            return f"cancelled: it took longer than {CALLBACK_TIMEOUT} s or cancelled itself"
+        raised = call.exception()
+        return None if raised is None else summarize_error(raised)
 
     async def _call(self, callback: AnyCallback, job: JobContext, *details: Any) -> None:
         try:
