@@ -28,15 +28,14 @@ from headgate.engine.child_messages import (
     ChildMessage,
     ChildSetup,
     CostSettled,
-    ImportFailed,
     Logged,
     MessageBody,
+    NotReady,
     Progressed,
     Raised,
     Ready,
     ResultNotStorable,
     ReturnedValue,
-    StartupFailed,
     decode_request,
     decode_setup,
     encode,
@@ -137,7 +136,7 @@ class _Child:
         try:
             self._functions.load(setup.module)
         except BaseException as error:
-            self.send(ImportFailed(describe_error(error)))
+            self.send(NotReady(f"a child process could not import module {setup.module!r}", describe_error(error)))
             return
         with contextlib.ExitStack() as shutdown:
             if not self._start_up(setup.hooks, shutdown):
@@ -162,7 +161,8 @@ class _Child:
                 else:
                     function()
             except BaseException as error:
-                self.send(StartupFailed(hook.function, describe_error(error)))
+                what = f"startup function {hook.function!r} raised in a child process"
+                self.send(NotReady(what, describe_error(error)))
                 return False
         return True
 

@@ -47,16 +47,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The child has imported the module."""
 
 
-class ImportFailed(msgspec.Struct, frozen=True, tag=True):
-    """The child could not import the module; it ends."""
+class NotReady(msgspec.Struct, frozen=True, tag=True):
+    """The child could not import the module, or a startup function raised: `what` says which; it ends."""
 
-    error: JobError
-
-
-class StartupFailed(msgspec.Struct, frozen=True, tag=True):
-    """A startup function of the child raised; it ends."""
-
-    function: str
+    what: str
     error: JobError
 
 
@@ -134,7 +128,7 @@ Answer = ReturnedValue | Raised | ResultNotStorable | ArgumentsRejected
 Update = CostSettled | Progressed | Annotated | Logged
 """The messages that a function sends while it runs."""
 
-MessageBody = Ready | ImportFailed | StartupFailed | Update | Answer
+MessageBody = Ready | NotReady | Update | Answer
 
 
 class ChildMessage(msgspec.Struct, frozen=True):

@@ -22,11 +22,10 @@ from headgate.engine.child_messages import (
     ChildMessage,
     ChildSetup,
     CostSettled,
-    ImportFailed,
     Logged,
+    NotReady,
     Progressed,
     Ready,
-    StartupFailed,
     Update,
     decode_message,
     encode,
@@ -102,14 +101,8 @@ class Child:
         match self._receive().body:
             case Ready():
                 self._is_ready = True
-            case ImportFailed(error):
-                raise ProcessDied(
-                    f"a child process could not import module {self._module!r}: {error.type}: {error.message}"
-                )
-            case StartupFailed(function, error):
-                raise ProcessDied(
-                    f"startup function {function!r} raised in a child process: {error.type}: {error.message}"
-                )
+            case NotReady(what, error):
+                raise ProcessDied(f"{what}: {error.type}: {error.message}")
             case other:
                 raise ProcessDied(f"a child process sent {type(other).__name__} before any request")
 
@@ -125,7 +118,7 @@ class Child:
                     # A thread that outlived its function may still send updates of an attempt that has ended.
                     if is_about_it:
                         on_update(update)
-                case Ready() | ImportFailed() | StartupFailed() as body:
+                case Ready() | NotReady() as body:
                     raise ProcessDied(f"a child process answered a request with {type(body).__name__}")
                 case answer:
                     if not is_about_it:
