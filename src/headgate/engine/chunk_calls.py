@@ -14,7 +14,6 @@ from headgate.engine.charge import AttemptCharge, StartDecision
 from headgate.errors import PayloadError
 from headgate.jobs.job import ClaimedJob, JobError, describe_error
 from headgate.shielding import in_thread
-from headgate.tasks.chunk import Chunk
 from headgate.tasks.context import JobContext, enter_chunk
 from headgate.tasks.definition import TaskDefinition
 
@@ -124,7 +123,8 @@ class ChunkCalls:
         if len(mine.places) >= min(chunk.size, self._slots_of(queue)):
             self._begin(name)
         elif mine.timer is None:
-            self._arm(name, mine, chunk)
+            at = self._clock.monotonic() + round(chunk.wait * SECOND)
+            mine.timer = self._clock.call_at(at, partial(self._begin, name))
         try:
             return await place.answer
         except asyncio.CancelledError:
@@ -133,10 +133,6 @@ class ChunkCalls:
             if not mine.places:
                 self._abandon(name, mine)
             raise
-
-    def _arm(self, name: str, mine: _Collecting, chunk: Chunk) -> None:
-        at = self._clock.monotonic() + round(chunk.wait * SECOND)
-        mine.timer = self._clock.call_at(at, partial(self._begin, name))
 
     def _begin(self, name: str) -> None:
         mine = self._collecting.pop(name)

@@ -44,17 +44,13 @@ class EmbeddedNode:
         self._block = asyncio.current_task()
         self._running = asyncio.get_running_loop().create_task(self._node.run(), name="headgate-node")
         if self._node.hooks.exist:
-            await self._wait_for_start(self._running)
+            started = asyncio.ensure_future(self._node.hooks.has_started.wait())
+            try:
+                await until_ended(self._node, self._running, started)
+            finally:
+                started.cancel()
         self._running.add_done_callback(self._note_end)
         return self
-
-    async def _wait_for_start(self, running: asyncio.Task[None]) -> None:
-        """Return when the startup functions have returned. Raises what the node raises."""
-        started = asyncio.ensure_future(self._node.hooks.has_started.wait())
-        try:
-            await until_ended(self._node, running, started)
-        finally:
-            started.cancel()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
