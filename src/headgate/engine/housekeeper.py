@@ -27,11 +27,8 @@ GATHER_EVERY = 10
 
 EXPIRED_AT_ONCE = 100
 
-EXPIRING_STEPS = 100
-"""How many steps of expiring may run in a row before other work."""
-
-RELEASING_STEPS = 100
-"""How many steps of releasing followers may run in a row before other work."""
+STEPS_IN_A_ROW = 100
+"""How many steps of expiring, and of releasing followers, may run in a row before other work."""
 
 KEPT_WITHOUT_TERMS = 3600.0
 """Seconds that a job is kept, by a retention of 0, which it does not carry: others may still follow it."""
@@ -86,7 +83,7 @@ class Housekeeper(WithServices):
 
     async def _expire(self) -> None:
         """Fail expired jobs in several steps: with one step a second a large backlog would take hours."""
-        for _ in range(EXPIRING_STEPS):
+        for _ in range(STEPS_IN_A_ROW):
             dropped = await self._storage.expire(EXPIRED_AT_ONCE)
             publish_dropped(self._bus, self._callback_runner, self._clock, dropped)
             if len(dropped) < EXPIRED_AT_ONCE:
@@ -95,7 +92,7 @@ class Housekeeper(WithServices):
 
     async def _release_followers(self) -> None:
         """Release the remaining followers of jobs that ended with more followers than their commit released."""
-        for _ in range(RELEASING_STEPS):
+        for _ in range(STEPS_IN_A_ROW):
             if not await self._storage.release_followers():
                 return
             await sleep(self._clock, PAUSE)
