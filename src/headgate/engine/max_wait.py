@@ -70,12 +70,9 @@ async def late_starts(
 
 def rejected(jobs: Sequence[NewJob]) -> list[Dropped]:
     """Return the rejected ones among the jobs, in the form that is published."""
-    return [
-        Dropped(job.id, job.task, job.queue, _rejected_as(job), job.rejection)
-        for job in jobs
-        if job.rejection is not None
-    ]
-
-
-def _rejected_as(job: NewJob) -> JobState:
-    return JobState.FAILED if job.terms is None else job.terms.rejected_as()
+    dropped: list[Dropped] = []
+    for job in jobs:
+        if job.rejection is not None:
+            state = JobState.FAILED if job.terms is None else job.terms.rejected_as()
+            dropped.append(Dropped(job.id, job.task, job.queue, state, job.rejection))
+    return dropped
