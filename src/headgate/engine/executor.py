@@ -17,7 +17,7 @@ from headgate.arguments import LONGEST
 from headgate.clock import FARTHEST, SECOND, Clock, Timer
 from headgate.engine import child_messages
 from headgate.engine.callback_runner import CallbackRunner
-from headgate.engine.charge import AttemptCharge, StartDecision
+from headgate.engine.charge import AttemptCharge, StartDecision, decide_start
 from headgate.engine.children import ChildCall, Children
 from headgate.engine.chunk_calls import CallError, ChunkCalls, MismatchedResults
 from headgate.engine.large_payloads import LargePayloads
@@ -43,6 +43,7 @@ from headgate.jobs.lifecycle import (
 )
 from headgate.jobs.retry import RetryPolicy
 from headgate.shielding import in_thread, read_error
+from headgate.storage.store import Store
 from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.context import AttemptContext, JobContext, enter, note_annotations, read_arguments, set_cancelled
 from headgate.tasks.definition import TaskDefinition
@@ -83,6 +84,7 @@ class CancelledBy(enum.Enum):
 class AttemptDependencies:
     """The objects that all attempts of a node use."""
 
+    storage: Store
     clock: Clock
     registry: Registry
     pool: Pool
@@ -94,7 +96,6 @@ class AttemptDependencies:
     results: StoreResults
     chunks: ChunkCalls
     holds_lease: Callable[[], bool]
-    decide_start: Callable[[RunningAttempt], StartDecision]
     move_late: Callable[[Sequence[RunningAttempt]], Awaitable[None]]
     on_linger: Callable[[RunningAttempt], None]
     around: Sequence[AroundAttempt] = ()
@@ -308,12 +309,8 @@ class RunningAttempt:
                 result = await task.function(*arguments, **named)
             elif task.chunk is not None:
                 result = await self._in_chunk(arguments, named)
-            elif not await self.prepare_start():
-                return Interrupted()
-            elif task.is_async:
-                result = await self._function()(*arguments, **named)
             else:
-                result = await self._shielded(self._in_thread(arguments, named))
+                result = await self._call_here(arguments, named)
             return await self._unless_complete(self._succeeded(result))
         except _TooLate:
             return Interrupted()
@@ -422,11 +419,17 @@ class RunningAttempt:
             return self.result
         if task.chunk is not None:
             return await self._in_chunk(arguments, named)
+        return await self._call_here(arguments, named)
+
+    async def _call_here(self, arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Call a handler without resources, on the loop or in a thread, and return its result. Raises _TooLate."""
         if not await self.prepare_start():
             raise _TooLate
-        if task.is_async:
-            return await self._function()(*arguments, **named)
-        return await self._shielded(self._in_thread(arguments, named))
+        if self.task.is_async:
+            function = self.task.function if self.handler is None else self.handler.run
+            return await function(*arguments, **named)
+        self.thread = self._in_thread(arguments, named)
+        return await asyncio.shield(self.thread)
 
     async def _in_chunk(self, arguments: list[Any], named: dict[str, Any]) -> Any:
         """Return what the call that handles this job among others returned for it, or raise its error for it."""
@@ -458,9 +461,14 @@ class RunningAttempt:
     @property
     def start_decision(self) -> StartDecision:
         """Whether the lease of the node and the limits of the job allow it to start now."""
-        if not self._dependencies.holds_lease():
+        dependencies, charge = self._dependencies, self.charge
+        if not dependencies.holds_lease():
             return StartDecision.TOO_LATE
-        return self._dependencies.decide_start(self) if self.job.buckets else StartDecision.ON_TIME
+        if charge is None:
+            return StartDecision.ON_TIME
+        storage = dependencies.storage
+        rules, live, now = dependencies.registry.rules, storage.live.rules, storage.limit_now()
+        return decide_start(self.job, rules, live, now, charge.moved_to)
 
     async def prepare_start(self) -> bool:
         """Do the last step before the handler is called; return False if it is too late for that."""

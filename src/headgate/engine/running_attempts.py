@@ -12,15 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, sleep, wait_for_event
-from headgate.engine.charge import (
-    MOVE_AGAIN,
-    MOVES,
-    AttemptCharge,
-    ChargeRouter,
-    StartDecision,
-    decide_start,
-    takes_permit,
-)
+from headgate.engine.charge import MOVE_AGAIN, MOVES, AttemptCharge, ChargeRouter, StartDecision, takes_permit
 from headgate.engine.children import ChildBounds, Children
 from headgate.engine.chunk_calls import ChunkCalls
 from headgate.engine.executor import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
@@ -95,6 +87,7 @@ class RunningAttempts(WithServices):
         self._children = Children(hooks, children)
         self._resources = ResourcePool(services.clock, services.bus)
         self._dependencies = AttemptDependencies(
+            services.storage,
             services.clock,
             services.registry,
             pool,
@@ -106,7 +99,6 @@ class RunningAttempts(WithServices):
             StoreResults(services.storage, services.registry.codecs, large_payloads),
             ChunkCalls(services.clock, pool, slots.most_in, self._move_late),
             holds_lease,
-            self._decide_start,
             self._move_late,
             self._note_lingering,
             services.registry.hooks.around_attempt,
@@ -166,12 +158,6 @@ class RunningAttempts(WithServices):
                 )
             )
         attempt.start().add_done_callback(partial(self._attempt_ended, attempt))
-
-    def _decide_start(self, attempt: RunningAttempt) -> StartDecision:
-        """Return whether the limits of a job allow it to start now."""
-        moved_to = None if attempt.charge is None else attempt.charge.moved_to
-        live = self._storage.live.rules
-        return decide_start(attempt.job, self._registry.rules, live, self._storage.limit_now(), moved_to)
 
     async def _move_late(self, attempts: Sequence[RunningAttempt]) -> None:
         """Move the charges of attempts that are about to start together, until none of them is late.
