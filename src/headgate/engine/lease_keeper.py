@@ -278,13 +278,11 @@ class OwnLease:
     def __init__(self, lease: int, clock: Clock) -> None:
         self._relied_on_for = lease - lease // 6
         self._clock = clock
-        self._sent_at: int | None = None
         # The node relies on the lease until this instant; 0 if it was never renewed.
         self.ends_at = 0
 
     def renew(self, sent_at: int) -> None:
         """Renew the lease after the success of a heartbeat that was sent at `sent_at`."""
-        self._sent_at = sent_at
         self.ends_at = sent_at + self._relied_on_for
 
     def holds(self) -> bool:
@@ -292,8 +290,8 @@ class OwnLease:
         return self._clock.monotonic() < self.ends_at
 
     def unrenewed_for(self) -> int:
-        """Return the microseconds since the last successful heartbeat was sent."""
-        return 0 if self._sent_at is None else self._clock.monotonic() - self._sent_at
+        """Return the microseconds since the last successful heartbeat was sent; call it after `renew`."""
+        return self._clock.monotonic() - (self.ends_at - self._relied_on_for)
 
 
 class PeerLeases:
