@@ -112,6 +112,53 @@ def test_a_caller_that_stops_waiting_for_room_has_stored_nothing_and_delays_no_o
     run_virtual(main)
 
 
+def test_flows_that_use_two_full_queues_in_opposite_order_do_not_wait_for_each_other() -> None:
+    """The fault: each kept the last room of one queue and waited for the other, for ever, while no job was stored."""
+
+    class SlowStorage(MemoryStorage):
+        async def backlog(self, queue: str) -> int:  # type: ignore[misc]
+            await asyncio.sleep(0.01)
+            return await super().backlog(queue)
+
+    async def main(clock: VirtualClock) -> None:
+        app = app_on(SlowStorage(clock), clock=clock)
+        for name in ("left", "right"):
+            app.queue(name, max_backlog=2)
+
+        @app.task(queue="left")
+        async def left() -> None: ...
+
+        @app.task(queue="right")
+        async def right() -> None: ...
+
+        flows = [chain(left.call(), right.call()), chain(right.call(), left.call())] * 3
+        async with app:
+            chains = await asyncio.wait_for(asyncio.gather(*[flow.enqueue() for flow in flows]), 60)
+            await asyncio.gather(*[each.result() for each in chains])
+
+    run_virtual(main)
+
+
+def test_jobs_that_fall_back_wait_for_room_together_with_those_of_the_default_queue() -> None:
+    """The fault: the first of them kept the room of the default queue for which the last one waited."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.queue("default", max_backlog=3)
+        app.queue("mail", max_backlog=1, when_full="fallback")
+
+        @app.task
+        async def work() -> None: ...
+
+        mail = work.using(queue="mail")
+        async with app.open():
+            await mail.enqueue()
+            with pytest.raises(QueueFull, match="'default'"):
+                await asyncio.wait_for(batch([mail.call(), mail.call(), work.call(), work.call()]).enqueue(), 60)
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("place", ["memory", "file"])
 def test_a_caller_that_waits_for_room_when_the_app_closes_gets_an_error(place: str, tmp_path: Path) -> None:
     """The fault: a caller that waited for room in the moment of a shutdown waited for ever."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -104,32 +105,37 @@ class Backlogs:
         Waits for room if a queue is declared so and the jobs can fit at all. Raises QueueFull; raises NotOpen if the
         app is closed during the wait.
         """
-        admitted = Admitted()
+        admitted, left = Admitted(), Counter[str]()
         try:
             for name, jobs in counts.items():
-                admitted.queues[name] = await self._admit(admitted, name, jobs, may_wait=may_wait)
+                queue = self._find(name)
+                if queue.when_full != "fallback":
+                    admitted.queues[name] = name
+                    left[name] += jobs
+                elif await self._fits(admitted, queue, jobs):
+                    admitted.queues[name] = name
+                else:
+                    admitted.queues[name] = DEFAULT_QUEUE
+                    left[DEFAULT_QUEUE] += jobs
+            # In the same order for all callers: no two of them wait for room that the other one has reserved.
+            for name in sorted(left):
+                await self._admit(admitted, self._find(name), left[name], may_wait=may_wait)
         except BaseException:
             with admitted:
                 raise
         return admitted
 
-    async def _admit(self, admitted: Admitted, name: str, jobs: int, *, may_wait: bool) -> str:
-        queue = self._find(name)
+    async def _admit(self, admitted: Admitted, queue: Queue, jobs: int, *, may_wait: bool) -> None:
         if queue.max_backlog is None:
-            return name
-        if queue.when_full == "fallback":
-            if await self._fits(admitted, queue, jobs):
-                return name
-            return await self._admit(admitted, DEFAULT_QUEUE, jobs, may_wait=may_wait)
+            return
         if queue.when_full == "raise" or not may_wait or jobs > queue.max_backlog:
             if not await self._fits(admitted, queue, jobs):
-                raise QueueFull(name, self._count(name).waiting, queue.max_backlog, jobs)
-            return name
+                raise QueueFull(queue.name, self._count(queue.name).waiting, queue.max_backlog, jobs)
+            return
         close_count = self._close_count
         # One caller at a time, in the order of arrival.
-        async with self._count(name).wait_lock:
+        async with self._count(queue.name).wait_lock:
             await self._wait_for_room(admitted, queue, jobs, close_count)
-        return name
 
     async def _wait_for_room(self, admitted: Admitted, queue: Queue, jobs: int, close_count: int) -> None:
         self._require_open(close_count)
