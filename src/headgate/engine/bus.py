@@ -17,26 +17,25 @@ from headgate.jobs.job import summarize_error
 Callback = Callable[[Event], Awaitable[None] | None]
 Tap = Callable[[Any], None]
 
+ROOM = 10_000
+"""How many events wait for a subscriber; it loses further ones."""
+
 logger = logging.getLogger("headgate.events")
 
 
 class Subscription:
-    """One subscriber and its queue of at most `room` events, delivered in order. `lost` counts the dropped events."""
+    """One subscriber and its queue of at most `ROOM` events, delivered in order. `lost` counts the dropped events."""
 
-    def __init__(self, callback: Callback, kinds: tuple[type[Event], ...], room: int) -> None:
+    def __init__(self, callback: Callback, kinds: tuple[type[Event], ...]) -> None:
         self.lost = 0
-        self._callback = callback
-        self._kinds = kinds
-        self._room = room
+        self.kinds = kinds
+        self.callback = callback
         self._waiting: deque[Event] = deque()
         self._delivering: asyncio.Task[None] | None = None
         self._is_abandoned = False
 
-    def accepts(self, kind: type[Event]) -> bool:
-        return issubclass(kind, self._kinds)
-
     def put(self, event: Event) -> None:
-        if len(self._waiting) >= self._room:
+        if len(self._waiting) >= ROOM:
             self.lost += 1
             return
         self._waiting.append(event)
@@ -66,7 +65,7 @@ class Subscription:
             while self._waiting:
                 event = self._waiting.popleft()
                 try:
-                    answer = self._callback(event)
+                    answer = self.callback(event)
                     if answer is not None:
                         await answer
                 except (Exception, SystemExit, KeyboardInterrupt):
@@ -91,9 +90,9 @@ class EventBus:
         # The taps and subscribers of each kind, cached because they are needed for every job.
         self._routes: dict[type[Event], tuple[tuple[Tap, ...], tuple[Subscription, ...]]] = {}
 
-    def subscribe(self, callback: Callback, *kinds: type[Event], room: int = 10_000) -> Callable[[], None]:
+    def subscribe(self, callback: Callback, *kinds: type[Event]) -> Callable[[], None]:
         """Call `callback` with each event of these kinds (default: all); return the function that unsubscribes it."""
-        subscription = Subscription(callback, kinds or (Event,), room)
+        subscription = Subscription(callback, kinds or (Event,))
         self._subscriptions.append(subscription)
         self._routes.clear()
 
@@ -135,7 +134,7 @@ class EventBus:
             subscription.put(event)
 
     def _route(self, kind: type[Event]) -> tuple[tuple[Tap, ...], tuple[Subscription, ...]]:
-        subscriptions = tuple(subscription for subscription in self._subscriptions if subscription.accepts(kind))
+        subscriptions = tuple(each for each in self._subscriptions if issubclass(kind, each.kinds))
         self._routes[kind] = self._taps.get(kind, ()), subscriptions
         return self._routes[kind]
 

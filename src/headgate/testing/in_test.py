@@ -218,7 +218,7 @@ def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Itera
     client_before, client_kind = vars(client), type(client)
     bus = EventBus()
     for subscription in app._bus._subscriptions:
-        bus.subscribe(subscription._callback, *subscription._kinds)
+        bus.subscribe(subscription.callback, *subscription.kinds)
     # The app's own class stays a base: it may be a subclass by the user.
     app.__class__ = type(kind.__name__, (kind, own_kind), {"__module__": kind.__module__})
     test_app = cast(S, app)
