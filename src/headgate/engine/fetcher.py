@@ -94,11 +94,10 @@ class Breaker:
     def has_failed(self) -> bool:
         return self._failures > 0
 
-    def fail(self, now: int) -> int:
-        """Open the breaker after a failed call; return until when."""
+    def fail(self, now: int) -> None:
+        """Open the breaker after a failed call."""
         self._until = now + min(MAX_PAUSE, FIRST_PAUSE << min(self._failures, 10))
         self._failures += 1
-        return self._until
 
     def succeed(self) -> None:
         """Close the breaker after a successful call."""
