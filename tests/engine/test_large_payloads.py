@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -42,7 +41,6 @@ from headgate import (
 from headgate.admin import JobQuery
 from headgate.clock import SECOND, Clock, wait_until_done
 from headgate.engine.backlog_migrator import LOADED_AT_ONCE
-from headgate.engine.bus import EventBus
 from headgate.engine.large_payloads import AT_ONCE, MARKER, MAX_FAILURES_IN_A_ROW, LargePayloads, sweep_regularly
 from headgate.jobs.encoded import codecs_of, is_in_folder
 from headgate.jobs.event import Event, JobNotMigrated, StorageFailed
@@ -679,9 +677,7 @@ def test_objects_are_deleted_when_their_jobs_have_been_pruned_and_never_before()
             assert large_payloads is not None
             # Written, and its process died before the commit.
             await large_payloads.store(LARGE, str(uuid.uuid4()))
-            sweeping = asyncio.create_task(
-                sweep_regularly(large_payloads, clock=clock, bus=EventBus(), random=Random(1))
-            )
+            sweeping = asyncio.create_task(sweep_regularly(large_payloads, client_of(app).services))
             await app.admin.purge(JobQuery(state=JobState.SUCCEEDED), older_than=0)
             await asyncio.sleep(86400 * 1.5)
             assert len(folder.objects()) == 5

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from headgate import Every, Headgate, JobFailed, JobState, RetryPolicy, current_job
 from headgate.clock import SECOND
-from headgate.engine.bus import EventBus
 from headgate.engine.reporter import Reporter
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.jobs.audit import AuditLevel
@@ -24,7 +23,7 @@ from headgate.jobs.report import LONGEST_LINE, LONGEST_MESSAGE, PLACES, AttemptR
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.status import JobProgress
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import app_on
+from tests.internals import app_on, client_of
 
 app_log = logging.getLogger("shop.orders")
 
@@ -51,6 +50,11 @@ class WatchedStorage(MemoryStorage):
             raise StorageUnavailable("the disk is full")
         self.reports.append(reports)
         return await super().report(node, reports, most_lines)
+
+
+def reporter_on(storage: MemoryStorage, clock: VirtualClock, *, most_lines: int = 10) -> Reporter:
+    services = client_of(app_on(storage, clock=clock)).services
+    return Reporter(services, "node-1", most_lines=most_lines, lowest=logging.INFO)
 
 
 async def messages(app: Headgate, job_id: str) -> list[str]:
@@ -481,7 +485,7 @@ def test_a_node_that_was_declared_dead_writes_nothing_to_jobs_of_another() -> No
 def test_lines_of_a_thread_that_outlives_its_attempt_do_not_count_for_the_next_one() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
-        reporter = Reporter("node-1", storage, clock=clock, bus=EventBus(), most_lines=10, lowest=logging.INFO)
+        reporter = reporter_on(storage, clock)
         first, second = (ClaimedJob("job-1", "work", "default", "{}", fence, fence, 0, 0, 0, 0) for fence in (1, 2))
         reporter.log(second, logging.INFO, "app", "one")
         reporter.log(first, logging.INFO, "app", "late")
@@ -505,7 +509,7 @@ def test_a_refused_report_of_a_thread_that_outlives_its_attempt_drops_nothing_of
 
     async def main(clock: VirtualClock) -> None:
         storage = SlowStorage(clock)
-        reporter = Reporter("node-1", storage, clock=clock, bus=EventBus(), most_lines=10, lowest=logging.INFO)
+        reporter = reporter_on(storage, clock)
         first, second = (ClaimedJob("job-1", "work", "default", "{}", fence, fence, 0, 0, 0, 0) for fence in (1, 2))
         reporter.log(first, logging.INFO, "app", "late")
         flushing = asyncio.create_task(reporter.flush())
@@ -643,7 +647,7 @@ def test_what_the_garbage_collector_logs_while_a_line_is_taken_freezes_nothing_a
 
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
-        reporter = Reporter("node-1", storage, clock=clock, bus=EventBus(), most_lines=10_000, lowest=logging.INFO)
+        reporter = reporter_on(storage, clock, most_lines=10_000)
         job = ClaimedJob("job-1", "work", "default", "{}", 1, 1, 0, 0, 0, 0)
 
         class Unclosed:

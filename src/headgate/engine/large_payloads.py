@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import blake2b
-from random import Random
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from headgate.clock import Clock, sleep, to_datetime, wait_until_done
-from headgate.engine.bus import EventBus, publish_storage_failure
+from headgate.engine.bus import publish_storage_failure
+from headgate.engine.services import Services
 from headgate.errors import FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import FOLDER, codecs_of, is_encoded, is_in_folder, read_encoded, write_encoded
 from headgate.jobs.job import NewJob
@@ -339,11 +339,11 @@ async def call_all(calls: Sequence[Callable[[], Awaitable[T]]], *, at_once: int 
     return [answers[index] for index in range(len(calls))]
 
 
-async def sweep_regularly(large_payloads: LargePayloads, *, clock: Clock, bus: EventBus, random: Random) -> None:
+async def sweep_regularly(large_payloads: LargePayloads, services: Services) -> None:
     """Sweep the folder a few times a day. Every node does; they do not conflict."""
     while True:
-        await sleep(clock, SWEEP_EVERY * (0.5 + random.random()))
+        await sleep(services.clock, SWEEP_EVERY * (0.5 + services.random.random()))
         try:
             await large_payloads.sweep()
         except StorageUnavailable as error:
-            publish_storage_failure(bus, clock, "sweeping the large payloads", error)
+            publish_storage_failure(services.bus, services.clock, "sweeping the large payloads", error)

@@ -125,14 +125,7 @@ class Node(WithServices):
         self._slots = Slots(config.queues, config.slots, config.weights)
         own_lease, peers = OwnLease(lease, services.clock), PeerLeases(lease, interval)
         # The parts that write for attempts.
-        self._reporter = Reporter(
-            self.id,
-            services.storage,
-            clock=services.clock,
-            bus=services.bus,
-            most_lines=config.log_lines,
-            lowest=config.log_level,
-        )
+        self._reporter = Reporter(services, self.id, most_lines=config.log_lines, lowest=config.log_level)
         self._capture = JobLogCapture(self._reporter)
         self.recorder = Recorder(services, self.id, self._reporter)
         self._fetcher = Fetcher(services, remote_limits)
@@ -211,9 +204,7 @@ class Node(WithServices):
             sender = AlertSender(pool, services.clock)
             self._others["alerter"] = Alerter(services, alerts, sender, lambda: self._fetcher.limits_away).run
         if large_payloads is not None:
-            self._others["folder-sweeper"] = partial(
-                sweep_regularly, large_payloads, clock=services.clock, bus=services.bus, random=services.random
-            )
+            self._others["folder-sweeper"] = partial(sweep_regularly, large_payloads, services)
         self._watch = NodeWatch(
             services,
             self._membership,

@@ -9,14 +9,13 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from headgate.clock import Clock, sleep
-from headgate.engine.bus import EventBus, publish_storage_failure
+from headgate.clock import sleep
+from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.annotation import Annotation, applied
 from headgate.jobs.event import JobProgressed, ReportDropped
 from headgate.jobs.job import ClaimedJob, Progress, summarize_error
 from headgate.jobs.report import PLACES, AttemptReport, LogLine, kept_level, kept_line, kept_message, kept_name
-from headgate.storage.store import Store
 
 REPORT_EVERY = 1.0
 """Seconds between two reports of running attempts."""
@@ -25,18 +24,16 @@ CHARACTERS_AT_ONCE = 4_000_000
 """About how much is stored in one commit, so that other writers do not wait long."""
 
 
-class Reporter:
+class Reporter(WithServices):
     """Holds the output of attempts on one node until it is stored; its verbs may be called in any thread.
 
     Of each attempt it keeps the first `most_lines` log lines at the `lowest` level and above, and the last progress.
     The recorder flushes it before it records endings, so that a reader of a final job finds all its output.
     """
 
-    def __init__(self, node: str, storage: Store, *, clock: Clock, bus: EventBus, most_lines: int, lowest: int) -> None:
+    def __init__(self, services: Services, node: str, *, most_lines: int, lowest: int) -> None:
+        super().__init__(services)
         self.node = node
-        self._storage = storage
-        self._clock = clock
-        self._bus = bus
         self._max_lines = most_lines
         self._lowest = lowest
         # The garbage collector may run code that logs at any time, even while this thread holds the lock. So the lock
@@ -116,7 +113,7 @@ class Reporter:
                 if await self.flush():
                     self._wakeup.set()
             except StorageUnavailable as error:
-                publish_storage_failure(self._bus, self._clock, "storing the output of jobs", error)
+                self._publish_failure("storing the output of jobs", error)
                 self._wakeup.set()
             await sleep(self._clock, REPORT_EVERY)
 
