@@ -772,7 +772,6 @@ class Headgate(RefusesForeignWords):
             retention=settings.retention,
             log_lines=settings.log_lines,
             log_level=logging.getLevelNamesMapping()[settings.log_level],
-            version=__version__,
             release=settings.release,
             drain=drain,
             throttle_events=settings.throttle_events,

@@ -18,6 +18,7 @@ from headgate.errors import StorageLost, StorageUnavailable
 from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDeclaredDead, StorageRecovered
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.storage.records import Beat, NodeControls, Peer
+from headgate.version import __version__
 
 Tasks = Mapping[str, Sequence[str]]
 
@@ -217,7 +218,6 @@ class Membership(WithServices):
         controls: NodeControls,
         labels: Set[str],
         tasks: Callable[[], Tasks],
-        version: str,
         release: str | None,
     ) -> None:
         super().__init__(services)
@@ -225,7 +225,6 @@ class Membership(WithServices):
         self._labels = sorted(labels)
         self._tasks = tasks
         self._stored_tasks: Tasks | None = None
-        self._version = version
         self._release = release
         self.controls = controls
         self.id = self._new_id()
@@ -239,7 +238,7 @@ class Membership(WithServices):
             controls=self.controls,
             labels=self._labels,
             tasks=tasks,
-            version=self._version,
+            version=__version__,
             release=self._release,
         )
         self._stored_tasks = tasks

@@ -50,6 +50,7 @@ from headgate.tasks.hooks import HookScope, LifecycleFunction, LifecycleHook, Mo
 from headgate.tasks.modules import is_session
 from headgate.tasks.registry import Registry
 from headgate.tasks.tracing import Tracing
+from headgate.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +59,9 @@ class NodeConfig:
 
     `queues` maps the queues to serve to their slots; all of them together have `slots` (None: any number), which they
     share by their `weights`. The node runs the tasks that require none but its `labels` (None: all tasks, as in tests).
-    `children` says when child processes are replaced. `version` is that of Headgate. With `drain` the node stops by
-    itself. With `ends_when_lost`, as a worker, it ends with StorageLost when its store is lost; without, the program
-    around it continues and gets that error itself.
+    `children` says when child processes are replaced. With `drain` the node stops by itself. With `ends_when_lost`, as
+    a worker, it ends with StorageLost when its store is lost; without, the program around it continues and gets that
+    error itself.
     """
 
     queues: Mapping[str, int]
@@ -75,7 +76,6 @@ class NodeConfig:
     retention: Retention = DEFAULT_RETENTION
     log_lines: int = 1000
     log_level: int = logging.INFO
-    version: str = ""
     release: str | None = None
     drain: Drain | None = None
     throttle_events: bool = True
@@ -119,7 +119,6 @@ class Node(WithServices):
             controls=NodeControls(config.queues, config.slots),
             labels=config.labels or frozenset(),
             tasks=lambda: services.registry.limit_sets().tasks,
-            version=config.version,
             release=config.release,
         )
         self._slots = Slots(config.queues, config.slots, config.weights)
@@ -310,7 +309,7 @@ class Node(WithServices):
             at=self._clock.now(),
             node=self.id,
             storage=str(self._storage),
-            version=self._config.version,
+            version=__version__,
             queues=self._config.queues,
             tasks=tuple(self._registry.tasks),
             limits={name: limit.rule.describe() for name, limit in self._registry.limits.items()},
