@@ -134,7 +134,8 @@ def test_an_attempt_that_is_cancelled_before_its_first_step_ends_by_its_cause_an
                 if cause is None:
                     task.cancel()
                 else:
-                    attempts.cancel(job.id, cause)
+                    (attempt,) = attempts
+                    attempt.cancel(cause)
 
             monkeypatch.setattr(attempts, "start", start_and_cancel)
             job = await work.enqueue()

@@ -450,7 +450,7 @@ class Client:
             raise JobNotFound(job_id)
         node = self._local_node()
         if state is JobState.RUNNING and node is not None:
-            node.cancel(job_id)
+            node.attempts.cancel(job_id)
         return state
 
     async def cancel_batch(self, batch_id: str) -> int:

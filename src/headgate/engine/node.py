@@ -23,7 +23,7 @@ from headgate.engine.charge import ChargeRouter
 from headgate.engine.children import UNBOUNDED, ChildBounds
 from headgate.engine.claim_loop import ClaimLoop, ClaimNotices, ClaimWakeup
 from headgate.engine.drain import Drain, stop_when_drained
-from headgate.engine.executor import CancelledBy, RunningAttempt
+from headgate.engine.executor import RunningAttempt
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.large_payloads import LargePayloads, sweep_regularly
@@ -381,10 +381,6 @@ class Node(WithServices):
     def check_schedules(self) -> None:
         """Enqueue due occurrences at once, because this process has just stored a schedule."""
         self._recurring.wake()
-
-    def cancel(self, job_id: str) -> None:
-        """Cancel a running job at the request of a user; no effect if it does not run here."""
-        self.attempts.cancel(job_id, CancelledBy.USER)
 
 
 def _without_groups(error: BaseException) -> BaseException:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from headgate.clock import SECOND, sleep
 from headgate.engine.claim_loop import ClaimWakeup
-from headgate.engine.executor import CancelledBy
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership, PeerLeases
 from headgate.engine.recorder import Recorder
@@ -95,7 +94,7 @@ class NodeWatch(WithServices):
             await self._lease.beat()
         if self._attempts:
             for job_id in await self._storage.cancels(self._membership.id, self._attempts.jobs):
-                self._attempts.cancel(job_id, CancelledBy.USER)
+                self._attempts.cancel(job_id)
 
     async def recover_dead(self, nodes: Sequence[Peer]) -> None:
         """Recover the jobs of the dead among these nodes. Every node does, so no leader is needed."""

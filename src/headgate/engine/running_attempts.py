@@ -261,16 +261,16 @@ class RunningAttempts(WithServices):
 
     # ---------------------------------------------------------------------------------------------- cancel
 
-    def cancel(self, job_id: str, cause: CancelledBy) -> None:
-        """Cancel the attempt of a job; no effect if the job does not run here."""
+    def cancel(self, job_id: str) -> None:
+        """Cancel the attempt of a job at the request of a user; no effect if the job does not run here."""
         attempt = self._running.get(job_id)
         if attempt is not None:
-            attempt.cancel(cause)
+            attempt.cancel(CancelledBy.USER)
 
-    def cancel_all(self, cause: CancelledBy) -> None:
-        """Cancel every attempt."""
+    def cancel_all(self) -> None:
+        """Cancel every attempt, because the node shuts down."""
         for attempt in list(self._running.values()):
-            attempt.cancel(cause)
+            attempt.cancel(CancelledBy.SHUTDOWN)
 
     def cancel_exclusive(self) -> int:
         """Cancel attempts that may hold permits or have not started, as the lease has ended; return how many."""
@@ -304,7 +304,7 @@ class RunningAttempts(WithServices):
             await asyncio.wait([stop_waiting, finished], return_when=asyncio.FIRST_COMPLETED)
             stop_waiting.cancel()
             finished.cancel()
-        self.cancel_all(CancelledBy.SHUTDOWN)
+        self.cancel_all()
         if self._running:
             self._idle.clear()
             await wait_for_event(self._clock, self._idle, 1.0 if aborting.is_set() else 5.0)
@@ -317,7 +317,7 @@ class RunningAttempts(WithServices):
 
     async def close(self, seconds: float) -> None:
         """Cancel what is left, end the child processes, and close the resources, each within `seconds`."""
-        self.cancel_all(CancelledBy.SHUTDOWN)
+        self.cancel_all()
         # No child process may outlive its node.
         self._children.kill_all()
         await self._resources.close(seconds)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 from msgspec.structs import replace as replaced
 
 from headgate.engine.charge import AttemptCharge
-from headgate.engine.executor import AttemptDependencies, CancelledBy, RunningAttempt
+from headgate.engine.executor import AttemptDependencies, RunningAttempt
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.node import Node, NodeConfig
 from headgate.engine.services import Services
@@ -137,7 +137,7 @@ class SteppedNode(NodeInTest):
         try:
             yield
         finally:
-            self.attempts.cancel_all(CancelledBy.SHUTDOWN)
+            self.attempts.cancel_all()
             if self._endings:
                 await asyncio.wait(self._endings.values())
             await self.recorder.flush(10.0)
