@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor as Pool
+from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -46,6 +49,18 @@ class LoopLock:
 def in_thread(pool: Pool | None, call: Callable[[], T]) -> asyncio.Future[T]:
     """Run `call` in a thread of `pool` (None: of the event loop) and return its future."""
     return asyncio.get_running_loop().run_in_executor(pool, _guarded, call)
+
+
+async def call_any(
+    function: Callable[..., object], *args: object, run: Callable[[Callable[[], object]], Awaitable[object]]
+) -> None:
+    """Await a coroutine function; pass the call of a plain one to `run`, for a thread, and await what it returns."""
+    if inspect.iscoroutinefunction(function):
+        await function(*args)
+        return
+    answer = await run(partial(copy_context().run, function, *args))
+    if inspect.isawaitable(answer):
+        await answer
 
 
 def read_error(done: asyncio.Future[Any]) -> None:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextvars
 import hashlib
 import hmac
-import inspect
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from functools import partial
@@ -19,7 +17,7 @@ from headgate.clock import SECOND, Clock, SystemClock, wait_until_done
 from headgate.errors import HeadgateError
 from headgate.jobs.alert import AlertMessage
 from headgate.jobs.job import summarize_error
-from headgate.shielding import in_thread
+from headgate.shielding import call_any, in_thread
 from headgate.tasks.alert import DeclaredAlert
 from headgate.version import __version__
 
@@ -129,12 +127,8 @@ class AlertSender:
                 at = self._clock.now() // SECOND
                 # Connections take real time.
                 await self._in_thread(alert, partial(post, target, alert.key, message, SystemClock(), at))
-            elif inspect.iscoroutinefunction(target):
-                await target(message)
             else:
-                answer = await self._in_thread(alert, partial(contextvars.copy_context().run, target, message))
-                if inspect.isawaitable(answer):
-                    await answer
+                await call_any(target, message, run=partial(self._in_thread, alert))
         except asyncio.CancelledError:
             raise
         except WebhookFailed as failed:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -17,7 +15,7 @@ from headgate.engine.results import cause_of
 from headgate.errors import USER_CODE_ERRORS, JobFailed, StorageUnavailable
 from headgate.jobs.event import CallbackFailed
 from headgate.jobs.job import JobState, summarize_error
-from headgate.shielding import in_thread
+from headgate.shielding import call_any, in_thread
 from headgate.storage.store import Store
 from headgate.tasks.callbacks import AnyCallback, CallbackKind
 from headgate.tasks.context import JobContext, enter
@@ -145,15 +143,9 @@ class CallbackRunner:
 
     async def _call(self, callback: AnyCallback, job: JobContext, *details: Any) -> None:
         try:
-            if inspect.iscoroutinefunction(callback):
-                await callback(job, *details)
-                return
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="headgate-callback")
-            call = partial(contextvars.copy_context().run, callback, job, *details)
-            answer = await in_thread(self._pool, call)
-            if inspect.isawaitable(answer):
-                await answer
+            await call_any(callback, job, *details, run=partial(in_thread, self._pool))
         except (SystemExit, KeyboardInterrupt) as error:
             # Raised out of a task, these would end the program.
             raise RuntimeError(f"the callback raised {summarize_error(error)}") from error

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor as Pool
@@ -40,7 +38,7 @@ from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopp
 from headgate.jobs.identity import process_name
 from headgate.jobs.job import describe_error, summarize_error
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention
-from headgate.shielding import in_thread
+from headgate.shielding import call_any, in_thread
 from headgate.storage.fetched import FetchedStarts
 from headgate.storage.records import NodeControls
 from headgate.tasks.alert import DeclaredAlert
@@ -457,7 +455,7 @@ class NodeHooks:
             await self._finish(asyncio.ensure_future(self._call_safely(hook)), left)
         if self._own_pool is not None:
             self._own_pool.shutdown(wait=False, cancel_futures=True)
-            self._own_pool = None
+            self._pool = self._own_pool = None
 
     async def _finish(self, call: asyncio.Future[None], seconds: float) -> None:
         """Wait for a call; cancel it after `seconds`, and wait a second more."""
@@ -478,13 +476,6 @@ class NodeHooks:
             self._bus.publish(ShutdownFailed(at=self._clock.now(), function=hook.name, error=error))
 
     async def _call(self, function: LifecycleFunction) -> None:
-        if inspect.iscoroutinefunction(function):
-            await function()
-            return
-        if self._pool is None and self._own_pool is None:
-            self._own_pool = ThreadPoolExecutor(1, thread_name_prefix="headgate-hook")
-        pool = self._pool or self._own_pool
-        assert pool is not None
-        answer = await in_thread(pool, partial(contextvars.copy_context().run, function))
-        if inspect.isawaitable(answer):
-            await answer
+        if self._pool is None:
+            self._pool = self._own_pool = ThreadPoolExecutor(1, thread_name_prefix="headgate-hook")
+        await call_any(function, run=partial(in_thread, self._pool))
