@@ -50,10 +50,9 @@ async def declare(
         now = storage.now()
         rules = rules_of(spec, now)
         found = await storage.schedules(name=spec.name)
-        known = found[0] if found else None
-        before = None if code is None else await _before(storage, spec.name, code, is_stored=known is not None)
-        if known is None:
-            known = before
+        stored = found[0] if found else None
+        before = None if code is None else await _before(storage, spec.name, code, is_stored=stored is not None)
+        known = before if stored is None else stored
         if known is None and code is not None and not code.may_begin:
             return None, None
         anew = known is None or (again and is_over(known.rules, known.course))
@@ -71,21 +70,20 @@ async def declare(
             is_same = codecs.encodes and _is_same_call(known.call, call, codecs)
             record = replace(known, name=spec.name, call=known.call if is_same else call, rules=rules, course=course)
             if code is not None:
-                formerly = known.formerly if known is not before else before.name
+                formerly = known.formerly if known is stored else known.name
                 record = replace(record, is_declared=True, formerly=formerly if formerly in code.names else None)
-            if record == known:
-                record = known
-        if before is not None and known is before:
+        if stored is None and before is not None:
             if await storage.take_over_schedule(record, was=before.name, replaces=before.revision):
                 return record, before.name
-        elif record is known or await storage.put_schedule(
-            record, replaces=None if known is None else known.revision, anew=anew
-        ):
-            if before is None:
-                return record, None
-            # A release without the alias has stored it under its new name as well; remove the old one.
-            await storage.remove_schedule(before.name)
-            return record, before.name
+            continue
+        revision = None if stored is None else stored.revision
+        if record != stored and not await storage.put_schedule(record, replaces=revision, anew=anew):
+            continue
+        if before is None:
+            return record, None
+        # A release without the alias has stored it under its new name as well; remove the old one.
+        await storage.remove_schedule(before.name)
+        return record, before.name
 
 
 def rules_of(spec: ScheduleSpec, now: int) -> ScheduleRules:
