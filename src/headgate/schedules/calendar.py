@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr, replace
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.keywords import NamesKeywords
-from headgate.schedules.wall_clock import ListedTimes, WallClock, zone_of
+from headgate.schedules.wall_clock import WallClock, zone_of
 
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _FULL_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -142,7 +142,7 @@ class Calendar(
         times = sorted({_time(time) for time in _listed(self.at)})
         if not times:
             raise _error("at is empty")
-        return WallClock(days, ListedTimes(times), zone)
+        return WallClock(days, times, zone)
 
 
 @dataclass(frozen=True, slots=True)

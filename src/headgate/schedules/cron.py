@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr
 from headgate.errors import DeclarationError
 from headgate.keywords import NamesKeywords
 from headgate.schedules.calendar import MONTHS
-from headgate.schedules.wall_clock import TimeFields, WallClock, zone_of
+from headgate.schedules.wall_clock import TimesOfFields, WallClock, zone_of
 
 _FORMS = (
     'write "minute hour day month weekday", or six fields with the second first; each is *, a value, a range 1-5, a '
@@ -80,7 +80,7 @@ class Cron(
         # Other cron dialects write ? for the day field that does not restrict.
         day, weekday = ("*" if field == "?" else field for field in (day, weekday))
         hours = _HOUR.values(hour, where)
-        times = TimeFields(hours, _MINUTE.values(minute, where), _SECOND.values(second, where))
+        times = TimesOfFields(hours, _MINUTE.values(minute, where), _SECOND.values(second, where))
         days = _Days(
             frozenset(_MONTH.values(month, where)),
             _days_of_month(day, where),

@@ -26,72 +26,20 @@ MINUTE = 60
 
 
 @dataclass(frozen=True, slots=True)
-class ListedTimes:
-    """A sorted list of times."""
-
-    times: Sequence[int]
-
-    def first_from(self, time: int) -> int | None:
-        """Return the first time that is not before `time`; None if there is none."""
-        return _first_from(self.times, time)
-
-    def last_until(self, time: int) -> int | None:
-        """Return the last time that is not after `time`; None if there is none."""
-        return _last_until(self.times, time)
-
-
-@dataclass(frozen=True, slots=True)
-class TimeFields:
-    """All times with one of these hours, one of these minutes and one of these seconds, each sorted."""
+class TimesOfFields(Sequence[int]):
+    """All times with one of these hours, one of these minutes and one of these seconds, each sorted; none is stored."""
 
     hours: Sequence[int]
     minutes: Sequence[int]
     seconds: Sequence[int]
 
-    def first_from(self, time: int) -> int | None:
-        hour, minute, second = _parts(time)
-        if hour in self.hours:
-            if minute in self.minutes:
-                found = _first_from(self.seconds, second)
-                if found is not None:
-                    return hour * HOUR + minute * MINUTE + found
-            found = _first_from(self.minutes, minute + 1)
-            if found is not None:
-                return hour * HOUR + found * MINUTE + self.seconds[0]
-        found = _first_from(self.hours, hour + 1)
-        return None if found is None else found * HOUR + self.minutes[0] * MINUTE + self.seconds[0]
+    def __len__(self) -> int:
+        return len(self.hours) * len(self.minutes) * len(self.seconds)
 
-    def last_until(self, time: int) -> int | None:
-        hour, minute, second = _parts(time)
-        if hour in self.hours:
-            if minute in self.minutes:
-                found = _last_until(self.seconds, second)
-                if found is not None:
-                    return hour * HOUR + minute * MINUTE + found
-            found = _last_until(self.minutes, minute - 1)
-            if found is not None:
-                return hour * HOUR + found * MINUTE + self.seconds[-1]
-        found = _last_until(self.hours, hour - 1)
-        return None if found is None else found * HOUR + self.minutes[-1] * MINUTE + self.seconds[-1]
-
-
-TimesOfDay = ListedTimes | TimeFields
-"""A sorted set of at least one time of day."""
-
-
-def _parts(time: int) -> tuple[int, int, int]:
-    hour, rest = divmod(time, HOUR)
-    return hour, rest // MINUTE, rest % MINUTE
-
-
-def _first_from(values: Sequence[int], value: int) -> int | None:
-    index = bisect_left(values, value)
-    return values[index] if index < len(values) else None
-
-
-def _last_until(values: Sequence[int], value: int) -> int | None:
-    index = bisect_right(values, value)
-    return values[index - 1] if index else None
+    def __getitem__(self, place: int) -> int:  # type: ignore[override]  # no slices: it is searched by bisection
+        rest, second = divmod(place, len(self.seconds))
+        hour, minute = divmod(rest, len(self.minutes))
+        return self.hours[hour] * HOUR + self.minutes[minute] * MINUTE + self.seconds[second]
 
 
 MONTHS_OF_A_CYCLE = 400 * 12
@@ -107,13 +55,14 @@ LAST = (date(MAXYEAR, 12, 28).toordinal() - EPOCH_ORDINAL) * DAY
 
 @dataclass(frozen=True, slots=True)
 class WallClock:
-    """Times on given days, in a zone. `days_in` returns the days of a month, sorted.
+    """Times on given days, in a zone. `days_in` returns the days of a month.
 
-    With `repeats` a local time that is shown twice counts both times; otherwise once.
+    Days and `times` are sorted, and there is at least one time. With `repeats` a local time that is shown twice counts
+    both times; otherwise once.
     """
 
     days_in: Callable[[int, int], Sequence[int]]
-    times: TimesOfDay
+    times: Sequence[int]
     zone: ZoneInfo
     repeats: bool = False
 
@@ -124,7 +73,7 @@ class WallClock:
             second = FIRST
         if second >= LAST:
             return None
-        found = self._next_reading(second + 1) if self.repeats else self._next_once(second)
+        found = self._next_reading(second + 1) if self.repeats else self._once(self._reached(second) + 1, 1)
         return None if found is None else found * SECOND
 
     def latest_at_or_before(self, instant: int) -> int | None:
@@ -134,18 +83,18 @@ class WallClock:
             second = LAST
         if second <= FIRST:
             return None
-        found = self._last_reading(second) if self.repeats else self._last_once(second)
+        found = self._last_reading(second) if self.repeats else self._once(self._reached(second), -1)
         return None if found is None else found * SECOND
 
     # ------------------------------------------------------------------------------- once for each local time
 
-    def _next_once(self, second: int) -> int | None:
-        point = self._first_from(self._reached(second) + 1)
-        return None if point is None else self._instant_of(point)
-
-    def _last_once(self, second: int) -> int | None:
-        point = self._last_until(self._reached(second))
-        return None if point is None else self._instant_of(point)
+    def _once(self, local: int, step: int) -> int | None:
+        """Return the instant of the first local time of the pattern from this one on, or the last one (`step` -1)."""
+        point = self._nearest(local, step)
+        if point is None:
+            return None
+        before, after = self._offsets(point)
+        return self._change(point, before, after) if before < after else point - before
 
     def _reached(self, second: int) -> int:
         """Return the latest local time that maps to this instant or an earlier one."""
@@ -155,12 +104,6 @@ class WallClock:
             # In the second pass: every local time that is shown twice has already occurred.
             return self._change(local, first, again) + first - 1
         return local
-
-    def _instant_of(self, local: int) -> int:
-        before, after = self._offsets(local)
-        if before < after:
-            return self._change(local, before, after)
-        return local - before
 
     # ----------------------------------------------------------------------------- every time that the clock shows it
 
@@ -172,12 +115,12 @@ class WallClock:
             # In the first pass of a repeated period: its rest, and then the whole period again.
             change = self._change(local, first, again)
             for start, offset in ((local, first), (change + again, again)):
-                point = self._first_from(start)
+                point = self._nearest(start, 1)
                 if point is not None and point < change + first:
                     return point - offset
             local = change + first
         while True:
-            point = self._first_from(local)
+            point = self._nearest(local, 1)
             if point is None:
                 return None
             before, after = self._offsets(point)
@@ -192,12 +135,12 @@ class WallClock:
         if first > again and local - again == second:
             change = self._change(local, first, again)
             for start, offset in ((local, again), (change + first - 1, first)):
-                point = self._last_until(start)
+                point = self._nearest(start, -1)
                 if point is not None and point >= change + again:
                     return point - offset
             local = change + again - 1
         while True:
-            point = self._last_until(local)
+            point = self._nearest(local, -1)
             if point is None:
                 return None
             before, after = self._offsets(point)
@@ -219,35 +162,19 @@ class WallClock:
 
     # -------------------------------------------------------------------------------------------- the calendar
 
-    def _first_from(self, local: int) -> int | None:
-        """Return the first local time of the pattern that is not before this one."""
+    def _nearest(self, local: int, step: int) -> int | None:
+        """Return the first local time of the pattern from this one on (`step` 1), or the last one until it (-1)."""
         day, time = divmod(local, DAY)
-        found = self._nearest_day(day, 1)
+        found = self._nearest_day(day, step)
         if found == day:
-            of_day = self.times.first_from(time)
+            of_day = _nearest(self.times, time, step)
             if of_day is not None:
                 return day * DAY + of_day
-            found = self._nearest_day(day + 1, 1)
-        of_day = self.times.first_from(0)
-        assert of_day is not None, "a trigger has at least one time of day"
-        return None if found is None else found * DAY + of_day
-
-    def _last_until(self, local: int) -> int | None:
-        """Return the last local time of the pattern that is not after this one."""
-        day, time = divmod(local, DAY)
-        found = self._nearest_day(day, -1)
-        if found == day:
-            of_day = self.times.last_until(time)
-            if of_day is not None:
-                return day * DAY + of_day
-            found = self._nearest_day(day - 1, -1)
-        of_day = self.times.last_until(DAY - 1)
-        assert of_day is not None, "a trigger has at least one time of day"
-        return None if found is None else found * DAY + of_day
+            found = self._nearest_day(day + step, step)
+        return None if found is None else found * DAY + self.times[0 if step > 0 else -1]
 
     def _nearest_day(self, day: int, step: int) -> int | None:
         """Return the first day of the pattern from this one on (`step` 1), or the last one until it (-1)."""
-        nearest = _first_from if step > 0 else _last_until
         start = date.fromordinal(day + EPOCH_ORDINAL)
         months = start.year * 12 + start.month - 1
         for number in range(months, months + step * (MONTHS_OF_A_CYCLE + 1), step):
@@ -255,10 +182,16 @@ class WallClock:
             if not MINYEAR <= year <= MAXYEAR:
                 return None
             before = date(year, month, 1).toordinal() - EPOCH_ORDINAL - 1
-            found = nearest([before + each for each in self.days_in(year, month)], day)
+            found = _nearest([before + each for each in self.days_in(year, month)], day, step)
             if found is not None:
                 return found
         return None
+
+
+def _nearest(values: Sequence[int], value: int, step: int) -> int | None:
+    """Return the first of sorted values from this one on (`step` 1), or the last one until it (-1)."""
+    place = bisect_left(values, value) if step > 0 else bisect_right(values, value) - 1
+    return values[place] if 0 <= place < len(values) else None
 
 
 def offset_at(zone: ZoneInfo, second: int) -> int:
