@@ -131,29 +131,26 @@ class Calendar(
             case "day":
                 if on is not None:
                     raise _error(f"days= with on={self.on!r}: on= needs weeks= or months=")
-                days = _EveryDays(count, start, months)
+                days = _EveryDays(count, start)
             case "week":
                 weekdays = frozenset({start.weekday()} if on is None else set().union(*map(_weekly, on)))
-                days = _EveryWeeks(count, start, months, weekdays)
+                days = _EveryWeeks(count, start, weekdays)
             case _:
                 if count > 1 and self.in_months is not None:
                     raise _error(f"months={count} with in_months={self.in_months!r}: give one of them")
-                days = _EveryMonths(count, start, months, tuple(map(_monthly, on or (start.day,))))
+                days = _EveryMonths(count, start, tuple(map(_monthly, on or (start.day,))))
         times = sorted({_time(time) for time in _listed(self.at)})
         if not times:
             raise _error("at is empty")
-        return WallClock(days, times, zone)
+        return WallClock(months, days, times, zone)
 
 
 @dataclass(frozen=True, slots=True)
 class _EveryDays:
     count: int
     start: date
-    months: frozenset[int]
 
     def __call__(self, year: int, month: int) -> Sequence[int]:
-        if month not in self.months:
-            return ()
         since = date(year, month, 1).toordinal() - self.start.toordinal()
         return range(1 + -since % self.count, monthrange(year, month)[1] + 1, self.count)
 
@@ -162,12 +159,9 @@ class _EveryDays:
 class _EveryWeeks:
     count: int
     start: date
-    months: frozenset[int]
     weekdays: frozenset[int]
 
     def __call__(self, year: int, month: int) -> Sequence[int]:
-        if month not in self.months:
-            return ()
         monday = self.start.toordinal() - self.start.weekday()
         before = date(year, month, 1).toordinal() - monday - 1
         return [
@@ -181,12 +175,11 @@ class _EveryWeeks:
 class _EveryMonths:
     count: int
     start: date
-    months: frozenset[int]
     days: Sequence[_DayOfMonth]
 
     def __call__(self, year: int, month: int) -> Sequence[int]:
         since = (year - self.start.year) * 12 + month - self.start.month
-        if month not in self.months or since % self.count:
+        if since % self.count:
             return ()
         found = (day.in_month(year, month) for day in self.days)
         return sorted({day for day in found if day is not None})

@@ -81,27 +81,24 @@ class Cron(
         day, weekday = ("*" if field == "?" else field for field in (day, weekday))
         hours = _HOUR.values(hour, where)
         times = TimesOfFields(hours, _MINUTE.values(minute, where), _SECOND.values(second, where))
+        months = _MONTH.values(month, where)
         days = _Days(
-            frozenset(_MONTH.values(month, where)),
             _days_of_month(day, where),
             _days_of_week(weekday, where),
             either=not day.startswith("*") and not weekday.startswith("*"),
         )
-        return WallClock(days, times, zone, repeats=len(hours) == 24)
+        return WallClock(months, days, times, zone, repeats=len(hours) == 24)
 
 
 @dataclass(frozen=True, slots=True)
 class _Days:
-    """The days that match the last three fields."""
+    """The days of a month that match its field, the one of weekdays, or both."""
 
-    months: frozenset[int]
     of_month: MonthDays
     of_week: MonthDays
     either: bool
 
     def __call__(self, year: int, month: int) -> Sequence[int]:
-        if month not in self.months:
-            return ()
         of_month, of_week = self.of_month(year, month), self.of_week(year, month)
         return sorted(of_month | of_week if self.either else of_month & of_week)
 

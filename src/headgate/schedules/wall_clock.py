@@ -11,7 +11,7 @@ midnight: a list, or the fields of a cron expression.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
@@ -55,12 +55,13 @@ LAST = (date(MAXYEAR, 12, 28).toordinal() - EPOCH_ORDINAL) * DAY
 
 @dataclass(frozen=True, slots=True)
 class WallClock:
-    """Times on given days, in a zone. `days_in` returns the days of a month.
+    """Times on given days, in a zone. `days_in` returns the days of one of these `months`.
 
     Days and `times` are sorted, and there is at least one time. With `repeats` a local time that is shown twice counts
     both times; otherwise once.
     """
 
+    months: Collection[int]
     days_in: Callable[[int, int], Sequence[int]]
     times: Sequence[int]
     zone: ZoneInfo
@@ -181,6 +182,8 @@ class WallClock:
             year, month = number // 12, number % 12 + 1
             if not MINYEAR <= year <= MAXYEAR:
                 return None
+            if month not in self.months:
+                continue
             before = date(year, month, 1).toordinal() - EPOCH_ORDINAL - 1
             found = _nearest([before + each for each in self.days_in(year, month)], day, step)
             if found is not None:
