@@ -55,8 +55,8 @@ class Windows:
     weekdays: frozenset[int]
     excludes: Sequence[Callable[[date], bool]]
 
-    def first_open(self, second: int) -> int | None:
-        """Return the first second that is open and not before this one; None if there is none."""
+    def nearest_open(self, second: int, step: int) -> int | None:
+        """Return the first second that is open from this one on (`step` 1), or the last one until it (-1)."""
         for _ in range(MOST_STEPS):
             if not FIRST <= second <= LAST:
                 return None
@@ -65,27 +65,15 @@ class Windows:
             is_open = self._is_open_on(day)
             if is_open and self._is_open_at(time):
                 return second
-            # On an open day at a closed time it opens later on this day, or on a later one.
-            ahead = self.opens - time if is_open and time < self.opens else DAY - time
-            later = second + ahead
-            second = later if offset_at(self.zone, later) == offset else change_between(self.zone, second, later)
-        return None
-
-    def last_open(self, second: int) -> int | None:
-        """Return the last second that is open and not after this one; None if there is none."""
-        for _ in range(MOST_STEPS):
-            if not FIRST <= second <= LAST:
-                return None
-            offset = offset_at(self.zone, second)
-            day, time = divmod(second + offset, DAY)
-            is_open = self._is_open_on(day)
-            if is_open and self._is_open_at(time):
-                return second
-            behind = time - self.closes + 1 if is_open and time >= self.closes else time + 1
-            earlier = second - behind
-            second = (
-                earlier if offset_at(self.zone, earlier) == offset else change_between(self.zone, earlier, second) - 1
-            )
+            # On an open day at a closed time it opens later on this day, or on a later one; and so backwards.
+            if step > 0:
+                there = second + (self.opens - time if is_open and time < self.opens else DAY - time)
+            else:
+                there = second - (time - self.closes + 1 if is_open and time >= self.closes else time + 1)
+            if offset_at(self.zone, there) != offset:
+                change = change_between(self.zone, min(second, there), max(second, there))
+                there = change if step > 0 else change - 1
+            second = there
         return None
 
     def _is_open_at(self, time: int) -> bool:
@@ -249,7 +237,7 @@ class _Restricted:
         if isinstance(trigger, Every):
             # From the first instant inside of the windows, so that `Every("1d")` has an occurrence inside of them,
             # whenever it is declared: a day after a closed instant is closed.
-            second = self._windows.first_open(instant // SECOND)
+            second = self._windows.nearest_open(instant // SECOND, 1)
         elif not isinstance(trigger, Calendar):
             return self
         elif trigger.on is None and trigger.start is None:
@@ -264,26 +252,25 @@ class _Restricted:
         return replace(self, trigger=trigger.starting(instant))  # type: ignore[type-var]  # both kinds are structs
 
     def next_after(self, instant: int) -> int | None:
-        following = self.trigger.next_after
-        return _inside(following(instant), self._windows.first_open, lambda second: following(second * SECOND - 1))
+        return self._inside(self.trigger.next_after(instant), 1)
 
     def latest_at_or_before(self, instant: int) -> int | None:
-        before = self.trigger.latest_at_or_before
-        return _inside(before(instant), self._windows.last_open, lambda second: before((second + 1) * SECOND - 1))
+        return self._inside(self.trigger.latest_at_or_before(instant), -1)
 
-
-def _inside(
-    found: int | None, nearest_open: Callable[[int], int | None], from_open: Callable[[int], int | None]
-) -> int | None:
-    """Return the nearest occurrence inside of windows: `found`, or one from the second that is `nearest_open` on."""
-    for _ in range(MOST_TRIED):
-        second = None if found is None else nearest_open(found // SECOND)
-        if found is None or second is None:
-            return None
-        if second == found // SECOND:
-            return found
-        found = from_open(second)
-    return None
+    def _inside(self, found: int | None, step: int) -> int | None:
+        """Return this occurrence if it is inside of the windows, else the next one that is (`step` 1), or the last."""
+        windows = self._windows
+        for _ in range(MOST_TRIED):
+            second = None if found is None else windows.nearest_open(found // SECOND, step)
+            if found is None or second is None:
+                return None
+            if second == found // SECOND:
+                return found
+            if step > 0:
+                found = self.trigger.next_after(second * SECOND - 1)
+            else:
+                found = self.trigger.latest_at_or_before((second + 1) * SECOND - 1)
+        return None
 
 
 class RestrictedTrigger(_Restricted, msgspec.Struct, frozen=True, tag_field="kind", tag="restricted", dict=True):
