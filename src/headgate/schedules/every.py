@@ -103,10 +103,11 @@ class Every(
     @property
     def text(self) -> str:
         """The period as `Every` takes it as text: "5m", "90s"."""
-        for letter, unit in (("w", 7 * 86400), ("d", 86400), ("h", 3600), ("m", 60)):
-            if self.period % (unit * SECOND) == 0:
-                return f"{self.period // (unit * SECOND)}{letter}"
-        return f"{self.period / SECOND:g}s" if self.period % SECOND else f"{self.period // SECOND}s"
+        for unit, seconds in _UNITS.items():
+            many, rest = divmod(self.period, seconds * SECOND)
+            if not rest:
+                return f"{many}{unit[0]}"
+        return f"{self.period / SECOND}s"
 
     def starting(self, instant: int) -> Every:
         """Return the trigger counted from that instant, unless it has its own start."""
@@ -125,7 +126,7 @@ class Every(
         parts = [(unit, getattr(self, unit)) for unit in _UNITS if getattr(self, unit)]
         if len(parts) == 1 and parts[0][1] == 1:
             return f"every {parts[0][0][:-1]}"
-        return "every " + " ".join(f"{value:g} {unit if value != 1 else unit[:-1]}" for unit, value in parts)
+        return "every " + " ".join(f"{value:.10g} {unit if value != 1 else unit[:-1]}" for unit, value in parts)
 
     @cached_property
     def _start(self) -> int:

@@ -322,6 +322,7 @@ def test_a_trigger_beyond_the_last_instant_ends_without_a_search(trigger: Trigge
         (Every(hours=1), "every hour"),
         (Every(hours=1, minutes=30, start=datetime(2026, 1, 1, tzinfo=UTC)), "every 1 hour 30 minutes"),
         (Every(seconds=0.5), "every 0.5 seconds"),
+        (Every(seconds=1_000_001), "every 1000001 seconds"),
         (Calendar(), "every day at 0:00 (UTC)"),
         (Calendar(weeks=2, on=["mon", "wed"], at=["9:00", "17:30"]), "every 2 weeks on mon, wed at 9:00, 17:30 (UTC)"),
         (Calendar(in_months=["jan"], on=[1, 15], start=date(2026, 1, 1)), "every month on 1, 15 in jan at 0:00 (UTC)"),
@@ -332,6 +333,23 @@ def test_a_trigger_is_described_and_read_back_as_it_was_stored(trigger: Trigger,
     assert load_trigger(dump_trigger(trigger)) == trigger
     started = counted_from(trigger, from_datetime(datetime(2026, 5, 4, 10, 0, 0, 123456, tzinfo=UTC)))
     assert load_trigger(dump_trigger(started)) == started
+
+
+@pytest.mark.parametrize(
+    ("trigger", "text"),
+    [
+        (Every("2w"), "2w"),
+        (Every(minutes=90), "90m"),
+        (Every(seconds=90), "90s"),
+        (Every(seconds=12_345.678), "12345.678s"),
+        (Every(seconds=100_000.5), "100000.5s"),
+        (Every(seconds=0.1), "0.1s"),
+        (Every(seconds=3_000_000_000.000001), "3000000000.000001s"),
+    ],
+)
+def test_a_period_as_text_has_all_its_digits(trigger: Every, text: str) -> None:
+    assert trigger.text == text
+    assert Every(text).period == trigger.period
 
 
 def test_a_custom_trigger_is_stored_by_its_description() -> None:
