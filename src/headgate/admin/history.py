@@ -250,7 +250,7 @@ class HistoryAdmin:
         if declared is None or key is None or declared.count is None or declared.holds_permits:
             return None
         rule = LiveRules(await self._storage.settings()).rule(BucketRef(name, key), declared)
-        return None if rule.count is None else RateBound(rule.count, (rule.period - rule.margin) / SECOND)
+        return None if rule.count is None else RateBound(rule.count, rule.declared_period / SECOND)
 
 
 def _parse_span(span: Duration, least: int, most: int, what: str, advice: str = "") -> int:

@@ -193,7 +193,7 @@ def _allowance(rule: AnyRule) -> str | None:
     if rule.holds_permits:
         return f';q={rule.count};qu="concurrent-requests"'
     # Whole seconds only; a margin belongs to the server.
-    return f";q={rule.count};w={max(1, -(-(rule.period - rule.margin) // SECOND))}"
+    return f";q={rule.count};w={max(1, -(-rule.declared_period // SECOND))}"
 
 
 def _quoted(name: str) -> str:

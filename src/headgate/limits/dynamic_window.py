@@ -126,7 +126,7 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
 
     def describe(self) -> str:
         counts = str(self.max_count) if self.min_count == self.max_count else f"{self.min_count} to {self.max_count}"
-        rate = described(self.capacity or self.max_count, self.period, self.margin)
+        rate = described(self.capacity or self.max_count, self.declared_period, self.margin)
         shared = f"shared, {counts} a key" if self.capacity else "a key"
         return f"{rate} {shared}, in {self.slices} slices, up to {self.max_keys} keys"
 

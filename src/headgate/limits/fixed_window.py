@@ -30,6 +30,11 @@ class WindowCounter(CountRule[Window], frozen=True, tag="fixed", tag_field="kind
     shape: ClassVar[str] = "a fixed window"
     lua: ClassVar[str | None] = "fixed_window"
 
+    @property
+    def declared_period(self) -> int:
+        # The margin is a part of the window.
+        return self.period
+
     def take(self, state: Window | None, now: int, cost: int = 1) -> tuple[int, Window]:
         if cost > self.count:
             self.check_cost(cost)
@@ -95,7 +100,7 @@ class WindowCounter(CountRule[Window], frozen=True, tag="fixed", tag_field="kind
         return latest, (used if begin + period > latest else 0) + count * max(0, older)
 
     def describe(self) -> str:
-        return f"{described(self.count, self.period + self.margin, self.margin)} in fixed windows"
+        return f"{described(self.count, self.period, self.margin)} in fixed windows"
 
     def lua_numbers(self) -> LuaNumbers:
         return LuaNumbers((self.count, self.period, self.margin), self.count, self.period)

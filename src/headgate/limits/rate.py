@@ -84,9 +84,9 @@ class PermitRule(Rule[S], frozen=True):
 
 
 def described(count: int, period: int, margin: int) -> str:
-    """Return a rate whose period was widened by a margin, as it was declared: "15/m", or "15/m + 0.02s"."""
-    declared = str(Rate(count, period - margin))
-    return f"{declared} + {_seconds(margin)}s" if margin else declared
+    """Return a rate in words, with its margin if it has one: "15/m", or "15/m + 0.02s"."""
+    rate = str(Rate(count, period))
+    return f"{rate} + {_seconds(margin)}s" if margin else rate
 
 
 def parse_rate(rate: str | int, per: Duration | None) -> Rate:

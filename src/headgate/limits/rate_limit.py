@@ -124,7 +124,7 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
         return min(now * self.count + -(-owed * self.period // period), FARTHEST * self.count), last
 
     def describe(self) -> str:
-        rate = described(self.count, self.period, self.margin)
+        rate = described(self.count, self.declared_period, self.margin)
         return f"{rate} burst {self.burst}{' start empty' if self.start_empty else ''}"
 
     def require_bounded(self, rounding: int = 0) -> None:

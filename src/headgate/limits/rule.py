@@ -98,6 +98,11 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
         """The longest time (µs) between charge and call; the period is widened by it. 0 ignores it."""
         return 0
 
+    @property
+    def declared_period(self) -> int:
+        """The length of its window without the margin (µs)."""
+        return self.period - self.margin
+
     # ---------------------------------------------------------------------------------------------- deciding
 
     def take(self, state: S | None, now: int, cost: int = 1) -> tuple[int, S]:

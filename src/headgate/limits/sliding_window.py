@@ -118,7 +118,7 @@ class SliceCounter(CountRule[Slices], frozen=True, tag="sliding", tag_field="kin
         return packed(moved, newest, self.slices)
 
     def describe(self) -> str:
-        return f"{described(self.count, self.period, self.margin)} in {self.slices} slices"
+        return f"{described(self.count, self.declared_period, self.margin)} in {self.slices} slices"
 
     def require_bounded(self, rounding: int = 0) -> None:
         # Each slice is rounded up, by less than a microsecond.

@@ -87,7 +87,7 @@ class SlidingLog(CountRule[Starts], frozen=True, tag="strict", tag_field="kind")
         return struct.unpack(f"<{len(packed) // 8}q", packed)
 
     def describe(self) -> str:
-        return described(self.count, self.period, self.margin)
+        return described(self.count, self.declared_period, self.margin)
 
     def lua_numbers(self) -> LuaNumbers:
         return LuaNumbers((self.count, self.period), self.count, self.period)

@@ -153,6 +153,7 @@ def test_a_client_of_headgate_obeys_the_answers(limited: Limited) -> None:
         (StrictRate("15/m", name="strict"), '"strict";q=15;w=60', '"strict";r=14;t=61'),
         (RateLimit(10, per=0.5), '"default";q=10;w=1', '"default";r=9;t=1'),
         (FixedWindow("10/m"), '"default";q=10;w=60', '"default";r=9;t=60'),
+        (FixedWindow("10/m", margin=5), '"default";q=10;w=60', '"default";r=9;t=55'),
         (DynamicWindow(per=60, count=4, capacity=20), None, '"default";r=3;t=61'),
         (Concurrency(3, name="exports"), '"exports";q=3;qu="concurrent-requests"', '"exports";r=2'),
         (RateLimit("1/d", name='a "b" \\c'), '"a \\"b\\" \\\\c";q=1;w=86400', '"a \\"b\\" \\\\c";r=0;t=86400'),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -179,3 +180,10 @@ def test_a_rate_is_named_by_its_largest_whole_unit() -> None:
 )
 def test_a_fraction_of_a_second_is_shown_in_full(period: int, text: str) -> None:
     assert str(Rate(15, period)) == text
+
+
+@pytest.mark.parametrize("kind", [StrictRate, RateLimit, FixedWindow, SlidingWindow])
+def test_a_margin_is_no_part_of_the_declared_period(kind: Any) -> None:
+    rule = kind("15/m", margin=6).rule
+    assert rule.declared_period == 60 * SECOND
+    assert rule.describe().startswith("15/m + 6s")
