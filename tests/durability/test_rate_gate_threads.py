@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from headgate.clock import SECOND, SystemClock
 from headgate.errors import GateClosed
 from headgate.limits.concurrency import Mutex
+from headgate.limits.dynamic_window import DynamicWindow
+from headgate.limits.limit import Limit
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.rate_gate import RateGate, limit_rate
@@ -194,9 +197,27 @@ def test_a_waiter_whose_loop_was_closed_is_skipped() -> None:
     # The next caller notices it.
     assert gate.wait(timeout=patient(10)) is True
     behind.end()
-    # What the interpreter would do some time later, with a warning.
-    abandoned._log_destroy_pending = False  # type: ignore[attr-defined,unused-ignore]
-    coroutine = abandoned.get_coro()
+    end_abandoned(abandoned)
+
+
+@pytest.mark.parametrize(
+    "limit", [RateLimit(1, per=0.2), DynamicWindow(per=0.2, count=1)], ids=["rate", "shared state"]
+)
+def test_a_waiter_whose_loop_was_closed_refuses_no_other_caller(limit: Limit) -> None:
+    limiter = Limiter(limit)
+    assert limiter.sync.try_acquire()
+    loop = asyncio.new_event_loop()
+    abandoned = loop.create_task(limiter.acquire())
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    until_now(limiter.sync.try_acquire)
+    end_abandoned(abandoned)
+
+
+def end_abandoned(task: asyncio.Task[Any]) -> None:
+    """Do what the interpreter would do some time later, with a warning."""
+    task._log_destroy_pending = False  # type: ignore[attr-defined,unused-ignore]
+    coroutine = task.get_coro()
     assert coroutine is not None
     coroutine.close()
 

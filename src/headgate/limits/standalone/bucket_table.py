@@ -192,7 +192,7 @@ class BucketTable:
                 # Until then the same state gives the same answer, without running the rule.
                 self._refused[key] = _Refusal(state, cost, opens_at)
                 return Decision(False, now, opens_at, rule, state)
-            if self._lines_by_key and key in self._lines_by_key:
+            if self._lines_by_key and self.lines.has_waiter(key):
                 return Decision(False, now, now + 1, rule, state)
             states.recent[key] = after
         finally:
@@ -413,7 +413,7 @@ class SharedStateTable(BucketTable):
     def take_nowait(self, key: str, cost: int = 1) -> Decision:
         check_cost(cost)
         with self.lock:
-            if key not in self.lines.by_key:
+            if not self.lines.has_waiter(key):
                 return self.take_first(key, cost, 0)
         return self.refusal(key, cost)
 

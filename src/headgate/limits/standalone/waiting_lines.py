@@ -66,6 +66,10 @@ class WaitingLines:
         finally:
             self._leave(key, waiter)
 
+    def has_waiter(self, key: str) -> bool:
+        """Return whether anybody waits for the key; the caller holds the lock."""
+        return key in self.by_key and self._first(key) is not None
+
     def call_first(self, key: str) -> None:
         """Wake the first waiter, if there is one, to try again; the caller holds the lock."""
         if (first := self._first(key)) is not None:
