@@ -131,18 +131,19 @@ class BucketTable:
     """The buckets of one limit under one rule, and the lines of the callers that wait for them.
 
     Every method is one step under `lock`, so any number of threads may call. A changed rule of the limit has another
-    table; the tables of a limit share their lock and their closed keys. A key's state is in the table that used it
-    last.
+    table; the tables of a limit share their lock, closed keys, lines and holders. A key's state is in the table that
+    used it last.
     """
 
     def __init__(self, rule: AnyRule, clock: Clock, ahead: int, siblings: list[BucketTable]) -> None:
+        first = siblings[0] if siblings else None
         self.rule = rule
-        self.lock: threading.Lock = siblings[0].lock if siblings else threading.Lock()
+        self.lock: threading.Lock = threading.Lock() if first is None else first.lock
         self.clock = clock
         self.ahead = ahead
         """How far (µs) limit time is ahead of `clock.monotonic()`."""
-        self.closed: ClosedKeys = siblings[0].closed if siblings else ClosedKeys()
-        self.lines: WaitingLines = WaitingLines(self.lock, clock)
+        self.closed: ClosedKeys = ClosedKeys() if first is None else first.closed
+        self.lines: WaitingLines = WaitingLines(self.lock, clock) if first is None else first.lines
         self._states: ExpiringMap[Any] = ExpiringMap(rule.idle_at)
         self._answers: ExpiringMap[dict[str, _Answer]] = ExpiringMap(_forgettable_at)
         # Slots follow one another at a fixed distance, so each late wake-up would reduce the rate permanently. Rules
@@ -150,7 +151,7 @@ class BucketTable:
         self._keeps_slots = rule.spaces_starts
         # Holders per key that may give something back: while there are any, a bucket may open sooner than its rule
         # says.
-        self._holders: dict[str, int] = {}
+        self._holders: dict[str, int] = {} if first is None else first._holders
         self._siblings = siblings
         siblings.append(self)
         # Shortcuts for `take_nowait`.

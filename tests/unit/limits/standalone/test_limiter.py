@@ -1026,6 +1026,36 @@ def test_a_limit_declared_again_under_its_name_keeps_its_debt() -> None:
     assert Limiter(RateLimit("10/m", name="openai"), store).sync.snapshot("a").available == 4
 
 
+def test_a_waiter_goes_when_a_holder_of_another_count_returns_its_permit() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryBuckets(clock)
+        former, latter = (Limiter(Concurrency(count, name="exports"), store) for count in (2, 1))
+        async with former.hold("a"):
+            waiting = asyncio.ensure_future(latter.acquire("a"))
+            refused = asyncio.ensure_future(latter.acquire("a", timeout=5))
+            await asyncio.sleep(10)
+            assert not waiting.done()
+            assert not await refused
+        await asyncio.sleep(1)
+        assert waiting.done()
+        assert await waiting
+
+    run_virtual(main)
+
+
+def test_a_cost_that_is_settled_under_another_rule_of_the_limit_is_waited_for() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryBuckets(clock)
+        former, latter = (Limiter(StrictRate(count, name="openai"), store) for count in ("4/h", "3/h"))
+        async with former.hold("a", cost=3) as held:
+            waiting = asyncio.ensure_future(latter.acquire("a", timeout=60))
+            await asyncio.sleep(10)
+            await held.settle(1)
+            assert await waiting
+
+    run_virtual(main)
+
+
 def test_unknown_stores_and_limits_are_refused_at_declaration() -> None:
     with pytest.raises(DeclarationError, match="mongodb"):
         Limiter(RateLimit("1/m"), "mongodb://here")
