@@ -257,6 +257,9 @@ def _budget(limit: Limit, store: str | BucketStore, lease: Duration | None, cloc
         raise DeclarationError(f"{limit!r} is not a limit; write Limiter(RateLimit('15/m'))")
     # Without a name, the numbers are the name: programs that share a store and declare the same limit share its budget.
     name = limit.name or f"{limit.rule.kind} {limit.rule.describe()}"
+    if limit.may_repeat and isinstance(limit.key, str):
+        # Mutexes have one name, and are known by their resources.
+        name = f"{name}:{limit.key}"
     url = store if isinstance(store, str) else None
     opened = open_store(store, clock) if isinstance(store, str) else store
     again = (lambda: opened) if url is None else (lambda: open_store(url, clock))

@@ -1026,6 +1026,13 @@ def test_a_limit_declared_again_under_its_name_keeps_its_debt() -> None:
     assert Limiter(RateLimit("10/m", name="openai"), store).sync.snapshot("a").available == 4
 
 
+def test_mutexes_of_unlike_resources_do_not_exclude_each_other() -> None:
+    store = MemoryBuckets(ManualClock())
+    orders, invoices, again = (Limiter(Mutex(resource), store).sync for resource in ("orders", "invoices", "orders"))
+    with orders.hold("42"), invoices.hold("42", timeout=0):
+        assert not again.try_acquire("42")
+
+
 def test_a_waiter_goes_when_a_holder_of_another_count_returns_its_permit() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryBuckets(clock)
