@@ -212,7 +212,7 @@ def held_scene(name: str, limit: Concurrency, title: str, note: str, budget_labe
             state = rule.give(state, holder)
         while waiting and waiting[0][0] <= second:
             _, lasts, holder = waiting[0]
-            opens_at, after = rule.hold(state, second, holder)
+            opens_at, after = rule.for_key("", holder=holder).take(state, second)
             if opens_at > second:
                 break
             state = after

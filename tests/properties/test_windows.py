@@ -776,7 +776,7 @@ def test_permits_are_granted_exactly_while_those_held_leave_room(
     for holder, takes, cost in asks:
         cost = min(cost, count)
         if takes:
-            opens_at, after = rule.hold(state, NOON, holder, cost)
+            opens_at, after = rule.for_key("", holder=holder).take(state, NOON, cost)
             others = dict(held)
             may_go = holder in others or sum(others.values()) + cost <= count
             assert opens_at == (NOON if may_go else NEVER)

@@ -112,7 +112,7 @@ class Aimd(Rule[AimdState], frozen=True, tag="adaptive", tag_field="kind"):
 
         Starts that were charged before the last decrease do not decrease the rate again: it could not know them.
         """
-        known = self._new(now) if state is None else state
+        known = AimdState(self.start, now * TICKS, now, 0) if state is None else state
         if charged_at <= known.cut_at:
             return known
         return self._at_rate(known, max(self.low, known.rate * self.kept // 100), now)._replace(cut_at=now)
@@ -191,9 +191,6 @@ class Aimd(Rule[AimdState], frozen=True, tag="adaptive", tag_field="kind"):
     def describe(self) -> str:
         bounds = f"{_spelled(self.low, self.period)} to {_spelled(self.high, self.period)}"
         return f"adaptive, {bounds}{f' burst {self.burst}' if self.burst > 1 else ''}"
-
-    def _new(self, now: int) -> AimdState:
-        return AimdState(self.start, now * TICKS, now, 0)
 
     def _grown(self, state: AimdState | None, now: int) -> tuple[int, int, int]:
         """Return the rate for a start now, the arrival, and the last decrease."""

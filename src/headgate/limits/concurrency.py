@@ -59,10 +59,6 @@ class Semaphore(PermitRule[HeldPermits], frozen=True, tag="concurrency", tag_fie
     def for_key(self, key: str, rivals: Collection[str] = (), holder: str = "") -> Rule[HeldPermits]:
         return _HolderRule(self.count, holder) if holder else self
 
-    def hold(self, state: HeldPermits | None, now: int, holder: str, cost: int = 1) -> tuple[int, HeldPermits]:
-        """Return when `holder` may go, now or NEVER, and the permits after it went."""
-        return _HolderRule(self.count, holder).take(state, now, cost)
-
     @staticmethod
     def give(state: HeldPermits, holder: str) -> HeldPermits:
         """Return the state after one use by `holder` has ended; the last one frees the permit, except a batch's."""

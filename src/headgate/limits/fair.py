@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 from headgate.arguments import parse_count
 from headgate.errors import DeclarationError
@@ -150,16 +150,13 @@ class TakesTurns(Protocol):
     def group(self) -> TurnGroup | None: ...
 
 
-Taker = TypeVar("Taker", bound=TakesTurns)
-
-
 class TurnLine:
     """Lanes by their virtual times: the group with the lowest one first, and in it the lane with the lowest one.
 
     A lane without a group is a group by itself. Of equal virtual times, the lane that was passed first comes first.
     """
 
-    def __init__(self, takers: Iterable[Taker]) -> None:
+    def __init__(self, takers: Iterable[TakesTurns]) -> None:
         members: dict[TurnGroup | int, list[tuple[int, int, TakesTurns]]] = {}
         for place, taker in enumerate(takers):
             known = place if taker.group is None else taker.group

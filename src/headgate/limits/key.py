@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from headgate.arguments import is_utf8
 from headgate.errors import DeclarationError
 from headgate.limits.argument_fields import ArgumentFields, fields_of, nearest
 
@@ -116,7 +117,7 @@ def bucket_key(value: object, longest: int = MAX_KEY) -> str:
     if value is None:
         return ""
     text = value if type(value) is str else key_text(value)
-    if len(text) <= longest and "\x00" not in text and (text.isascii() or _is_unicode(text)):
+    if len(text) <= longest and "\x00" not in text and (text.isascii() or is_utf8(text)):
         return text
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -169,15 +170,6 @@ def shown_template(key: object) -> str:
     if isinstance(key, Header):
         return f'header("{key.name}")'
     return getattr(key, "__qualname__", None) or type(key).__qualname__
-
-
-def _is_unicode(text: str) -> bool:
-    """Return whether the text has a UTF-8 form: a lone surrogate has none."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _compile_template(template: str, parameters: Sequence[str], where: str, fields: ArgumentFields) -> Compute:

@@ -47,9 +47,6 @@ class Leases(PermitRule[LeaseLog], frozen=True, tag="lease", tag_field="kind"):
             opens_at = max(opens_at, ends[excess - 1])
         return opens_at, LeaseLog(opens_at, _with(_open(state, opens_at), opens_at + self.period, cost))
 
-    def counts_until(self, charged_at: int) -> int:
-        return charged_at + self.period
-
     def amend(self, state: LeaseLog, charged_at: int, cost: int, started_at: int, actual: int) -> LeaseLog:
         # A lease that has ended, and was granted to another holder since, is not there any more.
         end = charged_at + self.period
@@ -63,9 +60,6 @@ class Leases(PermitRule[LeaseLog], frozen=True, tag="lease", tag_field="kind"):
         opens_at, _ = self.take(state, now)
         available = max(0, self.count - used) if opens_at <= now else 0
         return Snapshot(used=used, available=available, opens_at=opens_at)
-
-    def bound(self, window: int) -> int:
-        return self.count * -(-window // self.period)
 
     def full_at(self, state: LeaseLog) -> int:
         return max(state.ends, default=0)

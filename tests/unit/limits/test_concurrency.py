@@ -25,11 +25,16 @@ NOON = 1_767_268_800 * SECOND
 HOUR = 3600 * SECOND
 
 
+def hold(rule: Semaphore, state: HeldPermits | None, now: int, holder: str, cost: int = 1) -> tuple[int, HeldPermits]:
+    """When that holder may go, and the permits after it went."""
+    return rule.for_key("", holder=holder).take(state, now, cost)
+
+
 def held_by(rule: Semaphore, *holders: str) -> HeldPermits:
     """The state after all of these were granted a permit."""
     state: HeldPermits | None = None
     for holder in holders:
-        opens_at, state = rule.hold(state, NOON, holder)
+        opens_at, state = hold(rule, state, NOON, holder)
         assert opens_at == NOON
     assert state is not None
     return state
@@ -38,14 +43,14 @@ def held_by(rule: Semaphore, *holders: str) -> HeldPermits:
 def test_as_many_as_the_count_hold_a_permit_and_the_next_waits_for_a_return() -> None:
     rule = Concurrency(2).rule
     state = held_by(rule, "a", "b")
-    assert rule.hold(state, NOON, "c")[0] == NEVER
-    assert rule.hold(rule.give(state, "a"), NOON, "c")[0] == NOON
+    assert hold(rule, state, NOON, "c")[0] == NEVER
+    assert hold(rule, rule.give(state, "a"), NOON, "c")[0] == NOON
 
 
 def test_time_opens_nothing() -> None:
     rule = Concurrency(1).rule
     state = held_by(rule, "a")
-    assert rule.hold(state, NOON + 1000 * HOUR, "b")[0] == NEVER
+    assert hold(rule, state, NOON + 1000 * HOUR, "b")[0] == NEVER
     assert rule.idle_at(state) == NEVER
 
 
@@ -54,27 +59,27 @@ def test_a_holder_that_asks_again_shares_its_permit_and_returns_it_with_its_last
     state = held_by(rule, "batch", "batch")
     assert state == HeldPermits(1, {"batch": Hold(cost=1, uses=2)})
     state = rule.give(state, "batch")
-    assert rule.hold(state, NOON, "other")[0] == NEVER
-    assert rule.hold(rule.give(state, "batch"), NOON, "other")[0] == NOON
+    assert hold(rule, state, NOON, "other")[0] == NEVER
+    assert hold(rule, rule.give(state, "batch"), NOON, "other")[0] == NOON
 
 
 def test_a_permit_keeps_the_cost_that_it_was_granted_at() -> None:
     rule = Concurrency(3).rule
-    _, state = rule.hold(None, NOON, "a", 2)
-    _, state = rule.hold(state, NOON, "a", 3)
+    _, state = hold(rule, None, NOON, "a", 2)
+    _, state = hold(rule, state, NOON, "a", 3)
     assert rule.snapshot(state, NOON).used == 2
 
 
 def test_a_cost_takes_as_many_permits() -> None:
     rule = Concurrency(3).rule
-    _, state = rule.hold(None, NOON, "a", 2)
-    assert rule.hold(state, NOON, "b", 2)[0] == NEVER
-    assert rule.hold(state, NOON, "b", 1)[0] == NOON
+    _, state = hold(rule, None, NOON, "a", 2)
+    assert hold(rule, state, NOON, "b", 2)[0] == NEVER
+    assert hold(rule, state, NOON, "b", 1)[0] == NOON
 
 
 def test_a_cost_above_the_count_is_an_error() -> None:
     with pytest.raises(CostExceedsLimit, match="cost=4 is more than a concurrency of 3"):
-        Concurrency(3).rule.hold(None, NOON, "a", 4)
+        hold(Concurrency(3).rule, None, NOON, "a", 4)
     with pytest.raises(DeclarationError, match="cost=4 is more than"):
         Concurrency(3, cost=4)
 
@@ -89,8 +94,8 @@ def test_returning_a_permit_that_is_not_held_changes_nothing() -> None:
 def test_asking_and_returning_leave_the_state_they_were_given_alone() -> None:
     rule = Concurrency(2).rule
     state = held_by(rule, "a")
-    rule.hold(state, NOON, "b")
-    rule.hold(state, NOON, "a")
+    hold(rule, state, NOON, "b")
+    hold(rule, state, NOON, "a")
     rule.give(state, "a")
     assert state == HeldPermits(1, {"a": Hold(cost=1, uses=1)})
 
@@ -100,8 +105,8 @@ def test_a_lowered_count_takes_no_permit_away_and_grants_none_until_it_fits() ->
     lowered = Concurrency(1).rule
     assert lowered.snapshot(state, NOON).available == 0
     state = lowered.give(lowered.give(state, "a"), "b")
-    assert lowered.hold(state, NOON, "d")[0] == NEVER
-    assert lowered.hold(lowered.give(state, "c"), NOON, "d")[0] == NOON
+    assert hold(lowered, state, NOON, "d")[0] == NEVER
+    assert hold(lowered, lowered.give(state, "c"), NOON, "d")[0] == NOON
 
 
 def test_neither_a_late_start_nor_a_settled_cost_changes_who_holds_a_permit() -> None:
@@ -144,7 +149,7 @@ def test_the_state_of_another_kind_of_rule_has_no_holders(stored: str | None) ->
 def test_permits_with_unreadable_holders_are_all_taken(stored: str) -> None:
     rule = Concurrency(3).rule
     unknown = rule.load(stored, NOON)
-    assert rule.hold(unknown, NOON, "a")[0] == NEVER
+    assert hold(rule, unknown, NOON, "a")[0] == NEVER
     assert rule.snapshot(unknown, NOON).available == 0
     assert Semaphore.give(unknown, "a") == unknown
     assert load_permits(dump_permits(unknown)) == unknown

@@ -158,7 +158,7 @@ class _Attempt:
         return ONLY_WHEN_CALLED if opens_at >= NEVER else opens_at - self._table.ahead
 
 
-class LocalPermits(PermitRule[int], frozen=True, tag="permits", tag_field="kind"):
+class LocalPermits(PermitRule[int], frozen=True):
     """Grants a permit while fewer than `count` are held. The state is the number held; time returns none."""
 
     kind: ClassVar[str] = "permits"
@@ -168,12 +168,6 @@ class LocalPermits(PermitRule[int], frozen=True, tag="permits", tag_field="kind"
         self.check_cost(cost)
         held = (state or 0) + cost
         return now if held <= self.count else NEVER, held
-
-    def counts_until(self, charged_at: int) -> int:
-        return NEVER
-
-    def amend(self, state: int, charged_at: int, cost: int, started_at: int, actual: int) -> int:
-        return state + actual - cost
 
     def snapshot(self, state: int | None, now: int) -> Snapshot:
         used = state or 0
