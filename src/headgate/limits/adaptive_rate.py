@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Unpack
 
 from msgspec.structs import replace
 
-from headgate.arguments import parse_duration
+from headgate.arguments import parse_count, parse_duration
 from headgate.clock import FARTHEST as HUNDRED_YEARS
 from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
@@ -71,7 +71,6 @@ class Aimd(Rule[AimdState], frozen=True, tag="adaptive", tag_field="kind"):
     adapts: ClassVar[bool] = True
     spelling: ClassVar[str | None] = "15/m"
     lua: ClassVar[str | None] = "adaptive_rate"
-    counted: ClassVar[tuple[str, ...]] = ("burst",)
 
     def take(self, state: AimdState | None, now: int, cost: int = 1) -> tuple[int, AimdState]:
         rate, arrival, cut_at = self._grown(state, now)
@@ -255,8 +254,7 @@ class AdaptiveRate(Limit):
             )
         if isinstance(backoff, bool) or not isinstance(backoff, (int, float)) or not 0.1 <= backoff <= 0.99:
             raise DeclarationError(f"backoff={backoff!r} of {where} must be from 0.1 to 0.99: what a refusal leaves")
-        if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
-            raise DeclarationError(f"burst={burst!r} of {where} must be a whole number, at least 1")
+        parse_count(burst, "burst", where)
         climbing = parse_duration(climb, "climb", where, allow_zero=False)
         rule = Aimd(low, high, highest.period, first, climbing, round(backoff * 100), burst)
         super().__init__(rule, **options)

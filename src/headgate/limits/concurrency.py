@@ -8,7 +8,7 @@ from typing import ClassVar, Unpack
 
 import msgspec
 
-from headgate.arguments import LARGEST_COUNT
+from headgate.arguments import LARGEST_COUNT, parse_count
 from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule, HoldUntil, Key, Limit, LimitOptions, PermitOptions, SpelledOptions
 from headgate.limits.rate import PermitRule
@@ -187,8 +187,7 @@ class Concurrency(Limit):
     def __init__(
         self, count: int, *, hold: HoldUntil = "running", owner: Key = None, **options: Unpack[LimitOptions]
     ) -> None:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise DeclarationError(f"a concurrency of {count!r} must be a whole number, at least 1")
+        parse_count(count, "count", "a concurrency limit")
         if hold not in ("running", "until_final", "until_success"):
             raise DeclarationError(f"hold={hold!r} must be 'running', 'until_final' or 'until_success'")
         if options.get("store") is not None:

@@ -9,7 +9,7 @@ from typing import ClassVar, Unpack
 
 import msgspec
 
-from headgate.arguments import parse_duration
+from headgate.arguments import parse_count, parse_duration
 from headgate.clock import Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Limit, RateOptions
@@ -73,7 +73,6 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
     family: ClassVar[str] = "dynamic"
     shares_state: ClassVar[bool] = True
     lua: ClassVar[str | None] = "dynamic_window"
-    counted: ClassVar[tuple[str, ...]] = ("capacity", "max_count", "max_keys", "slices")
 
     @property
     def period(self) -> int:
@@ -456,8 +455,8 @@ class DynamicWindow(Limit):
             "max_keys": max_keys,
         }
         for name, value in given.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise DeclarationError(f"{name}={value!r} of {where} must be a whole number, at least 1")
+            if value is not None:
+                parse_count(value, name, where)
         if count is None and capacity is None:
             raise DeclarationError(f"{where} needs a count for each key, a capacity for all of them, or both")
         if count is not None and (min_count is not None or max_count is not None):

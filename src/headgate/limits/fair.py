@@ -49,7 +49,6 @@ class TurnOrder(Rule[None], frozen=True):
     kind: ClassVar[str] = "fair"
     family: ClassVar[str] = "fair"
     orders_turns: ClassVar[bool] = True
-    counted: ClassVar[tuple[str, ...]] = ()
 
     @property
     def period(self) -> int:

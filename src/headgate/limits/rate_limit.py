@@ -7,7 +7,7 @@ from typing import ClassVar, Unpack
 
 from msgspec.structs import replace
 
-from headgate.arguments import parse_duration
+from headgate.arguments import parse_count, parse_duration
 from headgate.clock import FARTHEST as HUNDRED_YEARS
 from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
@@ -46,7 +46,6 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
     spaces_starts: ClassVar[bool] = True
     spelling: ClassVar[str | None] = "15/m"
     lua: ClassVar[str | None] = "rate_limit"
-    counted: ClassVar[tuple[str, ...]] = ("count", "burst")
 
     def take(self, state: Arrival | None, now: int, cost: int = 1) -> tuple[int, Arrival]:
         count, period = self.count, self.period
@@ -184,9 +183,7 @@ class RateLimit(Limit):
         **options: Unpack[RateOptions],
     ) -> None:
         parsed = parse_rate(rate, per)
-        burst = parsed.count if burst is None else burst
-        if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
-            raise DeclarationError(f"burst={burst!r} of a rate limit must be a whole number, at least 1")
+        burst = parsed.count if burst is None else parse_count(burst, "burst", "a rate limit")
         widening = parse_duration(margin, "margin", "a rate limit")
         rule = Gcra(parsed.count, parsed.period + widening, burst, start_empty, widening)
         super().__init__(rule, **options)

@@ -7,7 +7,6 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from headgate.arguments import LARGEST_COUNT
 from headgate.clock import FARTHEST, SECOND
 from headgate.errors import DeclarationError
 
@@ -79,9 +78,6 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
 
     lua: ClassVar[str | None] = None
     """The Lua script beside its file that does the same in Redis; None: Redis cannot hold it."""
-
-    counted: ClassVar[tuple[str, ...]] = ("count",)
-    """The fields that are counts; the others are durations."""
 
     @property
     def count(self) -> int | None:
@@ -206,17 +202,10 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
         raise NotImplementedError
 
     def require_bounded(self, rounding: int = 0) -> None:
-        """Raise DeclarationError unless every store can hold its counts and every instant that follows from them.
+        """Raise DeclarationError unless every store can hold every instant that follows from its counts.
 
-        A count is at most a trillion; a period with its margin, less what it was rounded up by, at most a hundred
-        years.
+        A period with its margin, less what it was rounded up by, is at most a hundred years.
         """
-        for name in self.counted:
-            value = getattr(self, name)
-            if value > LARGEST_COUNT:
-                raise DeclarationError(
-                    f"{self.kind} limit: {name}={value} is more than {LARGEST_COUNT:,}, the most that a limit counts"
-                )
         if self.period - rounding > FARTHEST:
             raise DeclarationError(
                 f"{self.kind} limit: a period of {self.period / SECOND:g} s with its margin is more than a hundred "

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
-from headgate.arguments import parse_duration
+from headgate.arguments import parse_count, parse_duration
 from headgate.clock import SECOND, Duration
 from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
@@ -37,7 +37,6 @@ class SliceCounter(CountRule[Slices], frozen=True, tag="sliding", tag_field="kin
     kind: ClassVar[str] = "sliding"
     shape: ClassVar[str] = "a sliding window"
     lua: ClassVar[str | None] = "sliding_window"
-    counted: ClassVar[tuple[str, ...]] = ("count", "slices")
 
     @property
     def period(self) -> int:
@@ -239,9 +238,7 @@ class SlidingWindow(Limit):
 
 def slice_length(period: int, slices: int, where: str) -> int:
     """Return the length of each slice, rounded up. Raises DeclarationError if slices would be too short."""
-    if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
-        raise DeclarationError(f"slices={slices!r} of {where} must be a whole number, at least 1")
-    length = -(-period // slices)
+    length = -(-period // parse_count(slices, "slices", where))
     if length < SHORTEST_SLICE:
         raise DeclarationError(f"{slices} slices of {where} are shorter than a millisecond each; use fewer")
     return length

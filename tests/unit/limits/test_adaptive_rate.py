@@ -242,7 +242,7 @@ def test_a_cost_above_the_burst_can_never_go() -> None:
         ({"min": 10}, 'min=10 of an adaptive rate is not a rate; write min="10/m"'),
         ({"backoff": 1.0}, "backoff=1.0 of an adaptive rate must be from 0.1 to 0.99"),
         ({"backoff": 0}, "backoff=0 of an adaptive rate"),
-        ({"burst": 0}, "burst=0 of an adaptive rate must be a whole number, at least 1"),
+        ({"burst": 0}, "an adaptive rate: burst=0 must be a whole number, at least 1"),
         ({"climb": 0}, "climb"),
         ({"min": "1/10000000d"}, "less than a millionth|hundred years"),
         ({"burst": 10**10}, "a burst of 10000000000 takes .* lower the burst or raise its min"),

@@ -157,7 +157,7 @@ def test_permits_with_unreadable_holders_are_all_taken(stored: str) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "3"])
 def test_a_count_that_is_none_is_refused(count: Any) -> None:
-    with pytest.raises(DeclarationError, match=r"a concurrency of .* must be a whole number, at least 1"):
+    with pytest.raises(DeclarationError, match=r"a concurrency limit: count=.* must be a whole number, at least 1"):
         Concurrency(count)
 
 

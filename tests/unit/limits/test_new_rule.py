@@ -45,7 +45,6 @@ class Rest(Rule[int], frozen=True, tag="rest", tag_field="kind"):
 
     kind: ClassVar[str] = "rest"
     spelling: ClassVar[str | None] = "30s"
-    counted: ClassVar[tuple[str, ...]] = ()
 
     def take(self, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
         self.check_cost(cost)

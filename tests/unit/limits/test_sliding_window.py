@@ -83,7 +83,7 @@ def test_the_margin_widens_the_period() -> None:
 
 @pytest.mark.parametrize("slices", [0, -1, 1.5, True, "60"])
 def test_a_number_of_slices_that_is_none_is_refused(slices: object) -> None:
-    with pytest.raises(DeclarationError, match=r"slices=.* of a sliding window of 4/h must be a whole number"):
+    with pytest.raises(DeclarationError, match=r"a sliding window of 4/h: slices=.* must be a whole number"):
         SlidingWindow("4/h", slices=slices)  # type: ignore[arg-type]
 
 
