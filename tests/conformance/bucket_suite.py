@@ -364,6 +364,15 @@ class BucketStoreConformance:
         assert (await store.snapshot(used)).available == 4
 
     @pytest.mark.parametrize("rule", [strict(3), rate(3)])
+    async def test_a_cost_that_is_settled_far_above_the_count_closes_the_bucket(
+        self, store: BucketStore, rule: AnyRule
+    ) -> None:
+        used = bucket(rule)
+        taken = await store.take(used)
+        await store.amend(used, taken.now, 1, taken.now, 20_000)
+        assert (await store.take(used)).granted == 0
+
+    @pytest.mark.parametrize("rule", [strict(3), rate(3)])
     async def test_a_start_that_never_happened_counts_as_nothing(self, store: BucketStore, rule: AnyRule) -> None:
         used = bucket(rule)
         taken = await store.take(used)

@@ -92,11 +92,6 @@ class SlidingLog(CountRule[Starts], frozen=True, tag="strict", tag_field="kind")
     def lua_numbers(self) -> LuaNumbers:
         return LuaNumbers((self.count, self.period), self.count, self.period)
 
-    def lua_change(self, charged: int, actual: int) -> tuple[int, int]:
-        if actual > 10 * MAX_COUNT:
-            raise DeclarationError(f"cost={actual} is more than StrictRate can log; use RateLimit or SlidingWindow")
-        return actual, 0
-
     def lua_dump(self, state: Starts, now: int) -> bytes:
         return struct.pack(f"<{len(state)}q", *state)
 
