@@ -69,7 +69,6 @@ class Aimd(Rule[AimdState], frozen=True, tag="adaptive", tag_field="kind"):
     kind: ClassVar[str] = "adaptive"
     spaces_starts: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
-    spelling: ClassVar[str | None] = "15/m"
     lua: ClassVar[str | None] = "adaptive_rate"
 
     def take(self, state: AimdState | None, now: int, cost: int = 1) -> tuple[int, AimdState]:

@@ -47,7 +47,6 @@ class Semaphore(PermitRule[HeldPermits], frozen=True, tag="concurrency", tag_fie
     kind: ClassVar[str] = "concurrency"
     family: ClassVar[str] = "concurrency"
     holds_permits: ClassVar[bool] = True
-    spelling: ClassVar[str | None] = "5"
 
     def take(self, state: HeldPermits | None, now: int, cost: int = 1) -> tuple[int, HeldPermits]:
         """Return when a permit is free: now, or NEVER. It takes none: without a holder no one could return it."""

@@ -48,7 +48,7 @@ _decode = _decoder()
 
 def spelled_kinds() -> list[str]:
     """Return the kinds that can be written as text, for example on a command line."""
-    return [kind for kind, rule in KINDS.items() if rule.spelling is not None]
+    return [rule.kind for rule, limit in RULES.items() if "spelled" in vars(limit)]
 
 
 def dump_rule(rule: AnyRule) -> str:

@@ -47,7 +47,6 @@ class CountRule(Rule[S], frozen=True):
 
     shape: ClassVar[str]
     repeats_every_count: ClassVar[bool] = True
-    spelling: ClassVar[str | None] = "15/m"
 
     def check_cost(self, cost: int) -> None:
         if cost > self.count:

@@ -44,7 +44,6 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
 
     kind: ClassVar[str] = "rate"
     spaces_starts: ClassVar[bool] = True
-    spelling: ClassVar[str | None] = "15/m"
     lua: ClassVar[str | None] = "rate_limit"
 
     def take(self, state: Arrival | None, now: int, cost: int = 1) -> tuple[int, Arrival]:

@@ -73,9 +73,6 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
     adapts: ClassVar[bool] = False
     """Whether refusals of the callee change its state, by `refused`."""
 
-    spelling: ClassVar[str | None] = None
-    """An example of its text form on a command line; None: it is set from code only."""
-
     lua: ClassVar[str | None] = None
     """The Lua script beside its file that does the same in Redis; None: Redis cannot hold it."""
 

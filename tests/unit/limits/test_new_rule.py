@@ -44,7 +44,6 @@ class Rest(Rule[int], frozen=True, tag="rest", tag_field="kind"):
     period: int
 
     kind: ClassVar[str] = "rest"
-    spelling: ClassVar[str | None] = "30s"
 
     def take(self, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
         self.check_cost(cost)
