@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from headgate.arguments import parse_count, parse_duration
 from headgate.clock import FARTHEST as HUNDRED_YEARS
 from headgate.clock import SECOND, Duration
-from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions, changed
 from headgate.limits.rate import Rate, parse_rate
 from headgate.limits.rate_limit import FARTHEST, FAST_COUNTED
@@ -67,25 +67,21 @@ class Aimd(Rule[AimdState], frozen=True, tag="adaptive", tag_field="kind"):
     burst: int = 1
 
     kind: ClassVar[str] = "adaptive"
+    shape: ClassVar[str] = "a rate"
+    most_cost: ClassVar[str] = "burst"
     spaces_starts: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
     lua: ClassVar[str | None] = "adaptive_rate"
 
     def take(self, state: AimdState | None, now: int, cost: int = 1) -> tuple[int, AimdState]:
         rate, arrival, cut_at = self._grown(state, now)
-        self.check_cost(cost)
+        if cost > self.burst:
+            self.check_cost(cost)
         distance = self._distance(rate)
         ticks = now * TICKS
         arrival = max(arrival, ticks) + cost * distance
         opens_at = max(now, -(-(arrival - self.burst * distance) // TICKS))
         return opens_at, AimdState(rate, arrival, opens_at, cut_at)
-
-    def check_cost(self, cost: int) -> None:
-        if cost > self.burst:
-            raise CostExceedsLimit(
-                f"cost={cost} is more than a rate of {self.describe()} can ever grant; "
-                "raise its burst or lower the cost"
-            )
 
     def divided(self, sharers: int) -> Aimd:
         low, high = max(1, self.low // sharers), self.share_of(self.high, sharers)

@@ -39,7 +39,8 @@ class Leases(PermitRule[LeaseLog], frozen=True, tag="lease", tag_field="kind"):
     lua: ClassVar[str | None] = "leases"
 
     def take(self, state: LeaseLog | None, now: int, cost: int = 1) -> tuple[int, LeaseLog]:
-        self.check_cost(cost)
+        if cost > self.count:
+            self.check_cost(cost)
         ends = _open(state, now)
         opens_at = now if state is None else max(now, state.last + 1)
         excess = len(ends) + cost - self.count

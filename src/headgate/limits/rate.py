@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from headgate.arguments import LARGEST_COUNT, duration_in, parse_duration
 from headgate.clock import FARTHEST, SECOND, Duration
-from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.errors import DeclarationError
 from headgate.limits.rule import Rule
 
 S = TypeVar("S")
@@ -41,19 +41,11 @@ class Rate:
 
 
 class CountRule(Rule[S], frozen=True):
-    """What the rules share that grant up to `count` starts in a window. `shape` is its kind, in words."""
+    """What the rules share that grant up to `count` starts in a window."""
 
     count: int
 
-    shape: ClassVar[str]
     repeats_every_count: ClassVar[bool] = True
-
-    def check_cost(self, cost: int) -> None:
-        if cost > self.count:
-            raise CostExceedsLimit(
-                f"cost={cost} is more than {self.shape} of {self.describe()} can ever grant; "
-                "raise its count or lower the cost"
-            )
 
     def divided(self, sharers: int) -> Self:
         return replace(self, count=self.share_of(self.count, sharers))
@@ -64,15 +56,11 @@ class PermitRule(Rule[S], frozen=True):
 
     count: int
 
+    shape: ClassVar[str] = "a concurrency"
+
     @property
     def period(self) -> int:
         return 0
-
-    def check_cost(self, cost: int) -> None:
-        if cost > self.count:
-            raise CostExceedsLimit(
-                f"cost={cost} is more than a concurrency of {self.count} can ever grant; raise it or lower the cost"
-            )
 
     def bound(self, window: int) -> int:
         """Return how many permits can be held at once; how many start in a window depends on how long they run."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from headgate.arguments import parse_count, parse_duration
 from headgate.clock import FARTHEST as HUNDRED_YEARS
 from headgate.clock import SECOND, Duration
-from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
 from headgate.limits.rate import described, parse_rate
 from headgate.limits.rule import LuaNumbers, Rule, Snapshot
@@ -43,6 +43,8 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
     margin: int = 0
 
     kind: ClassVar[str] = "rate"
+    shape: ClassVar[str] = "a rate"
+    most_cost: ClassVar[str] = "burst"
     spaces_starts: ClassVar[bool] = True
     lua: ClassVar[str | None] = "rate_limit"
 
@@ -60,13 +62,6 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
         self.check_cost(cost)
         opens_at = -(-opens // count)
         return opens_at, (arrival, opens_at)
-
-    def check_cost(self, cost: int) -> None:
-        if cost > self.burst:
-            raise CostExceedsLimit(
-                f"cost={cost} is more than a rate of {self.describe()} can ever grant; "
-                "raise its burst or lower the cost"
-            )
 
     def divided(self, sharers: int) -> Gcra:
         # A burst below the number of sharers is one start for each of them: nothing could start otherwise.

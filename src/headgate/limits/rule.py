@@ -8,7 +8,7 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 import msgspec
 
 from headgate.clock import FARTHEST, SECOND
-from headgate.errors import DeclarationError
+from headgate.errors import CostExceedsLimit, DeclarationError
 
 S = TypeVar("S")
 
@@ -73,6 +73,12 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
     adapts: ClassVar[bool] = False
     """Whether refusals of the callee change its state, by `refused`."""
 
+    shape: ClassVar[str]
+    """Its kind in words, for messages: "a sliding window"."""
+
+    most_cost: ClassVar[str] = "count"
+    """The field that is the highest cost of a start."""
+
     lua: ClassVar[str | None] = None
     """The Lua script beside its file that does the same in Redis; None: Redis cannot hold it."""
 
@@ -108,7 +114,11 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
 
     def check_cost(self, cost: int) -> None:
         """Raise CostExceedsLimit if `cost` can never go."""
-        raise NotImplementedError
+        if cost > getattr(self, self.most_cost):
+            raise CostExceedsLimit(
+                f"cost={cost} is more than {self.shape} of {self.describe()} can ever grant; "
+                f"raise its {self.most_cost} or lower the cost"
+            )
 
     def for_key(self, key: str, rivals: Collection[str] = (), holder: str = "") -> Rule[S]:
         """Return the rule for one key: itself, unless it depends on the key.

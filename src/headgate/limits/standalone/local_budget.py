@@ -165,7 +165,8 @@ class LocalPermits(PermitRule[int], frozen=True):
     holds_permits: ClassVar[bool] = True
 
     def take(self, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
-        self.check_cost(cost)
+        if cost > self.count:
+            self.check_cost(cost)
         held = (state or 0) + cost
         return now if held <= self.count else NEVER, held
 
