@@ -354,19 +354,17 @@ class _BucketCall(ScriptCall):
 
     def settle(self, reply: Any) -> ScriptCall | None:
         try:
-            is_of_another_rule = reply[0] == -1
-            if is_of_another_rule:
-                self.stored_text, self.new_text = converted(self.client.bucket.rule, reply)
-                self.tries += 1
-                if self.tries > MAX_TRIES:
-                    raise rewritten(self.client.key, self.client.bucket)
+            if reply[0] != -1:
+                self.resolve(reply)
+                return None
+            self.stored_text, self.new_text = converted(self.client.bucket.rule, reply)
+            self.tries += 1
+            if self.tries > MAX_TRIES:
+                raise rewritten(self.client.key, self.client.bucket)
         except Exception as error:
             self.fail(error)
             return None
-        if is_of_another_rule:
-            return self
-        self.resolve(reply)
-        return None
+        return self
 
     @abstractmethod
     def resolve(self, reply: list[Any]) -> None:
