@@ -32,7 +32,7 @@ class Gate:
         self._blocking = BlockingLines(behind, "app", publish=self.published.append, find=lambda *_: None)
         self._async = AsyncLines(behind, "app", publish=self._publish, find=lambda *_: None)
         self._is_async = kind == "async"
-        self.buckets = RedisBuckets.from_url(url, prefix=prefix)
+        self.buckets = RedisBuckets.from_url(f"{url}?prefix={prefix}")
         self.lines = self._async.lines
 
     async def ask(self, steps: Steps[Any]) -> Any:

@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @contextlib.asynccontextmanager
 async def buckets_at(url: str, timeout: float = 20) -> AsyncIterator[RedisBuckets]:
-    store = RedisBuckets.from_url(url, timeout=timeout)
+    store = RedisBuckets.from_url(f"{url}?timeout={timeout}")
     await store.open()
     try:
         yield store

@@ -19,7 +19,7 @@ from headgate.limits.adaptive_rate import LONGEST_IN_LUA, PARTS, TICKS, Aimd
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.leases import Leases
 from headgate.limits.limit import AnyRule
-from headgate.limits.redis.redis_buckets import RedisBuckets
+from headgate.limits.redis.redis_buckets import PREFIX, RedisBuckets, key_name
 from tests.properties.bucket_model import BucketModel
 from tests.properties.rule_strategies import LOWEST, counts, periods
 from tests.properties.rule_strategies import RULES as ALL_RULES
@@ -256,7 +256,7 @@ def test_a_stored_text_that_cannot_be_read_stops_no_call(redis_url: str, kind: s
         await store.open()
         with redis.Redis.from_url(redis_url) as client:
             for stored in (f"1:{rule.kind}:0:0:{state}", state):
-                client.set(store.key_of(bucket), stored.encode("latin-1"))
+                client.set(key_name(PREFIX, bucket), stored.encode("latin-1"))
                 await store.snapshot(bucket)
                 await store.take(bucket)
                 await store.reset(bucket)

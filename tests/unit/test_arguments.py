@@ -167,7 +167,6 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "timeout of Limiter": lambda value: Limiter(RateLimit("5/s")).sync.acquire(timeout=value),
     "timeout of hold": lambda value: Limiter(RateLimit("5/s")).sync.hold(timeout=value).__enter__(),
     "penalize": lambda value: Limiter(RateLimit("5/s")).sync.penalize("key", value),
-    "timeout of buckets in Redis": lambda value: RedisBuckets.from_url("redis://localhost", timeout=value),
     "timeout in the URL of Redis": lambda value: RedisBuckets.from_url(f"redis://localhost?timeout={value}"),
     "timeout of buckets in PostgreSQL": lambda value: PostgresBuckets("postgresql://localhost/x", timeout=value),
     "timeout of httpx": lambda value: LimitedTransport(Limiter(RateLimit("5/s")), timeout=value),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Self
+from functools import partial
+from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl, urlencode
 
-import msgspec
 from redis.asyncio import Connection
 from redis.asyncio.connection import parse_url
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from headgate.arguments import parse_seconds
-from headgate.clock import Clock, Duration, SystemClock
+from headgate.clock import Clock, SystemClock
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable, own_error
 from headgate.limits.bucket_store import Bucket, ServerReport, Taken, snapshot_of
 from headgate.limits.key import bucket_key
@@ -39,6 +39,12 @@ OLDEST = (6, 2)
 MAX_BATCH = 10_000
 """The maximum of starts granted in one call."""
 
+PREFIX = "headgate"
+"""The beginning of the names of all keys, unless the URL has another one."""
+
+TIMEOUT = 2.0
+"""Seconds for connecting, and for each request, unless the URL has others."""
+
 CLOSED = b":closed"
 """The suffix of the key that stores until when a bucket is closed."""
 
@@ -52,67 +58,38 @@ class RedisBuckets:
     """A `BucketStore` in Redis (6.2 or newer) or Valkey (7.2 or newer).
 
     `connect` makes a connection, not yet connected; `prefix` begins the names of all keys. Connecting, and each
-    request, may take `timeout` seconds (default 2), after which StorageUnavailable is raised. Limit time is the
-    server's, except that it never goes back for a bucket. `limit_time` replaces it in tests.
+    request, may take `timeout` seconds, after which StorageUnavailable is raised. Limit time is the server's, except
+    that it never goes back for a bucket. `limit_time` replaces it in tests.
     """
 
     def __init__(
         self,
         connect: Callable[[], Connection],
         *,
-        prefix: str = "headgate",
-        timeout: Duration = 2.0,
+        prefix: str = PREFIX,
+        timeout: float = TIMEOUT,
         clock: Clock | None = None,
         limit_time: Callable[[], int] | None = None,
     ) -> None:
-        if not prefix or set(prefix) & set("{}"):
-            raise DeclarationError(f"prefix={prefix!r} of buckets in Redis must not be empty nor hold braces")
-        seconds = parse_seconds(timeout, "timeout", "buckets in Redis", allow_zero=False)
         self.advice: str | None = None
         """Says what the server's settings may do to budgets, for the log; `open` sets it."""
         self._connect = connect
         self._prefix = prefix
-        self._timeout = seconds
+        self._timeout = timeout
         self._clock = clock or SystemClock()
         self._limit_time = limit_time
-        self._pipeline = RequestPipeline(connect, self._clock, seconds)
+        self._pipeline = RequestPipeline(connect, self._clock, timeout)
         self._clients: dict[Bucket, BucketClient] = {}
         self._is_open = False
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        prefix: str = "headgate",
-        timeout: Duration = 2.0,
-        clock: Clock | None = None,
-        limit_time: Callable[[], int] | None = None,
-    ) -> Self:
+    def from_url(cls, url: str, *, limit_time: Callable[[], int] | None = None) -> Self:
         """Return buckets at `redis://user:password@host:6379/0`, `rediss://…` (TLS) or `unix:///path?db=0`.
 
-        The URL may also have `?prefix=` and `?timeout=`, which take precedence. Raises DeclarationError for an invalid
-        URL.
+        The URL may also have `?prefix=` and `?timeout=`. Raises DeclarationError for an invalid URL.
         """
-        address = read_url(url, prefix=prefix, timeout=timeout)
-        prefix = address.prefix
-        try:
-            settings: dict[str, Any] = dict(parse_url(address.url))
-            connection_class = settings.pop("connection_class", Connection)
-            # The timeouts are Headgate's: one for each request, however many replies it has.
-            settings |= {"socket_timeout": None, "socket_connect_timeout": None, "protocol": 2}
-            connection_class(**settings)
-        except (ValueError, TypeError, RedisError) as error:
-            raise DeclarationError(
-                f"{displayed_url(url)} is not the URL of a Redis: {without_secrets(str(error), url)}"
-            ) from None
-        return cls(
-            lambda: connection_class(**settings),
-            prefix=prefix,
-            timeout=address.timeout,
-            clock=clock,
-            limit_time=limit_time,
-        )
+        address = read_url(url)
+        return cls(address.connect, prefix=address.prefix, timeout=address.timeout, limit_time=limit_time)
 
     def check_rule(self, rule: AnyRule) -> None:
         """Raise DeclarationError for a rule whose numbers are too large for the Redis scripts."""
@@ -195,10 +172,6 @@ class RedisBuckets:
 
     # --------------------------------------------------------------------------------------------------- within
 
-    def key_of(self, bucket: Bucket) -> str:
-        """Return the name of the bucket's Redis key."""
-        return key_name(self._prefix, bucket)
-
     def _client(self, bucket: Bucket, cost: int = 1) -> BucketClient:
         if not self._is_open:
             raise StorageUnavailable("these buckets are not open; await their open() first")
@@ -207,7 +180,7 @@ class RedisBuckets:
             if len(self._clients) >= MAX_CLIENTS:
                 self._clients.clear()
             client = self._clients[bucket] = BucketClient(
-                bucket, self.key_of(bucket), self._pipeline, self._clock, self._limit_time
+                bucket, key_name(self._prefix, bucket), self._pipeline, self._clock, self._limit_time
             )
         if cost < 1:
             raise ValueError(f"cost={cost} must be a whole number, at least 1")
@@ -215,29 +188,38 @@ class RedisBuckets:
         return client
 
 
-class RedisAddress(msgspec.Struct, frozen=True):
-    """A URL as the client reads it, and its other options."""
+class RedisAddress(NamedTuple):
+    """A URL as the client reads it, its other options, and what makes a connection to it."""
 
     url: str
     prefix: str
     timeout: float
+    connect: Callable[[], Connection]
 
 
-def read_url(url: str, *, prefix: str = "headgate", timeout: Duration = 2.0) -> RedisAddress:
-    """Return the parts of a URL that `RedisBuckets.from_url` uses. Raises DeclarationError for an invalid URL."""
+def read_url(url: str) -> RedisAddress:
+    """Return the parts of a URL of `RedisBuckets.from_url`. Raises DeclarationError for an invalid URL."""
     address, _, query = url.partition("?")
     options = dict(parse_qsl(query))
-    prefix = options.pop("prefix", prefix)
+    prefix = options.pop("prefix", PREFIX)
+    if set(prefix) & set("{}"):
+        raise DeclarationError(f"prefix={prefix!r} of the URL of a Redis must not have braces")
     # The value of this option may appear in a message, unlike all else in a URL.
-    seconds = parse_seconds(options.pop("timeout", timeout), "timeout", "the URL of a Redis", allow_zero=False)
+    seconds = parse_seconds(options.pop("timeout", TIMEOUT), "timeout", "the URL of a Redis", allow_zero=False)
+    read = f"{address}?{urlencode(options)}" if options else address
     try:
-        read = f"{address}?{urlencode(options)}" if options else address
-        parse_url(read)
-    except ValueError as error:
+        settings: dict[str, Any] = dict(parse_url(read))
+        connection_class = settings.pop("connection_class", Connection)
+        # The timeouts are Headgate's: one for each request, however many replies it has.
+        connect = partial(
+            connection_class, **settings | {"socket_timeout": None, "socket_connect_timeout": None, "protocol": 2}
+        )
+        connect()
+    except (ValueError, TypeError, RedisError) as error:
         raise DeclarationError(
             f"{displayed_url(url)} is not the URL of a Redis: {without_secrets(str(error), url)}"
         ) from None
-    return RedisAddress(read, prefix, seconds)
+    return RedisAddress(read, prefix, seconds, connect)
 
 
 def key_name(prefix: str, bucket: Bucket) -> str:

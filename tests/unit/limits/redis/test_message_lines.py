@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from headgate.clock import SECOND
-from headgate.errors import StorageUnavailable
+from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.limit import AnyRule
@@ -393,7 +393,7 @@ def test_no_keys_are_left_except_those_of_messages_in_flight(client: Any, prefix
 
 
 async def test_limiters_and_lines_share_their_budget(redis_url: str, prefix: str, shop: Shop, time: Time) -> None:  # noqa: F811
-    buckets = RedisBuckets.from_url(redis_url, prefix=prefix, limit_time=time)
+    buckets = RedisBuckets.from_url(f"{redis_url}?prefix={prefix}", limit_time=time)
     await buckets.open()
     try:
         shop.arrive(place(), "a")
@@ -410,7 +410,7 @@ async def test_a_line_waits_until_a_penalty_of_its_bucket_is_over(
     shop: Shop,
     time: Time,
 ) -> None:
-    buckets = RedisBuckets.from_url(redis_url, prefix=prefix, limit_time=time)
+    buckets = RedisBuckets.from_url(f"{redis_url}?prefix={prefix}", limit_time=time)
     await buckets.open()
     try:
         assert shop.arrive(place(), "a") == [True]
@@ -424,6 +424,12 @@ async def test_a_line_waits_until_a_penalty_of_its_bucket_is_over(
         assert shop.start(place(), "a", "b") == [True, True]
     finally:
         await buckets.close()
+
+
+@pytest.mark.parametrize("options", ["colour=red", "prefix=a{b}"])
+def test_a_url_that_no_bucket_could_have_is_refused_where_it_is_declared(options: str) -> None:
+    with pytest.raises(DeclarationError):
+        BlockingLines(f"redis://localhost?{options}", "shop", publish=lambda _: None, find=lambda *_: None)
 
 
 def test_an_unavailable_redis_raises() -> None:
