@@ -3,10 +3,11 @@
 from headgate.errors import DeclarationError
 
 try:
-    import redis  # noqa: F401  # the modules of this package use it
+    import hiredis  # noqa: F401  # the modules of this package use both
+    import redis  # noqa: F401
 except ModuleNotFoundError as error:
-    if error.name != "redis":
+    if error.name not in ("redis", "hiredis"):
         raise
     raise DeclarationError(
-        "limits in Redis, and gates, need the redis package, which is missing; pip install 'headgate[redis]'"
+        f"limits in Redis, and gates, need the {error.name} package, which is missing; pip install 'headgate[redis]'"
     ) from None

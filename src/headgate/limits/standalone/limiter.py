@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from headgate.arguments import parse_duration, parse_wait
 from headgate.clock import SECOND, Clock, Duration, SystemClock
@@ -304,50 +304,33 @@ def _leases(budget: Budget) -> LeaseBudget | None:
     return cast("LeaseBudget", budget) if budget.hands_out_permits and not budget.decides_at_once else None
 
 
-class _StoreClass(NamedTuple):
-    """The class to import for a URL, which has `from_url`, and the package that it needs."""
-
-    module: str
-    name: str
-    package: str
-    extra: str
-
-
-# Names instead of imports: an unused store does not need its package, and the PostgreSQL one uses the tables of jobs,
-# in a layer above limits. All that is used of it is the BucketStore protocol.
-_REDIS = _StoreClass("headgate.limits.redis.redis_buckets", "RedisBuckets", "redis", "redis")
-_POSTGRES = _StoreClass("headgate.storage.postgres.shared_buckets", "PostgresBuckets", "asyncpg", "postgres")
-_STORES = {
-    "redis": _REDIS,
-    "rediss": _REDIS,
-    "unix": _REDIS,
-    "postgresql": _POSTGRES,
-    "postgres": _POSTGRES,
-}
-
-
 def open_store(url: str, clock: Clock | None) -> BucketStore:
     """Return the store of a URL; it connects on first use."""
-    scheme = url.partition("://")[0]
-    if scheme == "memory":
-        return MemoryBuckets(clock)
-    place = _STORES.get(scheme)
-    if place is None:
-        raise DeclarationError(
-            f'store="{displayed_url(url)}" is not known; use "memory://", "redis://host:port" or "postgresql://host/database"'
-        )
-    try:
-        module = import_module(place.module)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != place.package:
-            raise
-        raise DeclarationError(
-            f"store='{scheme}://…' needs the {place.package} package, which is missing; "
-            f"pip install 'headgate[{place.extra}]'"
-        ) from error
-    # A server has its own time, and connection timeouts run in real time, whatever clock the caller has.
-    store: BucketStore = getattr(module, place.name).from_url(url)
-    return store
+    # An unused store does not need its package. A server has its own time, and connection timeouts run in real time,
+    # whatever clock the caller has.
+    match url.partition("://")[0]:
+        case "memory":
+            return MemoryBuckets(clock)
+        case "redis" | "rediss" | "unix":
+            from headgate.limits.redis.redis_buckets import RedisBuckets
+
+            return RedisBuckets.from_url(url)
+        case "postgresql" | "postgres":
+            # By its name: it uses the tables of jobs, in a layer above limits.
+            try:
+                module = import_module("headgate.storage.postgres.shared_buckets")
+            except ModuleNotFoundError as error:
+                if error.name != "asyncpg":
+                    raise
+                raise DeclarationError(
+                    "store='postgresql://…' needs the asyncpg package, which is missing; "
+                    "pip install 'headgate[postgres]'"
+                ) from error
+            store: BucketStore = module.PostgresBuckets.from_url(url)
+            return store
+    raise DeclarationError(
+        f'store="{displayed_url(url)}" is not known; use "memory://", "redis://host:port" or "postgresql://host/database"'
+    )
 
 
 def _new_id() -> str:

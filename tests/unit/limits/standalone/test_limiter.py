@@ -1072,11 +1072,15 @@ def test_unknown_stores_and_limits_are_refused_at_declaration() -> None:
 
 @pytest.mark.parametrize(
     ("url", "package", "extra"),
-    [("redis://localhost", "redis", "redis"), ("postgresql://localhost/db", "asyncpg", "postgres")],
+    [
+        ("redis://localhost", "redis", "redis"),
+        ("redis://localhost", "hiredis", "redis"),
+        ("postgresql://localhost/db", "asyncpg", "postgres"),
+    ],
 )
 def test_a_missing_package_is_named(url: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(sys.modules):
-        if name.startswith((f"{package}.", f"headgate.limits.{extra}.", f"headgate.storage.{extra}.")):
+        if f"{name}.".startswith((f"{package}.", f"headgate.limits.{extra}.", f"headgate.storage.{extra}.")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DeclarationError, match=f"{package} package.*headgate\\[{extra}\\]"):
