@@ -82,25 +82,14 @@ class Cron(
         hours = _HOUR.values(hour, where)
         times = TimesOfFields(hours, _MINUTE.values(minute, where), _SECOND.values(second, where))
         months = _MONTH.values(month, where)
-        days = _Days(
-            _days_of_month(day, where),
-            _days_of_week(weekday, where),
-            either=not day.startswith("*") and not weekday.startswith("*"),
-        )
+        of_month, of_week = _days_of_month(day, where), _days_of_week(weekday, where)
+        is_either = not day.startswith("*") and not weekday.startswith("*")
+
+        def days(year: int, month: int) -> Sequence[int]:
+            by_number, by_weekday = of_month(year, month), of_week(year, month)
+            return sorted(by_number | by_weekday if is_either else by_number & by_weekday)
+
         return WallClock(months, days, times, zone, repeats=len(hours) == 24)
-
-
-@dataclass(frozen=True, slots=True)
-class _Days:
-    """The days of a month that match its field, the one of weekdays, or both."""
-
-    of_month: MonthDays
-    of_week: MonthDays
-    either: bool
-
-    def __call__(self, year: int, month: int) -> Sequence[int]:
-        of_month, of_week = self.of_month(year, month), self.of_week(year, month)
-        return sorted(of_month | of_week if self.either else of_month & of_week)
 
 
 @dataclass(frozen=True, slots=True)

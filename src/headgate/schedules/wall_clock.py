@@ -69,22 +69,18 @@ class WallClock:
 
     def next_after(self, instant: int) -> int | None:
         """Return the first occurrence later than `instant` (microseconds)."""
-        second = instant // SECOND
-        if second < FIRST:
-            second = FIRST
+        second = max(instant // SECOND, FIRST)
         if second >= LAST:
             return None
-        found = self._next_reading(second + 1) if self.repeats else self._once(self._reached(second) + 1, 1)
+        found = self._reading(second + 1, 1) if self.repeats else self._once(self._reached(second) + 1, 1)
         return None if found is None else found * SECOND
 
     def latest_at_or_before(self, instant: int) -> int | None:
         """Return the last occurrence not later than `instant` (microseconds)."""
-        second = instant // SECOND
-        if second > LAST:
-            second = LAST
+        second = min(instant // SECOND, LAST)
         if second <= FIRST:
             return None
-        found = self._last_reading(second) if self.repeats else self._once(self._reached(second), -1)
+        found = self._reading(second, -1) if self.repeats else self._once(self._reached(second), -1)
         return None if found is None else found * SECOND
 
     # ------------------------------------------------------------------------------- once for each local time
@@ -108,47 +104,33 @@ class WallClock:
 
     # ----------------------------------------------------------------------------- every time that the clock shows it
 
-    def _next_reading(self, second: int) -> int | None:
-        """Return the first occurrence from this second on."""
-        local = second + offset_at(self.zone, second)
-        first, again = self._offsets(local)
-        if first > again and local - first == second:
-            # In the first pass of a repeated period: its rest, and then the whole period again.
-            change = self._change(local, first, again)
-            for start, offset in ((local, first), (change + again, again)):
-                point = self._nearest(start, 1)
-                if point is not None and point < change + first:
-                    return point - offset
-            local = change + first
-        while True:
-            point = self._nearest(local, 1)
-            if point is None:
-                return None
-            before, after = self._offsets(point)
-            if before < after:
-                local = self._change(point, before, after) + after
-                continue
-            return point - before if point - before >= second else point - after
+    def _reading(self, second: int, step: int) -> int | None:
+        """Return the first occurrence from this second on (`step` 1), or the last one until it (-1).
 
-    def _last_reading(self, second: int) -> int | None:
+        Of two offsets at a change of the clock, the search meets the `near` one first.
+        """
+        edge = 0 if step > 0 else -1
         local = second + offset_at(self.zone, second)
-        first, again = self._offsets(local)
-        if first > again and local - again == second:
-            change = self._change(local, first, again)
-            for start, offset in ((local, again), (change + first - 1, first)):
-                point = self._nearest(start, -1)
-                if point is not None and point >= change + again:
+        near, far = self._offsets(local)[::step]
+        if step * near > step * far and local - near == second:
+            # In the nearer pass of a repeated period: its rest, and then the whole other pass.
+            change = self._change(local, near, far)
+            end = change + near + edge
+            for start, offset in ((local, near), (change + far + edge, far)):
+                point = self._nearest(start, step)
+                if point is not None and step * point < step * end:
                     return point - offset
-            local = change + again - 1
+            local = end
         while True:
-            point = self._nearest(local, -1)
+            point = self._nearest(local, step)
             if point is None:
                 return None
-            before, after = self._offsets(point)
-            if before < after:
-                local = self._change(point, before, after) + before - 1
+            near, far = self._offsets(point)[::step]
+            if step * near < step * far:
+                # The clock skips this time.
+                local = self._change(point, near, far) + far + edge
                 continue
-            return point - after if point - after <= second else point - before
+            return point - near if step * (point - near) >= step * second else point - far
 
     # ------------------------------------------------------------------------------------------------ the zone
 
