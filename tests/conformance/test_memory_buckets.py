@@ -30,6 +30,11 @@ async def store(clock: ManualClock) -> AsyncIterator[MemoryBuckets]:
     await store.close()
 
 
+def kept_in(store: MemoryBuckets) -> int:
+    """How many buckets are in memory."""
+    return sum(len(table._states) for table in store._tables.values())
+
+
 class TestMemoryBuckets(BucketStoreConformance):
     async def elapse(self, store: BucketStore, seconds: float) -> None:
         assert isinstance(store, MemoryBuckets)
@@ -75,7 +80,7 @@ async def test_memory_is_proportional_to_the_active_keys(store: MemoryBuckets, c
     for number in range(50_000):
         clock.advance(0.01)
         await store.take(Bucket("rate", f"visitor-{number}", rule))
-        most = max(most, len(store))
+        most = max(most, kept_in(store))
     # 100 keys are active at any instant; the map may hold twice as many and a little more.
     assert most < 400
 
@@ -88,7 +93,7 @@ async def test_one_busy_key_is_enough_to_evict_the_idle_ones(store: MemoryBucket
     for _ in range(3000):
         clock.advance(0.001)
         await store.take(Bucket("rate", "busy", rule))
-    assert len(store) == 1
+    assert kept_in(store) == 1
 
 
 async def test_no_single_call_evicts_many(store: MemoryBuckets, clock: ManualClock) -> None:
@@ -96,11 +101,11 @@ async def test_no_single_call_evicts_many(store: MemoryBuckets, clock: ManualClo
     for number in range(10_000):
         await store.take(Bucket("rate", f"visitor-{number}", rule))
     clock.advance(120)
-    sizes = [len(store)]
+    sizes = [kept_in(store)]
     while sizes[-1] > 1:
         clock.advance(0.001)
         await store.take(Bucket("rate", "busy", rule))
-        sizes.append(len(store))
+        sizes.append(kept_in(store))
     assert max(before - after for before, after in pairwise(sizes)) <= 8
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
-from typing import Any, Final, Literal, Unpack
+from typing import Any, Final, Literal, Unpack, cast
 
 import msgspec
 
@@ -38,12 +38,7 @@ KINDS: Final[Mapping[str, type[AnyRule]]] = {rule.kind: rule for rule in RULES}
 """The class of each kind, by its name."""
 
 
-def _decoder() -> Callable[[str], AnyRule]:
-    union: Any = reduce(or_, RULES)
-    return msgspec.json.Decoder(union).decode
-
-
-_decode = _decoder()
+_decode: Callable[[str], AnyRule] = msgspec.json.Decoder(cast(Any, reduce(or_, RULES))).decode
 
 
 def spelled_kinds() -> list[str]:

@@ -137,15 +137,12 @@ class Limit:
         share = self._share()
         if isinstance(self.cost, int):
             parse_count(self.cost, "cost", "a limit")
-            try:
-                self.rule.check_cost(self.cost)
-            except CostExceedsLimit as error:
-                raise DeclarationError(str(error)) from None
-            if share is not None:
+            for rule, when in ((self.rule, ""), (share, f"while its store is away, with sharers={self.sharers}: ")):
                 try:
-                    share.check_cost(self.cost)
+                    if rule is not None:
+                        rule.check_cost(self.cost)
                 except CostExceedsLimit as error:
-                    raise DeclarationError(f"while its store is away, with sharers={self.sharers}: {error}") from None
+                    raise DeclarationError(f"{when}{error}") from None
 
     def _check_per_call(self) -> None:
         """Raise DeclarationError if the limit cannot count calls."""

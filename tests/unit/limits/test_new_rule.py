@@ -9,9 +9,12 @@ import sys
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import ClassVar, Unpack
 
+import msgspec
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner, Result
@@ -113,7 +116,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     rule: type[AnyRule] = Rest
     monkeypatch.setitem(RULES, rule, RestBetween)
     monkeypatch.setitem(KINDS, rule.kind, rule)
-    monkeypatch.setattr(kinds, "_decode", kinds._decoder())
+    monkeypatch.setattr(kinds, "_decode", msgspec.json.Decoder(reduce(or_, RULES)).decode)
 
 
 @pytest.fixture

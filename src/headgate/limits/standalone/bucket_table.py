@@ -159,9 +159,6 @@ class BucketTable:
         self._closed = self.closed.until_by_key
         self._refused: dict[str, _Refusal] = {}
 
-    def __len__(self) -> int:
-        return len(self._states)
-
     # ------------------------------------------------------------------------------------------------- deciding
 
     def take_nowait(self, key: str, cost: int = 1) -> Decision:

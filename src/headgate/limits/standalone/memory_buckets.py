@@ -29,15 +29,13 @@ class MemoryBuckets:
 
     def table(self, limit: str, rule: AnyRule) -> BucketTable:
         """Return the buckets of a limit, to decide without awaiting; the same table for the same limit and rule."""
-        table = self._tables.get((limit, rule))
-        if table is None:
-            with self._lock:
-                table = self._tables.get((limit, rule))
-                if table is None:
-                    kind = SharedStateTable if rule.shares_state else BucketTable
-                    table = kind(rule, self.clock, self.ahead, self._siblings.setdefault(limit, []))
-                    self._tables[limit, rule] = table
-        return table
+        with self._lock:
+            table = self._tables.get((limit, rule))
+            if table is None:
+                kind = SharedStateTable if rule.shares_state else BucketTable
+                table = kind(rule, self.clock, self.ahead, self._siblings.setdefault(limit, []))
+                self._tables[limit, rule] = table
+            return table
 
     async def open(self) -> None:
         """Do nothing: there is no connection."""
@@ -70,9 +68,6 @@ class MemoryBuckets:
 
     async def reset(self, bucket: Bucket) -> None:
         self._table_of(bucket).reset(bucket.key)
-
-    def __len__(self) -> int:
-        return sum(len(table) for table in list(self._tables.values()))
 
     def _table_of(self, bucket: Bucket) -> BucketTable:
         if bucket.rule.holds_permits:
