@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headgate import Headgate
+from headgate.cli import worker as worker_command
 from headgate.cli.loop_watchdog import watch_loop
 from headgate.cli.main import main
 from headgate.cli.reloader import Reloader
@@ -179,6 +180,38 @@ def test_invalid_bounds_of_child_processes_are_refused(option: str, value: str) 
     result = call("worker", "some:app", f"--max-{option}-per-child", value)
     assert result.exit_code == 2
     assert f"--max-{option}-per-child" in result.stderr
+
+
+@pytest.mark.parametrize("words", [("--processes", "2"), ("--reload",)])
+def test_a_worker_of_a_parent_gets_every_word_of_its_command_line(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, ...]] = []
+
+    class Parent:
+        def __init__(self, command: list[str], *_: object, **__: object) -> None:
+            started.append(tuple(command))
+
+        async def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(worker_command, "Supervisor", Parent)
+    monkeypatch.setattr(worker_command, "Reloader", Parent)
+    given = (
+        "-A",
+        "shop:app",
+        *words,
+        "-q",
+        "mail:4",
+        "--label",
+        "gpu",
+        "--grace",
+        "1m30s",
+        "--no-log-jobs",
+        "--wait=0",
+    )
+    assert call("worker", *given).exit_code == 0
+    assert started == [(sys.executable, "-m", "headgate", "worker", "--end-with-stdin", *given)]
 
 
 @pytest.mark.slow

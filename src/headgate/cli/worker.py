@@ -43,6 +43,9 @@ RELOAD_GRACE = 1.0
 LEFT_BEHIND = 2.0
 """Seconds that threads, which cannot be stopped, get to end after the node has left."""
 
+GIVEN = "headgate.worker.given"
+"""Where the context of the command has the words of the command line."""
+
 logger = logging.getLogger("headgate.worker")
 
 
@@ -76,7 +79,15 @@ def _size(_context: click.Context, _parameter: click.Parameter, given: str | Non
         raise click.BadParameter(str(error)) from None
 
 
-@click.command()
+class _WorkerCommand(click.Command):
+    """Keeps the words of the command line: a parent process starts its workers with the same ones."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[GIVEN] = [*args]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_WorkerCommand)
 @takes_app
 @click.option(
     "-q",
@@ -172,6 +183,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, given: str | Non
     default=None,
     help="Log a line for each job that ends (default: HEADGATE_LOG_JOBS or the app's setting, else yes).",
 )
+# A worker of a parent process: it starts no processes itself, and ends when its parent does.
 @click.option("--end-with-stdin", is_flag=True, hidden=True)
 def worker(
     target: str,
@@ -240,32 +252,15 @@ def worker(
     until: Literal["ready", "all"] | None = "all" if drain_all else "ready" if drain else None
     log_to_stderr(log_level, as_json=log_json)
     ignore_stacks_signal()
-    if processes > 1 or reload:
-        command = _worker_command(target, queues, RELOAD_GRACE if reload and grace is None else grace, log_level)
-        command += ["--log-json"] if log_json else []
-        if metrics_port is not None:
-            command += ["--metrics-port", str(metrics_port), "--metrics-host", metrics_host]
-            command += ["--metrics-store"] if metrics_store else []
-        if health_port is not None:
-            command += ["--health-port", str(health_port), "--health-host", health_host]
-        command += ["--wait", f"{wait:f}", *(f"--import={module}" for module in imports)]
-        command += [f"--label={label}" for label in labels]
-        if slots is not None:
-            command += ["--slots", str(slots)]
-        if max_tasks_per_child is not None:
-            command += ["--max-tasks-per-child", str(max_tasks_per_child)]
-        if max_memory_per_child is not None:
-            command += ["--max-memory-per-child", str(max_memory_per_child)]
-        if name is not None:
-            command += ["--name", name]
-        if log_jobs is not None:
-            command += ["--log-jobs" if log_jobs else "--no-log-jobs"]
-        if until is not None:
-            command += ["--drain" if until == "ready" else "--drain-all"]
+    if (processes > 1 or reload) and not end_with_stdin:
+        given = click.get_current_context().meta[GIVEN]
+        command = [sys.executable, "-m", "headgate", "worker", "--end-with-stdin", *given]
         if reload:
             raise SystemExit(asyncio.run(_watched(Reloader(command, Path.cwd()).run())))
         supervisor = Supervisor(command, processes, SystemClock(), until_done=until is not None)
         raise SystemExit(asyncio.run(_watched(supervisor.run())))
+    if reload and grace is None:
+        grace = RELOAD_GRACE
     # Nearly nothing of what is loaded yet is garbage. To look for it once more takes a tenth of the start.
     gc.freeze()
     app = locate(target, imports)
@@ -437,17 +432,6 @@ def log_to_stderr(level: str, *, as_json: bool = False) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
     # asyncio's own debug lines say nothing about jobs.
     logging.getLogger("asyncio").setLevel(max(logging.INFO, logging.getLogger().level))
-
-
-def _worker_command(
-    target: str, queues: Mapping[str, int | None] | None, grace: float | None, log_level: str
-) -> list[str]:
-    command = [sys.executable, "-m", "headgate", "worker", target, "--log-level", log_level, "--end-with-stdin"]
-    for name, slots in (queues or {}).items():
-        command += ["-q", f"{name}:{slots or ''}"]
-    if grace is not None:
-        command += ["--grace", f"{grace:f}"]
-    return command
 
 
 def _end_with_stdin() -> None:
