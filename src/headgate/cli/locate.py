@@ -9,7 +9,7 @@ import importlib
 import pkgutil
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import FunctionType, ModuleType, TracebackType
@@ -72,48 +72,44 @@ def locate(target: str, imports: Sequence[str] = ()) -> Headgate:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
-        with declaring_only("`headgate`"):
-            found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if module_name != missing and not module_name.startswith(f"{missing}."):
-            # The module exists; one that it imports is missing.
-            raise AppBroken(target, error) from error
-        raise AppNotFound(f"there is no module {missing!r}, neither installed nor in {here}; {_HOW}") from None
-    except HeadgateError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise AppBroken(target, error) from error
+    with _code_of(target):
+        try:
+            with declaring_only("`headgate`"):
+                found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if module_name != missing and not module_name.startswith(f"{missing}."):
+                # The module exists; one that it imports is missing.
+                raise
+            raise AppNotFound(f"there is no module {missing!r}, neither installed nor in {here}; {_HOW}") from None
     attribute = attribute or _only_app(found)
     for part in attribute.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise AppNotFound(f"module {module_name!r} has no {attribute!r}; {_advice(module_name)}") from None
-        except HeadgateError:
-            raise
-        except (Exception, SystemExit) as error:
-            # A module may make its apps when they are read, and import others for it.
-            raise AppBroken(target, error) from error
+        # A module may make its apps when they are read, and import others for it.
+        with _code_of(target):
+            try:
+                found = getattr(found, part)
+            except AttributeError:
+                raise AppNotFound(f"module {module_name!r} has no {attribute!r}; {_advice(module_name)}") from None
     if isinstance(found, FunctionType):
         # A factory, as Flask programs have one.
-        try:
+        with _code_of(target):
             found = found()
-        except HeadgateError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise AppBroken(target, error) from error
     if not isinstance(found, Headgate):
         raise AppNotFound(f"{target} is {type(found).__name__!r}, not a Headgate app; {_advice(module_name)}")
+    with _code_of(target), declaring_only("`headgate`"):
+        found.import_tasks(*imports)
+    return found
+
+
+@contextlib.contextmanager
+def _code_of(target: str) -> Iterator[None]:
+    """Run code of the user's modules: what it raises becomes AppBroken, unless it is an error of Headgate."""
     try:
-        with declaring_only("`headgate`"):
-            found.import_tasks(*imports)
+        yield
     except HeadgateError:
         raise
     except (Exception, SystemExit) as error:
         raise AppBroken(target, error) from error
-    return found
 
 
 def _of_file(file: Path, attribute: str) -> str:
