@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 
@@ -74,7 +74,7 @@ class LazyGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise _escaped(_with_own_option(error)) from None
+            raise _with_own_option(error) from None
         except OSError as error:
             # Of the output of --help or --version.
             if error.errno == errno.EPIPE:
@@ -117,8 +117,8 @@ class LazyGroup(click.Group):
             raise
         except click.ClickException as error:
             if isinstance(error, click.NoSuchOption) and ctx.invoked_subcommand == "worker":
-                raise _escaped(_with_own_option(error)) from None
-            _escaped(error)
+                raise _with_own_option(error) from None
+            _escape(error)
             raise
         except click.Abort as abort:
             if isinstance(abort.__context__, KeyboardInterrupt):
@@ -128,38 +128,36 @@ class LazyGroup(click.Group):
             # The terminal has echoed ^C.
             click.echo(err=True)
             _end_interrupted()
-        except (Exception, BaseExceptionGroup) as error:
-            if isinstance(error, HeadgateError):
-                raise click.ClickException(printable(str(error))) from error
-            if isinstance(error, OSError) and error.errno != errno.EPIPE:
-                # An error of the output or of a named file; stores and the user's module raise other errors.
-                raise click.ClickException(printable(str(error))) from error
-            if isinstance(error, UnicodeEncodeError):
-                # Of an argument, a path or a variable; the output escapes what it cannot encode.
-                near = error.object[max(error.start - 20, 0) : error.end + 20]
-                raise click.ClickException(f"{near!r} is not UTF-8 text; write it in that encoding") from error
-            expected, rest = error.split(HeadgateError) if isinstance(error, BaseExceptionGroup) else (None, error)
+        except HeadgateError as error:
+            raise click.ClickException(printable(str(error))) from error
+        except OSError as error:
+            # An error of the output or of a named file; stores and the user's module raise other errors.
+            if error.errno == errno.EPIPE:
+                raise
+            raise click.ClickException(printable(str(error))) from error
+        except UnicodeEncodeError as error:
+            # Of an argument, a path or a variable; the output escapes what it cannot encode.
+            near = error.object[max(error.start - 20, 0) : error.end + 20]
+            raise click.ClickException(f"{near!r} is not UTF-8 text; write it in that encoding") from error
+        except BaseExceptionGroup as group:
+            expected, rest = group.split(HeadgateError)
             if expected is None or rest is not None:
                 raise
-            raise click.ClickException(printable("; ".join(map(str, _leaves(expected))))) from error
+            raise click.ClickException(printable("; ".join(map(str, _leaves(expected))))) from group
 
 
-E = TypeVar("E", bound=click.ClickException)
-
-
-def _escaped(error: E) -> E:
-    """Return the error with a message that controls no terminal: it quotes arguments."""
+def _escape(error: click.ClickException) -> None:
+    """Let the message, which may quote arguments, control no terminal."""
     error.message = printable(error.message)  # type: ignore[misc]  # Click does not copy it.
-    return error
 
 
 def _with_own_option(error: click.NoSuchOption) -> click.NoSuchOption:
-    """Return the error with what to write instead, for an option of another queue's worker."""
+    """Return the escaped error, with what to write instead of an option of another queue's worker."""
     name = error.option_name
-    instead = foreign_words.WORKER_OPTIONS.get(name)
-    if instead is None:
-        return error
-    return click.NoSuchOption(name, f"No such option {name!r}; write {instead}", ctx=error.ctx)
+    if (instead := foreign_words.WORKER_OPTIONS.get(name)) is not None:
+        error = click.NoSuchOption(name, f"No such option {name!r}; write {instead}", ctx=error.ctx)
+    _escape(error)
+    return error
 
 
 def _end_interrupted() -> NoReturn:
