@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, assert_never
 
@@ -60,11 +61,10 @@ except ModuleNotFoundError as error:
 BOUNDARIES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Seconds, as the conventions advise."""
 
-OPERATIONS = {"add": ("send", "send"), "claim": ("receive", "receive"), "finish": ("settle", "settle")}
-"""The verbs of the store, as names and types of operations."""
+OPERATIONS = {"add": "send", "claim": "receive", "finish": "settle"}
+"""The verbs of the store as operations; others keep their name."""
 
 Attributes = dict[str, str]
-
 
 SYSTEM = "headgate"
 SCOPE = "headgate"
@@ -132,7 +132,9 @@ class Spans:
         """Wrap the storing of jobs in one span; all of them carry its context."""
         queues = {job.queue for job in jobs}
         queue = queues.pop() if len(queues) == 1 else None
-        attributes = _attributes("send", "send", queue)
+        attributes = _attributes("send")
+        if queue is not None:
+            attributes["messaging.destination.name"] = queue
         tasks = {job.task for job in jobs}
         if len(tasks) == 1:
             attributes["headgate.task.name"] = tasks.pop()
@@ -153,8 +155,8 @@ class Spans:
     @contextmanager
     def running(self, job: ClaimedJob, task: str) -> Iterator[Callable[[Outcome], None]]:
         """Wrap an attempt in a span, which is current in the handler, also in its thread."""
-        attributes = _attributes("process", "process", job.queue)
-        attributes |= {
+        attributes = _attributes("process") | {
+            "messaging.destination.name": job.queue,
             "messaging.message.id": job.id,
             "messaging.message.body.size": len(job.payload.encode()),
             "headgate.task.name": task,
@@ -172,11 +174,7 @@ class Spans:
             if self._salt is not None:
                 attributes["headgate.ratelimit.key_hash"] = [self._hash(ref.key, self._salt) for ref in job.buckets]
         with self._following(job.headers, f"process {job.queue}", trace.SpanKind.CONSUMER, attributes) as span:
-
-            def record(outcome: Outcome) -> None:
-                _set_outcome(span, outcome)
-
-            yield record
+            yield partial(_set_outcome, span)
 
     @contextmanager
     def calling_back(self, job: JobContext, moment: str) -> Iterator[None]:
@@ -300,15 +298,13 @@ def continued_trace() -> Iterator[None]:
         context.detach(before)
 
 
-def _attributes(name: str, kind: str, queue: str | None) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {
+def _attributes(operation: str) -> dict[str, AttributeValue]:
+    """Return the attributes of an operation, whose name is that of its type."""
+    return {
         "messaging.system": SYSTEM,
-        "messaging.operation.name": name,
-        "messaging.operation.type": kind,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
     }
-    if queue is not None:
-        attributes["messaging.destination.name"] = queue
-    return attributes
 
 
 def _set_outcome(span: trace.Span, outcome: Outcome) -> None:
@@ -350,7 +346,7 @@ class OtelMetrics:
     """Counts sent and consumed jobs, and measures attempts and store operations."""
 
     def __init__(self, observed: Observed, provider: metrics.MeterProvider | None) -> None:
-        meter = metrics.get_meter("headgate", observed.version, provider)
+        meter = metrics.get_meter(SCOPE, observed.version, provider)
         self._labels = Labels(observed.registry)
         self._known: dict[tuple[str, str, str], Attributes] = {}
         self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Jobs that were enqueued.")
@@ -392,18 +388,14 @@ class OtelMetrics:
             self._processed.record(event.ran, attributes)
 
     def _measure_store(self, event: StorageUsed) -> None:
-        name, kind = OPERATIONS.get(event.verb, (event.verb, event.verb))
-        self._operated.record(
-            event.seconds,
-            {"messaging.system": "headgate", "messaging.operation.name": name, "messaging.operation.type": kind},
-        )
+        self._operated.record(event.seconds, _attributes(OPERATIONS.get(event.verb, event.verb)))
 
     def _attributes(self, operation: str, event: Any) -> Attributes:
         queue, task = self._labels.queue(event.queue), self._labels.task(event.task)
         found = self._known.get((operation, queue, task))
         if found is None:
             found = self._known[operation, queue, task] = {
-                "messaging.system": "headgate",
+                "messaging.system": SYSTEM,
                 "messaging.operation.name": operation,
                 "messaging.destination.name": queue,
                 "headgate.task.name": task,
