@@ -159,7 +159,7 @@ def _below(root_path: str, site: Dashboard) -> ASGIApp:
 
 async def _serve(site: Dashboard, listening: socket.socket, app: ASGIApp) -> None:
     try:
-        from headgate.observe.bounded_server import BoundedServer, connections_allowed
+        from headgate.observe.bounded_server import BoundedServer
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("uvicorn", "h11"):
             raise
@@ -169,7 +169,7 @@ async def _serve(site: Dashboard, listening: socket.socket, app: ASGIApp) -> Non
 
     server = BoundedServer(
         app,
-        connections_allowed(MOST_CONNECTIONS),
+        MOST_CONNECTIONS,
         log_level="warning",
         timeout_graceful_shutdown=FAREWELL,
     )

@@ -9,6 +9,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
@@ -36,15 +37,15 @@ _log = logging.getLogger("uvicorn.error")
 
 
 class BoundedServer(uvicorn.Server):
-    """Serves an ASGI app to at most `most_connections` at once, and does not handle signals.
+    """Serves an ASGI app to at most `most_connections` at once, fewer if the process may open fewer files.
 
     Beyond the bound it closes the connection that has waited longest without a whole request, or the new one if all
-    have sent one. Log lines that clients cause have a budget.
+    have sent one. Log lines that clients cause have a budget. It does not handle signals.
     """
 
     def __init__(self, app: Any, most_connections: int, **options: Any) -> None:
         self._budget = LogBudget(SystemClock())
-        self._bounds = _Bounds(most_connections, self._budget)
+        self._bounds = _Bounds(_connections_allowed(most_connections), self._budget)
         protocol = type("BoundedProtocol", (_BoundedProtocol,), {"bounds": self._bounds})
         super().__init__(
             uvicorn.Config(
@@ -93,16 +94,13 @@ class BoundedServer(uvicorn.Server):
         loop.default_exception_handler(context)
 
 
+@dataclass
 class _Bounds:
-    def __init__(self, most_connections: int, budget: LogBudget) -> None:
-        self.most_connections = most_connections
-        self.budget = budget
-        self.headless: dict[_BoundedProtocol, None] = {}
-        """Connections without a whole request, the oldest first."""
+    """The bounds of all connections of a server. `headless` are those without a whole request, the oldest first."""
 
-    def warn(self, message: str, *values: object) -> None:
-        if self.budget.admits(_log.warning):
-            _log.warning(message, *values)
+    most_connections: int
+    budget: LogBudget
+    headless: dict[_BoundedProtocol, None] = field(default_factory=dict)
 
 
 class _BoundedProtocol(H11Protocol):
@@ -125,10 +123,11 @@ class _BoundedProtocol(H11Protocol):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._expect_head()
         if len(self.connections) > self.bounds.most_connections:
-            self.bounds.warn(
-                "%d connections are open, which is the most; one that had sent no whole request was closed",
-                self.bounds.most_connections,
-            )
+            if self.bounds.budget.admits(_log.warning):
+                _log.warning(
+                    "%d connections are open, which is the most; one that had sent no whole request was closed",
+                    self.bounds.most_connections,
+                )
             next(iter(self.bounds.headless))._abort()
 
     def data_received(self, data: bytes) -> None:
@@ -196,11 +195,11 @@ class _OwnLines(logging.Filter):
         return record.module == __name__.rpartition(".")[2] or self._budget.admits(_log.warning)
 
 
-def connections_allowed(connections: int) -> int:
+def _connections_allowed(connections: int) -> int:
     """Return the number of connections: `connections`, or fewer if the process may not open that many files."""
     try:
         import resource
     except ImportError:
         return connections
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return connections if soft == resource.RLIM_INFINITY else max(8, min(connections, soft * 3 // 4 - 96))
+    return connections if soft == resource.RLIM_INFINITY else min(connections, max(8, soft * 3 // 4 - 96))

@@ -111,7 +111,7 @@ class PrometheusMetrics:
         Raises HeadgateError.
         """
         try:
-            from headgate.observe.bounded_server import BoundedServer, connections_allowed
+            from headgate.observe.bounded_server import BoundedServer
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] not in ("uvicorn", "h11"):
                 raise
@@ -127,7 +127,7 @@ class PrometheusMetrics:
             ) from error
         server = BoundedServer(
             _Scrapes(self.registry),
-            connections_allowed(MOST_CONNECTIONS),
+            MOST_CONNECTIONS,
             lifespan="off",
             log_config=None,
             timeout_graceful_shutdown=5,
@@ -179,8 +179,7 @@ class PrometheusMetrics:
 
     def describe(self) -> Iterable[Family]:
         """Return all metrics without values; the registry checks their names for conflicts."""
-        definitions = metric.COUNTED + (metric.READ if self._reads_store else ())
-        return [_family(each) for each in definitions]
+        return self._families().values()
 
     def collect(self) -> Iterator[Family]:
         """Yield all metrics with their values; the registry calls it at each scrape."""
@@ -191,12 +190,16 @@ class PrometheusMetrics:
         numbers = list(self._tally.numbers())
         if self._reading is not None:
             numbers += self._reading.numbers
-        families: dict[metric.Metric, Any] = {}
+        families = self._families()
         for definition, values, number in numbers:
-            _family_of(families, definition).add_metric(values, number)
+            families[definition].add_metric(values, number)
         for definition, values, histogram in self._tally.histograms():
-            _family_of(families, definition).add_metric(values, histogram.cumulated(), histogram.total)
-        yield from families.values()
+            families[definition].add_metric(values, histogram.cumulated(), histogram.total)
+        yield from (family for family in families.values() if family.samples)
+
+    def _families(self) -> dict[metric.Metric, Any]:
+        definitions = metric.COUNTED + (metric.READ if self._reads_store else ())
+        return {each: _FAMILIES[each.kind](each.name, each.meaning, labels=each.labels) for each in definitions}
 
 
 class MetricsRoute:
@@ -212,9 +215,7 @@ class MetricsRoute:
         accept = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"), "")
         encode, content_type = choose_encoder(accept)
         body = encode(self._metrics.registry)
-        headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        await _respond(scope, send, 200, [("content-type", content_type)], body)
 
 
 class _Scrapes:
@@ -245,10 +246,14 @@ class _Scrapes:
 
         body = await asyncio.get_running_loop().run_in_executor(self._threads, answer)
         ((status, response_headers),) = started
-        encoded = [(name.lower().encode(), value.encode()) for name, value in response_headers]
-        encoded.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": int(status.partition(" ")[0]), "headers": encoded})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        await _respond(scope, send, int(status.partition(" ")[0]), response_headers, body)
+
+
+async def _respond(scope: Scope, send: Send, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
+    encoded = [(name.lower().encode(), value.encode()) for name, value in headers]
+    encoded.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
 class MetricsServer:
@@ -276,13 +281,3 @@ _FAMILIES: dict[metric.Kind, Callable[..., Family]] = {
     "gauge": GaugeMetricFamily,
     "histogram": HistogramMetricFamily,
 }
-
-
-def _family_of(families: dict[metric.Metric, Any], definition: metric.Metric) -> Any:
-    if definition not in families:
-        families[definition] = _family(definition)
-    return families[definition]
-
-
-def _family(definition: metric.Metric) -> Family:
-    return _FAMILIES[definition.kind](definition.name, definition.meaning, labels=definition.labels)
