@@ -6,6 +6,7 @@ It does not use Headgate's rules: it answers 429 to a tenant with more than `cou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections import defaultdict, deque
@@ -15,7 +16,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 
-from headgate.clock import SECOND, Clock, SystemClock
+from headgate.clock import SECOND, Clock, SystemClock, sleep_until
 
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests"}
 
@@ -88,39 +89,32 @@ class Api:
         self._ledger = CallLog(count, round(window * SECOND))
         self._in_flight: defaultdict[str, int] = defaultdict(int)
 
-    def answer(self, target: str, transport: asyncio.Transport) -> None:
-        """Answer one request on its connection, at once or after the latency."""
+    async def answer(self, target: str) -> Response:
+        """Answer one request, at once or after the latency."""
         arrived = self._clock.monotonic()
         parts = urlsplit(target)
         match parts.path:
             case "/call":
-                self._call(dict(parse_qsl(parts.query)), arrived, transport)
+                return await self._call(dict(parse_qsl(parts.query)), arrived)
             case "/ledger":
-                _send(transport, Response(200, msgspec.json.encode(self._ledger.calls)))
+                return Response(200, msgspec.json.encode(self._ledger.calls))
             case "/totals":
-                _send(transport, Response(200, msgspec.json.encode(self._totals())))
+                return Response(200, msgspec.json.encode(self._totals()))
             case _:
-                _send(transport, Response(404))
+                return Response(404)
 
-    def _call(self, query: Mapping[str, str], arrived: int, transport: asyncio.Transport) -> None:
+    async def _call(self, query: Mapping[str, str], arrived: int) -> Response:
         tenant, job = query.get("tenant"), query.get("job")
         if not tenant or not job:
-            _send(transport, Response(400))
-            return
+            return Response(400)
         retry_after = self._ledger.enter(tenant, job, arrived)
         if retry_after is not None:
-            _send(transport, Response(429, retry_after=retry_after))
-            return
-
-        def done() -> None:
-            self._in_flight[tenant] -= 1
-            _send(transport, Response(200))
-
+            return Response(429, retry_after=retry_after)
         self._in_flight[tenant] += 1
         if self._latency:
-            self._clock.call_at(arrived + self._latency, done)
-        else:
-            done()
+            await sleep_until(self._clock, arrived + self._latency)
+        self._in_flight[tenant] -= 1
+        return Response(200)
 
     def _totals(self) -> CallTotals:
         calls = self._ledger.calls
@@ -132,39 +126,20 @@ class Api:
         )
 
 
-class Connection(asyncio.Protocol):
-    """One persistent connection. Requests have no body; the next one comes after the response."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._received = b""
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        assert self._transport is not None
-        self._received += data
-        while b"\r\n\r\n" in self._received:
-            head, _, self._received = self._received.partition(b"\r\n\r\n")
-            words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
-            if len(words) != 3:
-                _send(self._transport, Response(400))
-                continue
-            self._api.answer(words[1], self._transport)
-
-
-def _send(transport: asyncio.Transport, response: Response) -> None:
-    # The caller may have been killed meanwhile.
-    if not transport.is_closing():
-        transport.write(response.encode())
-
-
 async def listen(api: Api) -> asyncio.Server:
-    """Serve on a free port of the loopback interface."""
-    return await asyncio.get_running_loop().create_server(lambda: Connection(api), "127.0.0.1", 0)
+    """Serve on a free port of the loopback interface, over connections that stay open. Requests have no body."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # The caller may be killed at any moment.
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+                response = await api.answer(words[1]) if len(words) == 3 else Response(400)
+                writer.write(response.encode())
+                await writer.drain()
+
+    return await asyncio.start_server(serve, "127.0.0.1", 0)
 
 
 def port_of(server: asyncio.Server) -> int:

@@ -69,8 +69,8 @@ async def _play(scene: DemoLoad, screen: DemoDisplay, clock: Clock) -> DemoRecor
             scene = replace(scene, port=port, url=f"sqlite:///{folder / 'jobs.db'}", endings=str(folder / "endings"))
             app = make_app(scene)
             with (folder / "worker.log").open("w+b") as log:
-                async with app.open(), _Demonstration(scene, screen, clock, app, log) as director:
-                    return await director.play()
+                async with app.open():
+                    return await _Demonstration(scene, screen, clock, app, log).play()
 
 
 class _Demonstration:
@@ -92,18 +92,19 @@ class _Demonstration:
         self._endings: list[str] = []
         self._endings_read = 0
 
-    async def __aenter__(self) -> _Demonstration:
-        return self
-
-    async def __aexit__(self, *details: object) -> None:
-        self._api.close()
-        if self._worker is not None and self._worker.returncode is None:
-            self._worker.kill()
-            await self._worker.wait()
-
     # ---------------------------------------------------------------------------------------------- the run
 
     async def play(self) -> DemoRecords:
+        """Return the records of the run; no process is left behind."""
+        try:
+            return await self._play()
+        finally:
+            self._api.close()
+            if self._worker is not None and self._worker.returncode is None:
+                self._worker.kill()
+                await self._worker.wait()
+
+    async def _play(self) -> DemoRecords:
         scene, say = self._scene, self._screen.say
         say(
             f"An outside API allows each tenant {scene.calls} calls in any {scene.window:g} s "
