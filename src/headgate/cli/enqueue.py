@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -35,8 +35,6 @@ from headgate.tasks.status import JobStatus
 
 CHUNK = 500
 """The jobs of one commit, with --payloads."""
-
-STDIN = Path("-")
 
 
 def _headers(_context: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> dict[str, str] | None:
@@ -176,8 +174,7 @@ def _enqueue_one(app: Headgate, task: Task[Any, Any], call: Call[Any], *, dry_ru
     job, status = asyncio.run(stored())
     with printing_of(job.id):
         if status is not None:
-            shown = {field.name: getattr(status, field.name) for field in fields(status)}
-            print_json({**shown, "is_new": job.is_new})
+            print_json({**asdict(status), "is_new": job.is_new})
             return
         click.echo(job.id)
     if not job.is_new:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -44,7 +44,7 @@ from headgate.clock import SystemClock, sleep, to_datetime
 from headgate.errors import BatchNotFound, HeadgateError, IllegalTransition, JobNotFound
 from headgate.escaping import indented, one_line
 from headgate.jobs.encoded import is_encoded, shown_encoded
-from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobRecord, JobState
+from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobOptions, JobRecord, JobState, Origin
 from headgate.jobs.report import LogLine
 from headgate.limits.key import shown_key
 from headgate.plural import counted
@@ -502,26 +502,27 @@ def _dependencies(jobs: Sequence[Dependency]) -> str | None:
 
 
 def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
-    record, status = details.record, details.status
+    record = details.record
+    origin, options = record.origin or Origin(), record.options or JobOptions()
     return {
-        **{name: getattr(status, name) for name in JobStatus.__dataclass_fields__},
+        **asdict(details.status),
         "node": record.node,
         "expires_at": None if record.expires_at is None else to_datetime(record.expires_at),
         "unique_key": record.unique_key,
-        "batch": None if record.origin is None else record.origin.batch,
-        "results": None if record.origin is None else record.origin.results,
+        "batch": origin.batch,
+        "results": origin.results,
         "leaders": details.dependencies.leaders,
         "followers": details.dependencies.followers,
-        "timeout": None if record.options is None else record.options.timeout,
-        "retry": None if record.options is None else record.options.retry,
-        "retention": None if record.options is None else record.options.retention,
+        "timeout": options.timeout,
+        "retry": options.retry,
+        "retention": options.retention,
         "cancel_requested": record.cancel_requested,
         "lost_attempts": record.lost,
         "payload": _as_json(record.payload),
         "result": _as_json(record.result),
         "headers": record.headers or {},
-        "schedule": None if record.origin is None else record.origin.schedule,
-        "occurs_at": _occurs_at(record),
+        "schedule": origin.schedule,
+        "occurs_at": None if origin.occurs_at is None else to_datetime(origin.occurs_at),
         "limits": [{"limit": ref.limit, "key": shown_key(ref.key)} for ref in record.buckets],
         "audit": record.audit.word,
         "reason": reason,
@@ -569,11 +570,6 @@ def _as_text(stored: str | None) -> str | None:
     return shown_encoded(stored) if stored is not None and is_encoded(stored) else stored
 
 
-def _occurs_at(record: JobRecord) -> datetime | None:
-    occurs_at = None if record.origin is None else record.origin.occurs_at
-    return None if occurs_at is None else to_datetime(occurs_at)
-
-
 def _overrides(record: JobRecord) -> Sequence[tuple[str, object]]:
     """Return the options in which the job differs from its task, and its own retention."""
     options = record.options
@@ -594,11 +590,12 @@ def _kept_for(seconds: int | None) -> str:
     return "forever" if seconds is None else f"{seconds} s"
 
 
-def _occurrence(record: JobRecord) -> Sequence[tuple[str, object]]:
+def _occurrence(origin: Origin) -> Sequence[tuple[str, object]]:
     """Return the schedule and the occurrence of the job, if it has one."""
-    if record.origin is None or record.origin.schedule is None:
+    if origin.schedule is None:
         return ()
-    return (("schedule", record.origin.schedule), ("occurrence", _occurs_at(record)))
+    occurs_at = None if origin.occurs_at is None else to_datetime(origin.occurs_at)
+    return (("schedule", origin.schedule), ("occurrence", occurs_at))
 
 
 def _attempt(attempt: AttemptRecord) -> dict[str, object]:
@@ -608,6 +605,7 @@ def _attempt(attempt: AttemptRecord) -> dict[str, object]:
 
 def _print_details(details: JobDetails, explained: Explanation, now: datetime) -> None:
     record, status = details.record, details.status
+    origin = record.origin or Origin()
     print_table(
         f"Job {status.id}",
         ("", ""),
@@ -630,17 +628,17 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
             ("node", record.node),
             ("expires", None if record.expires_at is None else to_datetime(record.expires_at)),
             ("unique key", record.unique_key),
-            ("batch", None if record.origin is None else record.origin.batch),
+            ("batch", origin.batch),
             ("follows", _dependencies(details.dependencies.leaders)),
             ("followed by", _dependencies(details.dependencies.followers)),
             *_overrides(record),
-            *_occurrence(record),
+            *_occurrence(origin),
             ("limits", ", ".join(f"{ref.limit} key {shown_key(ref.key)!r}" for ref in record.buckets) or None),
             ("tags", ", ".join(status.tags) or None),
             ("annotations", status.annotations or None),
             ("headers", record.headers),
             ("payload", _as_text(record.payload)),
-            ("results as arguments", None if record.origin is None else record.origin.results),
+            ("results as arguments", origin.results),
             ("result", _as_text(record.result)),
         ],
         empty="",

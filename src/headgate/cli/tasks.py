@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 import click
 
@@ -52,11 +52,7 @@ def tasks(target: str, as_json: bool) -> None:
             waiting[each.task] += each.jobs
         waits = {name: _waits(limit_set) for name, limit_set in limit_sets.items()}
         return [
-            ListedTask(
-                **{field.name: getattr(task, field.name) for field in fields(task)},
-                waiting=waiting[task.task],
-                waits=waits.get(task.task, []),
-            )
+            ListedTask(**asdict(task), waiting=waiting[task.task], waits=waits.get(task.task, []))
             for task in admin.declared_tasks
         ]
 
