@@ -121,6 +121,14 @@ def test_json_is_escaped_for_an_output_of_ascii_without_other_changes(monkeypatc
     assert written.getvalue() == rb'{"key":"\u00e9\ud83d\ude00","payload":[1e400,2.50,%s]}' % (b"9" * 5000) + b"\n"
 
 
+def test_json_that_is_too_deep_for_lines_is_printed_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    import msgspec
+
+    deep = "[" * 5000 + "]" * 5000
+    print_json({"payload": msgspec.Raw(deep.encode())})
+    assert capsys.readouterr().out == f'{{"payload":{deep}}}\n'
+
+
 def test_an_id_that_is_not_utf8_does_not_hide_what_happened_to_the_others(project: OneModule) -> None:
     id = project.enqueue("sync", "acme")
     result = call("jobs", "cancel", project.target, id, HALF, "--json")

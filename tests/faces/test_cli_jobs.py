@@ -8,7 +8,7 @@ import json
 import sqlite3
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ import pytest
 
 from headgate import Every, Headgate, Job, JobCancelled, JobFailed, JobState, RetryPolicy, batch, chain
 from headgate.admin import JobQuery
-from headgate.jobs.identity import process_name
+from headgate.jobs.identity import job_number, process_name
 from headgate.storage.records import Claim, FreeSlots, NodeControls
 from tests.faces.one_module import OneModule, answer, call, go_into
 from tests.internals import registry_of, store_of
@@ -151,6 +151,16 @@ def test_show_prints_why_a_job_waits_and_its_progress(project: Project) -> None:
     (said,) = answer("jobs", "show", failed)
     assert (said["progress"]["fraction"], said["progress"]["message"]) == (0.5, "halfway")
     assert "50%, halfway" in call("jobs", "show", failed).output
+
+
+@pytest.mark.parametrize("stored", ["not json", '{"tenant":' + "[" * 5000 + "]" * 5000 + "}"], ids=["no JSON", "deep"])
+def test_a_payload_that_cannot_be_read_is_shown_as_a_text(project: Project, stored: str) -> None:
+    """The fault: `jobs show --json` ended with a traceback, and showed none of its jobs."""
+    id, good = project.enqueue("good"), project.enqueue("good")
+    with closing(sqlite3.connect(project.path / "jobs.db", isolation_level=None)) as file:
+        file.execute("PRAGMA ignore_check_constraints = 1")
+        file.execute("UPDATE job SET payload = ? WHERE id = ?", (stored, job_number(id)))
+    assert [each["payload"] for each in answer("jobs", "show", project.target, id, good)] == [stored, {}]
 
 
 def test_jobs_are_found_and_changed_by_tags_headers_and_annotations(project: Project) -> None:

@@ -562,8 +562,14 @@ def _length(each: Stretch) -> str | None:
 
 
 def _as_json(stored: str | None) -> object:
-    """Return a stored payload or result for --json: JSON as it is, or a text that it is encoded."""
-    return stored and (shown_encoded(stored) if is_encoded(stored) else msgspec.Raw(stored.encode()))
+    """Return a stored payload or result for --json: JSON as it is, or a text for what is encoded, or is not JSON."""
+    if stored is None or is_encoded(stored):
+        return _as_text(stored)
+    try:
+        return msgspec.json.decode(stored, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        # Changed by hand, or nested too deeply to be read.
+        return stored
 
 
 def _as_text(stored: str | None) -> str | None:

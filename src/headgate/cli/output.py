@@ -56,7 +56,10 @@ def print_json(answer: object, *, as_line: bool = False) -> None:
         return
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = _NOT_ASCII.sub(partial(_escaped_in_json, encoding=encoding), text)
-    click.echo(text if as_line else msgspec.json.format(text, indent=2))
+    with suppress(RecursionError):
+        # What is nested too deeply for it is printed as one line.
+        text = text if as_line else msgspec.json.format(text, indent=2)
+    click.echo(text)
 
 
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
