@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, get_args
@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.admin.nodes import NodeStatus
-from headgate.admin.overview import QueueOverview
 from headgate.admin.sentence import Tone
 from headgate.cli.gauge import budget, spark
 from headgate.cli.live.snapshot import LiveSnapshot
@@ -26,14 +25,6 @@ Order = Literal["name", "waiting", "running", "lag", "failed"]
 ORDERS: Sequence[Order] = get_args(Order)
 
 TONES: Mapping[Tone, str] = {"bad": "bold red", "warn": "yellow", "info": "", "good": "green"}
-
-_SORTED: dict[Order, Callable[[QueueOverview], object]] = {
-    "name": lambda queue: queue.queue,
-    "waiting": lambda queue: (-queue.waiting, queue.queue),
-    "running": lambda queue: (-queue.running, queue.queue),
-    "lag": lambda queue: (-queue.lag, queue.queue),
-    "failed": lambda queue: (-(queue.failed or 0), queue.queue),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +148,10 @@ def _warnings(look: LiveSnapshot) -> Text | None:
 
 
 def _queues(look: LiveSnapshot, order: Order, room: int) -> Table:
-    rows = sorted(look.overview.queues, key=_SORTED[order])  # type: ignore[arg-type]  # one kind of key an order
+    rows = sorted(look.overview.queues, key=lambda queue: queue.queue)
+    if order != "name":
+        # Failed jobs may not be counted yet.
+        rows.sort(key=lambda queue: getattr(queue, order) or 0, reverse=True)
     return _table(
         f"Queues, by {order}",
         ("queue", "running", "ready", "throttled", "scheduled", "blocked", "failed", "oldest", "lag", ""),
