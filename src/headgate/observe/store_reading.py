@@ -12,9 +12,8 @@ from headgate.clock import SECOND, microseconds, to_datetime, wait_until_done
 from headgate.errors import HeadgateError
 from headgate.observe import metric
 from headgate.observe.instrument import Labels, Observed
-from headgate.storage.background_counts import BackgroundCounts, CountReading
+from headgate.storage.background_counts import BackgroundCounts
 from headgate.storage.records import KeyBacklog, LimitBacklog, NodeRecord, QueueCounts, QueueRecord, WaitingCount
-from headgate.storage.store import Store
 
 logger = logging.getLogger("headgate.metrics")
 
@@ -65,7 +64,7 @@ class StoreReading:
         self._read_at = self._observed.clock.monotonic()
 
     async def _read_in_time(self) -> None:
-        reading = asyncio.ensure_future(_numbers(self._observed.storage, self._labels, self._top_keys, self._queues))
+        reading = asyncio.ensure_future(self._read())
         try:
             in_time = await wait_until_done(self._observed.clock, reading, self._deadline)
         finally:
@@ -80,40 +79,32 @@ class StoreReading:
         else:
             self.numbers = reading.result()
 
+    async def _read(self) -> tuple[Number, ...]:
+        """Return the numbers, those of jobs as of their last count; before the first one is done they are missing."""
+        storage = self._observed.storage
+        self._queues.begin(self._count_queues, lambda: to_datetime(storage.now()))
+        nodes, paused = await storage.nodes(), await storage.paused_queues()
+        counted = await self._queues.read()
+        now = storage.now()
+        numbers = [(metric.UP, (), 1.0), *_pauses(paused, self._labels), *_nodes(nodes, now)]
+        if counted is not None:
+            age = max(0.0, (to_datetime(now) - counted.at).total_seconds())
+            numbers += [(metric.COUNTED_AGE, (), age), *counted.found]
+        return tuple(numbers)
 
-async def _numbers(
-    storage: Store, labels: Labels, top_keys: int, queues: BackgroundCounts[Sequence[Number]]
-) -> tuple[Number, ...]:
-    """Return the numbers, those of jobs as of their last count; before the first one is done they are missing."""
-    queues.begin(lambda: _count_queues(storage, labels, top_keys), lambda: to_datetime(storage.now()))
-    nodes, paused = await storage.nodes(), await storage.paused_queues()
-    counted = await queues.read()
-    now = storage.now()
-    return (
-        (metric.UP, (), 1.0),
-        *(() if counted is None else _counted(counted, now)),
-        *_pauses(paused, labels),
-        *_nodes(nodes, now),
-    )
-
-
-def _counted(counts: CountReading[Sequence[Number]], now: int) -> tuple[Number, ...]:
-    age = max(0.0, (to_datetime(now) - counts.at).total_seconds())
-    return ((metric.COUNTED_AGE, (), age), *counts.found)
-
-
-async def _count_queues(storage: Store, labels: Labels, top_keys: int) -> Sequence[Number]:
-    counts, waiting = await storage.counts(finals=False), await storage.waiting()
-    # Limits are counted with their worst keys, so one of each is asked for at least.
-    unfinished = await storage.count_unfinished(worst=max(1, top_keys))
-    return (
-        *_added_up(_depths(counts, labels)),
-        *_added_up(_waiting(waiting, labels)),
-        *_added_up(_throttled(unfinished.limits, labels)),
-        *_top_keys(unfinished.worst, labels, top_keys),
-        *_added_up(_keys(await storage.keys_by_limit(), labels)),
-        *_ages(await storage.queues(), labels, storage.now()),
-    )
+    async def _count_queues(self) -> Sequence[Number]:
+        storage, labels = self._observed.storage, self._labels
+        counts, waiting = await storage.counts(finals=False), await storage.waiting()
+        # Limits are counted with their worst keys, so one of each is asked for at least.
+        unfinished = await storage.count_unfinished(worst=max(1, self._top_keys))
+        return (
+            *_added_up(_depths(counts, labels)),
+            *_added_up(_waiting(waiting, labels)),
+            *_added_up(_throttled(unfinished.limits, labels)),
+            *_top_keys(unfinished.worst, labels, self._top_keys),
+            *_added_up(_keys(await storage.keys_by_limit(), labels)),
+            *_ages(await storage.queues(), labels, storage.now()),
+        )
 
 
 def _depths(counts: Iterable[QueueCounts], labels: Labels) -> Iterator[Number]:

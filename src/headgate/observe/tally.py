@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
@@ -118,8 +118,8 @@ class Tally:
         self._known: dict[tuple[str, str], _Jobs] = {}
         self._jobs: dict[Values, _Jobs] = {}
         self._limits: dict[str, _LimitCounts] = {}
-        self._counters: dict[str, Counter[Values]] = {}
-        self._store: dict[str, Histogram] = {}
+        self._counters: defaultdict[str, Counter[Values]] = defaultdict(Counter)
+        self._store: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(metric.STORE_BUCKETS))
         self._measured: dict[str, NodeMeasured] = {}
         # One per second. The last one alone would hide what happens between two scrapes.
         self._lags: deque[float] = deque(maxlen=60)
@@ -192,7 +192,7 @@ class Tally:
         return found
 
     def _count(self, metric: metric.Metric, *labels: str, by: int = 1) -> None:
-        self._counters.setdefault(metric.name, Counter())[labels] += by
+        self._counters[metric.name][labels] += by
 
     def _enqueued(self, event: JobEnqueued) -> None:
         self._series(event).enqueued += 1
@@ -236,10 +236,7 @@ class Tally:
         self._limit(event.limit).decisions[decision] += event.count
 
     def _used(self, event: StorageUsed) -> None:
-        found = self._store.get(event.verb)
-        if found is None:
-            found = self._store[event.verb] = Histogram(metric.STORE_BUCKETS)
-        found.observe(event.seconds)
+        self._store[event.verb].observe(event.seconds)
 
     def _lost(self, event: NodeLost) -> None:
         self._count(metric.LEASES_EXPIRED)
@@ -275,9 +272,9 @@ class Tally:
             metric.LIMIT_STORE_ERRORS, metric.FENCED, metric.RECOVERED, metric.SKIPPED, metric.CALLBACKS_FAILED,
             metric.STORE_ERRORS,
         ):  # fmt: skip
-            for labels, count in list(self._counters.get(kind.name, {}).items()):
+            for labels, count in list(self._counters[kind.name].items()):
                 yield kind, labels, count
-        yield metric.LEASES_EXPIRED, (), self._counters.get(metric.LEASES_EXPIRED.name, Counter())[()]
+        yield metric.LEASES_EXPIRED, (), self._counters[metric.LEASES_EXPIRED.name][()]
         yield metric.EVENTS_LOST, (), self._observed.events_lost()
         yield metric.BUILD, (self._observed.version,), 1
         for measured in list(self._measured.values()):
