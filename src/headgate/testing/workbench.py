@@ -16,7 +16,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from msgspec.structs import replace
 
 from headgate.app import Headgate
-from headgate.arguments import parse_instant, parse_seconds, read_duration
+from headgate.arguments import parse_duration, parse_instant, parse_seconds
 from headgate.client.task import Task
 from headgate.clock import SECOND, Clock, Duration, SystemClock, to_datetime
 from headgate.engine.enqueuer import CallGroup, StoredCall
@@ -250,7 +250,7 @@ class Workbench:
             case datetime():
                 end = parse_instant(until, "until", "drain")
             case _:
-                end = self.clock.now() + read_duration(until, "until", "drain")
+                end = self.clock.now() + parse_duration(until, "until", "drain")
         while True:
             upcoming = await node.run_due()
             # An occurrence alone is not waited for: there is always a next one.

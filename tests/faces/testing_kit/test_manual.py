@@ -15,6 +15,7 @@ import pytest
 
 from headgate import (
     Cancel,
+    DeclarationError,
     DynamicWindow,
     Fail,
     Headgate,
@@ -257,6 +258,13 @@ async def test_a_job_that_expires_while_time_advances_ends_and_what_follows_it_r
         assert sorted(seen) == ["JobExpired", "alarm"]
         assert [each.state for each in jobs.all_enqueued(rarely)] == ["succeeded", "failed"]
         assert jobs.now - start == timedelta(hours=1)
+
+
+async def test_time_does_not_go_back(jobs: Workbench) -> None:
+    """The fault: `travel(hours=-1)` ran what was due, and a test that meant an hour passed."""
+    for going in (jobs.travel(hours=-1), jobs.drain(until=-0.5)):
+        with pytest.raises(DeclarationError, match="cannot be negative"):
+            await going
 
 
 async def test_schedules_fire_when_time_advances(jobs: Workbench) -> None:
