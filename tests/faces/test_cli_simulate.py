@@ -87,6 +87,9 @@ def test_a_trace_says_when_jobs_come(tmp_path: Path) -> None:
     [
         ([], "add --limit RATE, or --task NAME"),
         (["--task", "sync"], "--task needs an app"),
+        (["--limit", "1/m", "--set", "sync:rate=2/m"], "--set replaces a rate of --task"),
+        (["-A", "shop:app", "--task", "sync", "--burst", "5"], "--burst, --slices and --one-for-all are for --limit"),
+        (["-A", "shop:app", "--task", "sync", "--one-for-all"], "with --task, write --set LIMIT=RATE"),
         (["--limit", "many"], "many"),
         (["--limit", "1/m", "--run-time", "soon"], "not a duration"),
     ],

@@ -26,12 +26,11 @@ from headgate.cli.simulation import (
     read_trace,
     result_of_run,
     run_scenario,
-    with_rule,
 )
 from headgate.cli.times import seconds
 from headgate.clock import SECOND
 from headgate.limits.kinds import limit_of, spelled_kinds, spelled_limit
-from headgate.limits.limit import Limit
+from headgate.limits.limit import Limit, changed
 from headgate.limits.rate import parse_rate
 from headgate.suggestion import did_you_mean
 
@@ -101,6 +100,12 @@ def simulate(
     """
     if (task is None) is not bool(rates):
         raise click.UsageError("add --limit RATE, or --task NAME with the app as -A module:app")
+    if task is None and changes:
+        raise click.UsageError("--set replaces a rate of --task; add --task NAME, or repeat --limit to compare rates")
+    if task is not None and (burst is not None or slices is not None or one_for_all):
+        raise click.UsageError(
+            "--burst, --slices and --one-for-all are for --limit; with --task, write --set LIMIT=RATE"
+        )
     variants = (
         _of_task(target, task, changes) if task is not None else _of_rates(rates, rule, burst, slices, one_for_all)
     )
@@ -158,7 +163,8 @@ def _of_task(target: str | None, name: str, changes: Sequence[str]) -> list[Vari
                 f"--set {change}: task {name!r} has no limit {which!r}; it has: {', '.join(map(str, known)) or 'none'}"
             )
         new = spelled_limit(known[which].rule, text)
-        found.append((f"{which} {new.rule.describe()}", with_rule(limits, which, new)))
+        replaced = [changed(limit, rule=new.rule) if limit.name == which else limit for limit in limits]
+        found.append((f"{which} {new.rule.describe()}", replaced))
     return found
 
 

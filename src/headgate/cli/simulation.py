@@ -145,11 +145,6 @@ def limits_of(task: Task[..., object]) -> list[Limit]:
     return [_simulated(bound.limit, bound.name) for bound in task.limit_set.limits]
 
 
-def with_rule(limits: Sequence[Limit], name: str, new: Limit) -> list[Limit]:
-    """Return the limits with another rule for the limit of that name."""
-    return [changed(limit, rule=new.rule) if limit.name == name else limit for limit in limits]
-
-
 def _simulated(limit: Limit, name: str) -> Limit:
     cost = limit.cost if isinstance(limit.cost, int) else 1
     found = changed(limit, name=name, key=None if limit.key is None else "{key}", cost=cost, store=None)
