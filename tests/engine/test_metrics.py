@@ -6,6 +6,7 @@ import asyncio
 import threading
 import urllib.request
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -464,6 +465,34 @@ async def test_it_is_a_route_of_a_web_application() -> None:
         assert other.headers["content-type"].startswith("application/openmetrics-text")
         assert other.text.endswith("# EOF\n")
         assert (await client.head("/metrics")).text == ""
+
+
+async def test_a_route_never_waits_on_its_event_loop_for_an_app_in_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault: with `max_age=0` each scrape read the store twice, and the web application stood still meanwhile."""
+    app = Headgate("memory://")
+    metrics = measured(app, store=True, max_age=0)
+    waiting: list[threading.Thread] = []
+    refresh = metrics._refresh_from_thread
+
+    def refresh_here() -> None:
+        waiting.append(threading.current_thread())
+        refresh()
+
+    monkeypatch.setattr(metrics, "_refresh_from_thread", refresh_here)
+    web = FastAPI()
+    web.add_route("/metrics", metrics.asgi)  # type: ignore[arg-type]
+    # As the first `sync` verb of a plain function does.
+    opened = ExitStack()
+    await asyncio.to_thread(opened.enter_context, app.sync)
+    try:
+        async with AsyncClient(transport=ASGITransport(web), base_url="http://test") as client:
+            assert "headgate_up 1.0" in (await client.get("/metrics")).text
+    finally:
+        await asyncio.to_thread(opened.close)
+    assert len(waiting) == 1
+    assert waiting[0] is not threading.current_thread()
 
 
 async def test_the_server_answers_while_the_event_loop_is_blocked() -> None:

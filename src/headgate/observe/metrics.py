@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
 from headgate.arguments import parse_seconds
@@ -46,6 +47,9 @@ MOST_CONNECTIONS = 32
 
 MOST_SCRAPES = 4
 """Scrapes that are answered at once; the others wait."""
+
+_is_read = ContextVar("headgate_metrics_are_read", default=False)
+"""Whether the store was read just now, so that collecting waits for nothing: it would block an event loop."""
 
 
 class PrometheusMetrics:
@@ -185,7 +189,7 @@ class PrometheusMetrics:
         """Yield all metrics with their values; the registry calls it at each scrape."""
         if self._tally is None:
             return
-        if self._reading is not None:
+        if self._reading is not None and not _is_read.get():
             self._refresh_from_thread()
         numbers = list(self._tally.numbers())
         if self._reading is not None:
@@ -214,7 +218,9 @@ class MetricsRoute:
         await self._metrics.refresh()
         accept = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"), "")
         encode, content_type = choose_encoder(accept)
-        body = encode(self._metrics.registry)
+        context = copy_context()
+        context.run(_is_read.set, True)
+        body = context.run(encode, self._metrics.registry)
         await _respond(scope, send, 200, [("content-type", content_type)], body)
 
 
