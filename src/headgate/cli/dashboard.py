@@ -33,9 +33,10 @@ FAREWELL = 5
 """Seconds that responses in progress get to finish before they are cut off."""
 
 
-def _user(_context: click.Context, _parameter: click.Parameter, given: str | None) -> tuple[str, str] | None:
-    if given is None:
-        return None
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def _user(given: str) -> tuple[str, str]:
     name, colon, role = given.rpartition(":")
     if not colon or not name:
         raise click.BadParameter(f"{given!r} is not NAME:ROLE, such as ada:operator")
@@ -46,12 +47,12 @@ def _user(_context: click.Context, _parameter: click.Parameter, given: str | Non
 @takes_app
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="The port; 0: any free.")
-@click.option("--user", callback=_user, metavar="NAME:ROLE", help="One user, as a viewer, operator or admin.")
-@click.option("--password-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The password.")
-@click.option("--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Or a token.")
+@click.option("--user", type=_user, metavar="NAME:ROLE", help="One user, as a viewer, operator or admin.")
+@click.option("--password-file", type=FILE, help="The password.")
+@click.option("--token-file", type=FILE, help="Or a token.")
 @click.option(
     "--users-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=FILE,
     help="Several users, one line NAME:ROLE:PASSWORD each: the password, or its hash from `headgate password`.",
 )
 @click.option("--root-path", default="", metavar="/PATH", help="The path under which a proxy serves it.")

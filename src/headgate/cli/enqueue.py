@@ -44,8 +44,8 @@ def _headers(_context: click.Context, _parameter: click.Parameter, given: Sequen
     return dict(text.split("=", 1) for text in given) or None
 
 
-def _retention(_context: click.Context, _parameter: click.Parameter, given: str | None) -> OwnRetention | None:
-    if given is None or "=" not in given:
+def _retention(given: str) -> OwnRetention:
+    if "=" not in given:
         return given
     parts = [part.partition("=") for part in given.split(",")]
     return {state.strip(): kept.strip() for state, _, kept in parts}
@@ -85,7 +85,7 @@ def _unique_while(_context: click.Context, _parameter: click.Parameter, given: s
 @click.option(
     "--retention",
     metavar="TIME",
-    callback=_retention,
+    type=_retention,
     help="How long it is kept after its end: 1h, 0, forever, or succeeded=0,failed=30d.",
 )
 @click.option("--keep-result/--no-keep-result", default=None, help="Whether what the task returns is stored.")

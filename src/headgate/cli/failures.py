@@ -9,16 +9,13 @@ from headgate.cli.locate import ask, takes_app
 from headgate.cli.output import json_option, print_json, print_list
 from headgate.cli.times import seconds_within
 
-LEAST_SPAN = 1
-"""Seconds of the shortest time that can be asked for."""
-
 
 @click.command()
 @takes_app
 @click.option(
     "--since",
     "span",
-    type=seconds_within(LEAST_SPAN),
+    type=seconds_within(1),
     default="1h",
     show_default=True,
     metavar="TIME",

@@ -69,10 +69,8 @@ def parse_queues(
     return queues or None
 
 
-def _size(_context: click.Context, _parameter: click.Parameter, given: str | None) -> int | None:
+def _size(given: str) -> int:
     """Return a number of bytes; digits alone are bytes."""
-    if given is None:
-        return None
     try:
         return parse_bytes(given, "SIZE", least=MEBIBYTE)
     except DeclarationError as error:
@@ -126,7 +124,7 @@ class _WorkerCommand(click.Command):
 )
 @click.option(
     "--max-memory-per-child",
-    callback=_size,
+    type=_size,
     metavar="SIZE",
     help="Replace one that occupies more than this after an attempt, such as 500MB (default: "
     "HEADGATE_MAX_MEMORY_PER_CHILD or the app's setting).",
