@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import re
@@ -14,6 +15,8 @@ import sys
 import tempfile
 import time
 import uuid
+from asyncio.subprocess import Process
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +24,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headgate import Headgate
+from headgate.cli import supervisor
 from headgate.cli import worker as worker_command
 from headgate.cli.loop_watchdog import watch_loop
 from headgate.cli.main import main
 from headgate.cli.reloader import Reloader
-from headgate.cli.supervisor import Supervisor
+from headgate.cli.supervisor import Supervisor, start_worker
 from headgate.clock import SystemClock
 from headgate.errors import DeclarationError
 from tests.until import patient, until, until_now
@@ -220,6 +224,27 @@ async def test_workers_that_have_drained_are_not_started_again(tmp_path: Path) -
     command = [sys.executable, "-S", "-c", f"open({str(born)!r}, 'a').write('.')"]
     assert await Supervisor(command, 2, SystemClock(), until_done=True).run() == 0
     assert born.read_text() == ".."
+
+
+@pytest.mark.slow
+async def test_a_process_that_the_system_refuses_is_started_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fault: the error ended the supervisor with a traceback, and with it all other workers."""
+    refusals = [OSError(errno.EAGAIN, "Resource temporarily unavailable")]
+
+    async def start(command: Sequence[str], environment: Mapping[str, str]) -> Process:
+        if refusals:
+            raise refusals.pop()
+        return await start_worker(command, environment)
+
+    monkeypatch.setattr(supervisor, "start_worker", start)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.001)
+    born = tmp_path / "born"
+    command = [sys.executable, "-S", "-c", f"open({str(born)!r}, 'a').write('.')"]
+    assert await Supervisor(command, 2, SystemClock(), until_done=True).run() == 0
+    assert born.read_text() == ".."
+    assert "cannot be started: [Errno 11] Resource temporarily unavailable" in caplog.text
 
 
 @pytest.mark.parametrize(

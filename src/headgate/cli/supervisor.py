@@ -103,7 +103,12 @@ class Supervisor:
 
     async def _live(self, number: int) -> int:
         """Run one worker until it ends; return its exit code, or minus the signal that ended it."""
-        process = await start_worker(self._command, {**os.environ, NUMBER: str(number)})
+        try:
+            process = await start_worker(self._command, {**os.environ, NUMBER: str(number)})
+        except OSError as error:
+            # What has killed a worker, such as too little memory, may also leave no room for the next one.
+            logger.error("worker %d cannot be started: %s", number, error)
+            return os.EX_OSERR
         self._processes[number] = process
         logger.info("worker %d has pid %d", number, process.pid)
         if self._stopping.is_set():
