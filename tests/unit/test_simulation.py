@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from headgate import Concurrency, DeclarationError, StrictRate
+from headgate.cli import gauge
 from headgate.cli.gauge import bar, spark
 from headgate.cli.simulation import (
     Scenario,
@@ -139,15 +140,19 @@ def test_a_percentile_is_one_of_the_values() -> None:
 # ------------------------------------------------------------------------------------------------- pictures
 
 
-def test_a_bar_is_as_long_as_its_share_and_always_as_wide() -> None:
-    assert bar(0.5, 4, blocks=True) == "██  "
-    assert bar(0.3, 4, blocks=True) == "█▎  "
-    assert bar(0.001, 4, blocks=True) == "▏   "
-    assert bar(7, 4, blocks=True) == "████"
-    assert bar(0.5, 4, blocks=False) == "##.."
+def test_a_bar_is_as_long_as_its_share_and_always_as_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gauge, "can_show", lambda _: True)
+    assert bar(0.5, 4) == "██  "
+    assert bar(0.3, 4) == "█▎  "
+    assert bar(0.001, 4) == "▏   "
+    assert bar(7, 4) == "████"
+    monkeypatch.setattr(gauge, "can_show", lambda _: False)
+    assert bar(0.5, 4) == "##.."
 
 
-def test_a_sparkline_has_one_character_for_each_value() -> None:
-    assert spark([0, 1, 4, 8], blocks=True) == " ▁▄█"
-    assert spark([0, 1, 8], blocks=False) == " _@"
-    assert spark([], blocks=True) == ""
+def test_a_sparkline_has_one_character_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gauge, "can_show", lambda _: True)
+    assert spark([0, 1, 4, 8]) == " ▁▄█"
+    assert spark([]) == ""
+    monkeypatch.setattr(gauge, "can_show", lambda _: False)
+    assert spark([0, 1, 8]) == " _@"

@@ -19,10 +19,10 @@ def can_show(text: str) -> bool:
     return True
 
 
-def bar(share: float, width: int, *, blocks: bool | None = None) -> str:
+def bar(share: float, width: int) -> str:
     """Return a bar of `width` characters, filled by `share` (0 to 1)."""
     share = min(max(share, 0.0), 1.0)
-    if not (can_show(EIGHTHS) if blocks is None else blocks):
+    if not can_show(EIGHTHS):
         filled = round(share * width)
         return "#" * filled + "." * (width - filled)
     eighths = round(share * width * 8)
@@ -32,9 +32,9 @@ def bar(share: float, width: int, *, blocks: bool | None = None) -> str:
     return ("█" * whole + (EIGHTHS[rest] if rest else "")).ljust(width)
 
 
-def spark(values: Sequence[float], *, blocks: bool | None = None) -> str:
+def spark(values: Sequence[float]) -> str:
     """Return one character for each value, scaled to the highest; a space for 0."""
-    levels = LEVELS if (can_show(LEVELS) if blocks is None else blocks) else PLAIN_LEVELS
+    levels = LEVELS if can_show(LEVELS) else PLAIN_LEVELS
     highest = max(values, default=0) or 1
     return "".join(" " if not value else levels[min(7, int(value / highest * 7.999))] for value in values)
 

@@ -217,7 +217,7 @@ def say_change(changed: bool, done: str, not_done: str, *, as_json: bool, **fact
 
 
 @contextmanager
-def progress_bar(title: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
+def progress_bar(title: str, total: int | None, *, shown: bool) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on stderr if that is a terminal. Yields a function that takes the number done."""
     if not shown or not sys.stderr.isatty():
         yield lambda _done: None

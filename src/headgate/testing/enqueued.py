@@ -56,7 +56,7 @@ class Enqueued:
         return said if self.state is JobState.WAITING else f"{said}  [{self.state}]"
 
 
-def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any = None) -> Enqueued:
+def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any) -> Enqueued:
     """Return a stored job for a test."""
     try:
         given = {} if task is None else task.payload.arguments(record.payload)
@@ -137,7 +137,7 @@ class EnqueuedQuery:
         return found
 
 
-def missing_message(expected: EnqueuedQuery, jobs: Sequence[Enqueued], found: int = 0, count: int | None = None) -> str:
+def missing_message(expected: EnqueuedQuery, jobs: Sequence[Enqueued], found: int, count: int | None) -> str:
     """Return the message of a failed `assert_enqueued`: the expected job, and the enqueued ones, nearest first."""
     many = "no job was" if not found else f"{found} jobs, not {count}, were"
     said = [f"{many} enqueued as", f"    {expected}"]
