@@ -82,6 +82,13 @@ def test_a_trace_says_when_jobs_come(tmp_path: Path) -> None:
     assert 10 <= found["wait_longest"] <= 30
 
 
+def test_the_first_job_of_a_trace_from_a_spreadsheet_is_not_taken_for_a_header(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0,acme\n10,acme\n", encoding="utf-8-sig")
+    [found] = answer("--limit", "5/m", "--trace", str(trace))
+    assert found["jobs"] == 2
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

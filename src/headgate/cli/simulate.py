@@ -172,7 +172,8 @@ def _load(
     trace: Path | None, jobs: int, keys: int, skew: Skew, arrivals: str | None, seed: int
 ) -> Sequence[SimulatedArrival]:
     if trace is not None:
-        with trace.open(newline="", encoding="utf-8", errors="backslashreplace") as lines:
+        # Spreadsheets write a mark before the first line.
+        with trace.open(newline="", encoding="utf-8-sig", errors="backslashreplace") as lines:
             return read_trace(lines, str(trace))
     per_second = None
     if arrivals is not None:
