@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from headgate.admin.schedules import DayPlan, ScheduleDefinition
-from headgate.errors import DeclarationError, ScheduleNotFound
+from headgate.errors import DeclarationError, ScheduleNotFound, UnknownTask
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, JsonBody, Query
 from headgate.http.page import Count, Name, Page, page_of, view_of
@@ -187,7 +187,12 @@ async def schedule(caller: Caller, name: str) -> ScheduleDetails:
     if status.unreadable:
         return ScheduleDetails(status, (), None)
     definition = _defined(await admin.definition(name), caller)
-    return ScheduleDetails(status, await admin.next_runs(name), definition)
+    try:
+        runs = await admin.next_runs(name)
+    except UnknownTask:
+        # The trigger is code of another app, which alone can compute the later ones.
+        runs = () if status.next_run is None else (status.next_run,)
+    return ScheduleDetails(status, runs, definition)
 
 
 async def schedule_preview(caller: Caller, query: PreviewQuery) -> SchedulePreview:

@@ -126,6 +126,38 @@ async def test_each_endpoint_returns_what_is_in_the_store(app: Headgate) -> None
             assert "cancel" in actions
 
 
+class Thousands:
+    """A custom trigger, which only the code that declares it has: every 1,000 seconds."""
+
+    def next_after(self, instant: int) -> int | None:
+        return instant - instant % (1000 * SECOND) + 1000 * SECOND
+
+    def latest_at_or_before(self, instant: int) -> int | None:
+        return instant - instant % (1000 * SECOND)
+
+    def describe(self) -> str:
+        return "every 1,000 seconds"
+
+
+async def test_a_schedule_whose_trigger_only_another_app_has_is_shown_with_its_next_run(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    declaring = make_app(url, synchronous="OFF")
+
+    @declaring.schedule(Thousands(), name="own")
+    async def often() -> None: ...
+
+    async def is_declared() -> bool:
+        return "own" in [each.name for each in await declaring.admin.schedules.list()]
+
+    async with declaring:
+        await until(is_declared)
+    async with make_app(url, synchronous="OFF").open() as other, browser(other) as client:
+        shown = await ask(client, "/schedules/own")
+        assert shown["status"]["trigger"] == "every 1,000 seconds"
+        assert shown["next_runs"] == [shown["status"]["next_run"]]
+        assert shown["definition"]["cron"] is None
+
+
 DOING_OF_QUEUES = ("throughput", "failure_share", "wait_p95", "trend")
 DOING = ("oldest", "throughput", "failure_share", "run_p95", "trend")
 
