@@ -28,7 +28,7 @@ from headgate.http.access_control import AccessControl, RequestIdentity
 from headgate.http.auth import Auth, Role, SignInFields, User
 from headgate.http.caller import Caller
 from headgate.http.compression import compressed
-from headgate.http.endpoint import API, Endpoint, EndpointRunner, parse_query, read_body
+from headgate.http.endpoint import API, Endpoint, EndpointRunner, parse_query, read_body, require_limit
 from headgate.http.events import EventsQuery, events, to_after
 from headgate.http.http_error import HttpError, http_error_of
 from headgate.http.openapi import openapi
@@ -371,6 +371,7 @@ class Dashboard(Starlette):
     async def _stream_of_ends(self, request: Request, visitor: RequestIdentity) -> Response:
         query = parse_query(request.scope.get("query_string", b""), EventsQuery)
         assert isinstance(query, EventsQuery)
+        require_limit(await self._caller(visitor), query.limit)
         # A browser that opens the stream again repeats its address, and so its first `after`.
         after = request.headers.get("last-event-id") or to_after(query.after)
         begin = place_of(after, from_datetime((await self._admin()).now()))

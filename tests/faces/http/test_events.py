@@ -84,6 +84,7 @@ async def test_events_are_filtered(app: Headgate) -> None:
         ({"after": "2026-03-01T12:00:00"}, "write 2026-03-01T12:00:00Z"),
         ({"count": 501}, "count"),
         ({"since": "1h"}, "since"),
+        ({"limit": "10"}, "to get at most 10, write count=10"),
     ],
 )
 async def test_a_wrong_query_is_refused_as_a_page_and_as_a_stream(
