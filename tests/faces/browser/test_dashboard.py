@@ -800,6 +800,14 @@ async def test_limits_are_changed(browser: Browser, shop: Shop) -> None:
             await expect(visit.page.get_by_role("cell", name=action, exact=True).first).to_be_visible()
 
 
+async def test_the_history_of_a_limit_without_keys_has_the_bound_of_its_rule(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        async with visit.page.expect_response(re.compile("/limits/spare/history")) as answering:
+            await visit.go(limit_page(SPARE, ""))
+        history = await (await answering.value).json()
+        assert (history["key"], history["bound"]) == ("", {"count": 5, "per": 60})
+
+
 @pytest.mark.nightly
 async def test_a_limit_is_changed_for_all_its_keys_and_removed(browser: Browser, shop: Shop) -> None:
     limits = shop.app.admin.limits

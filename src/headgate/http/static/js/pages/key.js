@@ -53,13 +53,15 @@ export const key = {
 /** @param {Context} context @param {AbortSignal} signal */
 async function loadKey(context, signal) {
   const { limit: name, key } = context.route.params;
+  // `get` leaves out empty values, and the key of a limit without keys is empty.
+  const ofKey = new URLSearchParams({ key });
   const [declaration, bucket, next, waiting, history, whatIf] = await Promise.all([
     loadDeclared(name, signal),
     optional(get(path("limits", name, "bucket"), { key }, signal)),
     get(path("limits", name, "next-jobs"), { key }, signal),
-    // With an empty key, too: the jobs of a key are counted from its lanes, however many others wait.
-    get(`jobs/count?${new URLSearchParams({ state: "waiting", limit: name, key })}`, {}, signal),
-    optional(get(path("limits", name, "history"), { key, span: spanOf(context), with_period_before: true }, signal)),
+    // The jobs of a key are counted from its lanes, however many others wait.
+    get(`jobs/count?${ofKey}`, { state: "waiting", limit: name }, signal),
+    optional(get(`${path("limits", name, "history")}?${ofKey}`, { span: spanOf(context), with_period_before: true }, signal)),
     loadWhatIf(context, signal),
   ]);
   return { ...declaration, bucket, next, waiting, history, whatIf };
