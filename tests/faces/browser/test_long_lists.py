@@ -177,6 +177,40 @@ async def test_an_audit_is_read_when_asked_for_and_ends_when_the_page_is_left(br
         assert len(audits) == 2
 
 
+async def test_the_earlier_lines_of_a_log_are_loaded_once_or_the_page_says_why_not(
+    browser: Browser, shop: Shop
+) -> None:
+    asked = asyncio.Event()
+
+    async def logs(route: Route) -> None:
+        is_newest = "newest=true" in route.request.url
+        if "after=0" in route.request.url:
+            # Both clicks come before the answer to the first.
+            await asyncio.wait_for(asked.wait(), 10)
+        numbers = range(101, 201) if is_newest else range(1, 201) if "after=0" in route.request.url else ()
+        line = {"at": "2026-05-01T12:03:00Z", "attempt": 1, "level": 20, "logger": "jobs", "message": "said"}
+        await route.fulfill(json={"items": [{"number": number} | line for number in numbers], "next": None})
+
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        lines = page.get_by_role("region", name="Log lines").locator("li")
+        await page.route(re.compile("/logs[?]"), logs)
+        await visit.go(f"jobs/{shop.seeds.succeeded.id}")
+        await expect(lines).to_have_count(100)
+        await page.get_by_role("button", name="Load all earlier lines").dblclick()
+        asked.set()
+        await expect(page.get_by_role("button", name="Load all earlier lines")).to_have_count(0)
+        await expect(lines).to_have_count(200)
+
+        await page.reload()
+        await expect(lines).to_have_count(100)
+        await page.unroute_all(behavior="wait")
+        await page.route(re.compile("/logs[?]"), lambda route: route.abort())
+        visit.expected.add("net::ERR_FAILED")
+        await visit.press("Load all earlier lines")
+        await expect(page.get_by_role("status", name="Messages")).to_contain_text("The server cannot be reached.")
+
+
 @pytest.mark.nightly
 async def test_a_queue_with_nothing_but_failures_is_not_idle(browser: Browser, shop: Shop) -> None:
     async def with_failures(route: Route) -> None:

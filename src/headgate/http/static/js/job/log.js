@@ -7,6 +7,7 @@ import { select } from "../fields.js";
 import * as format from "../format.js";
 import { t, withElements, word } from "../language.js";
 import { button, copyCommand, empty, panel } from "../parts.js";
+import { toast } from "../toasts.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
@@ -114,14 +115,21 @@ async function earlier(context) {
   const first = ui.lines[0].number;
   /** @type {any[]} */
   const loaded = [];
-  for (let after = 0; ;) {
-    const page = await get(path("jobs", route.params.id, "logs"), { after, count: MORE_LINES, level });
-    loaded.push(...page.items.filter((/** @type {any} */ line) => line.number < first));
-    const last = page.items[page.items.length - 1];
-    if (!page.next || !last || last.number >= first) break;
-    after = last.number;
+  try {
+    for (let after = 0; ;) {
+      const page = await get(path("jobs", route.params.id, "logs"), { after, count: MORE_LINES, level });
+      loaded.push(...page.items.filter((/** @type {any} */ line) => line.number < first));
+      const last = page.items[page.items.length - 1];
+      if (!page.next || !last || last.number >= first) break;
+      after = last.number;
+    }
+  } catch (error) {
+    toast(error instanceof Error ? error.message : String(error), "bad");
+    return;
   }
-  if (ui.level === level) context.update({ lines: [...loaded, ...ui.lines], isWhole: true });
+  // Another level was selected meanwhile, or another press of the button has loaded them.
+  if (ui.level !== level || ui.lines[0]?.number !== first) return;
+  context.update({ lines: [...loaded, ...ui.lines], isWhole: true });
 }
 
 /** @param {number} level */
