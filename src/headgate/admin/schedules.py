@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal, Unpack
@@ -136,12 +136,7 @@ class SchedulesAdmin:
 
     async def list(self) -> Sequence[ScheduleStatus]:
         """Return all schedules by name."""
-        found: list[ScheduleStatus] = []
-        after = ""
-        while page := await self._storage.schedules(after=after, count=PAGE):
-            found += [self._status(record) for record in page]
-            after = page[-1].name
-        return found
+        return [self._status(record) async for record in self._all()]
 
     async def page(self, *, after: str = "", count: int = 50) -> Sequence[ScheduleStatus]:
         """Return the schedules by name that come after that one, up to 500."""
@@ -169,7 +164,8 @@ class SchedulesAdmin:
     async def definition(self, name: str) -> ScheduleDefinition:
         """Return what it enqueues, and when. Raises ScheduleNotFound, UnreadableSchedule."""
         record = await self._readable(name)
-        trigger, terms = _parts(self._stored_trigger(record))
+        stored = self._stored_trigger(record)
+        trigger, terms = _parts(stored)
         return ScheduleDefinition(
             task=record.call.task,
             payload=record.call.payload or "null",
@@ -178,7 +174,7 @@ class SchedulesAdmin:
             cron=trigger.expression if isinstance(trigger, Cron) else None,
             every=trigger.text if isinstance(trigger, Every) else None,
             calendar=calendar_text(trigger) if isinstance(trigger, Calendar) else None,
-            tz=terms.tz if terms is not None else None if trigger is None else getattr(trigger, "tz", None),
+            tz=_zone_of(stored),
             between=None if terms is None else terms.between,
             on=() if terms is None else terms.on,
             exclude=() if terms is None else terms.exclude,
@@ -384,11 +380,9 @@ class SchedulesAdmin:
 
         Returns how many have changed. Raises PayloadError for one that this app cannot decode.
         """
-        codecs, changed, after = self._registry.codecs, 0, ""
-        while page := await self._storage.schedules(after=after, count=PAGE):
-            for record in page:
-                changed += record.unreadable is None and await self._reencode(record, codecs)
-            after = page[-1].name
+        codecs, changed = self._registry.codecs, 0
+        async for record in self._all():
+            changed += record.unreadable is None and await self._reencode(record, codecs)
         return changed
 
     async def _reencode(self, record: ScheduleRecord, codecs: Codecs) -> bool:
@@ -420,6 +414,13 @@ class SchedulesAdmin:
     async def _note(self, action: str, name: str, detail: str | None = None) -> None:
         """Record the action, right after it."""
         await self._storage.add_audit_record(AuditRecord(self.actor, action, "schedule", name, detail))
+
+    async def _all(self) -> AsyncIterator[ScheduleRecord]:
+        after = ""
+        while page := await self._storage.schedules(after=after, count=PAGE):
+            for record in page:
+                yield record
+            after = page[-1].name
 
     async def _record(self, name: str) -> ScheduleRecord:
         found = await self._storage.schedules(name=name)
