@@ -37,7 +37,6 @@ from headgate.storage.records import (
     BucketRecord,
     KeyBacklog,
     LimitBacklog,
-    RecordedStart,
 )
 from headgate.storage.store import Store
 from headgate.storage.stored_rows import load_state
@@ -403,8 +402,9 @@ class LimitsAdmin:
             is_cut = len(starts) < len(page)
             if is_cut or len(page) < count:
                 break
-            skip = _of_instant(page, page[-1].started_at) + (skip if page[-1].started_at == until else 0)
-            until = page[-1].started_at
+            last = page[-1].started_at
+            skip = sum(start.started_at == last for start in page) + (skip if last == until else 0)
+            until = last
         if is_cut:
             oldest = starts[-1].started_at if starts else until
             since = to_datetime(self._storage.now() + oldest - self._storage.limit_now())
@@ -602,6 +602,7 @@ class LimitsAdmin:
         if opens_at is None and snapshot is not None and not snapshot.available and snapshot.opens_at > now:
             # No job waits for it, so the bucket has no stored time of opening.
             opens_at = snapshot.opens_at
+        set_rule = await rules.of_bucket(record.ref, declared)
         return BucketStatus(
             limit=record.ref.limit,
             key=record.ref.key,
@@ -611,7 +612,7 @@ class LimitsAdmin:
             waiting=record.waiting,
             next_slot_at=None if opens_at is None or opens_at >= NEVER else self._in_wall_time(opens_at),
             is_set=live.setting(record.ref, declared) is not None,
-            setting=await _text_of(rules, record.ref, declared),
+            setting=None if set_rule is None else str(set_rule),
             is_paused=live.is_paused(record.ref),
             penalized_until=self._in_wall_time(record.closed_until) if record.closed_until > now else None,
             holders=holders,
@@ -619,11 +620,6 @@ class LimitsAdmin:
             is_waited_for=record.opens_at is not None,
             present=None if snapshot is None else snapshot.present,
         )
-
-
-async def _text_of(rules: SetRules, ref: BucketRef, declared: AnyRule | None) -> str | None:
-    found = await rules.of_bucket(ref, declared)
-    return None if found is None else str(found)
 
 
 def _about(limit: str, key: str | None, pattern: str | None, tier: str | None) -> LimitSetting:
@@ -647,7 +643,3 @@ def _tier(tier: str) -> str:
     if not tier:
         raise DeclarationError("tier='' is no name of a tier; for all keys, leave tier= out")
     return tier
-
-
-def _of_instant(starts: Sequence[RecordedStart], instant: int) -> int:
-    return sum(start.started_at == instant for start in starts)
