@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from headgate.plural import counted
+
 SentenceKind = Literal[
     "store_silent",
     "no_worker",
@@ -45,7 +47,7 @@ class Sentence:
     more: int = 0
 
     def __str__(self) -> str:
-        count, jobs = self.count or 0, _plural(self.count or 0, "job")
+        count, jobs = self.count or 0, counted(self.count or 0, "job")
         match self.kind:
             case "store_silent":
                 return f"The store has not answered since {_clock(self.at)}."
@@ -54,11 +56,11 @@ class Sentence:
                     return "No worker is running."
                 return f"No worker is running. {jobs} {_are(count)} {'ready' if self.name == 'ready' else 'waiting'}."
             case "alerts":
-                return f"{_plural(count, 'alert')} {_are(count)} firing: {self.name}."
+                return f"{counted(count, 'alert')} {_are(count)} firing: {self.name}."
             case "blocked":
                 return f"A database session has delayed the store for {self.seconds or 0:.0f} s."
             case "workers_silent":
-                return f"{_plural(count, 'worker')} {'does' if count == 1 else 'do'} not respond."
+                return f"{counted(count, 'worker')} {'does' if count == 1 else 'do'} not respond."
             case "undeclared":
                 return f"{jobs} {'waits' if count == 1 else 'wait'} for a task that no running worker declares."
             case "queue_paused":
@@ -68,29 +70,25 @@ class Sentence:
             case "lag":
                 return f"Jobs in queue {self.name} wait {self.seconds or 0:.0f} s for a free slot."
             case "limit":
-                wait = f"{_plural(count, 'key')} {'waits' if count == 1 else 'wait'} for {self.name}"
+                wait = f"{counted(count, 'key')} {'waits' if count == 1 else 'wait'} for {self.name}"
                 if self.at is None:
                     return f"{wait}; {_key(self.key)} has most jobs."
                 return f"{wait}; {_key(self.key)} is clear at {_clock(self.at)}."
             case "overdue":
-                return f"{_plural(count, 'schedule')} {_are(count)} overdue."
+                return f"{counted(count, 'schedule')} {_are(count)} overdue."
             case "retrying":
-                attempts = f"{_plural(count, 'attempt')} failed and will be retried"
-                return f"In the last 5 minutes {attempts}; {_plural(self.more, 'job')} succeeded."
+                attempts = f"{counted(count, 'attempt')} failed and will be retried"
+                return f"In the last 5 minutes {attempts}; {counted(self.more, 'job')} succeeded."
             case "failed":
-                return f"{_plural(count, 'job')}{' or more' if self.more else ''} failed in the last hour."
+                return f"{counted(count, 'job')}{' or more' if self.more else ''} failed in the last hour."
             case "counting":
                 return "Jobs are being counted."
             case "ready":
                 return f"{jobs} {_are(count)} ready for a free slot."
             case "idle":
                 waits = [f"{jobs} for {'its' if count == 1 else 'their'} time"] if count else []
-                waits += [f"{_plural(self.more, 'job')} for another job"] if self.more else []
+                waits += [f"{counted(self.more, 'job')} for another job"] if self.more else []
                 return f"Nothing waits but {' and '.join(waits)}." if waits else "Nothing waits."
-
-
-def _plural(count: int, one: str) -> str:
-    return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def _are(count: int) -> str:
