@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -237,22 +237,14 @@ def by_queue(views: Sequence[ViewCount]) -> Mapping[str, Mapping[CountedView, in
 
 def totals_of(queues: Sequence[QueueOverview], *, is_counted: bool) -> JobTotals:
     def total(name: str) -> int | None:
-        return _sum(getattr(queue, name) for queue in queues)
+        counts = [getattr(queue, name) for queue in queues]
+        return None if None in counts else sum(counts)
 
     unfinished = ("waiting", "ready", "throttled", "scheduled", "blocked", "running", "undeclared")
     return JobTotals(
         **{name: total(name) if is_counted else None for name in unfinished},
         **{name: total(name) for name in FINAL_COUNTS},
     )
-
-
-def _sum(counts: Iterable[int | None]) -> int | None:
-    total = 0
-    for count in counts:
-        if count is None:
-            return None
-        total += count
-    return total
 
 
 def node_counts(nodes: Sequence[NodeStatus]) -> NodeCounts:
