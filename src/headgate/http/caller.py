@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from headgate.admin import Admin, Overview, SlowCounts
 from headgate.errors import PayloadError
@@ -14,22 +14,14 @@ from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
 from headgate.http.reports import ReportMaker
 from headgate.tasks.codec import Codecs
 
-T = TypeVar("T")
-
-
-class AppCaller(Protocol):
-    """Runs a coroutine where the app is open, which may be the loop of another thread."""
-
-    async def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
-
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The user of a request, and the Admin that acts in their name.
 
     `counts` and `reports` are shared by all requests. `codecs` are the app's. `reach` runs a coroutine where the app is
-    open. `token` has to be sent with changes. With `read_only` nothing can be changed. `can_sign_out` is true for users
-    with a session. `target` is how the command line names the app.
+    open, which may be the loop of another thread. `token` has to be sent with changes. With `read_only` nothing can be
+    changed. `can_sign_out` is true for users with a session. `target` is how the command line names the app.
     """
 
     user: User
@@ -40,7 +32,7 @@ class Caller:
     counts: SlowCounts
     reports: ReportMaker
     codecs: Codecs
-    reach: AppCaller
+    reach: Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
     token: str
     title: str
     read_only: bool
@@ -49,10 +41,6 @@ class Caller:
     async def overview(self) -> Overview:
         """Return the overview as of the last second, redacted for the user."""
         return self.shown((await self.watch.look()).overview)
-
-    async def last_overview(self) -> Overview:
-        """As `overview`, or the last known one if the store does not answer."""
-        return self.shown(await self.watch.latest())
 
     def shown(self, overview: Overview) -> Overview:
         """Return an overview redacted for the user: statements of database sessions contain data, so operators only."""

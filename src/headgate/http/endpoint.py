@@ -137,9 +137,9 @@ class Endpoint:
         return self.body is None or all(not field.required for field in msgspec.structs.fields(self.body))
 
 
-def reads(path: str, handler: Handler, *, needs: Role = "viewer", refuses: tuple[int, ...] = ()) -> Endpoint:
+def reads(path: str, handler: Handler, *, refuses: tuple[int, ...] = ()) -> Endpoint:
     """Declare an endpoint that reads."""
-    return Endpoint("GET", path, needs, handler, refuses)
+    return Endpoint("GET", path, "viewer", handler, refuses)
 
 
 def acts(

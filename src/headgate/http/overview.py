@@ -11,4 +11,4 @@ async def overview(caller: Caller) -> Overview:
 
     If the store does not answer, it is the last known state, and has `silent_since`.
     """
-    return await caller.last_overview()
+    return caller.shown(await caller.watch.latest())
