@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import os
@@ -228,7 +227,7 @@ def _basic_name(shown: str | None) -> str:
         return ""
     try:
         return base64.b64decode(value.strip(), validate=True).decode().partition(":")[0]
-    except (binascii.Error, ValueError):
+    except ValueError:
         return ""
 
 

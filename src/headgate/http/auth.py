@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import hmac
 import inspect
@@ -170,7 +169,7 @@ class BasicAuth:
             return None
         try:
             name, separator, password = base64.b64decode(shown, validate=True).decode().partition(":")
-        except (binascii.Error, ValueError):
+        except ValueError:
             raise WrongCredential(credential=shown) from None
         if not separator:
             raise WrongCredential(credential=shown, name=name)
@@ -238,7 +237,7 @@ class BearerAuth:
                 return None
             try:
                 shown = base64.b64decode(basic, validate=True).decode().partition(":")[2]
-            except (binascii.Error, ValueError):
+            except ValueError:
                 raise WrongCredential(credential=basic) from None
         return self._check(shown)
 

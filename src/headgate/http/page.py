@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -47,7 +46,7 @@ def from_cursor(cursor: str, kind: type[T]) -> T:
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         place = msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=kind)
-    except (binascii.Error, msgspec.MsgspecError, ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise bad_request(f"{cursor[:80]!r} is not the `next` of any page") from None
     require_storable(msgspec.to_builtins(place))
     return place

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hmac
 import logging
 import os
@@ -139,7 +138,7 @@ class Sessions:
             padded = content + "=" * (-len(content) % 4)
             claims = msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=_Claims)
             user = User(claims.name, claims.role)
-        except (binascii.Error, msgspec.MsgspecError, ValueError, DeclarationError):
+        except (msgspec.MsgspecError, ValueError, DeclarationError):
             return None
         if not hmac.compare_digest(signature.encode(), self._signature(content, user).encode()):
             return None
