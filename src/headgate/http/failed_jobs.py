@@ -10,16 +10,13 @@ from typing import Annotated
 import msgspec
 
 from headgate.admin import Deploy, FailedJob, FailureGroup
-from headgate.admin.failures import Recurrence
+from headgate.admin.failures import MOST_READ, Recurrence
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Query
 from headgate.http.http_error import HttpError
 from headgate.http.page import Name, view_of
 from headgate.jobs.job import JobError
 from headgate.jobs.root_cause import RootCause, root_cause
-
-MOST_JOBS = 10_000
-"""How many jobs of a group one answer names at most: all that are read."""
 
 Span = Annotated[
     float,
@@ -35,7 +32,7 @@ class FailuresQuery(Query, frozen=True, kw_only=True):
 
 class FailureQuery(Query, frozen=True, kw_only=True):
     span: Span | None = None
-    jobs: Annotated[int, msgspec.Meta(ge=1, le=MOST_JOBS, description="How many jobs of the group to name.")] = 100
+    jobs: Annotated[int, msgspec.Meta(ge=1, le=MOST_READ, description="How many jobs of the group to name.")] = 100
 
 
 class FailureView(msgspec.Struct, frozen=True):
