@@ -7,6 +7,7 @@ import { h } from "./dom.js";
 import * as format from "./format.js";
 import { askPlace } from "./job/reschedule.js";
 import { t, word } from "./language.js";
+import { commandLine } from "./parts.js";
 import { progressToast, toast } from "./toasts.js";
 
 /** @typedef {"retry" | "cancel" | "run_now" | "reschedule" | "delete"} Action */
@@ -160,7 +161,7 @@ async function countAndChange({ action, request, phrase, title, effect, command,
         counted.is_cut &&
           h("p", null, t("More jobs match. One action changes up to {count} jobs; repeat it for the rest.", { count: format.count(MAX_JOBS) })),
         refusedList(counted),
-        command !== null && h("p", { class: "command-line" }, h("code", null, command)),
+        command !== null && commandLine(command),
       ],
     });
     if (!isConfirmed) return;
@@ -209,8 +210,7 @@ export async function changeSelected(action, ids, after) {
     danger: action === "cancel",
     body: [
       h("p", null, effect),
-      ids.length <= 5 &&
-        h("p", { class: "command-line" }, h("code", null, command("jobs", ACTIONS[action].command, ...ids))),
+      ids.length <= 5 && commandLine(command("jobs", ACTIONS[action].command, ...ids)),
     ],
   });
   if (!isConfirmed) return;

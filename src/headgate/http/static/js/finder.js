@@ -6,7 +6,7 @@ import { h, render } from "./dom.js";
 import * as format from "./format.js";
 import { icon } from "./icons.js";
 import { t, word } from "./language.js";
-import { bucketHref } from "./parts.js";
+import { bucketHref, commandLine } from "./parts.js";
 import { recentFirst, recentObjects } from "./recent.js";
 import { address, go } from "./router.js";
 import { VERBS, parseVerb } from "./verbs.js";
@@ -147,7 +147,7 @@ class FinderElement extends HTMLElement {
     if (!isReady) return h("p", null, t("Counting …"));
     return [
       h("p", null, text),
-      h("p", { class: "command-line" }, h("code", null, command)),
+      commandLine(command),
       h("p", null, t("Press Enter, or click again, to do it.")),
     ];
   }

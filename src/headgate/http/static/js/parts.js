@@ -142,6 +142,11 @@ export function bucketBadges(bucket) {
   ];
 }
 
+/** A line with a command. @param {string} text */
+export function commandLine(text) {
+  return h("p", { class: "command-line" }, h("code", null, text));
+}
+
 /** A button that copies a command. @param {string} text @param {string} [label] */
 export function copyCommand(text, label = t("Copy as command")) {
   return h(

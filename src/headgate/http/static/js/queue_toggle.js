@@ -5,7 +5,7 @@ import { command } from "./commands.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
 import { t } from "./language.js";
-import { button } from "./parts.js";
+import { button, commandLine } from "./parts.js";
 
 /** @typedef {import("./page.js").Context} Context */
 
@@ -44,7 +44,7 @@ export function pauseQueue(context, { queue: name, running, waiting }) {
           `${format.plural(running, "running job continues", "running jobs continue")}. `,
           t("{jobs} in the queue, and so do new jobs.", { jobs: format.plural(waiting, "waiting job stays", "waiting jobs stay") }),
         ),
-        h("p", { class: "command-line" }, h("code", null, command("queues", "pause", name))),
+        commandLine(command("queues", "pause", name)),
       ],
     },
   });

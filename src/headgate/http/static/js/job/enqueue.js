@@ -7,6 +7,7 @@ import { h } from "../dom.js";
 import { input, select } from "../fields.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
+import { commandLine } from "../parts.js";
 import { address, go } from "../router.js";
 import { toast } from "../toasts.js";
 import { ArgumentsForm, argumentsField, argumentsOf, argumentsText } from "./arguments.js";
@@ -54,11 +55,7 @@ export async function runAgain(context) {
         "div",
         { class: "dialog-fields" },
         argumentsField(form, update, before ? "" : t("Leave empty to keep the arguments. Some are hidden here; to change any, write all of them.")),
-        h(
-          "p",
-          { class: "command-line" },
-          h("code", null, command("jobs", "run-again", status.id, ...option("--payload", isChanged() ? oneLine(form.payload) : null))),
-        ),
+        commandLine(command("jobs", "run-again", status.id, ...option("--payload", isChanged() ? oneLine(form.payload) : null))),
       ),
     submit: () =>
       isSent(form, async () => {
@@ -135,24 +132,18 @@ export async function enqueueJob(name = "") {
             input(t("Retention: 1h, 0, or forever"), form.retention, t("that of the task"), set("retention")),
           ),
         ),
-        h(
-          "p",
-          { class: "command-line" },
-          h(
-            "code",
-            null,
-            command(
-              "jobs",
-              "enqueue",
-              form.task,
-              ...option("--payload", oneLine(fields.text)),
-              ...option("--delay", form.delay),
-              ...option("--priority", form.priority),
-              ...tagsOf(form.tags).flatMap((tag) => option("--tag", tag)),
-              ...option("--unique-key", form.unique_key),
-              ...option("--expires-in", form.expires_in),
-              ...option("--retention", form.retention),
-            ),
+        commandLine(
+          command(
+            "jobs",
+            "enqueue",
+            form.task,
+            ...option("--payload", oneLine(fields.text)),
+            ...option("--delay", form.delay),
+            ...option("--priority", form.priority),
+            ...tagsOf(form.tags).flatMap((tag) => option("--tag", tag)),
+            ...option("--unique-key", form.unique_key),
+            ...option("--expires-in", form.expires_in),
+            ...option("--retention", form.retention),
           ),
         ),
       );

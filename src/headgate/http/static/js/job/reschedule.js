@@ -7,6 +7,7 @@ import { h } from "../dom.js";
 import { input, select } from "../fields.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
+import { commandLine } from "../parts.js";
 import { preferences } from "../prefs.js";
 import { toast } from "../toasts.js";
 import { isSent } from "./enqueue.js";
@@ -58,7 +59,7 @@ export async function askPlace(title, action, words, submit, hint = t("unchanged
           input(isUtc() ? t("Time (UTC)") : t("Time (local)"), form.time, "", set("time"), { type: "datetime-local", step: "1" }),
         input(t("New priority, 0 to 9"), form.priority, hint, set("priority"), { inputmode: "numeric" }),
         form.error && h("p", { class: "bad-text", role: "alert" }, form.error),
-        h("p", { class: "command-line" }, h("code", null, command("jobs", "reschedule", ...words, ...placeOptions(form)))),
+        commandLine(command("jobs", "reschedule", ...words, ...placeOptions(form))),
       );
     },
     submit: submit && (() => isSent(form, () => submit(/** @type {Place} */ (placeOf(form))))),

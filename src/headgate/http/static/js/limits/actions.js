@@ -10,7 +10,7 @@ import { h } from "../dom.js";
 import { input, select } from "../fields.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
-import { button, copyCommand } from "../parts.js";
+import { button, commandLine, copyCommand } from "../parts.js";
 import { cliForm, describe, parseRule, shortRule } from "../rule.js";
 
 /** @typedef {import("../page.js").Context} Context */
@@ -85,7 +85,7 @@ export function limitActions(context, target) {
                   null,
                   t("This deletes its settings and the usage of its keys. It fails while jobs need the limit."),
                 ),
-                h("p", { class: "command-line" }, h("code", null, command("limits", "remove", name))),
+                commandLine(command("limits", "remove", name)),
               ],
             },
           }),
@@ -150,7 +150,7 @@ export function keysOf(key) {
 
 /** What a question says: the effect of an action, and its command. @param {string} text @param {string} command */
 function effect(text, command) {
-  return [h("p", null, text), h("p", { class: "command-line" }, h("code", null, command))];
+  return [h("p", null, text), commandLine(command)];
 }
 
 /** @param {Context} context @param {Target} target */
@@ -225,11 +225,7 @@ async function setRule(context, target) {
             : [icon("succeeded"), describe(parsed, burst())],
         ),
         isReady() &&
-          h(
-            "p",
-            { class: "command-line" },
-            h("code", null, command("limits", "set", name, form.rule, ...option("--burst", form.burst), ...scopeOption)),
-          ),
+          commandLine(command("limits", "set", name, form.rule, ...option("--burst", form.burst), ...scopeOption)),
       );
     },
   });
@@ -274,11 +270,7 @@ async function penalize(context, name, key) {
             { class: "rule-preview" },
             t("Until {time}, in {duration}", { time: format.clock(format.now() + Number(form.seconds) * 1000), duration: format.duration(Number(form.seconds)) }),
           ),
-        h(
-          "p",
-          { class: "command-line" },
-          h("code", null, command("limits", "penalize", name, form.seconds, ...option("--key", key))),
-        ),
+        commandLine(command("limits", "penalize", name, form.seconds, ...option("--key", key))),
       ),
   });
   if (isConfirmed)
@@ -317,7 +309,7 @@ async function assign(context, name, key) {
           },
           { autofocus: true },
         ),
-        h("p", { class: "command-line" }, h("code", null, command("limits", "assign", name, key, form.tier || "-"))),
+        commandLine(command("limits", "assign", name, key, form.tier || "-")),
       ),
   });
   if (isConfirmed)

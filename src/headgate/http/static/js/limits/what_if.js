@@ -7,7 +7,7 @@ import { input } from "../fields.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
 import { t } from "../language.js";
-import { button, panel } from "../parts.js";
+import { button, commandLine, panel } from "../parts.js";
 import { cliForm, parseRule, periodName, shortRule } from "../rule.js";
 import { restoring } from "./actions.js";
 
@@ -79,7 +79,7 @@ export function whatIfPanel(context, bucket, ownSetting) {
               ? predictionLine(t("What if"), then, bucket, "blue", whatIf.now)
               : h("p", { class: "hint" }, t("Move the slider to see what another rate changes.")),
         ),
-        then && h("p", { class: "command-line" }, h("code", null, command("limits", "set", limit, String(rule), ...option("--key", key)))),
+        then && commandLine(command("limits", "set", limit, String(rule), ...option("--key", key))),
         h(
           "div",
           { class: "actions" },

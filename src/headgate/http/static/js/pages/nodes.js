@@ -7,7 +7,7 @@ import { h } from "../dom.js";
 import { input, select } from "../fields.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
-import { badge, breakable, button, copyCommand, empty, gauge, heading, link, notice, panel, startWorker, when } from "../parts.js";
+import { badge, breakable, button, commandLine, copyCommand, empty, gauge, heading, link, notice, panel, startWorker, when } from "../parts.js";
 import { address } from "../router.js";
 import { declared, table } from "../table.js";
 
@@ -156,7 +156,7 @@ function nodeActions(context, node) {
                     " ",
                     `${format.plural(node.running, "running job continues", "running jobs continue")}.`,
                   ),
-                  h("p", { class: "command-line" }, h("code", null, command("nodes", "quiet", id))),
+                  commandLine(command("nodes", "quiet", id)),
                 ],
               },
             }),
@@ -191,7 +191,7 @@ function nodeActions(context, node) {
                   { jobs: format.plural(node.running, "running job") },
                 ),
               ),
-              h("p", { class: "command-line" }, h("code", null, command("nodes", "stop", id))),
+              commandLine(command("nodes", "stop", id)),
             ],
           },
         }),
@@ -234,11 +234,7 @@ async function setSlots(context, node) {
             update();
           }),
         isReady() &&
-          h(
-            "p",
-            { class: "command-line" },
-            h("code", null, command("nodes", "slots", id, form.queue ? `${form.queue}:${form.slots}` : form.slots)),
-          ),
+          commandLine(command("nodes", "slots", id, form.queue ? `${form.queue}:${form.slots}` : form.slots)),
       ),
   });
   if (!isConfirmed) return;
@@ -275,7 +271,7 @@ async function rename(context, node) {
           },
           { autofocus: true },
         ),
-        isReady() && h("p", { class: "command-line" }, h("code", null, command("nodes", "rename", id, form.name))),
+        isReady() && commandLine(command("nodes", "rename", id, form.name)),
       ),
   });
   if (!isConfirmed) return;

@@ -6,7 +6,7 @@ import { h } from "../dom.js";
 import { t, withElements, word } from "../language.js";
 import { pager } from "../pager.js";
 import * as format from "../format.js";
-import { badge, button, copyCommand, countdown, empty, heading, jobLink, link, notice, panel, when } from "../parts.js";
+import { badge, button, commandLine, copyCommand, countdown, empty, heading, jobLink, link, notice, panel, when } from "../parts.js";
 import { address, go } from "../router.js";
 import { createSchedule, editSchedule } from "../schedule_form.js";
 import { declared, table } from "../table.js";
@@ -167,7 +167,7 @@ export function scheduleActions(context, schedule, isSmall) {
   const size = isSmall ? "small" : "";
   const body = (/** @type {string} */ verb, /** @type {string} */ text) => [
     h("p", null, text),
-    h("p", { class: "command-line" }, h("code", null, command("schedules", verb, name))),
+    commandLine(command("schedules", verb, name)),
   ];
   const toggle =
     schedule.state === "paused"
@@ -276,7 +276,7 @@ export function rareActions(context, schedule) {
                   null,
                   t("The schedule enqueues no more jobs; jobs that it enqueued stay. If the code declares it, it is stored again when the next node starts: pause it instead."),
                 ),
-                h("p", { class: "command-line" }, h("code", null, command("schedules", "remove", name))),
+                commandLine(command("schedules", "remove", name)),
               ],
             },
           })
