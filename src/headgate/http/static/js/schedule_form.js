@@ -3,7 +3,7 @@
 import { change, get, path } from "./api.js";
 import { ask } from "./dialogs.js";
 import { h } from "./dom.js";
-import { input, select } from "./fields.js";
+import { input, select, setter } from "./fields.js";
 import * as format from "./format.js";
 import { ArgumentsForm, argumentsField, argumentsOf, argumentsText } from "./job/arguments.js";
 import { isSent, tasksToChoose } from "./job/enqueue.js";
@@ -44,10 +44,7 @@ export async function createSchedule() {
           t("Task of the schedule"),
           form.task,
           tasks.map((/** @type {any} */ each) => [each.task, each.task]),
-          (task) => {
-            form.task = task;
-            update();
-          },
+          setter(form, update)("task"),
         ),
         fields(form, KINDS, update, written.view(form.task, update)),
       ),
@@ -137,11 +134,7 @@ function formOf(schedule, definition) {
 
 /** @param {Form} form @param {[string, string][]} kinds @param {() => void} update @param {import("./dom.js").Children} written the field of the arguments */
 function fields(form, kinds, update, written) {
-  const set = (/** @type {"kind" | "misfire" | "overlap"} */ name) => (/** @type {string} */ value) => {
-    form[name] = value;
-    form.error = "";
-    update();
-  };
+  const set = setter(form, update);
   return [
     select(t("Trigger"), form.kind, kinds, set("kind")),
     form.kind === "cron" && field(form, "when", t("Expression"), "0 6 * * mon-fri", update),
@@ -262,12 +255,7 @@ function nextRuns(form, update) {
 
 /** @param {any} form @param {string} name @param {string} label @param {string} placeholder @param {() => void} update */
 function field(form, name, label, placeholder, update, props = {}) {
-  const changed = (/** @type {string} */ value) => {
-    form[name] = value;
-    form.error = "";
-    update();
-  };
-  return input(label, form[name], placeholder, changed, props);
+  return input(label, form[name], placeholder, setter(form, update)(name), props);
 }
 
 /** The form as the API takes it. Throws an Error for a number that is none. @param {Form} form */

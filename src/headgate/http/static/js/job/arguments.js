@@ -2,7 +2,7 @@
 
 import { get, parseJson, path } from "../api.js";
 import { h } from "../dom.js";
-import { area, checkbox, input, select } from "../fields.js";
+import { area, checkbox, input, select, setter } from "../fields.js";
 import { t } from "../language.js";
 import { preferences } from "../prefs.js";
 
@@ -190,12 +190,7 @@ export class ArgumentsForm {
 
 /** The field of a job's arguments, with the error below it. @param {{payload: string, error: string}} form @param {() => void} update @param {string} [placeholder] @param {string} [error] */
 export function argumentsField(form, update, placeholder = "", error = form.error) {
-  const changed = (/** @type {string} */ value) => {
-    form.payload = value;
-    form.error = "";
-    update();
-  };
-  return area(t("Arguments (JSON)"), form.payload, placeholder, changed, error);
+  return area(t("Arguments (JSON)"), form.payload, placeholder, setter(form, update)("payload"), error);
 }
 
 /** Return the arguments of a text; those of an empty one are null. Throws an Error that says what to write. @param {string} text */

@@ -4,7 +4,7 @@ import { change, get, path } from "../api.js";
 import { command, oneLine, option } from "../commands.js";
 import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
-import { input, select } from "../fields.js";
+import { input, select, setter } from "../fields.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
 import { commandLine } from "../parts.js";
@@ -99,10 +99,7 @@ export async function enqueueJob(name = "") {
     wide: true,
     isReady: () => /^\d*(\.\d+)?$/.test(form.delay) && /^\d?$/.test(form.priority),
     fields: (update) => {
-      const set = (/** @type {"delay" | "priority" | "tags" | "unique_key" | "expires_in" | "retention"} */ field) => (/** @type {string} */ value) => {
-        form[field] = value;
-        update();
-      };
+      const set = setter(form, update);
       return h(
         "div",
         { class: "dialog-fields" },

@@ -4,7 +4,7 @@ import { change, path } from "../api.js";
 import { command, option } from "../commands.js";
 import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
-import { input, select } from "../fields.js";
+import { input, select, setter } from "../fields.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
 import { commandLine } from "../parts.js";
@@ -35,11 +35,7 @@ export async function askPlace(title, action, words, submit, hint = t("unchanged
     isReady: () => placeOf(form) !== null,
     body: h("p", null, t("The jobs keep their limits, attempts and unique keys. Among jobs of one key, a higher priority starts first.")),
     fields: (update) => {
-      const set = (/** @type {"when" | "delay" | "time" | "priority"} */ name) => (/** @type {string} */ value) => {
-        form[name] = value;
-        form.error = "";
-        update();
-      };
+      const set = setter(form, update);
       return h(
         "div",
         { class: "dialog-fields" },

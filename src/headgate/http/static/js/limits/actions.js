@@ -7,7 +7,7 @@ import { patternOf } from "./settings.js";
 import { command, option } from "../commands.js";
 import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
-import { input, select } from "../fields.js";
+import { input, select, setter } from "../fields.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
 import { button, commandLine, copyCommand } from "../parts.js";
@@ -181,10 +181,7 @@ async function setRule(context, target) {
     ],
     fields: (update) => {
       const parsed = rule();
-      const change = (/** @type {"rule" | "burst" | "scope" | "tier"} */ field) => (/** @type {string} */ value) => {
-        form[field] = value;
-        update();
-      };
+      const change = setter(form, update);
       const scopeOption = form.scope === "tier" ? ["--tier", form.tier] : form.scope === "key" ? ["--key", key ?? ""] : [];
       return h(
         "div",
@@ -254,16 +251,7 @@ async function penalize(context, name, key) {
       h(
         "div",
         { class: "dialog-fields" },
-        input(
-          t("Seconds"),
-          form.seconds,
-          "60",
-          (value) => {
-            form.seconds = value;
-            update();
-          },
-          { inputmode: "numeric", autofocus: true },
-        ),
+        input(t("Seconds"), form.seconds, "60", setter(form, update)("seconds"), { inputmode: "numeric", autofocus: true }),
         Number(form.seconds) > 0 &&
           h(
             "p",
@@ -299,16 +287,7 @@ async function assign(context, name, key) {
       h(
         "div",
         { class: "dialog-fields" },
-        input(
-          t("Tier"),
-          form.tier,
-          t("none"),
-          (value) => {
-            form.tier = value;
-            update();
-          },
-          { autofocus: true },
-        ),
+        input(t("Tier"), form.tier, t("none"), setter(form, update)("tier"), { autofocus: true }),
         commandLine(command("limits", "assign", name, key, form.tier || "-")),
       ),
   });

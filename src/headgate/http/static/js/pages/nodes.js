@@ -4,7 +4,7 @@ import { get, path } from "../api.js";
 import { command } from "../commands.js";
 import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
-import { input, select } from "../fields.js";
+import { input, select, setter } from "../fields.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
 import { badge, breakable, button, commandLine, copyCommand, empty, gauge, heading, link, notice, panel, startWorker, when } from "../parts.js";
@@ -218,21 +218,9 @@ async function setSlots(context, node) {
       h(
         "div",
         { class: "dialog-fields" },
-        input(
-          t("Slots"),
-          form.slots,
-          "20",
-          (value) => {
-            form.slots = value;
-            update();
-          },
-          { inputmode: "numeric", autofocus: true },
-        ),
+        input(t("Slots"), form.slots, "20", setter(form, update)("slots"), { inputmode: "numeric", autofocus: true }),
         queues.length > 1 &&
-          select(t("For"), form.queue, [["", t("all queues together")], ...queues.map(choice)], (value) => {
-            form.queue = value;
-            update();
-          }),
+          select(t("For"), form.queue, [["", t("all queues together")], ...queues.map(choice)], setter(form, update)("queue")),
         isReady() &&
           commandLine(command("nodes", "slots", id, form.queue ? `${form.queue}:${form.slots}` : form.slots)),
       ),
@@ -261,16 +249,7 @@ async function rename(context, node) {
       h(
         "div",
         { class: "dialog-fields" },
-        input(
-          t("Name"),
-          form.name,
-          "mail-1",
-          (value) => {
-            form.name = value;
-            update();
-          },
-          { autofocus: true },
-        ),
+        input(t("Name"), form.name, "mail-1", setter(form, update)("name"), { autofocus: true }),
         isReady() && commandLine(command("nodes", "rename", id, form.name)),
       ),
   });
