@@ -173,11 +173,6 @@ export function keyName(key) {
   return key === "" ? t("(no key)") : key;
 }
 
-/** @param {number} part @param {number} whole */
-export function percent(part, whole) {
-  return whole ? `${Math.round((100 * part) / whole)} %` : "0 %";
-}
-
 /** @param {string | number} instant */
 function parts(instant) {
   const at = new Date(instant);

@@ -45,6 +45,11 @@ export function elapsed(since) {
   return h("hg-time", { at: since, mode: "elapsed" });
 }
 
+/** A time of day, and how long ago that is. @param {string} at */
+export function moment(at) {
+  return [h("span", { class: "num" }, clock(at)), h("span", { class: "faint" }, " · ", when(at))];
+}
+
 /** A link into the dashboard. @param {string} href @param {...Children} children */
 export function link(href, ...children) {
   return h("a", { href }, children);
@@ -247,12 +252,12 @@ export function skeleton(lines = 6) {
   );
 }
 
-/** A list of names and values. @param {[string, Children][]} items @param {string} [extra] */
+/** A list of names and values; an item that is not there is left out. @param {([string, Children] | false | null | undefined | "" | 0)[]} items @param {string} [extra] */
 export function facts(items, extra = "") {
   return h(
     "dl",
     { class: `facts ${extra}` },
-    items.map(([name, value]) => h("div", { key: name }, h("dt", null, name), h("dd", null, value))),
+    items.map((item) => (item ? h("div", { key: item[0] }, h("dt", null, item[0]), h("dd", null, item[1])) : null)),
   );
 }
 

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import * as format from "./format.js";
 import { icon } from "./icons.js";
 import { t } from "./language.js";
-import { startWorker } from "./parts.js";
+import { bucketHref, startWorker } from "./parts.js";
 import { address } from "./router.js";
 
 /** @param {any[]} sentences as in the overview */
@@ -39,7 +39,7 @@ function target({ kind, name, key }) {
     case "limit_paused":
       return address(["limits", name]);
     case "limit":
-      return key === null ? address(["limits", name]) : `${address(["limits", name])}?${new URLSearchParams({ key })}`;
+      return key === null ? address(["limits", name]) : bucketHref(name, key);
     case "overdue":
       return "schedules";
     case "retrying":

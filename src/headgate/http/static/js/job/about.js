@@ -4,7 +4,7 @@ import { h } from "../dom.js";
 import * as format from "../format.js";
 import { jsonView } from "../json.js";
 import { t, word } from "../language.js";
-import { bucketLink, clock, facts, jobLink, link, panel, when } from "../parts.js";
+import { bucketLink, facts, jobLink, link, moment, panel } from "../parts.js";
 import { address } from "../router.js";
 
 /** @param {any} job */
@@ -15,29 +15,25 @@ export function about(job) {
       ? (Date.parse(status.finished_at) - Date.parse(status.started_at)) / 1000
       : null;
   const waited = status.started_at ? (Date.parse(status.started_at) - Date.parse(status.run_at)) / 1000 : null;
-  const both = (/** @type {string} */ at) => [
-    h("span", { class: "num" }, clock(at)),
-    h("span", { class: "faint" }, " · ", when(at)),
-  ];
   /** @type {[string, import("../dom.js").Children][]} */
   const items = [
     [t("Task"), link(address(["tasks", status.task]), status.task)],
     [t("Queue"), link(address(["queues", status.queue]), status.queue)],
     [t("Priority"), String(status.priority)],
     [t("Attempt"), status.attempt ? String(status.attempt) : t("none yet")],
-    [t("Enqueued"), both(status.enqueued_at)],
-    [t("Due"), both(status.run_at)],
+    [t("Enqueued"), moment(status.enqueued_at)],
+    [t("Due"), moment(status.run_at)],
   ];
   if (status.enqueued_by) items.push([t("Enqueued by"), h("span", { class: "mono" }, status.enqueued_by)]);
-  if (status.started_at) items.push([t("Started"), both(status.started_at)]);
+  if (status.started_at) items.push([t("Started"), moment(status.started_at)]);
   if (waited !== null && waited >= 0 && status.attempt <= 1) items.push([t("Waited"), format.duration(waited)]);
   if (status.deferrals) items.push([t("Delayed by limits"), format.plural(status.deferrals, "start")]);
-  if (status.finished_at) items.push([t("Finished"), both(status.finished_at)]);
+  if (status.finished_at) items.push([t("Finished"), moment(status.finished_at)]);
   if (ran !== null && ran >= 0) items.push([t("Ran"), format.duration(ran)]);
   if (job.node)
     items.push([t("Node"), link(address(["jobs"], { node: job.node }), h("span", { class: "mono" }, job.node))]);
   if (job.cancel_requested) items.push([t("Cancellation"), t("requested")]);
-  if (job.expires_at && status.state === "waiting") items.push([t("Expires"), both(job.expires_at)]);
+  if (job.expires_at && status.state === "waiting") items.push([t("Expires"), moment(job.expires_at)]);
   if (job.unique_key)
     items.push([t("Unique key"), link(address(["jobs"], { unique_key: job.unique_key }), job.unique_key)]);
   if (job.status.tags.length)

@@ -5,8 +5,7 @@ import { command, option } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
-import { badge, button, copyCommand, empty, link, panel } from "../parts.js";
-import { address } from "../router.js";
+import { badge, bucketHref, button, copyCommand, empty, link, panel } from "../parts.js";
 import { table } from "../table.js";
 
 /** @typedef {import("../page.js").Context} Context */
@@ -84,11 +83,7 @@ function verdictPanel(name, audit, key, aside) {
         {
           name: t("Key"),
           isHidden: key !== undefined,
-          cell: (verdict) =>
-            link(
-              address(["limits", name]) + "?" + new URLSearchParams({ key: verdict.key }),
-              format.keyName(verdict.key),
-            ),
+          cell: (verdict) => link(bucketHref(name, verdict.key), format.keyName(verdict.key)),
         },
         {
           name: t("Result"),

@@ -9,7 +9,7 @@ import * as format from "../format.js";
 import { icon } from "../icons.js";
 import { causeView } from "../job/cause.js";
 import { t, withElements } from "../language.js";
-import { badge, button, clock, copyButton, copyCommand, facts, heading, jobLink, jobState, link, notice, panel, when } from "../parts.js";
+import { badge, button, copyButton, copyCommand, facts, heading, jobLink, jobState, link, moment, notice, panel, when } from "../parts.js";
 import { address, currentRoute, go } from "../router.js";
 import { table } from "../table.js";
 import { toast } from "../toasts.js";
@@ -237,10 +237,6 @@ function jobList({ group, jobs }) {
 
 /** @param {any} group */
 function about(group) {
-  const both = (/** @type {string} */ at) => [
-    h("span", { class: "num" }, clock(at)),
-    h("span", { class: "faint" }, " · ", when(at)),
-  ];
   return panel(
     t("About"),
     {},
@@ -249,9 +245,9 @@ function about(group) {
       [t("Queue"), group.queues.map((/** @type {string} */ queue, /** @type {number} */ at) => [at > 0 && ", ", link(address(["jobs"], { queue }), queue)])],
       [t("Failed"), format.plural(group.failed, "job")],
       [t("Retrying"), format.plural(group.retrying, "job")],
-      ...(group.keys ? [/** @type {[string, any]} */ ([t("Keys"), format.count(group.keys)])] : []),
-      [t("First seen"), both(group.first_ever_at)],
-      [t("Last seen"), both(group.last_at)],
+      group.keys && [t("Keys"), format.count(group.keys)],
+      [t("First seen"), moment(group.first_ever_at)],
+      [t("Last seen"), moment(group.last_at)],
     ]),
   );
 }

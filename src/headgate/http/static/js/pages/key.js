@@ -156,17 +156,10 @@ function usagePanel(name, key, bucket, data) {
           link(address(["jobs"], { state: "waiting", limit: name, key }), waitingText(data)),
         ],
         [t("Next slot"), nextSlot(bucket)],
-        ...(bucket.present ? [/** @type {[string, any]} */ ([t("Present rate"), ruleLabel(rule, bucket.present)])] : []),
-        ...(member ? [/** @type {[string, any]} */ ([t("Tier"), member.tier])] : []),
+        bucket.present && [t("Present rate"), ruleLabel(rule, bucket.present)],
+        member && [t("Tier"), member.tier],
         [t("Rule"), [ruleLabel(rule), bucket.is_set && h("span", { class: "faint" }, ` (${t("set at run time")})`)]],
-        ...(isPenalized
-          ? [
-              /** @type {[string, any]} */ ([
-                t("Penalized until"),
-                [clock(bucket.penalized_until), " · ", countdown(bucket.penalized_until)],
-              ]),
-            ]
-          : []),
+        isPenalized && [t("Penalized until"), [clock(bucket.penalized_until), " · ", countdown(bucket.penalized_until)]],
       ],
       "facts-wide",
     ),

@@ -114,7 +114,7 @@ export const schedule = {
                 ? [t("Task"), link(address(["jobs"], { task: schedule.task }), schedule.task)]
                 : [t("Tasks"), scheduledTasks(schedule)],
               [t("Trigger"), schedule.trigger],
-              ...(schedule.tz ? [/** @type {[string, any]} */ ([t("Time zone"), schedule.tz])] : []),
+              schedule.tz && [t("Time zone"), schedule.tz],
               [t("Since"), clock(schedule.started_at)],
               [
                 t("Last due"),
@@ -135,19 +135,12 @@ export const schedule = {
               ],
               [t("Unfinished"), format.plural(schedule.open, "job")],
               [t("Declared by"), schedule.is_declared ? t("the code") : t("a user or a program")],
-              ...(schedule.jitter ? [/** @type {[string, any]} */ ([t("Jitter"), format.duration(schedule.jitter)])] : []),
+              schedule.jitter && [t("Jitter"), format.duration(schedule.jitter)],
               [t("Missed runs"), word(schedule.misfire.replaceAll("_", " "))],
               [t("Overlapping runs"), schedule.overlap === "queue" ? t("queue them") : word(schedule.overlap)],
-              ...(schedule.until ? [/** @type {[string, any]} */ ([t("Until"), clock(schedule.until)])] : []),
-              ...(schedule.skips ? [/** @type {[string, any]} */ ([t("Skipped runs"), format.count(schedule.skips)])] : []),
-              ...(schedule.skipped
-                ? [
-                    /** @type {[string, any]} */ ([
-                      t("Last skipped run"),
-                      [`${schedule.skipped}, `, when(schedule.skipped_at)],
-                    ]),
-                  ]
-                : []),
+              schedule.until && [t("Until"), clock(schedule.until)],
+              schedule.skips && [t("Skipped runs"), format.count(schedule.skips)],
+              schedule.skipped && [t("Last skipped run"), [`${schedule.skipped}, `, when(schedule.skipped_at)]],
             ]),
           ),
           definition && schedule.jobs === 1 && panel(t("Arguments"), {}, jsonView(definition.payload ?? {}, t("Arguments"))),
