@@ -22,6 +22,11 @@ export class ApiError extends Error {
   }
 }
 
+/** What an error says. @param {unknown} error */
+export function messageOf(error) {
+  return error instanceof Error ? error.message : String(error);
+}
+
 let token = "";
 
 /** Whether this user may search payloads by text: a search would reveal redacted fields. @param {Session | null} session */

@@ -1,6 +1,6 @@
 /** Change many jobs: count them, ask for confirmation, then change them in chunks and show the progress. */
 
-import { ApiError, change, path } from "./api.js";
+import { ApiError, change, messageOf, path } from "./api.js";
 import { command, filterOptions } from "./commands.js";
 import { ask } from "./dialogs.js";
 import { h } from "./dom.js";
@@ -168,7 +168,7 @@ async function countAndChange({ action, request, phrase, title, effect, command,
     const result = await inChunks(action, (maxJobs) => request(maxJobs, false), counted.changed);
     toast(changedText(result.changed, done) + refusals(result), "good", follow);
   } catch (error) {
-    toast(error instanceof Error ? error.message : String(error), "bad");
+    toast(messageOf(error), "bad");
   }
   after();
 }
@@ -189,7 +189,7 @@ export async function changeCounted({ action, total, request }, after) {
     const result = await inChunks(action, request, total);
     toast(changedText(result.changed, ACTIONS[action].done) + refusals(result));
   } catch (error) {
-    toast(error instanceof Error ? error.message : String(error), "bad");
+    toast(messageOf(error), "bad");
   }
   after();
 }
@@ -242,8 +242,7 @@ export async function changeSelected(action, ids, after) {
       changed ? "good" : "plain",
     );
   } else {
-    const message = failure instanceof Error ? failure.message : failure;
-    toast(t("{changes}, then an error: {message}", { changes: changedText(changed, done), message: String(message) }), "bad");
+    toast(t("{changes}, then an error: {message}", { changes: changedText(changed, done), message: messageOf(failure) }), "bad");
   }
   after();
 }
@@ -286,7 +285,7 @@ export async function changeListed(action, ids, after) {
       }
     }
   } catch (error) {
-    toast(error instanceof Error ? error.message : String(error), "bad");
+    toast(messageOf(error), "bad");
   }
   after(isChanged);
 }
@@ -312,8 +311,7 @@ async function listedInChunks(action, ids, isDryRun, onProgress, place) {
         sum.refused[why] = (sum.refused[why] ?? 0) + count;
     } catch (error) {
       if (!sum.changed || isDryRun) throw error;
-      const message = error instanceof Error ? error.message : String(error);
-      throw new Error(t("{changes}, then an error: {message}", { changes: changedText(sum.changed, done), message: String(message) }));
+      throw new Error(t("{changes}, then an error: {message}", { changes: changedText(sum.changed, done), message: messageOf(error) }));
     }
     onProgress(sum.changed);
   }
@@ -338,8 +336,7 @@ async function inChunks(action, request, total) {
       progress.update(progressText(changed, total, done));
     }
   } catch (error) {
-    const message = error instanceof Error ? error.message : String(error);
-    throw new Error(t("{changes}, then an error: {message}", { changes: changedText(changed, done), message: String(message) }));
+    throw new Error(t("{changes}, then an error: {message}", { changes: changedText(changed, done), message: messageOf(error) }));
   } finally {
     progress.end();
   }

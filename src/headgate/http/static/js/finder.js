@@ -1,6 +1,6 @@
 /** `<hg-finder>`: one box that finds jobs, tasks, queues, limits, keys, schedules, batches, nodes, pages and actions. */
 
-import { get } from "./api.js";
+import { get, messageOf } from "./api.js";
 import { filterNames } from "./commands.js";
 import { h, render } from "./dom.js";
 import * as format from "./format.js";
@@ -159,7 +159,7 @@ class FinderElement extends HTMLElement {
     this.#preview = { ...NO_PREVIEW, of };
     option?.preview?.().then(
       (preview) => this.#onPreview(of, { ...preview, error: "", isReady: true }),
-      (error) => this.#onPreview(of, { text: "", command: "", error: error instanceof Error ? error.message : String(error), isReady: false }),
+      (error) => this.#onPreview(of, { text: "", command: "", error: messageOf(error), isReady: false }),
     );
   }
 
@@ -211,7 +211,7 @@ class FinderElement extends HTMLElement {
       this.#found = { question: JSON.stringify(question), items };
     } catch (error) {
       if (request.signal.aborted) return;
-      this.#error = error instanceof Error ? error.message : String(error);
+      this.#error = messageOf(error);
     }
     this.#draw();
   }

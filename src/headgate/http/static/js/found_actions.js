@@ -1,6 +1,6 @@
 /** What the search box offers to do with a queue or a key of a limit that it has found. */
 
-import { get, path } from "./api.js";
+import { get, messageOf, path } from "./api.js";
 import { purgeQueue } from "./bulk.js";
 import * as format from "./format.js";
 import { t } from "./language.js";
@@ -36,6 +36,6 @@ async function pauseFoundQueue(context, name) {
     const { queue } = await get(path("queues", name));
     await pauseQueue(context, queue ?? { queue: name, running: 0, waiting: 0 });
   } catch (error) {
-    toast(error instanceof Error ? error.message : String(error), "bad");
+    toast(messageOf(error), "bad");
   }
 }

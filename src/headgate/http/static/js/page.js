@@ -1,6 +1,6 @@
 /** A page: loads its data, shows it, and refreshes it on live updates. */
 
-import { ApiError, change } from "./api.js";
+import { ApiError, change, messageOf } from "./api.js";
 import { ask } from "./dialogs.js";
 import { h, render } from "./dom.js";
 import { now, setNow } from "./format.js";
@@ -131,7 +131,7 @@ export class Context {
       setTimeout(() => void this.refresh(), AFTER_ACTION);
       return true;
     } catch (error) {
-      toast(error instanceof Error ? error.message : String(error), "bad");
+      toast(messageOf(error), "bad");
       void this.refresh();
       return false;
     }

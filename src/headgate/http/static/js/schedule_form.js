@@ -1,6 +1,6 @@
 /** The form that creates a schedule, or edits one that no code declares. */
 
-import { change, get, path } from "./api.js";
+import { change, get, messageOf, path } from "./api.js";
 import { ask } from "./dialogs.js";
 import { h } from "./dom.js";
 import { input, select, setter } from "./fields.js";
@@ -191,7 +191,7 @@ class Preview {
       const lists = { between: between?.join("-"), on: on.join(","), exclude: exclude.join(",") };
       query = { schedule: form.stored, cron, every, calendar, tz, ...lists, max_runs, until };
     } catch (problem) {
-      error = problem instanceof Error ? problem.message : String(problem);
+      error = messageOf(problem);
     }
     const of = JSON.stringify([query, error]);
     if (of === this.#of) return;

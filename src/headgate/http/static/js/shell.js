@@ -1,6 +1,6 @@
 /** The frame around every page: navigation, search, live updates, keyboard shortcuts. */
 
-import { canSearchText, signOut } from "./api.js";
+import { canSearchText, messageOf, signOut } from "./api.js";
 import { LANGUAGE, LANGUAGES } from "./catalogue.js";
 import { classes, h, render } from "./dom.js";
 import { select } from "./fields.js";
@@ -100,7 +100,7 @@ export class Shell {
 
   /** Show why the dashboard cannot start. @param {unknown} error @param {() => void} retry */
   showError(error, retry) {
-    const text = error instanceof Error ? error.message : String(error);
+    const text = messageOf(error);
     render(
       this.main,
       h(
@@ -299,7 +299,7 @@ export class Shell {
     try {
       await signOut(isEverywhere);
     } catch (error) {
-      toast(error instanceof Error ? error.message : String(error), "bad");
+      toast(messageOf(error), "bad");
     }
   }
 

@@ -1,6 +1,6 @@
 /** The arguments of a task in a form: a field for each, by its type, or all of them as JSON. */
 
-import { get, parseJson, path } from "../api.js";
+import { get, messageOf, parseJson, path } from "../api.js";
 import { h } from "../dom.js";
 import { area, checkbox, input, select, setter } from "../fields.js";
 import { t } from "../language.js";
@@ -148,7 +148,7 @@ export class ArgumentsForm {
       parseJson(text);
       return text;
     } catch (error) {
-      return new Error(t("This is not JSON: {error}", { error: error instanceof Error ? error.message : String(error) }));
+      return new Error(t("This is not JSON: {error}", { error: messageOf(error) }));
     }
   }
 
@@ -200,7 +200,7 @@ export function argumentsOf(text) {
   try {
     value = parseJson(text);
   } catch (error) {
-    throw new Error(t("This is not JSON: {error}", { error: error instanceof Error ? error.message : error }));
+    throw new Error(t("This is not JSON: {error}", { error: messageOf(error) }));
   }
   if (value === null || typeof value !== "object" || Array.isArray(value))
     throw new Error(t('Write an object of arguments by name: {"name": "value"}'));

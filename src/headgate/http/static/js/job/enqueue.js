@@ -1,6 +1,6 @@
 /** The forms that enqueue a job: another run of one, or a new job of a task. */
 
-import { change, get, path } from "../api.js";
+import { change, get, messageOf, path } from "../api.js";
 import { command, oneLine, option } from "../commands.js";
 import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
@@ -28,7 +28,7 @@ export async function isSent(form, send) {
     await send();
     return true;
   } catch (error) {
-    if (!form.refuse?.(error)) form.error = error instanceof Error ? error.message : String(error);
+    if (!form.refuse?.(error)) form.error = messageOf(error);
     return false;
   }
 }
@@ -73,7 +73,7 @@ export async function tasksToChoose() {
   try {
     tasks = (await get("tasks")).items;
   } catch (error) {
-    toast(error instanceof Error ? error.message : String(error), "bad");
+    toast(messageOf(error), "bad");
     return null;
   }
   if (tasks.length) return tasks;

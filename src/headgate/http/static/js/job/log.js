@@ -1,6 +1,6 @@
 /** The log of a job: its newest lines, live while it runs; earlier lines on request. */
 
-import { get, optional, path } from "../api.js";
+import { get, messageOf, optional, path } from "../api.js";
 import { command } from "../commands.js";
 import { h } from "../dom.js";
 import { select } from "../fields.js";
@@ -124,7 +124,7 @@ async function earlier(context) {
       after = last.number;
     }
   } catch (error) {
-    toast(error instanceof Error ? error.message : String(error), "bad");
+    toast(messageOf(error), "bad");
     return;
   }
   // Another level was selected meanwhile, or another press of the button has loaded them.

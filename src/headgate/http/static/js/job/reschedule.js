@@ -1,6 +1,6 @@
 /** The form that gives waiting jobs another time, another priority, or both. */
 
-import { change, path } from "../api.js";
+import { change, messageOf, path } from "../api.js";
 import { command, option } from "../commands.js";
 import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
@@ -77,7 +77,7 @@ export async function reschedule(context) {
       await send({ at: status.run_at, priority: status.priority });
       toast(t("The job has its old time and priority"));
     } catch (error) {
-      toast(error instanceof Error ? error.message : String(error), "bad");
+      toast(messageOf(error), "bad");
     }
     void context.refresh();
   };

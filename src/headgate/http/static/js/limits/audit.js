@@ -1,6 +1,6 @@
 /** The audit of a limit: the most starts in any window, compared with what its rule allows. It is made when it is asked for. */
 
-import { get, path } from "../api.js";
+import { get, messageOf, path } from "../api.js";
 import { command, option } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -50,7 +50,7 @@ async function runAudit(context) {
   try {
     show({ audit: await get(path("limits", name, "audit"), { key }, context.left), isRunning: false, error: "" });
   } catch (error) {
-    if (!context.left.aborted) show({ audit: null, isRunning: false, error: error instanceof Error ? error.message : String(error) });
+    if (!context.left.aborted) show({ audit: null, isRunning: false, error: messageOf(error) });
   }
 }
 

@@ -1,6 +1,6 @@
 /** What another rule would change for a key: when its waiting jobs have started, as the server predicts it. */
 
-import { ApiError, get, path } from "../api.js";
+import { ApiError, get, messageOf, path } from "../api.js";
 import { command, option } from "../commands.js";
 import { h } from "../dom.js";
 import { input } from "../fields.js";
@@ -114,7 +114,7 @@ function choose(context, count, period) {
       // The choice may have changed meanwhile.
       if (chosenRule(context) === rule) context.data.whatIf = whatIf;
     } catch (error) {
-      context.data.whatIf = { ...context.data.whatIf, then: null, error: error instanceof Error ? error.message : String(error) };
+      context.data.whatIf = { ...context.data.whatIf, then: null, error: messageOf(error) };
     }
     context.update();
   }, DELAY);

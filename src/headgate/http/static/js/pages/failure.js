@@ -1,6 +1,6 @@
 /** The failures of one root cause: the newest error, and the jobs, which can be retried together. */
 
-import { get, path } from "../api.js";
+import { get, messageOf, path } from "../api.js";
 import { changeListed } from "../bulk.js";
 import { chartPanel, deployMarks } from "../charts.js";
 import { command } from "../commands.js";
@@ -83,7 +83,7 @@ async function retryOne(context, id) {
       context.update({ trial: { of, id, status, error: "" } });
       if (FINAL.includes(status.state)) break;
     } catch (error) {
-      context.update({ trial: { of, id, status: null, error: error instanceof Error ? error.message : String(error) } });
+      context.update({ trial: { of, id, status: null, error: messageOf(error) } });
       break;
     }
     await new Promise((resolve) => setTimeout(resolve, TRIAL_INTERVAL));
@@ -151,7 +151,7 @@ async function retryAll(context) {
       else void context.refresh();
     });
   } catch (error) {
-    toast(error instanceof Error ? error.message : String(error), "bad");
+    toast(messageOf(error), "bad");
     void context.refresh();
   }
 }
