@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
-from tests.faces.browser.conftest import ROOT, Shop, shop_on, visiting
+from tests.faces.browser.conftest import APP, ROOT, Shop, shop_on, visiting
 from tests.faces.browser.shop import QUEUE
 from tests.faces.browser.test_dashboard import pages
 
@@ -119,6 +119,21 @@ async def test_a_reason_names_a_command_with_the_app(browser: Browser, shop: Sho
         assert code == 0, printed
     assert not any(each.is_paused for each in await limits.settings("permits"))
     await shop.app.admin.cancel_many([job.id])
+
+
+async def test_each_command_in_a_reason_has_the_app(browser: Browser, shop: Shop) -> None:
+    reset = """headgate limits reset 'it'"'"'s `a`' --key b"""
+    reason = f"start one with `headgate worker`. Then it waits for limit 'it\\'s `a`' of key 'b' (`{reset}` ends that)"
+
+    async def with_two_commands(route: Route) -> None:
+        await route.fulfill(json=await (await route.fetch()).json() | {"reason": reason})
+
+    async with visiting(browser, shop) as visit:
+        await visit.page.route("**/explain", with_two_commands)
+        await visit.go(f"jobs/{shop.seeds.scheduled.id}")
+        shown = visit.page.locator(".why-reason")
+        await expect(shown).to_contain_text(f"`headgate worker {APP}`")
+        await expect(shown).to_contain_text(f"`{reset} {APP}`")
 
 
 @pytest.mark.nightly

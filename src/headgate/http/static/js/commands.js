@@ -26,9 +26,12 @@ export function commandHint(text) {
   return isIncomplete ? ` ${t("Write the name of your app in place of {placeholder}.", { placeholder: UNKNOWN_APP })}` : "";
 }
 
-/** A text of the API whose command, in backquotes at its end, gets the app. @param {string} text */
-export function withAppInCommand(text) {
-  return text.replace(/`(headgate .+)`/s, (_, found) => `\`${withApp(found)}\``);
+/** Commands in backquotes; a quoted name in one may have backquotes, too. */
+const COMMANDS = /`(headgate (?:'[^']*'|"[^"]*"|[^'"\x60])+)`/g;
+
+/** A text of the API whose commands get the app. @param {string} text */
+export function withAppInCommands(text) {
+  return text.replace(COMMANDS, (_, found) => `\`${withApp(found)}\``);
 }
 
 /** Arguments of a job as one line for a command; a text that is not JSON stays as it is. @param {string} text */

@@ -1,6 +1,6 @@
 /** Why a job has its state: a sentence, its position in its lane, its limits and its progress. */
 
-import { withAppInCommand } from "../commands.js";
+import { withAppInCommands } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
@@ -22,7 +22,7 @@ export function why({ job, explained }) {
   if (!explained) return null;
   const isWaiting = status.state === "waiting";
   // The reason of a final state quotes an error, which stays as it is.
-  const text = isWaiting ? withAppInCommand(format.zoned(explained.reason)) : explained.reason;
+  const text = isWaiting ? withAppInCommands(format.zoned(explained.reason)) : explained.reason;
   const reason = text.charAt(0).toUpperCase() + text.slice(1);
   return h(
     "section",
