@@ -342,11 +342,14 @@ class Dashboard(Starlette):
                 return await answer(request, await self._caller(visitor))
             finally:
                 if endpoint.changes:
-                    # The next overview and the next report have to show the change.
-                    self._watch.changed()
-                    self._reports.changed()
+                    await self._reach(self._changed())
 
         return serve
+
+    async def _changed(self) -> None:
+        """Let the next overview and the next report show a change. Runs where they are read."""
+        self._watch.changed()
+        self._reports.changed()
 
     # ------------------------------------------------------------------------------------------------ serving
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,8 +18,10 @@ from starlette.routing import Mount
 
 from headgate import Headgate, NotOpen
 from headgate.http import dashboard
+from headgate.http.overview_poller import OverviewPoller
+from headgate.http.reports import ReportMaker
 from headgate.http.static_files import PAGES
-from tests.faces.http.stage import EVERYBODY, HOSTILE, LIMIT, client, make_app
+from tests.faces.http.stage import EVERYBODY, HOSTILE, LIMIT, browser, client, make_app
 from tests.until import patient
 
 
@@ -147,6 +150,22 @@ async def test_an_app_opened_by_threads_is_used_on_their_loop(postgres_url: str,
             assert [event async for event in events] == []
     finally:
         await site.close()
+        await asyncio.to_thread(app.sync.close)
+
+
+async def test_a_change_is_noted_in_the_thread_that_reads_overviews_and_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    for kind in (OverviewPoller, ReportMaker):
+        monkeypatch.setattr(kind, "changed", lambda _: threads.append(threading.current_thread().name))
+    app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+    try:
+        job = await asyncio.to_thread(app.tasks["answer"].sync.enqueue, "why?")
+        async with browser(app) as caller:
+            assert (await caller.post(f"/api/v1/jobs/{job.id}/cancel")).json() == {"changed": True}
+            assert threads == ["headgate-sync"] * 2
+    finally:
         await asyncio.to_thread(app.sync.close)
 
 
