@@ -115,6 +115,16 @@ async def test_a_user_chooses_a_language_which_is_kept(browser: Browser, shop: S
         await expect(page.get_by_role("button", name="Enqueue", exact=True)).to_be_visible()
 
 
+async def test_the_audit_says_in_the_language_which_rule_was_set(browser: Browser, shop: Shop) -> None:
+    await shop.app.admin.limits.set_rule("spare", "9/m")
+    async with visiting(browser, shop) as visit:
+        cookie = {"name": "headgate_language", "value": "de", "url": shop.base}
+        await visit.page.context.add_cookies([cookie])  # type: ignore[list-item]
+        await visit.go("audit?kind=limit&subject=spare")
+        await expect(visit.page.get_by_role("table").locator("tbody")).to_contain_text("auf 9/m + 0.02s setzen")
+    assert await shop.app.admin.limits.unset("spare")
+
+
 @pytest.mark.nightly
 async def test_the_sign_in_page_is_in_the_language_of_the_browser(browser: Browser, shop: Shop) -> None:
     context = await browser.new_context(locale="it-CH")

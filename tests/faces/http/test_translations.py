@@ -7,13 +7,21 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from headgate.admin import schedules
+from headgate.admin.failures import Recurrence
+from headgate.admin.find import FoundKind
+from headgate.admin.timeline import UNSPENT
 from headgate.http import dashboard, sign_in_page
-from headgate.http.auth import BasicAuth, BearerAuth, OneTimeToken
+from headgate.http.auth import BasicAuth, BearerAuth, OneTimeToken, Role
 from headgate.http.languages import COOKIE, SOURCE, catalogue, languages, translated
 from headgate.http.static_files import CATALOGUE, LISTS, STATIC
+from headgate.jobs.audit import AuditWord, SignInAction, SubjectKind
+from headgate.jobs.job import JobState, On
+from headgate.schedules.schedule import Misfire, Overlap, Skipped
 from tests.faces.http.stage import EVERYBODY, client, make_app
 
 SCRIPTS = STATIC / "js"
@@ -197,6 +205,17 @@ def test_each_text_is_given_to_a_function_that_translates_it() -> None:
 )
 def test_texts_are_found_that_are_not_translated(source: str, texts: list[str]) -> None:
     assert list(untranslated(source)) == texts
+
+
+def test_each_word_of_the_api_that_a_page_shows_is_one_of_the_words() -> None:
+    kinds = (AuditWord, FoundKind, Misfire, On, Overlap, Recurrence, Role, SignInAction, Skipped, SubjectKind)
+    said = {*JobState, *UNSPENT, *(each.replace("_", " ") for kind in kinds for each in get_args(kind))}
+    # No word is shown for the success of a leader, which is what most followers need.
+    said.remove("success")
+    source = Path(schedules.__file__).read_text("utf-8")
+    actions = set(re.findall(r'self\._note\("([a-z ]+)"', source))
+    assert len(actions) > 5
+    assert sorted((said | actions) - set(words())) == []
 
 
 @pytest.mark.parametrize("language", TRANSLATIONS)

@@ -69,7 +69,7 @@ export const audit = {
           ),
           columns: declared("audit", data.items, {
             actor: (entry) => link(address(["audit"], { actor: entry.actor }), entry.actor),
-            action: { extra: "lead-cell", cell: (entry) => h("b", null, word(entry.action)) },
+            action: { extra: "lead-cell", cell: (entry) => h("b", null, action(entry)) },
             kind: (entry) => word(entry.kind),
             subject: { extra: "main-cell", cell: (entry) => h("span", { class: "clamp", title: entry.subject }, subject(entry)) },
             detail: (entry) =>
@@ -83,6 +83,12 @@ export const audit = {
     ];
   },
 };
+
+/** @param {any} entry */
+function action({ action }) {
+  const rule = /^set to (.+)$/s.exec(action)?.[1];
+  return rule === undefined ? word(action) : t("set to {rule}", { rule });
+}
 
 /** @param {any} entry */
 function subject(entry) {

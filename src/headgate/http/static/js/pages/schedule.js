@@ -140,7 +140,7 @@ export const schedule = {
               [t("Overlapping runs"), schedule.overlap === "queue" ? t("queue them") : word(schedule.overlap)],
               schedule.until && [t("Until"), clock(schedule.until)],
               schedule.skips && [t("Skipped runs"), format.count(schedule.skips)],
-              schedule.skipped && [t("Last skipped run"), [`${schedule.skipped}, `, when(schedule.skipped_at)]],
+              schedule.skipped && [t("Last skipped run"), [`${word(schedule.skipped.replaceAll("_", " "))}, `, when(schedule.skipped_at)]],
             ]),
           ),
           definition && schedule.jobs === 1 && panel(t("Arguments"), {}, jsonView(definition.payload ?? {}, t("Arguments"))),
