@@ -130,12 +130,16 @@ export function allowed(bucket) {
     : null;
 }
 
+/** Whether nothing starts on a key for some time yet. @param {any} bucket or a key in the overview */
+export function isPenalized(bucket) {
+  return bucket.penalized_until !== null && Date.parse(bucket.penalized_until) > format.now();
+}
+
 /** Badges of a bucket: paused, penalized, or with a rule that was set at run time. @param {any} bucket */
 export function bucketBadges(bucket) {
-  const isPenalized = bucket.penalized_until && Date.parse(bucket.penalized_until) > format.now();
   return [
     bucket.is_paused && badge("paused"),
-    isPenalized &&
+    isPenalized(bucket) &&
       h(
         "span",
         { class: "badge state-penalized" },

@@ -4,7 +4,7 @@ import { classes, h, render } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
 import { t } from "../language.js";
-import { bucketHref } from "../parts.js";
+import { bucketHref, isPenalized } from "../parts.js";
 import { address } from "../router.js";
 
 /** @typedef {"soon" | "minutes" | "hour" | "long" | "closed" | "unknown"} Level */
@@ -190,11 +190,6 @@ function levelOf(key) {
   if (!key.clears_at) return "unknown";
   const minutes = (Date.parse(key.clears_at) - format.now()) / 60_000;
   return minutes <= 1 ? "soon" : minutes <= 15 ? "minutes" : minutes <= 60 ? "hour" : "long";
-}
-
-/** @param {any} key */
-function isPenalized(key) {
-  return key.penalized_until !== null && Date.parse(key.penalized_until) > format.now();
 }
 
 /** @param {any} key */

@@ -17,6 +17,7 @@ import {
   facts,
   gauge,
   heading,
+  isPenalized,
   jobLink,
   link,
   panel,
@@ -127,7 +128,6 @@ function usagePanel(name, key, bucket, data) {
   const member = data.settings.find(
     (/** @type {any} */ setting) => setting.scope === "member" && setting.target === patternOf(key),
   );
-  const isPenalized = bucket.penalized_until && Date.parse(bucket.penalized_until) > format.now();
   return panel(
     t("Usage"),
     { hint: rule ? (describeStored(rule) ?? rule) : t("not declared by this app") },
@@ -145,7 +145,7 @@ function usagePanel(name, key, bucket, data) {
         allowed: capacity,
         label: t("Used of {name} {key}", { name, key }),
         isLarge: true,
-        state: bucket.is_paused || isPenalized ? "paused" : "",
+        state: bucket.is_paused || isPenalized(bucket) ? "paused" : "",
       }),
     ),
     facts(
@@ -159,7 +159,7 @@ function usagePanel(name, key, bucket, data) {
         bucket.present && [t("Present rate"), ruleLabel(rule, bucket.present)],
         member && [t("Tier"), member.tier],
         [t("Rule"), [ruleLabel(rule), bucket.is_set && h("span", { class: "faint" }, ` (${t("set at run time")})`)]],
-        isPenalized && [t("Penalized until"), [clock(bucket.penalized_until), " · ", countdown(bucket.penalized_until)]],
+        isPenalized(bucket) && [t("Penalized until"), [clock(bucket.penalized_until), " · ", countdown(bucket.penalized_until)]],
       ],
       "facts-wide",
     ),
