@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
@@ -66,7 +66,7 @@ from headgate.tasks.hooks import AroundAttempt, AroundEnqueue, Moment
 from headgate.tasks.modules import import_modules, require_module_names, require_one_app
 from headgate.tasks.options import HandlerOptions, TaskOptions
 from headgate.tasks.payload_folder import PayloadFolder
-from headgate.tasks.queue import QueueOptions, declared_queue
+from headgate.tasks.queue import QueueLimits, QueueOptions, declared_queue
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import declare_resource
 from headgate.tasks.schedule import DeclaredSchedule, ScheduleOptions, schedule_spec
@@ -283,14 +283,14 @@ class Headgate(RefusesForeignWords):
             chunk=chunk,
         )
         for bound in task.limit_set.limits:
-            self._check_limit_store(bound.name, bound.limit, self._registry.limits)
+            self._check_limit_store(bound.name, bound.limit)
         self._registry.add_task(task)
         return task
 
-    def _check_limit_store(self, name: str, limit: Limit, known: Container[str]) -> None:
+    def _check_limit_store(self, name: str, limit: Limit) -> None:
         """Raise DeclarationError here, and not in a worker, for a limit that its store cannot hold."""
         self._client.remote_limits.check(name, limit)
-        is_late = self._own_node is not None and name not in known
+        is_late = self._own_node is not None and name not in self._registry.limits
         if is_late and self._client.remote_limits.store_of(limit) is not None:
             raise DeclarationError(
                 f"limit {name!r} is kept in another store, which the running worker does not use yet: declare "
@@ -500,10 +500,9 @@ class Headgate(RefusesForeignWords):
         `headgate.tasks.queue.QueueOptions` describes each option. Raises DeclarationError for an invalid declaration.
         """
         queue = declared_queue(name, options)
-        known = set(self._registry.limits)
+        for limit_name, limit, _ in QueueLimits(queue, self._registry.shared).named:
+            self._check_limit_store(limit_name, limit)
         self._registry.add_queue(queue)
-        for limit_name, limit in self._registry.limits.items():
-            self._check_limit_store(limit_name, limit, known)
 
     @names_keywords
     def alert(

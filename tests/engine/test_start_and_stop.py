@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from headgate import DeclarationError, Headgate, NotOpen, StrictRate
+from headgate.errors import UnknownQueue
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
@@ -133,6 +134,10 @@ def test_a_limit_that_is_declared_after_the_start_holds() -> None:
         with pytest.raises(DeclarationError, match=r"limit 'far' is kept in another store.*start again"):
             app.task(limits=[StrictRate("2/m", name="far", store="redis://127.0.0.1:1")])(far)
         assert "far" not in app.tasks
+        with pytest.raises(DeclarationError, match=r"limit 'far' is kept in another store.*start again"):
+            app.queue("mail", limits=[StrictRate("2/m", name="far", store="redis://127.0.0.1:1")])
+        with pytest.raises(UnknownQueue):
+            call.using(queue="mail")
         await app.stop()
 
     run_virtual(main)

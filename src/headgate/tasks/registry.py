@@ -33,6 +33,9 @@ D = TypeVar("D", bound=TaskDefinition)
 
 _ANY_MUTEX: Limit = Mutex("any")
 
+_DECLARED = ("tasks", "_by_name", "queues", "limits", "rules", "_queue_limits")
+"""What the declaration of a task or a queue changes together."""
+
 _INSTEAD_OF = "<"
 """The separator in a limit set's name before the queue that the job was meant for, if that queue was full."""
 
@@ -105,21 +108,33 @@ class Registry:
         finally:
             self._listeners.remove(listener)
 
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Undo what the block has declared if it raises: in a notebook, the corrected cell is run after it."""
+        before = {name: dict(getattr(self, name)) for name in _DECLARED}
+        try:
+            yield
+        except BaseException:
+            for name, kept in before.items():
+                # In place, and never empty: the parts of a node hold them, and may read them now.
+                declared = getattr(self, name)
+                for added in declared.keys() - kept.keys():
+                    del declared[added]
+                declared.update(kept)
+            self.names = frozenset(self._by_name)
+            self._forget_limit_sets()
+            raise
+
     def add_task(self, task: TaskDefinition) -> None:
         """Add a task. In an interactive session it replaces the one that an earlier run of its code declared.
 
-        Raises DeclarationError; then nothing is changed.
+        Raises DeclarationError, UnknownQueue; then nothing is changed.
         """
         earlier = self.tasks.get(task.name)
-        if earlier is None or not (is_interactive(earlier.function) and is_interactive(task.function)):
+        with self._all_or_nothing():
+            if earlier is not None and is_interactive(earlier.function) and is_interactive(task.function):
+                self._remove_task(earlier)
             self._add_task(task)
-        else:
-            self._remove_task(earlier)
-            try:
-                self._add_task(task)
-            except DeclarationError:
-                self._add_task(earlier)
-                raise
         for listener in tuple(self._listeners):
             listener()
 
@@ -215,34 +230,30 @@ class Registry:
         return tuple(alias for alias in schedule.aliases or () if alias not in self.schedules)
 
     def add_queue(self, queue: Queue) -> None:
-        before = self.queues.get(queue.name)
-        # Limit sets are made while its limits are bound, and need its defaults.
-        self.queues[queue.name] = queue
-        try:
-            self._bind_queue(queue)
-        except DeclarationError:
-            del self.queues[queue.name]
-            if before is not None:
-                self.queues[queue.name] = before
-            raise
-        self._all_limit_sets = None
+        """Add a queue; or replace one, and remove the limits that it no longer has.
 
-    def _bind_queue(self, queue: Queue) -> None:
-        """Bind the queue's limits to its jobs, and remove those that it no longer has."""
+        Raises DeclarationError; then nothing is changed.
+        """
+        with self._all_or_nothing():
+            self._add_queue(queue)
+
+    def _add_queue(self, queue: Queue) -> None:
         where = f"queue {queue.name!r}"
         limits = QueueLimits(queue, self.shared)
+        # Limit sets are made while its limits are bound, and need its defaults.
+        self.queues[queue.name] = queue
         before = self._queue_limits.get(queue.name)
         for name in {} if before is None else before.own:
             del self.limits[name], self.rules[name]
         for name, limit in limits.own.items():
             if name in self.limits:
                 raise DeclarationError(f"{where} needs the limit name {name!r}, which a task has; rename that task")
-            self.limits[name], self.rules[name] = limit, limit.rule
+            self._put_limit(name, limit)
         for name, limit, is_own in limits.named:
             if not is_own:
                 _require_unreserved(name, where)
                 self._require_same(name, limit, where)
-                self.limits[name], self.rules[name] = limit, limit.rule
+                self._put_limit(name, limit)
         self._queue_limits[queue.name] = limits
         self._forget_limit_sets()
         for task in self.tasks.values():
@@ -366,10 +377,9 @@ class Registry:
             )
         if limit.name is not None and limit.name != name:
             raise DeclarationError(f"limit {name!r} is declared with another name, {limit.name!r}; leave name= out")
-        self.shared[name] = limit
         self._require_same(name, limit, "app.limit")
-        self.limits[name] = limit
-        self.rules[name] = limit.rule
+        self.shared[name] = limit
+        self._put_limit(name, limit)
 
     def retry(self, task: TaskDefinition) -> RetryPolicy:
         """Return how failed attempts of a task are retried: its own policy, else that of its queue, else the app's."""
@@ -431,8 +441,10 @@ class Registry:
         if any(bound.name in limits.own for limits in self._queue_limits.values()):
             raise DeclarationError(f"task {task!r} would name a limit {bound.name!r}, as a queue does; rename the task")
         self._require_same(bound.name, bound.limit, f"task {task!r}")
-        self.limits[bound.name] = bound.limit
-        self.rules[bound.name] = bound.limit.rule
+        self._put_limit(bound.name, bound.limit)
+
+    def _put_limit(self, name: str, limit: Limit) -> None:
+        self.limits[name], self.rules[name] = limit, limit.rule
 
     def _require_same(self, name: str, limit: Limit, where: str) -> None:
         known = self.limits.get(name)

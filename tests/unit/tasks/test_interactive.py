@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from headgate import Concurrency, DeclarationError, Every, Handler, Headgate, StrictRate
+from headgate import Concurrency, DeclarationError, Every, Handler, Headgate, HeadgateError, StrictRate
+from headgate.tasks.queue import QueueOptions
 from tests.internals import registry_of
 from tests.until import patient
 
@@ -83,6 +84,73 @@ def test_a_failing_cell_keeps_the_previous_task(notebook: dict[str, Any]) -> Non
         run("@app.task(name='work', aliases=['other'])\ndef again() -> None: ...", notebook)
     assert app.tasks["work"] is first
     assert registry_of(app).find("work") is first
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("queue='nowhere'", "uses queue 'nowhere'"),
+        ("limits=[StrictRate('2/s'), Concurrency(3, name='shared')]", "declares limit 'shared' as 3 at once"),
+    ],
+    ids=["queue", "limit"],
+)
+def test_a_cell_that_fails_at_its_queue_or_a_limit_keeps_the_previous_task_with_its_limits(
+    notebook: dict[str, Any], options: str, reason: str
+) -> None:
+    """The fault: the task was gone; and at a limit, the error said that this was declared elsewhere with its own rate.
+
+    That was where the failed cell had declared it.
+    """
+    app: Headgate = notebook["app"]
+    app.limit("shared", Concurrency(5))
+    run("@app.task(limits=[StrictRate('1/s')])\ndef work() -> None: ...", notebook)
+    first, limits = notebook["work"], dict(registry_of(app).limits)
+    with pytest.raises(HeadgateError, match=reason):
+        run(f"@app.task({options})\ndef work() -> None: ...", notebook)
+    assert app.tasks == {"work": first}
+    assert registry_of(app).find("work") is first
+    assert registry_of(app).limits == limits
+    run("@app.task(limits=[StrictRate('3/s')])\ndef work() -> None: ...", notebook)
+    assert registry_of(app).rules["work:rate"] == StrictRate("3/s").rule
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"global_concurrency": 4, "limits": [Concurrency(3, name="shared")]}, "declares limit 'shared' as 3 at once"),
+        ({"global_concurrency": 4, "limits": [StrictRate("1/s", key="{nothing}")]}, "names 'nothing'"),
+    ],
+    ids=["limit", "key"],
+)
+def test_a_queue_that_cannot_be_declared_anew_stays_as_it_was(options: QueueOptions, reason: str) -> None:
+    """The fault: it had some of the limits of the declaration that was refused, and had lost others."""
+    app = Headgate("memory://")
+    app.limit("shared", Concurrency(5))
+    app.queue("mail", global_concurrency=3)
+
+    @app.task(queue="mail")
+    def work(tenant: str) -> None: ...
+
+    registry = registry_of(app)
+    before = dict(registry.limits), dict(registry.rules), registry.limit_set(work, "mail").names
+    with pytest.raises(DeclarationError, match=reason):
+        app.queue("mail", **options)
+    assert (dict(registry.limits), dict(registry.rules), registry.limit_set(work, "mail").names) == before
+    app.queue("mail", global_concurrency=7)
+    assert registry.rules["queue:mail"] == Concurrency(7).rule
+
+
+def test_a_shared_limit_that_is_refused_is_not_declared() -> None:
+    """The fault: tasks could use its name, and got the refused one."""
+    app = Headgate("memory://")
+
+    @app.task(limits=[Concurrency(5, name="api")])
+    def work() -> None: ...
+
+    with pytest.raises(DeclarationError, match="one name is one budget"):
+        app.limit("api", Concurrency(3))
+    with pytest.raises(DeclarationError, match="is not declared"):
+        app.task(name="other", limits=["api"])(lambda: None)
 
 
 def test_a_schedule_of_a_cell_is_replaced_too(notebook: dict[str, Any]) -> None:
