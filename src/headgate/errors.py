@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import datetime
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 E = TypeVar("E", bound=Exception)
 
@@ -15,8 +15,23 @@ end the node or the program. Such a function awaits nothing, so a CancelledError
 cancel the caller."""
 
 
+def reduced(error: BaseException) -> tuple[Any, ...]:
+    """Return how an error is pickled whose class is called with other arguments than the message: as it is.
+
+    A multiprocessing.Pool waits for ever for an error that cannot be unpickled.
+    """
+    return _uncalled, (type(error), error.args), error.__dict__
+
+
+def _uncalled(kind: type[E], args: tuple[Any, ...]) -> E:
+    """Return an error without a call of its class: many are called with other arguments than they have then."""
+    return kind.__new__(kind, *args)
+
+
 class HeadgateError(Exception):
     """The root of all errors that Headgate raises on purpose."""
+
+    __reduce__ = reduced
 
 
 class DeclarationError(HeadgateError, ValueError):
@@ -385,8 +400,8 @@ def own_error(error: E) -> E:
     both.
     """
     kind = type(error)
-    # Errors of other packages are made from other arguments than their own. Those of Python have only these.
-    own = kind(*error.args) if kind.__module__ == "builtins" else kind.__new__(kind, *error.args)
+    # Those of Python keep some arguments outside of their dict.
+    own = kind(*error.args) if kind.__module__ == "builtins" else _uncalled(kind, error.args)
     own.__dict__.update(error.__dict__)
     own.__cause__, own.__context__ = error.__cause__, error.__context__
     own.__suppress_context__ = error.__suppress_context__

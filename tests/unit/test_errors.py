@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import pickle
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from headgate import Headgate
-from headgate.errors import StorageUnavailable, causes_of, raise_instead
+from headgate import Headgate, RateLimited, Retry, Snooze
+from headgate.errors import (
+    AttemptLost,
+    BatchNotFound,
+    DuplicateJob,
+    IdInUse,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    JobSkipped,
+    LeaseLost,
+    LimitRejected,
+    NotOpen,
+    PayloadError,
+    QueueFull,
+    ScheduleNotFound,
+    StorageUnavailable,
+    causes_of,
+    raise_instead,
+)
 
 
 def test_an_error_without_another_one_is_raised_as_it_is_and_has_no_cause() -> None:
@@ -31,6 +50,36 @@ def test_causes_end_even_if_an_error_is_its_own_cause() -> None:
     first.__cause__, second.__cause__ = second, first
     assert list(causes_of(first)) == [first, second]
     assert list(causes_of(None)) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttemptLost("job-1", 2),
+        BatchNotFound("batch-1"),
+        DuplicateJob("job-1", "send", "acme"),
+        IdInUse("job-1", "send", "other"),
+        JobCancelled("job-1", "not needed"),
+        JobFailed("job-1", "ValueError", "no", "Traceback"),
+        JobNotFound("job-1"),
+        JobSkipped("job-1", "nothing failed"),
+        LeaseLost("acme", 7, 1.5),
+        LimitRejected("too late", limit="api", key="acme"),
+        NotOpen(),
+        PayloadError("too large", "text"),
+        QueueFull("mail", 5, 5),
+        RateLimited(30),
+        Retry(30, "not ready"),
+        ScheduleNotFound("nightly"),
+        Snooze(60),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_another_process_is_the_same_here(error: Exception) -> None:
+    """The fault: a multiprocessing.Pool whose function raised one waited for ever, and other pools were broken."""
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert (str(copy), vars(copy)) == (str(error), vars(error))
 
 
 @pytest.mark.timeout(60)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from headgate.arguments import parse_wait
 from headgate.clock import Duration
+from headgate.errors import reduced
 from headgate.keywords import names_keywords
 
 _SHOWN_IN = "headgate"
@@ -21,6 +22,7 @@ class Snooze(Exception):
     """
 
     __module__ = _SHOWN_IN
+    __reduce__ = reduced
 
     def __init__(self, delay: Duration) -> None:
         super().__init__(f"run again in {delay}")
@@ -37,6 +39,7 @@ class RateLimited(Exception):
     """
 
     __module__ = _SHOWN_IN
+    __reduce__ = reduced
 
     def __init__(self, retry_after: Duration) -> None:
         super().__init__(f"refused for {retry_after}")
@@ -53,6 +56,7 @@ class Retry(Exception):
     """
 
     __module__ = _SHOWN_IN
+    __reduce__ = reduced
 
     delay: int | None = None
 
