@@ -30,8 +30,8 @@ from headgate.client.handles import (
     SyncJob,
     SyncSchedule,
 )
+from headgate.client.portal import Blocking
 from headgate.client.sync_admin import (
-    Blocking,
     SyncAdmin,
     SyncHistoryAdmin,
     SyncLimitsAdmin,

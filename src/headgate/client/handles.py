@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from headgate.arguments import parse_wait, require_storable
 from headgate.client.client import Client
 from headgate.client.plan import Step
-from headgate.client.portal import Portal
+from headgate.client.portal import Blocking, Portal
 from headgate.clock import SECOND, Duration
 from headgate.errors import JobNotFound, JobSkipped
 from headgate.foreign_words import RefusesAwait, RefusesForeignWords
@@ -236,6 +236,9 @@ class _SyncHandle(Generic[H_co]):
         self._handle = handle
         self._portal = portal
 
+    def _run(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self._portal.run(verb(self._handle, *args, **kwargs))
+
     def __repr__(self) -> str:
         return f"Sync{self._handle!r}"
 
@@ -251,6 +254,9 @@ class SyncJob(_SyncHandle[Job[R_co]], RefusesForeignWords, Generic[R_co]):
 
     __slots__ = ("id", "is_new", "prediction")
 
+    status: Final = Blocking(Job.status)
+    cancel: Final = Blocking(Job.cancel)
+
     def __init__(self, job: Job[R_co], portal: Portal) -> None:
         super().__init__(job, portal)
         self.id: str = job.id
@@ -262,23 +268,20 @@ class SyncJob(_SyncHandle[Job[R_co]], RefusesForeignWords, Generic[R_co]):
         """Same as `Job.leader_id`."""
         return self.id
 
-    def status(self) -> JobStatus:
-        """Same as `Job.status`."""
-        return self._portal.run(self._handle.status())
-
     def result(self, timeout: Duration | None = None) -> R_co:
         """Same as `Job.result`; blocks this thread."""
         return self._portal.run(self._handle.result(timeout))
-
-    def cancel(self) -> bool:
-        """Same as `Job.cancel`."""
-        return self._portal.run(self._handle.cancel())
 
 
 class SyncBatch(_SyncHandle[Batch], RefusesForeignWords):
     """A stored batch, followed from code that cannot await."""
 
     __slots__ = ("id", "jobs", "then")
+
+    status: Final = Blocking(Batch.status)
+    wait: Final = Blocking(Batch.wait)
+    result: Final = Blocking(Batch.result)
+    cancel: Final = Blocking(Batch.cancel)
 
     def __init__(self, batch: Batch, portal: Portal) -> None:
         super().__init__(batch, portal)
@@ -293,31 +296,17 @@ class SyncBatch(_SyncHandle[Batch], RefusesForeignWords):
         """Same as `Batch.leader_id`."""
         return self.id
 
-    def status(self) -> BatchStatus:
-        """Same as `Batch.status`."""
-        return self._portal.run(self._handle.status())
-
-    def wait(self, timeout: Duration | None = None) -> BatchStatus:
-        """Same as `Batch.wait`; blocks this thread."""
-        return self._portal.run(self._handle.wait(timeout))
-
     def add(self, calls: Iterable[Step]) -> list[SyncJob[Any]]:
         """Same as `Batch.add`."""
         return [SyncJob(job, self._portal) for job in self._portal.run(self._handle.add(calls))]
-
-    def result(self, timeout: Duration | None = None) -> list[Any]:
-        """Same as `Batch.result`; blocks this thread."""
-        return self._portal.run(self._handle.result(timeout))
-
-    def cancel(self) -> int:
-        """Same as `Batch.cancel`."""
-        return self._portal.run(self._handle.cancel())
 
 
 class SyncChain(_SyncHandle[Chain[R_co]], RefusesForeignWords, Generic[R_co]):
     """A stored chain, followed from code that cannot await."""
 
     __slots__ = ("jobs", "last")
+
+    cancel: Final = Blocking(Chain.cancel)
 
     def __init__(self, chain: Chain[R_co], portal: Portal) -> None:
         super().__init__(chain, portal)
@@ -333,10 +322,6 @@ class SyncChain(_SyncHandle[Chain[R_co]], RefusesForeignWords, Generic[R_co]):
         """Same as `Chain.result`; blocks this thread."""
         return self._portal.run(self._handle.result(timeout))
 
-    def cancel(self) -> int:
-        """Same as `Chain.cancel`."""
-        return self._portal.run(self._handle.cancel())
-
 
 def _blocking(handle: Job[Any] | Batch | Chain[Any], portal: Portal) -> SyncJob[Any] | SyncBatch | SyncChain[Any]:
     """Return the same handle for code that cannot await."""
@@ -350,33 +335,19 @@ class SyncSchedule(_SyncHandle[Schedule[R_co]], Generic[R_co]):
 
     __slots__ = ("name",)
 
+    status: Final = Blocking(Schedule.status)
+    next_runs: Final = Blocking(Schedule.next_runs)
+    pause: Final = Blocking(Schedule.pause)
+    resume: Final = Blocking(Schedule.resume)
+    remove: Final = Blocking(Schedule.remove)
+
     def __init__(self, schedule: Schedule[R_co], portal: Portal) -> None:
         super().__init__(schedule, portal)
         self.name: str = schedule.name
 
-    def status(self) -> ScheduleStatus:
-        """Same as `Schedule.status`."""
-        return self._portal.run(self._handle.status())
-
-    def next_runs(self, count: int = 5) -> Sequence[datetime]:
-        """Same as `Schedule.next_runs`."""
-        return self._portal.run(self._handle.next_runs(count))
-
-    def pause(self) -> bool:
-        """Same as `Schedule.pause`."""
-        return self._portal.run(self._handle.pause())
-
-    def resume(self) -> bool:
-        """Same as `Schedule.resume`."""
-        return self._portal.run(self._handle.resume())
-
     def trigger(self) -> SyncJob[R_co]:
         """Same as `Schedule.trigger`."""
         return SyncJob(self._portal.run(self._handle.trigger()), self._portal)
-
-    def remove(self) -> bool:
-        """Same as `Schedule.remove`."""
-        return self._portal.run(self._handle.remove())
 
 
 def _wait_seconds(timeout: Duration | None, where: str) -> float | None:

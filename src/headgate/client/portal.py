@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import AbstractAsyncContextManager
-from functools import partial
+from functools import partial, update_wrapper
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakMethod
 
 from headgate.errors import HeadgateError, NotOpen
@@ -21,6 +21,7 @@ from headgate.tasks.context import Exited, Guarded, guarded_result
 
 P = ParamSpec("P")
 A = TypeVar("A")
+R = TypeVar("R")
 T = TypeVar("T")
 
 CLOSE_AT_EXIT_TIMEOUT = 5.0
@@ -289,6 +290,33 @@ def is_running_here(loop: asyncio.AbstractEventLoop | None) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
+
+
+class RunsVerbs(Protocol):
+    """An object for code that cannot await: it runs the methods of the one that it stands for."""
+
+    def _run(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
+
+
+class Blocking(Generic[P, R]):
+    """A method of another class, a coroutine or a plain one, as one that blocks until it has returned.
+
+    An attribute of this type is Final: only then type checkers agree on a type that is not written down.
+    """
+
+    @overload
+    def __init__(self, verb: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None: ...
+    @overload
+    def __init__(self, verb: Callable[Concatenate[Any, P], R]) -> None: ...
+    def __init__(self, verb: Callable[..., Any]) -> None:
+        self.verb: Callable[..., Any] = verb
+
+    def __get__(self, verbs: RunsVerbs, owner: type[RunsVerbs]) -> Callable[P, R]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            result: R = verbs._run(self.verb, *args, **kwargs)
+            return result
+
+        return update_wrapper(call, self.verb)
 
 
 class AppContext(Generic[A]):

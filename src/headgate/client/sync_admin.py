@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime
-from functools import update_wrapper
 from operator import attrgetter
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, Unpack
+from typing import Any, Final, Generic, TypeVar, Unpack
 
 from headgate.admin import Admin
 from headgate.admin.ended import EndCriteria, EndEvent
-from headgate.admin.enqueueing import TaskArgument
 from headgate.admin.history import HistoryAdmin
-from headgate.admin.limits import DeclaredLimit, LimitsAdmin
-from headgate.admin.queues import DeclaredQueue, QueuesAdmin
+from headgate.admin.limits import LimitsAdmin
+from headgate.admin.queues import QueuesAdmin
 from headgate.admin.readings import DeclaredTask
 from headgate.admin.schedules import SchedulesAdmin
-from headgate.client.portal import Portal
-from headgate.limits.limit import AnyRule
+from headgate.client.portal import Blocking, Portal
 
 A = TypeVar("A")
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class SyncVerbs(Generic[A]):
@@ -40,23 +35,6 @@ class SyncVerbs(Generic[A]):
         return self._portal.run(answer())
 
 
-class Blocking(Generic[P, R]):
-    """A coroutine method of an admin as a method that blocks until it returns.
-
-    An attribute of this type is Final: only then type checkers agree on a type that is not written down.
-    """
-
-    def __init__(self, verb: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
-        self.verb: Callable[..., Any] = verb
-
-    def __get__(self, verbs: SyncVerbs[Any], owner: type[SyncVerbs[Any]]) -> Callable[P, R]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            result: R = verbs._run(self.verb, *args, **kwargs)
-            return result
-
-        return update_wrapper(call, self.verb)
-
-
 class SyncQueuesAdmin(SyncVerbs[QueuesAdmin]):
     """As `QueuesAdmin`, for code that cannot await."""
 
@@ -67,11 +45,7 @@ class SyncQueuesAdmin(SyncVerbs[QueuesAdmin]):
     pause: Final = Blocking(QueuesAdmin.pause)
     resume: Final = Blocking(QueuesAdmin.resume)
     purge: Final = Blocking(QueuesAdmin.purge)
-
-    def declared(self, queue: str) -> DeclaredQueue | None:
-        """As `QueuesAdmin.declared`."""
-        declared: DeclaredQueue | None = self._run(QueuesAdmin.declared, queue)
-        return declared
+    declared: Final = Blocking(QueuesAdmin.declared)
 
 
 class SyncSchedulesAdmin(SyncVerbs[SchedulesAdmin]):
@@ -119,20 +93,9 @@ class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
     penalize: Final = Blocking(LimitsAdmin.penalize)
     remove: Final = Blocking(LimitsAdmin.remove)
     snapshot: Final = Blocking(LimitsAdmin.snapshot)
-
-    def described(self, limit: str, rule: AnyRule) -> str:
-        """As `LimitsAdmin.described`."""
-        return str(self._run(LimitsAdmin.described, limit, rule))
-
-    def all_declared(self) -> Sequence[DeclaredLimit]:
-        """As `LimitsAdmin.all_declared`."""
-        declared: Sequence[DeclaredLimit] = self._run(LimitsAdmin.all_declared)
-        return declared
-
-    def declared(self, limit: str) -> AnyRule:
-        """As `LimitsAdmin.declared`."""
-        rule: AnyRule = self._run(LimitsAdmin.declared, limit)
-        return rule
+    described: Final = Blocking(LimitsAdmin.described)
+    all_declared: Final = Blocking(LimitsAdmin.all_declared)
+    declared: Final = Blocking(LimitsAdmin.declared)
 
 
 class SyncHistoryAdmin(SyncVerbs[HistoryAdmin]):
@@ -195,13 +158,11 @@ class SyncAdmin(SyncVerbs[Admin]):
     stop_node: Final = Blocking(Admin.stop_node)
     set_node_slots: Final = Blocking(Admin.set_node_slots)
     rename_node: Final = Blocking(Admin.rename_node)
-
     loaded: Final = Blocking(Admin.loaded)
     sweep_large_payloads: Final = Blocking(Admin.sweep_large_payloads)
-
-    def decoded(self, stored: str) -> str:
-        """As `Admin.decoded`."""
-        return str(self._run(Admin.decoded, stored))
+    decoded: Final = Blocking(Admin.decoded)
+    now: Final = Blocking(Admin.now)
+    arguments: Final = Blocking(Admin.arguments)
 
     def follow_ended_jobs(
         self, after: str | datetime | None = None, **criteria: Unpack[EndCriteria]
@@ -214,11 +175,6 @@ class SyncAdmin(SyncVerbs[Admin]):
 
         while True:
             yield self._portal.run(next_event())
-
-    def now(self) -> datetime:
-        """As `Admin.now`."""
-        now: datetime = self._run(Admin.now)
-        return now
 
     @property
     def actor(self) -> str:
@@ -240,11 +196,6 @@ class SyncAdmin(SyncVerbs[Admin]):
         """As `Admin.declared_tasks`."""
         declared: Sequence[DeclaredTask] = self._run(attrgetter("declared_tasks"))
         return declared
-
-    def arguments(self, task: str) -> Sequence[TaskArgument]:
-        """As `Admin.arguments`."""
-        found: Sequence[TaskArgument] = self._run(Admin.arguments, task)
-        return found
 
     def by(self, actor: str) -> SyncAdmin:
         """As `Admin.by`."""
