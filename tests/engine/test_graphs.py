@@ -378,6 +378,7 @@ async def test_a_job_adds_jobs_to_its_own_batch_in_a_database(make_app: MakeApp)
         stored = await batch([crawl.call(2)]).then(own.work.call("end")).enqueue()
         assert await result_within(stored.then[0], 15) == "end"
         assert own.ran == ["page", "page", "end"]
+        assert len(await stored.result()) == 5, "the fault: the handle that had enqueued it knew only the first job"
         with pytest.raises(BatchClosed):
             await own.app.batch(stored.id).add([own.work.call("late")])
 

@@ -76,9 +76,8 @@ class Job(RefusesAwait, Generic[R_co]):
 class Batch(RefusesAwait):
     """A stored batch: its id, its jobs, and the ways to follow and cancel it.
 
-    `then` are the handles of the steps after it, one for each `then()` that it was enqueued with: of a job, a chain or
-    a batch. The handle of a stored id (`app.batch(id)`) has neither `jobs` nor `then`; it reads its jobs from the
-    store, in order.
+    `jobs` are those that it was enqueued with, and `then` the handles of the steps after it, one for each `then()`: of
+    a job, a chain or a batch. The handle of a stored id (`app.batch(id)`) has neither.
     """
 
     __slots__ = ("_client", "id", "jobs", "then")
@@ -118,15 +117,15 @@ class Batch(RefusesAwait):
         return [Job(id, self._client) for id in await self._client.add_to_batch(self.id, calls)]
 
     async def result(self, timeout: Duration | None = None) -> list[Any]:
-        """Wait for all jobs and return their results, in order, without those of jobs that were skipped.
+        """Wait for all jobs, also added ones, and return their results, in order, without those that were skipped.
 
         Raises as `Job.result` for the first job that failed or was cancelled, and JobNotFound if one has been pruned.
         """
         await self.wait(timeout)
         results = []
-        for job in await self._stored_jobs():
+        for job_id in await self._client.batch_jobs(self.id):
             with contextlib.suppress(JobSkipped):
-                results.append(await job.result())
+                results.append(await self._client.job_result(job_id, None))
         return results
 
     async def cancel(self) -> int:
@@ -137,9 +136,6 @@ class Batch(RefusesAwait):
         repeated call cancels them.
         """
         return await self._client.cancel_batch(self.id)
-
-    async def _stored_jobs(self) -> Sequence[Job[Any]]:
-        return self.jobs or [Job(id, self._client) for id in await self._client.batch_jobs(self.id)]
 
     def __repr__(self) -> str:
         return f"Batch({self.id!r})"
