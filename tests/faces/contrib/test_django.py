@@ -448,6 +448,22 @@ def test_an_app_in_memory_is_enqueued_to_after_the_commit(shop: Any) -> None:
         assert in_memory.get_result(result.id).args == [1]
 
 
+def test_in_a_transaction_of_another_kind_of_database_a_call_that_does_not_fit_is_refused_at_once(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: the call was accepted, and the error came out of the block after its commit."""
+    app = Headgate("memory://")
+    in_memory = backend(OPTIONS={"app": app}, QUEUES=["default", "mail"])
+    with app.sync, transaction.atomic():
+        monkeypatch.setattr(connections["default"], "vendor", "mysql")
+        with pytest.raises(TypeError, match="has no argument 'c'"):
+            in_memory.enqueue(shop.add, (1,), {"c": 2})
+        with pytest.raises(PayloadError, match="bytes as JSON, more than"):
+            in_memory.enqueue(shop.add, ("x" * 300_000,), {})
+        assert transaction.get_connection().run_on_commit == []
+        monkeypatch.undo()
+
+
 def test_a_task_whose_promised_id_is_taken_by_the_commit_is_refused_with_an_error_that_names_it(shop: Any) -> None:
     app = Headgate("memory://")
     in_memory = backend(OPTIONS={"app": app}, QUEUES=["default", "mail"])

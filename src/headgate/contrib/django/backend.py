@@ -114,6 +114,8 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
             if (rollbacks := self.app._client.rollbacks) is not None:
                 rollbacks[id] = _rollback_check(self._database)
         else:
+            # After the commit nothing could be refused any more.
+            self.app._client.check(job, job.call(*call.args, **call.kwargs))
             # Its id is needed now, so that it can be stored in the transaction.
             id = self.app.sync.run(self._new_id())
             object.__setattr__(result, "id", id)
