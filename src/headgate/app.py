@@ -755,9 +755,10 @@ class Headgate(RefusesForeignWords):
         capacity: dict[str, int] = {}
         for queue, given in chosen.items():
             self._registry.require_queue(queue, "this worker")
-            if given is not None:
-                parse_count(given, "slots", f"queue {queue!r}", least=0, most=MOST_SLOTS)
-            capacity[queue] = given or self._registry.concurrency(queue, settings.concurrency)
+            if given is None:
+                capacity[queue] = self._registry.concurrency(queue, settings.concurrency)
+            else:
+                capacity[queue] = parse_count(given, "slots", f"queue {queue!r}", most=MOST_SLOTS)
         return NodeConfig(
             queues=capacity,
             slots=settings.slots if slots is None else slots,

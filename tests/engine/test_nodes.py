@@ -191,10 +191,13 @@ def test_a_node_with_one_slot_gives_it_to_limited_and_to_unlimited_jobs_in_turn(
     run_virtual(main)
 
 
-def test_a_worker_of_a_queue_that_is_not_declared_is_refused() -> None:
+def test_a_worker_of_a_queue_that_is_not_declared_or_without_slots_is_refused() -> None:
     app = Headgate("sqlite:///never-opened.db")
     with pytest.raises(UnknownQueue, match=r"'mails'.* is not declared"):
         asyncio.run(app.run(queues={"mails": 4}, handle_signals=False))
+    # It ran as many jobs of the queue as the app's own slots.
+    with pytest.raises(DeclarationError, match="queue 'default': slots=0 must be a whole number, at least 1"):
+        asyncio.run(app.run(queues={"default": 0}, handle_signals=False))
     with pytest.raises(DeclarationError, match="memory://"):
         asyncio.run(Headgate("memory://").run(handle_signals=False))
 
