@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec.structs import replace
 
@@ -63,6 +63,8 @@ from headgate.tasks.tracing import Tracing
 if TYPE_CHECKING:
     from headgate.admin import Admin, EnqueuedJob
     from headgate.admin.nodes import Unserved
+
+P = TypeVar("P")
 
 StoreGroups = Callable[[TaskDefinition, Sequence[CallGroup]], Awaitable[list[StoredCall]]]
 """Stores calls of a task."""
@@ -305,25 +307,11 @@ class Client:
 
     async def enqueue_chain(self, plan: ChainSteps) -> PlacedChain:
         """Store the jobs of a chain in one commit, and return where its steps are. Raises as `ChainPlan.enqueue`."""
-
-        async def store() -> PlacedChain:
-            builder = FlowBuilder(self.new_id)
-            chain = builder.add_chain(plan, NOTHING)
-            await self.enqueue_flow(*builder.flow())
-            return chain
-
-        return await with_new_ids(store)
+        return await self._store_flow(lambda builder: builder.add_chain(plan, NOTHING))
 
     async def enqueue_batch(self, plan: BatchSteps) -> PlacedStep:
         """The same for a batch. Raises as `BatchPlan.enqueue`."""
-
-        async def store() -> PlacedStep:
-            builder = FlowBuilder(self.new_id)
-            batch = builder.add_batch(plan, NOTHING)
-            await self.enqueue_flow(*builder.flow())
-            return batch
-
-        return await with_new_ids(store)
+        return await self._store_flow(lambda builder: builder.add_batch(plan, NOTHING))
 
     async def add_to_batch(self, batch_id: str, steps: Iterable[Step]) -> list[str]:
         """Store more jobs of a batch, and return their ids. Raises as `Batch.add`."""
@@ -331,13 +319,16 @@ class Client:
         checked = steps_to_add(steps)
         if not all(call.task and self.registry.declares(call.task) for step in checked for call in calls_of(step)):
             raise DeclarationError("the calls for batch.add() belong to another app than the batch")
+        return await self._store_flow(lambda builder: builder.grow(batch_id, checked)) if checked else []
 
-        async def store() -> list[str]:
+    async def _store_flow(self, add: Callable[[FlowBuilder], P]) -> P:
+        """Store in one commit what `add` adds to a flow, and return what it returns."""
+
+        async def store() -> P:
             builder = FlowBuilder(self.new_id)
-            builder.grow(batch_id, checked)
-            if builder.jobs:
-                await self.enqueue_flow(*builder.flow())
-            return builder.jobs
+            placed = add(builder)
+            await self.enqueue_flow(*builder.flow())
+            return placed
 
         return await with_new_ids(store)
 

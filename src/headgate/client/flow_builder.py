@@ -142,12 +142,13 @@ class FlowBuilder:
         then = tuple(self.add(step, _after(placed, on), outer_plan, outer) for step, on in plan.next)
         return replace(placed, then=then)
 
-    def grow(self, batch: str, steps: Iterable[Step]) -> None:
-        """Add calls and chains to a stored batch."""
+    def grow(self, batch: str, steps: Iterable[Step]) -> list[str]:
+        """Add calls and chains to a stored batch, and return the ids of the jobs."""
         self._batches[batch] = NewBatch(batch, 0, 0, grows=True)
         self._places[batch] = NOTHING
         for step in steps:
             self.add(step, NOTHING, None, batch)
+        return self.jobs
 
     def placed(self, step: Step) -> Sequence[Placed]:
         """Return the parts that were added for a call, a chain or a batch: one for each place that it has."""
