@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import signal
 import sqlite3
 import threading
@@ -110,6 +112,22 @@ def test_a_script_opens_and_closes_in_one_block(tmp_path: Path) -> None:
         assert "headgate-sync" in {thread.name for thread in threading.enumerate()}
         assert app.tasks["add"].sync.enqueue(1, 2).status().state is JobState.WAITING
     assert "headgate-sync" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.timeout(60)
+def test_a_thread_that_can_make_no_event_loop_ends_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: the call, and those of all other threads, waited for ever."""
+    app = make_app(tmp_path)
+
+    def fail() -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.events, "new_event_loop", fail)
+        with pytest.raises(OSError, match="Too many open files"):
+            app.tasks["add"].sync.enqueue(1, 2)
+    assert app.tasks["add"].sync.enqueue(1, 2).status().state is JobState.WAITING
+    app.sync.close()
 
 
 @pytest.fixture

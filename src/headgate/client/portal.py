@@ -208,7 +208,17 @@ class Portal:
             started.set_result(asyncio.get_running_loop())
             await ended.wait()
 
-        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="headgate-sync", daemon=True)
+        def run() -> None:
+            try:
+                with asyncio.Runner() as runner:
+                    runner.run(serve())
+            except BaseException as error:
+                if started.done():
+                    raise
+                # No loop could be made, as without free file descriptors.
+                started.set_exception(error)
+
+        self._thread = threading.Thread(target=run, name="headgate-sync", daemon=True)
         self._thread.start()
         self._loop = started.result()
 
