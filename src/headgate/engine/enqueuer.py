@@ -350,9 +350,7 @@ class Enqueuer(WithServices):
             limit_sets[batch] = limit_set
             own = GatedCall(job.buckets, job.costs, job.terms)
             arguments = task.payload.decode_part(job.payload, flow_call.call.later)
-            buckets, costs, terms = limit_set.joined(
-                own, job.task, task.payload.parameters, arguments, job.headers or {}, task.payload.fields
-            )
+            buckets, costs, terms = limit_set.joined(own, task, arguments, job.headers or {})
             wait_mode = "" if terms is None else terms.wait_mode()
             job = replace(job, buckets=buckets, costs=costs, terms=terms, wait_mode=wait_mode)
         is_in_flow = flow_call.origin != Origin()

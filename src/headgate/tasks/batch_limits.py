@@ -10,10 +10,9 @@ from headgate.errors import DeclarationError
 from headgate.jobs.bucket_mask import chosen
 from headgate.jobs.job import BucketRef
 from headgate.jobs.terms import LimitTerms, PermitTerms
-from headgate.limits.argument_fields import ArgumentFields
-from headgate.limits.key import UNTYPED
 from headgate.limits.limit import Limit, suggested_limits
 from headgate.tasks.call import BatchLimit
+from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.limit_set import Arguments, BoundLimit, GatedCall, Headers
 
 
@@ -26,24 +25,17 @@ class BatchLimits:
         self._bound: dict[str, list[BoundLimit]] = {}
         self._buckets: tuple[BucketRef, ...] | None = None
 
-    def joined(
-        self,
-        gated: GatedCall,
-        task: str,
-        parameters: Sequence[str],
-        arguments: Arguments,
-        headers: Headers,
-        fields: ArgumentFields = UNTYPED,
-    ) -> GatedCall:
+    def joined(self, gated: GatedCall, task: TaskDefinition, arguments: Arguments, headers: Headers) -> GatedCall:
         """Return the buckets for a call of that task, with those of its batch.
 
         Raises DeclarationError if the key differs from that of the earlier calls.
         """
-        bound = self._bound.get(task)
+        bound = self._bound.get(task.name)
         if bound is None:
-            where = f"a batch with task {task!r}"
-            bound = [BoundLimit(limit, name, parameters, where, fields) for name, limit in self._limits]
-            self._bound[task] = bound
+            where, payload = f"a batch with task {task.name!r}", task.payload
+            bound = self._bound[task.name] = [
+                BoundLimit(limit, name, payload.parameters, where, payload.fields) for name, limit in self._limits
+            ]
         buckets = tuple(BucketRef(limit.name, limit.key(arguments, headers, _refuse) or "") for limit in bound)
         if self._buckets is None:
             self._buckets = buckets

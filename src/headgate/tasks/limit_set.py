@@ -26,6 +26,8 @@ from headgate.limits.key import (
     reads_arguments,
 )
 from headgate.limits.limit import Limit, WaitTerms, require_list, suggested_limits, wait_terms
+from headgate.tasks.chunk import Chunk
+from headgate.tasks.payload import PayloadType
 
 OnSkip = Callable[[str, str], None]
 """Called with the limit's name and the reason when a job runs without that limit."""
@@ -200,11 +202,6 @@ class LimitSet:
         ]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
-    @property
-    def patience(self) -> int | None:
-        """The shortest wait that any of the limits allows (µs); None if all wait without a maximum."""
-        return min((limit.patience for limit in self.limits if limit.patience is not None), default=None)
-
     def ask(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> GatedCall:
         """Return the buckets a call uses, its cost in each (None if all are 1), and its terms.
 
@@ -311,29 +308,23 @@ def _terms(
     return LimitTerms(holds, free, patience, cancels=bool(no_wait) and set(no_wait) == {"cancel"}, calls=calls)
 
 
-def call_terms(task: str, chunk: int) -> CallTerms | None:
-    """Return what its limits need to count the calls of a task, each of up to `chunk` jobs; None if a call is a job."""
-    return CallTerms(task, chunk, NO_BUCKETS) if chunk > 1 else None
+def call_terms(task: str, chunk: Chunk | None) -> CallTerms | None:
+    """Return what its limits need to count the calls of a task; None if a call is a job."""
+    return None if chunk is None or chunk.size == 1 else CallTerms(task, chunk.size, NO_BUCKETS)
 
 
 def bind_limits(
-    limits: Sequence[Limit | str],
-    shared: Mapping[str, Limit],
-    task: str,
-    parameters: Sequence[str],
-    fields: ArgumentFields = UNTYPED,
-    chunk: int = 1,
+    limits: Sequence[Limit | str], shared: Mapping[str, Limit], task: str, payload: PayloadType, chunk: Chunk | None
 ) -> LimitSet:
     """Return the limit set of a task. An unnamed limit is named after its task and rule; a string names a shared one.
 
-    `fields` are those of the only argument, which templates may name directly: `{tenant_id}` for `{order.tenant_id}`.
-    One call of the task handles up to `chunk` jobs.
+    Templates may name the fields of an only argument directly: `{tenant_id}` for `{order.tenant_id}`.
     """
     calls = call_terms(task, chunk)
     where = f"task {task!r}"
     return LimitSet(
         [
-            BoundLimit(limit, name, parameters, where, fields, calls)
+            BoundLimit(limit, name, payload.parameters, where, payload.fields, calls)
             for name, limit, _ in named_limits(limits, shared, where, task)
         ]
     )

@@ -11,13 +11,11 @@ from headgate.arguments import MOST_SLOTS, parse_count, parse_duration
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.retry import RetryPolicy, require_policy
-from headgate.jobs.terms import CallTerms
-from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.fair import MOST_WEIGHT, PREFIX, FairKey, FairOrder, checked_key, checked_weights
-from headgate.limits.key import UNTYPED
 from headgate.limits.limit import Key, Limit, OnLimit, WaitTerms, require_list, wait_terms
-from headgate.tasks.limit_set import BoundLimit, NamedLimit, named_limits
+from headgate.tasks.definition import TaskDefinition
+from headgate.tasks.limit_set import BoundLimit, NamedLimit, call_terms, named_limits
 from headgate.tasks.options import checked_timeout, require_names
 
 DEFAULT_QUEUE = "default"
@@ -208,15 +206,7 @@ class QueueLimits:
             else NamedLimit(PREFIX + queue, FairOrder(declared.fair_by, declared.weights or {}), is_own=True)
         )
 
-    def bound(
-        self,
-        parameters: Sequence[str],
-        taken: Sequence[str],
-        *,
-        fields: ArgumentFields = UNTYPED,
-        calls: CallTerms | None = None,
-        waits_here: bool = True,
-    ) -> list[BoundLimit]:
+    def bound(self, task: TaskDefinition, taken: Sequence[str], *, waits_here: bool) -> list[BoundLimit]:
         """Return its limits, bound to the arguments and calls of a task that uses the `taken` ones itself.
 
         Its concurrency and its order are those of jobs that wait in this queue.
@@ -224,7 +214,10 @@ class QueueLimits:
         named = [limit for limit in self.named if limit.name not in taken or limit.limit.may_repeat]
         if self._order is not None and waits_here:
             named.append(self._order)
-        bound = [BoundLimit(limit.limit, limit.name, parameters, self._where, fields, calls) for limit in named]
+        payload, calls = task.payload, call_terms(task.name, task.chunk)
+        bound = [
+            BoundLimit(limit, name, payload.parameters, self._where, payload.fields, calls) for name, limit, _ in named
+        ]
         return [*bound, self.concurrency] if self.concurrency is not None and waits_here else bound
 
     @property

@@ -22,7 +22,7 @@ from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import Hooks
-from headgate.tasks.limit_set import BoundLimit, LimitSet, call_terms
+from headgate.tasks.limit_set import BoundLimit, LimitSet
 from headgate.tasks.modules import is_interactive
 from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.queue import DEFAULT_QUEUE, RESERVED, Queue, QueueLimits, require_name
@@ -281,15 +281,7 @@ class Registry:
             for name in (queue,) if instead_of is None else (instead_of, queue):
                 limits = self._queue_limits.get(name)
                 if limits is not None:
-                    limit_set = limit_set.with_limits(
-                        limits.bound(
-                            task.payload.parameters,
-                            limit_set.names,
-                            fields=task.payload.fields,
-                            calls=call_terms(task.name, 1 if task.chunk is None else task.chunk.size),
-                            waits_here=name == queue,
-                        )
-                    )
+                    limit_set = limit_set.with_limits(limits.bound(task, limit_set.names, waits_here=name == queue))
             declared = self.queues.get(queue if instead_of is None else instead_of)
             limit_set = limit_set.with_default((None if declared is None else declared.waits) or self._waits)
             known[key] = limit_set
