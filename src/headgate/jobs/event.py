@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ from headgate.escaping import as_fields
 from headgate.jobs.alert import AlertState
 from headgate.jobs.job import JobError, JobState
 from headgate.plural import counted
+
+Kind = TypeVar("Kind", bound="type[Event]")
 
 NO_TASKS = (
     'no tasks, so it runs no jobs: name the modules that declare them, by Headgate(…, imports=["myproject.tasks"]) or '
@@ -29,7 +31,7 @@ MOST_NAMES = 10
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Something that happened, at `at`."""
+    """Something that happened, at `at`; it is logged if it is declared with `@logged(level)`."""
 
     at: int
 
@@ -53,6 +55,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return None
 
 
+def logged(level: int, *, of_each_job: bool = False) -> Callable[[Kind], Kind]:
+    """Decorate a kind of event that has a log line, of this level."""
+
+    def declare(kind: Kind) -> Kind:
+        kind.level, kind.is_of_each_job = level, of_each_job
+        return kind
+
+    return declare
+
+
 class JobEvent(Event, frozen=True):
     """Something that happened to a job; a subscriber of this kind gets all of these."""
 
@@ -73,6 +85,7 @@ class JobReplaced(JobEvent, frozen=True):
     run_at: int
 
 
+@logged(logging.DEBUG, of_each_job=True)
 class JobStarted(JobEvent, frozen=True):
     """An attempt starts on this node, `waited` seconds after it was due; it was charged to these `limits`.
 
@@ -86,9 +99,6 @@ class JobStarted(JobEvent, frozen=True):
     limits: tuple[str, ...] = ()
     unlimited: tuple[str, ...] = ()
 
-    level: ClassVar[int | None] = logging.DEBUG
-    is_of_each_job: ClassVar[bool] = True
-
     def line(self) -> str:
         return f"job {self.job_id} ({self.task}) started, attempt {self.attempt}"
 
@@ -101,6 +111,7 @@ class JobProgressed(JobEvent, frozen=True):
     message: str | None
 
 
+@logged(logging.INFO, of_each_job=True)
 class JobFinished(JobEvent, frozen=True):
     """A job is final. Its last attempt `ran` for so many seconds after it `waited`; None if it did not run."""
 
@@ -110,20 +121,15 @@ class JobFinished(JobEvent, frozen=True):
     ran: float | None = None
     waited: float | None = None
 
-    level: ClassVar[int | None] = logging.INFO
-    is_of_each_job: ClassVar[bool] = True
-
     def line(self) -> str:
         times = "" if self.ran is None else f" in {self.ran:.3f} s, waited {self.waited or 0:.3f} s"
         reason = "" if self.error is None else f": {self.error.message}"
         return f"job {self.job_id} ({self.task}) {self.state}{times}{reason}"
 
 
+@logged(logging.ERROR)
 class JobFailure(JobFinished, frozen=True):
     """A job has failed for good."""
-
-    level: ClassVar[int | None] = logging.ERROR
-    is_of_each_job: ClassVar[bool] = False
 
     def line(self) -> str:
         return f"job {self.job_id} ({self.task}) failed at attempt {self.attempt}{_reason(self.error)}"
@@ -132,6 +138,7 @@ class JobFailure(JobFinished, frozen=True):
         return None if self.error is None else self.error.traceback
 
 
+@logged(logging.WARNING)
 class JobRetried(JobEvent, frozen=True):
     """An attempt failed; the next one starts not before `run_at`."""
 
@@ -140,21 +147,17 @@ class JobRetried(JobEvent, frozen=True):
     error: JobError | None
     ran: float | None = None
 
-    level: ClassVar[int | None] = logging.WARNING
-
     def line(self) -> str:
         failed = f"job {self.job_id} ({self.task}) failed at attempt {self.attempt}"
         return f"{failed}, runs again {_second(self.run_at)}{_reason(self.error)}"
 
 
+@logged(logging.DEBUG, of_each_job=True)
 class JobReturned(JobEvent, frozen=True):
     """A job was returned without spending the attempt: snoozed, refused by the callee, or interrupted by a shutdown."""
 
     reason: str
     ran: float | None = None
-
-    level: ClassVar[int | None] = logging.DEBUG
-    is_of_each_job: ClassVar[bool] = True
 
     def line(self) -> str:
         return f"job {self.job_id} ({self.task}) waits again: {self.reason}"
@@ -175,6 +178,7 @@ class JobThrottled(Event, frozen=True):
     count: int
 
 
+@logged(logging.INFO)
 class LimitThrottled(Event, frozen=True):
     """Jobs wait for closed buckets of a limit. Published at once, then at most every 30 s, and when the node stops.
 
@@ -188,8 +192,6 @@ class LimitThrottled(Event, frozen=True):
     count: int
     key: str
     opens_at: int | None
-
-    level: ClassVar[int | None] = logging.INFO
 
     def line(self) -> str:
         opens_at = None if self.opens_at is None else to_datetime(self.opens_at).isoformat(timespec="milliseconds")
@@ -224,13 +226,12 @@ class LimiterGranted(LimiterEvent, frozen=True):
     """
 
 
+@logged(logging.INFO)
 class LimiterRefused(LimiterEvent, frozen=True):
     """A limiter of `app.limiter(…)` refused plain code `count` times since the last one, the latest time for `key`.
 
     Published at once for each limit, then at most every 30 s, and when the app is closed.
     """
-
-    level: ClassVar[int | None] = logging.INFO
 
     def line(self) -> str:
         refused = f"refused plain code {counted(self.count, 'start')}"
@@ -238,19 +239,19 @@ class LimiterRefused(LimiterEvent, frozen=True):
         return f"limit {self.limit} {refused}, the latest for key {self.key!r} [refused {fields}]"
 
 
+@logged(logging.WARNING)
 class LimiterBypassed(LimiterEvent, frozen=True):
     """A middleware passed `count` requests without a limit of `app.limiter(…)`, because the limit's store failed.
 
     The latest one was for `key`. Published as `LimiterRefused` is.
     """
 
-    level: ClassVar[int | None] = logging.WARNING
-
     def line(self) -> str:
         passed = f"{counted(self.count, 'request')} passed without it, as its store does not answer"
         return f"limit {self.limit}: {passed}; the latest for key {self.key!r}"
 
 
+@logged(logging.WARNING)
 class LimitSkipped(Event, frozen=True):
     """A job runs without a limit because its key is empty or could not be computed; published once per limit."""
 
@@ -258,23 +259,21 @@ class LimitSkipped(Event, frozen=True):
     limit: str
     reason: str
 
-    level: ClassVar[int | None] = logging.WARNING
-
     def line(self) -> str:
         return f"jobs of {self.task} run without limit {self.limit}: {self.reason}"
 
 
+@logged(logging.INFO)
 class JobsMigrated(Event, frozen=True):
     """Waiting jobs were moved to the current limits of their tasks."""
 
     jobs: int
 
-    level: ClassVar[int | None] = logging.INFO
-
     def line(self) -> str:
         return f"{counted(self.jobs, 'waiting job')} moved to the current limits of their tasks"
 
 
+@logged(logging.WARNING)
 class JobNotMigrated(Event, frozen=True):
     """The limits of a task have changed and cannot be computed for a waiting job, so the job does not start.
 
@@ -285,8 +284,6 @@ class JobNotMigrated(Event, frozen=True):
     job_id: str
     error: str
 
-    level: ClassVar[int | None] = logging.WARNING
-
     def line(self) -> str:
         return (
             f"{self.task} {self.job_id} waits and is not started: the limits of its task have changed and "
@@ -294,6 +291,7 @@ class JobNotMigrated(Event, frozen=True):
         )
 
 
+@logged(logging.WARNING)
 class LimitStoreFailed(Event, frozen=True):
     """The remote store of a limit is unavailable; by its `on_store_error` jobs run without it, share it, or wait.
 
@@ -305,37 +303,34 @@ class LimitStoreFailed(Event, frozen=True):
     jobs_run: bool
     sharers: int | None = None
 
-    level: ClassVar[int | None] = logging.WARNING
-
     def line(self) -> str:
         share = f"its jobs use one of {self.sharers} shares" if self.sharers else "its jobs wait"
         doing = "jobs run without it" if self.jobs_run else share
         return f"limit {self.limit}: its store does not answer, {doing}: {self.error}"
 
 
+@logged(logging.INFO)
 class LimitStoreRecovered(Event, frozen=True):
     """The remote store of a limit answers again."""
 
     limit: str
 
-    level: ClassVar[int | None] = logging.INFO
-
     def line(self) -> str:
         return f"limit {self.limit}: its store answers again"
 
 
+@logged(logging.WARNING)
 class LimitStoreMisconfigured(Event, frozen=True):
     """The remote store of a limit is configured so that budget may be lost or exceeded; published once."""
 
     limit: str
     advice: str
 
-    level: ClassVar[int | None] = logging.WARNING
-
     def line(self) -> str:
         return f"limit {self.limit}: {self.advice}"
 
 
+@logged(logging.INFO)
 class OccurrencesSkipped(Event, frozen=True):
     """`count` occurrences of a schedule do not run, for a `reason`; the next one is due at `next_at`.
 
@@ -349,22 +344,19 @@ class OccurrencesSkipped(Event, frozen=True):
     count: int
     next_at: int | None
 
-    level: ClassVar[int | None] = logging.INFO
-
     def line(self) -> str:
         reason = _SKIPPED.get(self.reason, self.reason)
         goes_on = "" if self.next_at is None else f"; next {_second(self.next_at)}"
         return f"schedule {self.schedule} skipped {counted(self.count, 'occurrence')}: {reason}{goes_on}"
 
 
+@logged(logging.WARNING)
 class ScheduleTooFast(Event, frozen=True):
     """A schedule is due more often than a limit of its task allows; published when it is declared."""
 
     schedule: str
     task: str
     limit: str
-
-    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         return (
@@ -373,18 +365,18 @@ class ScheduleTooFast(Event, frozen=True):
         )
 
 
+@logged(logging.ERROR)
 class ScheduleFailed(Event, frozen=True):
     """This node cannot compute when a schedule is due and leaves it to other nodes; published once."""
 
     schedule: str
     error: str
 
-    level: ClassVar[int | None] = logging.ERROR
-
     def line(self) -> str:
         return f"schedule {self.schedule} is not run by this node: {self.error}"
 
 
+@logged(logging.ERROR)
 class ScheduleOverdue(Event, frozen=True):
     """No node has fired a schedule that was due at `due_at` (wall microseconds), more than a minute ago, and this one
     cannot: it `lacks` the task, or the custom trigger, which only the declaring code has. Published once per schedule.
@@ -394,8 +386,6 @@ class ScheduleOverdue(Event, frozen=True):
     task: str
     lacks: Literal["task", "trigger"]
     due_at: int
-
-    level: ClassVar[int | None] = logging.ERROR
 
     def line(self) -> str:
         lacks = (
@@ -409,53 +399,50 @@ class ScheduleOverdue(Event, frozen=True):
         )
 
 
+@logged(logging.INFO)
 class ScheduleRenamed(Event, frozen=True):
     """A schedule has replaced the one that was named after an alias of its task."""
 
     schedule: str
     was: str
 
-    level: ClassVar[int | None] = logging.INFO
-
     def line(self) -> str:
         return f"schedule {self.schedule} continues schedule {self.was}, which was renamed"
 
 
+@logged(logging.INFO)
 class ScheduleSuperseded(Event, frozen=True):
     """A newer release, live or seen within three minutes, declares the schedule differently; its declaration holds."""
 
     schedule: str
 
-    level: ClassVar[int | None] = logging.INFO
-
     def line(self) -> str:
         return f"schedule {self.schedule} stays as a newer release declares it, until none has run for three minutes"
 
 
+@logged(logging.WARNING)
 class EndingRefused(Event, frozen=True):
     """The ending of an attempt was refused: another node owns the job, or it was cancelled."""
 
     job_id: str
     task: str
 
-    level: ClassVar[int | None] = logging.WARNING
-
     def line(self) -> str:
         return f"job {self.job_id} ({self.task}) ended here, but is no longer this node's: its result was refused"
 
 
+@logged(logging.ERROR)
 class RetryPolicyFailed(Event, frozen=True):
     """A function of a task's retry policy raised; the job is retried with the default delays."""
 
     task: str
     error: str
 
-    level: ClassVar[int | None] = logging.ERROR
-
     def line(self) -> str:
         return f"the retry policy of task {self.task} raised {self.error}; its job is retried with the default delays"
 
 
+@logged(logging.WARNING)
 class AttemptLingers(JobEvent, frozen=True):
     """A cancelled attempt still runs after `seconds`, and its slot stays taken; published once.
 
@@ -468,8 +455,6 @@ class AttemptLingers(JobEvent, frozen=True):
     cause: str
     seconds: float
 
-    level: ClassVar[int | None] = logging.WARNING
-
     def line(self) -> str:
         return (
             f"job {self.job_id} ({self.task}) was asked to end ({self.cause}) and still runs {self.seconds:g} s later, "
@@ -477,6 +462,7 @@ class AttemptLingers(JobEvent, frozen=True):
         )
 
 
+@logged(logging.ERROR)
 class CallbackFailed(Event, frozen=True):
     """A callback of a task, such as `on_error`, raised or could not be called; the job is not affected."""
 
@@ -485,36 +471,33 @@ class CallbackFailed(Event, frozen=True):
     callback: str
     error: str
 
-    level: ClassVar[int | None] = logging.ERROR
-
     def line(self) -> str:
         return f"{self.callback} of {self.task} failed on job {self.job_id}: {self.error}"
 
 
+@logged(logging.ERROR)
 class ResourceFailed(Event, frozen=True):
     """A resource of scope "node" raised when it was closed."""
 
     resource: str
     error: str
 
-    level: ClassVar[int | None] = logging.ERROR
-
     def line(self) -> str:
         return f"resource {self.resource} raised when it was closed: {self.error}"
 
 
+@logged(logging.ERROR)
 class ShutdownFailed(Event, frozen=True):
     """A function of `@app.on_shutdown` raised, or took too long and was cancelled."""
 
     function: str
     error: str
 
-    level: ClassVar[int | None] = logging.ERROR
-
     def line(self) -> str:
         return f"shutdown function {self.function} failed: {self.error}"
 
 
+@logged(logging.ERROR)
 class TaskUnknown(Event, frozen=True):
     """Stored jobs name a task that this node does not declare; they stay waiting. Published once per task.
 
@@ -524,8 +507,6 @@ class TaskUnknown(Event, frozen=True):
     task: str
     declared: Sequence[str] = ()
 
-    level: ClassVar[int | None] = logging.ERROR
-
     def line(self) -> str:
         return (
             f"jobs of task {self.task} wait, and no such task is declared here: {_how_to_declare(self.task)}; if "
@@ -534,6 +515,7 @@ class TaskUnknown(Event, frozen=True):
         )
 
 
+@logged(logging.WARNING)
 class QueueUnserved(Event, frozen=True):
     """A result is awaited of a job in a queue that no worker serves, as has been so for `seconds`, if one ever did.
 
@@ -544,12 +526,11 @@ class QueueUnserved(Event, frozen=True):
     seconds: float | None
     runs_here: bool = False
 
-    level: ClassVar[int | None] = logging.WARNING
-
     def line(self) -> str:
         return f"a result is awaited, and {unserved_text(self.queue, self.seconds, runs_here=self.runs_here)}"
 
 
+@logged(logging.INFO)
 class NodeStarted(Event, frozen=True):
     """This node starts to claim jobs.
 
@@ -567,8 +548,6 @@ class NodeStarted(Event, frozen=True):
     grace: float
     in_session: bool = False
 
-    level: ClassVar[int | None] = logging.INFO
-
     @property
     def own_level(self) -> int:
         return logging.INFO if self.tasks or self.in_session else logging.WARNING
@@ -584,6 +563,7 @@ class NodeStarted(Event, frozen=True):
         yield _listed("limit", [f"{name} ({rule})" for name, rule in self.limits.items()])
 
 
+@logged(logging.INFO)
 class NodeChanged(Event, frozen=True):
     """An operator has changed what this node claims: its slots by `queues`, at most `slots` at once.
 
@@ -595,14 +575,13 @@ class NodeChanged(Event, frozen=True):
     slots: int
     is_quiet: bool
 
-    level: ClassVar[int | None] = logging.INFO
-
     def line(self) -> str:
         if self.is_quiet:
             return f"{self.node} is quiet: it claims no more jobs until it is resumed"
         return f"{self.node} runs at most {counted(self.slots, 'job')} now; {_queues(self.queues)}"
 
 
+@logged(logging.INFO)
 class NodeStopping(Event, frozen=True):
     """This node is stopping: it claims no more jobs and lets its `running` ones finish within `grace` seconds.
 
@@ -615,8 +594,6 @@ class NodeStopping(Event, frozen=True):
     by_operator: bool = False
     grace: float = 0.0
     in_threads: int = 0
-
-    level: ClassVar[int | None] = logging.INFO
 
     @property
     def own_level(self) -> int:
@@ -635,25 +612,23 @@ class NodeStopping(Event, frozen=True):
         )
 
 
+@logged(logging.INFO)
 class NodeStopped(Event, frozen=True):
     """This node has stopped; `returned` unfinished jobs wait again."""
 
     node: str
     returned: int
 
-    level: ClassVar[int | None] = logging.INFO
-
     def line(self) -> str:
         return f"{self.node} stopped, {counted(self.returned, 'job')} returned"
 
 
+@logged(logging.CRITICAL)
 class NodeCrashed(Event, frozen=True):
     """An error in one of its services ended this node; other nodes recover its jobs when its lease has ended."""
 
     node: str
     error: JobError
-
-    level: ClassVar[int | None] = logging.CRITICAL
 
     def line(self) -> str:
         return (
@@ -665,6 +640,7 @@ class NodeCrashed(Event, frozen=True):
         return self.error.traceback
 
 
+@logged(logging.WARNING)
 class NodeLost(Event, frozen=True):
     """A node is dead; its jobs wait again, except the poisonous ones, which fail, and complete ones, which succeed.
 
@@ -677,8 +653,6 @@ class NodeLost(Event, frozen=True):
     completed: int = 0
     poisonous_jobs: tuple[str, ...] = ()
 
-    level: ClassVar[int | None] = logging.WARNING
-
     def line(self) -> str:
         completed = f", {self.completed} were complete and succeeded" if self.completed else ""
         poisonous = f", {self.poisonous} failed as poisonous (three lost attempts)" if self.poisonous else ""
@@ -690,6 +664,7 @@ class NodeLost(Event, frozen=True):
         return f"{self.node} died: {self.returned} of its jobs wait again{completed}{poisonous}"
 
 
+@logged(logging.INFO)
 class AlertSent(Event, frozen=True):
     """A message of an alert was delivered to its target; `alert_id` and `number` are those of the message."""
 
@@ -699,12 +674,11 @@ class AlertSent(Event, frozen=True):
     state: AlertState
     text: str
 
-    level: ClassVar[int | None] = logging.INFO
-
     def line(self) -> str:
         return f"alert {self.alert} sent: {self.text}"
 
 
+@logged(logging.ERROR)
 class AlertFailed(Event, frozen=True):
     """A message of an alert was not delivered, at this try, counted from 1; it is tried again at `retry_at`."""
 
@@ -716,8 +690,6 @@ class AlertFailed(Event, frozen=True):
     error: str
     retry_at: int
 
-    level: ClassVar[int | None] = logging.ERROR
-
     def line(self) -> str:
         return (
             f"alert {self.alert} was not delivered at try {self.tried}, and is tried again at "
@@ -725,18 +697,18 @@ class AlertFailed(Event, frozen=True):
         )
 
 
+@logged(logging.ERROR)
 class NodeDeclaredDead(Event, frozen=True):
     """Another node declared this one dead while it was alive; it has cancelled its jobs and joined again."""
 
     node: str
     cancelled: int
 
-    level: ClassVar[int | None] = logging.ERROR
-
     def line(self) -> str:
         return f"{self.node} was declared dead while alive; it cancelled {counted(self.cancelled, 'running job')}"
 
 
+@logged(logging.ERROR)
 class LeaseNotRenewed(Event, frozen=True):
     """This node could not renew its lease for `seconds`, and others may soon recover its jobs; published each time.
 
@@ -748,8 +720,6 @@ class LeaseNotRenewed(Event, frozen=True):
     seconds: float
     cancelled: int
 
-    level: ClassVar[int | None] = logging.ERROR
-
     def line(self) -> str:
         return (
             f"{self.node} could not renew its lease for {self.seconds:.1f} s: it cancelled "
@@ -758,6 +728,7 @@ class LeaseNotRenewed(Event, frozen=True):
         )
 
 
+@logged(logging.WARNING)
 class ClockSkewed(Event, frozen=True):
     """This node's clock is `seconds` ahead of the store's (below 0: behind it); published once.
 
@@ -767,13 +738,12 @@ class ClockSkewed(Event, frozen=True):
     node: str
     seconds: float
 
-    level: ClassVar[int | None] = logging.WARNING
-
     def line(self) -> str:
         apart = f"{abs(self.seconds):.1f} s {'ahead of' if self.seconds > 0 else 'behind'}"
         return f"the clock of {self.node} is {apart} the store's; jobs use the store's clock, log lines this one"
 
 
+@logged(logging.WARNING)
 class ReportDropped(Event, frozen=True):
     """The store cannot keep output of an attempt: log lines or progress are lost, nothing else."""
 
@@ -781,8 +751,6 @@ class ReportDropped(Event, frozen=True):
     task: str
     attempt: int
     error: str
-
-    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         return f"a report of job {self.job_id} ({self.task}) at attempt {self.attempt} was dropped: {self.error}"
@@ -812,35 +780,32 @@ class StorageUsed(Event, frozen=True):
     jobs: int
 
 
+@logged(logging.ERROR)
 class StorageFailed(Event, frozen=True):
     """A call to the store failed; the node tries again."""
 
     doing: str
     error: str
 
-    level: ClassVar[int | None] = logging.ERROR
-
     def line(self) -> str:
         return f"storage failure while {self.doing}: {self.error}"
 
 
+@logged(logging.WARNING)
 class StorageRecovered(Event, frozen=True):
     """The store answers heartbeats of this node again; the first one had failed so many seconds before."""
 
     seconds: float
 
-    level: ClassVar[int | None] = logging.WARNING
-
     def line(self) -> str:
         return f"the store answers again, {self.seconds:.1f} s after a heartbeat failed"
 
 
+@logged(logging.WARNING)
 class LoopBlocked(Event, frozen=True):
     """The event loop did not run for so many seconds: a handler blocked it, or the process was frozen."""
 
     seconds: float
-
-    level: ClassVar[int | None] = logging.WARNING
 
     def line(self) -> str:
         cause = "a handler blocked it (make it a plain def task), or the process was frozen"
