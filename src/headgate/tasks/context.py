@@ -90,6 +90,7 @@ class JobContext(RefusesForeignWords):
     """
 
     __slots__ = (
+        "__weakref__",
         "_annotations",
         "_cancelled",
         "_charge",

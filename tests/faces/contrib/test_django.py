@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from django.db import connection, connections, transaction
 from django.test.utils import override_settings
 from django.utils import timezone
 
-from headgate import DeclarationError, Headgate, PayloadError, StorageUnavailable
+from headgate import DeclarationError, Headgate, JobState, PayloadError, StorageUnavailable
 from headgate.contrib.django import HeadgateBackend, database_url, task_options
 from headgate.contrib.django.declared import IMPORTED
 from headgate.contrib.django.default_app import problem_with_database
@@ -26,7 +27,7 @@ from headgate.contrib.django.standard import InvalidTask, InvalidTaskBackend, ex
 from headgate.jobs.encoded import codecs_of
 from tests.faces.contrib.django_shop import ended, running, set_up
 from tests.internals import make_ids_again
-from tests.until import patient
+from tests.until import patient, until_now
 
 
 @pytest.fixture(scope="module")
@@ -480,6 +481,17 @@ def test_a_task_whose_promised_id_is_taken_by_the_commit_is_refused_with_an_erro
         with pytest.raises(StorageUnavailable, match=rf"not enqueued: .*{second.id}.* enqueue it again"):
             late[1]()
         assert in_memory.get_result(first.id).args == [1]
+
+
+def test_nothing_is_kept_of_a_job_that_was_cancelled_while_it_ran(worker: Any) -> None:
+    """The fault: its result stayed in memory, with its arguments, until the worker ended."""
+    result = worker.work_until_cancelled.enqueue()
+    job = tasks.task_backends["default"].app.sync.job(result.id)
+    until_now(lambda: job.status().state is JobState.RUNNING)
+    assert job.cancel() is True
+    assert ended(result).status == "FAILED"
+    kept = tasks.task_backends["default"]._declared(worker.work_until_cancelled.module_path)._attempts
+    until_now(lambda: gc.collect() >= 0 and not kept)
 
 
 def test_options_above_the_task_are_refused(shop: Any) -> None:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import connections
 from msgspec import structs
 
-from headgate import Cancel, Headgate, JobContext, RateLimited, Snooze, Task, current_job
+from headgate import Headgate, JobContext, Task, current_job
 from headgate.admin import JobDetails
 from headgate.contrib.django.arguments import Arguments, Parameters
 from headgate.contrib.django.options import options_of
 from headgate.contrib.django.results import fail, started_result, stored_result, succeed
 from headgate.contrib.django.standard import base, signals
 from headgate.jobs.identity import process_name
-
-WITHOUT_CALLBACK = (Snooze, RateLimited, Cancel, asyncio.CancelledError)
-"""Exceptions that end an attempt after which no callback is called."""
 
 
 def with_connections(call: Callable[[], Any]) -> Any:
@@ -54,8 +51,8 @@ class DjangoTaskBody:
         self._task = task
         self._alias = alias
         self._sender = sender
-        # The results of the attempts that run here, until the outcomes of their jobs are known.
-        self._attempts: dict[str, Any] = {}
+        # The results of the attempts that run here, until their callbacks are called, if there are any.
+        self._attempts: WeakKeyDictionary[JobContext, Any] = WeakKeyDictionary()
         self.parameters = Parameters(task.func, takes_context=task.takes_context)
         self.app_task: Task[..., Any] = self._declare(queue)
 
@@ -65,7 +62,6 @@ class DjangoTaskBody:
         declared = self._app.task(name=self._task.module_path, queue=queue, **options)(self._function())
         declared.on_completed(self._on_completed)
         declared.on_error(self._on_error)
-        declared.on_retry(self._on_retry)
         return declared
 
     def result_of(self, details: JobDetails) -> Any:
@@ -95,14 +91,10 @@ class DjangoTaskBody:
 
     def _run(self, named: dict[str, Any]) -> Any:
         job = current_job()
-        try:
-            args, kwargs = self.parameters.of_job(named, job.headers)
-            result = self._running(job, Arguments(args, kwargs))
-            signals.task_started.send_robust(sender=self._sender, task_result=result)
-            return self._task.func(*self._context(result), *args, **kwargs)
-        except WITHOUT_CALLBACK:
-            self._attempts.pop(job.id, None)
-            raise
+        args, kwargs = self.parameters.of_job(named, job.headers)
+        result = self._running(job, Arguments(args, kwargs))
+        signals.task_started.send_robust(sender=self._sender, task_result=result)
+        return self._task.func(*self._context(result), *args, **kwargs)
 
     async def _run_async(self, named: dict[str, Any]) -> Any:
         job = current_job()
@@ -113,9 +105,6 @@ class DjangoTaskBody:
                 result = await sync_to_async(self._running)(job, Arguments(args, kwargs))
                 await signals.task_started.asend_robust(sender=self._sender, task_result=result)
                 return await self._task.func(*self._context(result), *args, **kwargs)
-            except WITHOUT_CALLBACK:
-                self._attempts.pop(job.id, None)
-                raise
             finally:
                 await sync_to_async(connections.close_all)()
 
@@ -125,7 +114,7 @@ class DjangoTaskBody:
             result = started_result(self._task, self._alias, job, call, process_name())
         else:
             result = self._stored(job)
-        self._attempts[job.id] = result
+        self._attempts[job] = result
         return result
 
     def _context(self, result: Any) -> tuple[Any, ...]:
@@ -143,16 +132,13 @@ class DjangoTaskBody:
         with_connections(partial(self._send_finished_once, job, end))
 
     def _send_finished_once(self, job: JobContext, end: Callable[[Any], None]) -> None:
-        result = self._attempts.pop(job.id, None)
+        result = self._attempts.pop(job, None)
         if result is None:
             # It failed without an attempt in this process, for example because it expired.
             result = self._stored(job)
         else:
             end(result)
         signals.task_finished.send_robust(sender=self._sender, task_result=result)
-
-    def _on_retry(self, job: JobContext, _error: BaseException, _attempt: int, _delay: float) -> None:
-        self._attempts.pop(job.id, None)
 
     def _stored(self, job: JobContext) -> Any:
         return self.result_of(self._app.sync.admin.job(job.id))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -63,6 +64,12 @@ def third_time(context: Any, name: str) -> list[Any]:
         len(context.task_result.errors),
         context.task_result.kwargs | {"args": context.task_result.args},
     ]
+
+
+@task
+def work_until_cancelled() -> None:
+    while not current_job().cancelled:
+        time.sleep(0.01)
 
 
 @task(takes_context=True)
