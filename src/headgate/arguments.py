@@ -129,11 +129,11 @@ def parse_instant(value: object, name: str, where: str = "") -> int:
     return from_datetime(value)
 
 
-def parse_until(until: object, name: str, where: str, now: int) -> int:
-    """Return the microseconds from `now` until a datetime, or of a duration; from 0 to a hundred years."""
+def parse_until(until: object, now: int) -> int:
+    """Return the microseconds from `now` to the end of a penalty: a datetime, or a duration; up to a hundred years."""
     if isinstance(until, datetime):
-        return min(max(0, parse_instant(until, name, where) - now), FARTHEST)
-    return parse_wait(until, name, where)
+        return min(max(0, parse_instant(until, "until", "penalize") - now), FARTHEST)
+    return parse_wait(until, "until", "penalize")
 
 
 def require_storable(text: object, what: str) -> None:

@@ -128,8 +128,9 @@ class Settings:
             parse_count(self.max_tasks_per_child, "max_tasks_per_child")
         if self.max_memory_per_child is not None:
             parse_bytes(self.max_memory_per_child, "max_memory_per_child", least=MEBIBYTE)
-        for name in ("connections", "max_payload", "log_lines"):
+        for name in ("connections", "max_payload"):
             parse_count(getattr(self, name), name, least=0)
+        parse_count(self.log_lines, "log_lines", least=0, most=MAX_LOG_LINES)
         require_policy(self.retry, "Headgate(…)")
         wait_terms(self.on_limit, self.max_wait, "the app", "app")
         for name in ("timeout", "heartbeat", "lease"):
@@ -146,8 +147,6 @@ class Settings:
             raise DeclarationError(
                 f"connections={self.connections} must be at least 2, so that claims do not wait for endings"
             )
-        if not 0 <= self.log_lines <= MAX_LOG_LINES:
-            raise DeclarationError(f"log_lines={self.log_lines} must be from 0 to {MAX_LOG_LINES}")
         if self.log_level not in logging.getLevelNamesMapping():
             raise DeclarationError(f"log_level={self.log_level!r} must be a level name of logging, such as INFO")
         for name in ("history", "throttle_events", "log_jobs", "migrate"):
@@ -162,9 +161,9 @@ SETTINGS = tuple(field.name for field in fields(Settings))
 """The names of the settings."""
 
 
-def storage_url(environment: Mapping[str, str] = os.environ) -> str:
+def storage_url() -> str:
     """Return `HEADGATE_URL`. Raises DeclarationError if it is unset or empty; there is no default store."""
-    url = environment.get("HEADGATE_URL", "").strip()
+    url = os.environ.get("HEADGATE_URL", "").strip()
     if not url:
         raise DeclarationError(
             'Headgate() has no store for its jobs: pass a URL, such as Headgate("sqlite:///jobs.db") or '
@@ -267,10 +266,10 @@ def parse_switch(text: str, name: str) -> bool:
         raise DeclarationError(f"{name}={text!r} must be one of {', '.join(_SWITCH)}") from None
 
 
-def parse_retry(text: str, name: str = "HEADGATE_RETRY") -> RetryPolicy:
-    """Parse `5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or `delays=1s+1m+1h`.
+def parse_retry(text: str) -> RetryPolicy:
+    """Parse the variable: `5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or `delays=1s+1m+1h`.
 
-    Filters and functions have no text form; use code for them. Raises DeclarationError with the `name` of the variable.
+    Filters and functions have no text form; use code for them. Raises DeclarationError.
     """
     options: dict[str, Any] = {}
     is_number = "=" not in text
@@ -284,10 +283,10 @@ def parse_retry(text: str, name: str = "HEADGATE_RETRY") -> RetryPolicy:
             case "delays" if None not in (delays := [duration_in(each) for each in value.split("+")]):
                 options[word] = [length / SECOND for length in delays if length is not None]
             case "jitter":
-                options[word] = parse_switch(value, f"{name}: jitter")
+                options[word] = parse_switch(value, "HEADGATE_RETRY: jitter")
             case _:
                 raise DeclarationError(
-                    f"{name}={text!r}: {part.strip()!r} cannot be read; write 5, retries=5,base=2s,cap=10m,jitter=off, "
-                    "retries=5,delay=30s, or delays=1s+1m+1h (s, m, h, d, w)"
+                    f"HEADGATE_RETRY={text!r}: {part.strip()!r} cannot be read; write 5, "
+                    "retries=5,base=2s,cap=10m,jitter=off, retries=5,delay=30s, or delays=1s+1m+1h (s, m, h, d, w)"
                 )
     return RetryPolicy(**options)

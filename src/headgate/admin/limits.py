@@ -508,7 +508,7 @@ class LimitsAdmin:
         """
         self.declared(limit)
         key = bucket_key(key)
-        closed_for = parse_until(until, "until", "penalize", self._storage.now())
+        closed_for = parse_until(until, self._storage.now())
         wall = self._storage.now() + closed_for
         if limit in self._other_stores:
             await self._other_stores[limit].open()

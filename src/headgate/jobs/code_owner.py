@@ -16,11 +16,6 @@ _STANDARD_HERE = sysconfig.get_path("stdlib")
 _HEADGATE_HERE = str(Path(__file__).parents[1])
 
 
-def is_users(file: str) -> bool:
-    """Whether a file is neither Headgate's nor Python's, but the user's or of a package."""
-    return owner_of(file) is not None
-
-
 @lru_cache(10_000)
 def owner_of(file: str) -> str | None:
     """Return the installed package of a file, "" for one that is not installed, None for Python's and Headgate's."""

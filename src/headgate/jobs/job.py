@@ -385,10 +385,10 @@ def describe_error(error: BaseException) -> JobError:
 
 def _from_user(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the first frame of the user's code on, or all of it if there is none."""
-    from headgate.jobs.code_owner import is_users  # Only a failure needs it.
+    from headgate.jobs.code_owner import owner_of  # Only a failure needs it.
 
     first = trace
-    while first is not None and not is_users(first.tb_frame.f_code.co_filename):
+    while first is not None and owner_of(first.tb_frame.f_code.co_filename) is None:
         first = first.tb_next
     return first or trace
 

@@ -30,7 +30,7 @@ class Callbacks:
 
     __slots__ = ("_functions", "_methods", "exist")
 
-    def __init__(self, handler: type[Any] | None = None, base: type[Any] | None = None) -> None:
+    def __init__(self, handler: type[Any] | None, base: type[Any]) -> None:
         """Take the handler's methods that override those of the base class `base`."""
         self._functions: dict[CallbackKind, list[AnyCallback]] = {}
         self._methods = frozenset(

@@ -63,7 +63,7 @@ class LocalBudget:
     def penalize(self, key: str, until: datetime | Duration) -> None:
         if self.is_closed:
             raise GateClosed
-        closed_for = parse_until(until, "until", "penalize", self.table.clock.now())
+        closed_for = parse_until(until, self.table.clock.now())
         if self.table.rule.adapts:
             # Before it is closed: while a bucket is closed, a refusal of an unknown start is not counted again.
             self.table.refuse(key, None)

@@ -137,7 +137,7 @@ class SharedBudget:
 
     def _opening(self, until: datetime | Duration) -> int:
         """Return the clock time of an instant; an invalid one is refused before any request."""
-        return self.clock.monotonic() + parse_until(until, "until", "penalize", self.clock.now())
+        return self.clock.monotonic() + parse_until(until, self.clock.now())
 
 
 def _undo(key: str, cost: int) -> Callable[[SharedSession, Decision], None]:
