@@ -1,19 +1,23 @@
-"""A handler that leaks files until its process can open none: its own jobs fail, and its worker continues."""
+"""A process that can open no more files, as after a leak: its own jobs fail or wait, and its worker continues."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headgate import Headgate, JobFailed
+from headgate import Headgate, JobFailed, RetryPolicy, StorageUnavailable, current_job
+from headgate.engine import executor
 from headgate.storage.procedures.nodes import is_running, process_started
 from tests.durability.processes import Child, Children
+from tests.durability.stores import open_store
 from tests.postgres_server import PostgresServer
 from tests.until import result_within
 
@@ -132,9 +136,8 @@ async def test_a_worker_on_postgres_outlives_a_handler_that_leaks_files(
     await check(postgres.url, children, tmp_path)
 
 
-def test_a_process_that_cannot_open_files_declares_no_other_dead() -> None:
-    started = process_started(os.getpid())
-    assert started
+@contextlib.contextmanager
+def no_file_can_be_opened() -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
@@ -142,8 +145,50 @@ def test_a_process_that_cannot_open_files_declares_no_other_dead() -> None:
     try:
         with pytest.raises(OSError, match="Too many open files"):
             os.open(os.devnull, os.O_RDONLY)
-        assert is_running(os.getpid(), started)
-        assert is_running(os.getppid(), process_started(os.getppid()) or "1")
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_a_connection_to_a_sqlite_file_that_cannot_be_opened_is_temporary(database: Path) -> None:
+    async with open_store(database) as storage:
+        with no_file_can_be_opened():
+            with pytest.raises(StorageUnavailable, match=r"jobs.db could not be used: unable to open"):
+                async with storage.transaction():
+                    raise AssertionError
+            # Counts and the check of the file are read on connections of their own.
+            for verb in (storage.counts(), storage.check_indexes()):
+                with pytest.raises(StorageUnavailable, match=r"jobs.db could not be used: unable to open"):
+                    await verb
+        async with storage.transaction() as connection:
+            assert connection.in_transaction
+        assert await storage.counts() == []
+
+
+async def test_a_job_whose_transaction_cannot_open_the_file_is_returned(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: it spent its attempt, and failed, with an error of sqlite3."""
+    monkeypatch.setattr(executor, "REFUSAL_PAUSE", 1)
+    runs: list[int] = []
+    app = Headgate(f"sqlite:///{database}")
+
+    @app.task(retry=RetryPolicy(retries=0))
+    async def pay() -> None:
+        runs.append(current_job().attempt)
+        with no_file_can_be_opened() if len(runs) == 1 else contextlib.nullcontext():
+            async with current_job().transaction():
+                pass
+
+    async with app:
+        await result_within(await pay.enqueue(), 20)
+    assert runs == [1, 1]
+
+
+def test_a_process_that_cannot_open_files_declares_no_other_dead() -> None:
+    started = process_started(os.getpid())
+    assert started
+    with no_file_can_be_opened():
+        assert is_running(os.getpid(), started)
+        assert is_running(os.getppid(), process_started(os.getppid()) or "1")
     assert not is_running(os.getpid(), "1")

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import partial
 from operator import attrgetter
@@ -419,20 +419,22 @@ class SqliteStorage(Store):
         self._require_file()
         self._require_no_transaction()
         async with self._transaction_turn:
-            # The store may have been closed meanwhile.
-            self._require_file()
-            await self._batcher.write(Write(_change_nothing))
+            # It raises if the store has been closed meanwhile.
+            await self._write(Write(_change_nothing))
             self._require_file()
             thread = self._transaction_thread
             if thread is None:
                 thread = self._transaction_thread = CallThread("headgate-sqlite-transactions")
-            connection = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
+            with self._translating():
+                connection = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
             current = UserTransaction(self.path)
             try:
                 await self._begin(thread, connection)
                 _transactions.set((*(each for each in _transactions.get() if each.is_open), current))
                 yield connection
-                await self._commit_transaction(thread, connection)
+                # To its end, even if the caller is cancelled.
+                with self._translating():
+                    await shield_until_done(self._in_thread(thread, connection.execute, "COMMIT"))
             finally:
                 current.is_open = False
                 # A transaction that is still open is rolled back.
@@ -443,22 +445,13 @@ class SqliteStorage(Store):
         is_cancelled = threading.Event()
         begin = partial(sqlite_file.begin, is_over=is_cancelled.is_set)
         beginning = self._in_thread(thread, begin, connection, self._patience, self.clock, self._warn_slow)
-        running = asyncio.ensure_future(beginning)
         try:
-            await asyncio.shield(running)
+            with self._translating():
+                await asyncio.shield(beginning)
         except asyncio.CancelledError:
             is_cancelled.set()
-            await shield_until_done(asyncio.gather(running, return_exceptions=True))
+            await shield_until_done(asyncio.gather(beginning, return_exceptions=True))
             raise
-        except sqlite3.Error as error:
-            raise_instead(self._translated(error), error)
-
-    async def _commit_transaction(self, thread: CallThread, connection: sqlite3.Connection) -> None:
-        """Commit in a thread, to its end, even if the caller is cancelled."""
-        try:
-            await shield_until_done(self._in_thread(thread, connection.execute, "COMMIT"))
-        except sqlite3.Error as error:
-            raise_instead(self._translated(error), error)
 
     def _require_no_transaction(self) -> None:
         """Raise HeadgateError inside the block of a transaction on this file, for which the caller would wait."""
@@ -617,8 +610,9 @@ class SqliteStorage(Store):
 
     async def _open_reader(self, name: str) -> Reader:
         self._require_file()
-        # Handlers may occupy all threads of the loop's own executor.
-        reader = await self._in_thread(CallThread(f"headgate-sqlite-open-{name}"), Reader, self.path, name)
+        with self._translating():
+            # Handlers may occupy all threads of the loop's own executor.
+            reader = await self._in_thread(CallThread(f"headgate-sqlite-open-{name}"), Reader, self.path, name)
         try:
             # The store may have been closed meanwhile, or the file lost: then this connection is to another file.
             self._require_file()
@@ -633,8 +627,8 @@ class SqliteStorage(Store):
 
     # ------------------------------------------------------------------------------------------- helpers
 
-    async def _in_thread(self, thread: CallThread, work: Callable[..., R], *arguments: Any) -> R:
-        return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
+    def _in_thread(self, thread: CallThread, work: Callable[..., R], *arguments: Any) -> asyncio.Future[R]:
+        return asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
 
     def _require_file(self) -> None:
         """Raise unless the store is open, on the file that it has opened."""
@@ -657,6 +651,14 @@ class SqliteStorage(Store):
             raise StorageUnavailable(f"{self.path} is not open")
         if self._write_thread is None:
             raise StorageUnavailable(f"{self.path} is not open")
+
+    @contextlib.contextmanager
+    def _translating(self) -> Iterator[None]:
+        """Raise an error of the store instead of one of SQLite or of the operating system."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise_instead(self._translated(error), error)
 
     def _translated(self, error: sqlite3.Error | OSError) -> Exception:
         if isinstance(error, OSError):
@@ -690,12 +692,10 @@ class SqliteStorage(Store):
     def _data_version(self) -> int:
         if self._writer is None:
             return 0
-        try:
+        with self._translating():
             if self._checkpointer is not None and self._checkpointer.is_due():
                 self._checkpointer.run()
             return int(self._writer.execute("PRAGMA data_version").fetchone()[0])
-        except (sqlite3.Error, OSError) as error:
-            raise_instead(self._translated(error), error)
 
 
 def _addition(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Write:
