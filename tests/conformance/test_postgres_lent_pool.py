@@ -156,6 +156,25 @@ async def test_code_that_cannot_await_uses_a_function_that_makes_the_pool(
         await asyncio.to_thread(use, app_on(postgres_url, postgres_schema, pool)[0])
 
 
+async def test_a_transaction_whose_server_does_not_answer_the_pool_is_refused(
+    postgres_url: str, postgres_schema: str, pool: asyncpg.Pool[Any]
+) -> None:
+    """The fault: it raised the error of the socket, so the job spent its attempt."""
+    app, _ = app_on(postgres_url, postgres_schema, pool)
+    async with app.open():
+        pool.set_connect_args("postgresql://postgres@127.0.0.1:1/postgres")
+        await pool.expire_connections()
+        with pytest.raises(StorageUnavailable, match=r"the connection to .* was lost"):
+            async with store_of(app).transaction():
+                raise AssertionError
+        pool.set_connect_args(postgres_url)
+        async with store_of(app).transaction() as connection:
+            assert await connection.fetchval("SELECT 1") == 1
+        with pytest.raises(OSError, match="of the user"):
+            async with store_of(app).transaction():
+                raise OSError("of the user")
+
+
 @pytest.mark.nightly
 async def test_a_pool_that_is_closed_under_the_app_is_reported_and_ends_no_node(
     postgres_url: str, postgres_schema: str

@@ -403,26 +403,29 @@ class Database:
 
         Of a lent pool, it is one of its connections, as its user has set them up.
         """
-        if self.lent is not None:
-            async with self.lent.connection() as lent:
-                yield lent
-            return
-        with self.translated():
-            connection: asyncpg.Connection[Any] = await asyncpg.connect(
-                self.url,
-                timeout=CONNECT_TIMEOUT,
-                statement_cache_size=0 if self.is_pooled else 100,
-                # Not as the pool's: what a user streams here may be slow, and is no silent client of the store.
-                server_settings={"application_name": "headgate transaction"},
-            )
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            # Without the block, whose errors are the caller's.
+            with self.translated():
+                connection: asyncpg.Connection[Any]
+                if self.lent is not None:
+                    connection = await stack.enter_async_context(self.lent.connection())
+                else:
+                    connection = await asyncpg.connect(
+                        self.url,
+                        timeout=CONNECT_TIMEOUT,
+                        statement_cache_size=0 if self.is_pooled else 100,
+                        # Not as the pool's: what a user streams here may be slow, and is no silent client of the store.
+                        server_settings={"application_name": "headgate transaction"},
+                    )
+                    stack.push_async_callback(self._close_in_order, connection)
             yield connection
-        finally:
-            try:
-                await connection.close(timeout=CLOSE_TIMEOUT)
-            except Exception as error:
-                logger.debug("a connection to %s was left without closing: %s", self.name, error)
-                connection.terminate()
+
+    async def _close_in_order(self, connection: asyncpg.Connection[Any]) -> None:
+        try:
+            await connection.close(timeout=CLOSE_TIMEOUT)
+        except Exception as error:
+            logger.debug("a connection to %s was left without closing: %s", self.name, error)
+            connection.terminate()
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None
