@@ -85,6 +85,24 @@ async def test_a_replacement_whose_commit_was_cut_is_reported_and_not_repeated(
             assert await ask(postgres.url, "SELECT count(*) FROM headgate.job") == 1
 
 
+async def test_a_cancellation_is_reported_although_what_is_done_after_its_commit_was_cut(
+    postgres: PostgresServer,
+) -> None:
+    """The fault: the caller got an error, asked again, and was told that the job had been final before."""
+    async with TcpProxy.to(postgres.port) as proxy:
+        work = Work(postgres.url_at(proxy.port))
+        async with work.app.open():
+            job = await work.gated.enqueue("acme")
+            woken: list[str] = []
+            stop = store_of(work.app).watch(lambda: woken.append("now"))
+            cut = proxy.break_before(b'DELETE FROM "headgate".arrival')
+            assert await job.cancel()
+            assert cut.happened.is_set()
+            assert woken
+            stop()
+            assert await ask(postgres.url, "SELECT state FROM headgate.job") == "cancelled"
+
+
 @pytest.mark.parametrize("is_lost", ["answer", "request"])
 async def test_a_job_whose_claim_was_cut_at_the_commit_is_run_once(postgres: PostgresServer, is_lost: str) -> None:
     local = Work(postgres.url)

@@ -255,7 +255,7 @@ class Claimer:
         tx = PostgresTransaction(session, self._time.now(), self._time.limit_now(), self._time, self._clock)
         merges = self._is_merge_due() or self._has_more_arrivals or self._leaves_arrivals
         if merges:
-            await self._merge(tx, claim)
+            await self.merge(tx, claim)
         row = await self._read_snapshot(tx, claim)
         if row.has_notes:
             async with tx.atomic():
@@ -264,7 +264,7 @@ class Claimer:
         has_come = row.has_arrivals and not (merges and (self._has_more_arrivals or self._leaves_arrivals))
         if has_come:
             # Other processes added jobs, and their wake-up has not arrived yet.
-            await self._merge(tx, claim)
+            await self.merge(tx, claim)
         if row.has_notes or has_come:
             if self.low_watermarks.has_swept:
                 self._snapshot_of(row, claim)
@@ -360,11 +360,8 @@ class Claimer:
             claim, free_slots={queue: free for queue, free in claim.free_slots.items() if queue not in self._paused}
         )
 
-    async def merge(self, session: Session) -> None:
+    async def merge(self, tx: PostgresTransaction, claim: Claim | None = None) -> None:
         """Count arrivals in their lanes: all of them, or a portion if there are many."""
-        await self._merge(PostgresTransaction(session, self._time.now(), self._time.limit_now()))
-
-    async def _merge(self, tx: PostgresTransaction, claim: Claim | None = None) -> None:
         self._expects_arrivals = False
         self._merged_at = began = self._clock.monotonic()
         self._check_connections()

@@ -487,7 +487,11 @@ class PostgresStorage(Store):
 
     async def _merge(self) -> None:
         """Merge arrivals, so that empty lanes no longer wait and their buckets have no timer."""
-        await self._database.run(self._claimers[False].merge)
+        try:
+            await self._database.run(lambda session: self._claimers[False].merge(self._tx(session)))
+        except StorageUnavailable as error:
+            # What the caller has written is committed, and the next claim merges.
+            logger.debug("arrivals of %s were not merged: %s", self._database.name, error)
 
     def _end_silent_clients(self) -> None:
         """Start to end silent clients that hold buckets; a process that only enqueues does not."""
