@@ -104,6 +104,19 @@ async def test_a_cancellation_is_reported_although_what_is_done_after_its_commit
 
 
 @pytest.mark.parametrize("is_lost", ["answer", "request"])
+async def test_the_note_of_a_folder_that_was_cut_is_written_again(postgres: PostgresServer, is_lost: str) -> None:
+    async with TcpProxy.to(postgres.port) as proxy:
+        work = Work(postgres.url_at(proxy.port))
+        async with work.app.open():
+            cut = (proxy.break_after if is_lost == "answer" else proxy.break_before)(
+                b'INSERT INTO "headgate".used_folder'
+            )
+            await store_of(work.app).note_folder_used("file:///payloads")
+            assert cut.happened.is_set()
+            assert await store_of(work.app).is_folder_used("file:///payloads")
+
+
+@pytest.mark.parametrize("is_lost", ["answer", "request"])
 async def test_a_job_whose_claim_was_cut_at_the_commit_is_run_once(postgres: PostgresServer, is_lost: str) -> None:
     local = Work(postgres.url)
     async with TcpProxy.to(postgres.port) as proxy, local.app.open():

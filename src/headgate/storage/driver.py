@@ -121,7 +121,7 @@ class WriteOptions(TypedDict, total=False):
     is_atomic: bool
     """Commit all statements together, the default; else each may commit by itself, except in `Transaction.atomic`."""
     may_repeat: bool
-    """It may run again after a lost reply, which then changes nothing."""
+    """It may run again after a lost reply, which then changes nothing; for one that is not `is_atomic`."""
     may_be_lost: bool
     """The commit does not wait for the server's disk."""
     empties_lanes: bool

@@ -446,7 +446,7 @@ class Store(Driver):
     evict: Final = write(upkeep_rows.evict, is_atomic=False)
     identity: Final = read(upkeep_rows.identity, "lookup")
     is_folder_used: Final = read(upkeep_rows.is_folder_used, "lookup")
-    note_folder_used: Final = write(upkeep_rows.note_folder_used, may_repeat=True)
+    note_folder_used: Final = write(upkeep_rows.note_folder_used, is_atomic=False, may_repeat=True)
     stored_ids: Final = read(upkeep_rows.stored_ids, "lookup")
 
     check: Final = read(upkeep_rows.check, "check")
