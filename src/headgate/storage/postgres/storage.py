@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar, Unpack
+from weakref import WeakValueDictionary
 
 import asyncpg
 
@@ -529,29 +530,16 @@ class _KeyLocks:
     """One lock for each key within this process, kept while it is wanted. All callers take them in the same order."""
 
     def __init__(self) -> None:
-        self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
+        # Who holds a lock or waits for it keeps it alive.
+        self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     @contextlib.asynccontextmanager
     async def held(self, keys: Iterable[Hashable]) -> AsyncIterator[None]:
         """Hold the locks of these keys."""
         async with contextlib.AsyncExitStack() as stack:
             for key in sorted(set(keys), key=repr):
-                await stack.enter_async_context(self._held(key))
+                await stack.enter_async_context(self._locks.setdefault(key, asyncio.Lock()))
             yield
-
-    @contextlib.asynccontextmanager
-    async def _held(self, key: Hashable) -> AsyncIterator[None]:
-        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
-        self._locks[key] = lock, users + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks[key]
-            if users == 1:
-                del self._locks[key]
-            else:
-                self._locks[key] = lock, users - 1
 
 
 def _plans(options: WriteOptions) -> Mapping[str, str]:
