@@ -494,8 +494,8 @@ class Database:
                 return await self._once(work)
             except (Deadlocked, SilentInTransaction, StatementRejected) as error:
                 # A unique key that was free when it was read: the repeat finds that it is taken.
-                is_again = not isinstance(error, StatementRejected) or is_taken_key(error)
-                if not is_again or not tries_left:
+                is_key_taken = isinstance(error.__cause__, asyncpg.UniqueViolationError)
+                if not tries_left or (isinstance(error, StatementRejected) and not is_key_taken):
                     raise
                 if isinstance(error, SilentInTransaction):
                     logger.warning("%s; the transaction is repeated", error)
@@ -626,11 +626,6 @@ class StatementRejected(StorageUnavailable):
     def __init__(self, message: str, *, has_bad_values: bool) -> None:
         super().__init__(message)
         self.has_bad_values = has_bad_values
-
-
-def is_taken_key(error: BaseException) -> bool:
-    """Whether a unique key was taken between its check and its use."""
-    return isinstance(error.__cause__, asyncpg.UniqueViolationError)
 
 
 @contextlib.contextmanager

@@ -312,16 +312,15 @@ class PostgresStorage(Store):
     async def _add_unique(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
         """Add jobs apart from other additions: they must not wait for transactions that are open under these keys."""
 
-        async def add() -> Mapping[str, str]:
-            return await self._database.transact(lambda session: add_unique(self._tx(session), jobs, batches), IN_TURNS)
-
         async def add_once() -> Mapping[str, str]:
             until = self._database.clock.monotonic() + PATIENCE
             while True:
                 # Not on all connections, however many keys there are; and on none while it waits for a locked key.
                 async with self._unique:
                     try:
-                        return await add()
+                        return await self._database.transact(
+                            lambda session: add_unique(self._tx(session), jobs, batches), IN_TURNS
+                        )
                     except StorageUnavailable as error:
                         is_held = isinstance(error.__cause__, asyncpg.LockNotAvailableError)
                         if not is_held or self._database.clock.monotonic() > until:
@@ -410,25 +409,18 @@ class PostgresStorage(Store):
     ) -> Sequence[bool | None]:
         self._require_usable()
         with raising_bad_values():
-            return await self._finish(node, endings, rules)
-
-    async def _finish(
-        self, node: str, endings: Sequence[Ending], rules: Mapping[str, AnyRule]
-    ) -> Sequence[bool | None]:
-        plain = await self._finish_plain(node, endings)
-        if len(plain) == len(endings):
-            self._changed(queues=())
-            return [True] * len(endings)
-        written: dict[AttemptId, bool | None] = dict.fromkeys(plain, True)
-        rest = [ending for ending in endings if (ending.id, ending.fence) not in written]
-
-        def finish_rest(held: frozenset[str]) -> Awaitable[dict[AttemptId, bool | None]]:
-            return self._database.transact(
-                lambda session: finish(self._tx(session), node, rest, rules, self.live, held),
-                prepares=FINISH_STATEMENTS,
+            plain = await self._finish_plain(node, endings)
+            if len(plain) == len(endings):
+                self._changed(queues=())
+                return [True] * len(endings)
+            written: dict[AttemptId, bool | None] = dict.fromkeys(plain, True)
+            rest = [ending for ending in endings if (ending.id, ending.fence) not in written]
+            written |= await without_held(
+                lambda held: self._database.transact(
+                    lambda session: finish(self._tx(session), node, rest, rules, self.live, held),
+                    prepares=FINISH_STATEMENTS,
+                )
             )
-
-        written |= await without_held(finish_rest)
         self._changed()
         return [written[ending.id, ending.fence] for ending in endings]
 
