@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar, Unpack
 
 from headgate.arguments import unstorable
 from headgate.clock import Clock
 from headgate.errors import causes_of
 from headgate.jobs.batch import NewBatch
+from headgate.jobs.identity import is_own_unknown, job_text, remember_own
 from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.limits.limit import AnyRule
@@ -33,6 +34,14 @@ R = TypeVar("R")
 NO_RULES: Mapping[str, AnyRule] = MappingProxyType({})
 
 
+class _OwnId(NamedTuple):
+    id: int
+    own_id: str
+
+
+_OWN_IDS = RowDecoder(_OwnId, "job")
+
+
 class Transaction(Protocol):
     """Statements by name, inside one transaction. Parameters are keywords, by their names in the statement."""
 
@@ -45,15 +54,11 @@ class Transaction(Protocol):
     stepped: int
     """The step of the database's clock that was found when rows were locked, in microseconds."""
 
-    @property
-    def now(self) -> int:
-        """Wall time, in microseconds."""
-        ...
+    now: int
+    """Wall time, in microseconds."""
 
-    @property
-    def limit_now(self) -> int:
-        """Limit time, in microseconds."""
-        ...
+    limit_now: int
+    """Limit time, in microseconds."""
 
     def take_places(self, count: int) -> int:
         """Return the first of `count` places in the line of lanes: limit time, but after all places taken before."""
@@ -77,7 +82,15 @@ class Transaction(Protocol):
 
     async def ids(self, statement: str, /, **parameters: Any) -> list[str]:
         """Return the first column of a statement's rows: ids of jobs or batches; without NULL."""
-        ...
+        numbers = await self.values(statement, **parameters)
+        await self._read_own_ids(set(filter(is_own_unknown, numbers)))
+        return [job_text(number) for number in numbers if number is not None]
+
+    async def _read_own_ids(self, numbers: Collection[int]) -> None:
+        """Read the texts of these ids, which callers chose and this process has not seen."""
+        if numbers:
+            for number, text in await self.fetch(_OWN_IDS, "own_ids", numbers=list(numbers)):
+                remember_own(number, text)
 
     async def value(self, statement: str, /, **parameters: Any) -> Any:
         """Return the first column of a statement's first row; None without a row."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from operator import itemgetter
 from typing import Any, TypeVar
 
 from headgate.clock import Clock
-from headgate.jobs.identity import is_own_unknown, job_text, remember_own
+from headgate.storage.driver import Transaction
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.server_time import ServerTime
 from headgate.storage.stored_rows import RowDecoder
@@ -16,7 +16,7 @@ from headgate.storage.stored_rows import RowDecoder
 R = TypeVar("R")
 
 
-class PostgresTransaction:
+class PostgresTransaction(Transaction):
     """As `driver.Transaction`. The caller begins and commits on the session."""
 
     has_one_writer = False
@@ -78,16 +78,6 @@ class PostgresTransaction:
 
     async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
         return [row[0] for row in await self.session.fetch(statement, **parameters)]
-
-    async def ids(self, statement: str, /, **parameters: Any) -> list[str]:
-        numbers = await self.values(statement, **parameters)
-        await self._read_own_ids(set(filter(is_own_unknown, numbers)))
-        return [job_text(number) for number in numbers if number is not None]
-
-    async def _read_own_ids(self, numbers: Collection[int]) -> None:
-        if numbers:
-            for number, text in await self.session.fetch("own_ids", numbers=list(numbers)):
-                remember_own(number, text)
 
     async def value(self, statement: str, /, **parameters: Any) -> Any:
         return await self.session.value(statement, **parameters)

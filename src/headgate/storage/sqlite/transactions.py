@@ -7,16 +7,15 @@ open on the file of the jobs, and then jobs are added inside it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from headgate.errors import UnfitConnection
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.identity import is_own_unknown, job_text, remember_own
 from headgate.jobs.job import NewJob
-from headgate.storage.driver import Procedure, Wakes, has_woken, run_to_end
+from headgate.storage.driver import Procedure, Transaction, Wakes, has_woken, run_to_end
 from headgate.storage.enlisting import Enlisted
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.sqlite.dialect import STATEMENTS, as_one_value
@@ -24,8 +23,6 @@ from headgate.storage.stored_rows import RowDecoder
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-_OWN_IDS = STATEMENTS["own_ids"]
 
 
 class Places:
@@ -41,7 +38,7 @@ class Places:
         return first
 
 
-class SqliteTransaction:
+class SqliteTransaction(Transaction):
     """As `driver.Transaction`; nothing in it suspends. The caller begins and commits on the connection."""
 
     has_one_writer = True
@@ -70,7 +67,7 @@ class SqliteTransaction:
             rows = decoder.decode(self._connection.execute(as_one_value(statement, decoder), bound).fetchall()[0][0])
         if not decoder.ids:
             return rows
-        self._read_own_ids(decoder.own_ids(rows))
+        await self._read_own_ids(decoder.own_ids(rows))
         return decoder.with_texts(rows)
 
     async def row(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> R:
@@ -87,16 +84,6 @@ class SqliteTransaction:
     async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
         known = STATEMENTS[statement]
         return [row[0] for row in self._connection.execute(known.sql, known.bind(parameters)).fetchall()]
-
-    async def ids(self, statement: str, /, **parameters: Any) -> list[str]:
-        numbers = await self.values(statement, **parameters)
-        self._read_own_ids(set(filter(is_own_unknown, numbers)))
-        return [job_text(number) for number in numbers if number is not None]
-
-    def _read_own_ids(self, numbers: Collection[int]) -> None:
-        if numbers:
-            for number, text in self._connection.execute(_OWN_IDS.sql, _OWN_IDS.bind({"numbers": numbers})).fetchall():
-                remember_own(number, text)
 
     async def value(self, statement: str, /, **parameters: Any) -> Any:
         found = await self.values(statement, **parameters)
