@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from headgate import Headgate
+from headgate.storage.postgres.dialect import AnyStatement, CompiledStatement
 from headgate.testing.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
@@ -76,6 +79,14 @@ def block_loop(seconds: float) -> None:
 def new_node(app: Headgate) -> Node:
     """Another node of the open app; `run` it."""
     return app._make_node()
+
+
+def shapes_of(statement: AnyStatement) -> Sequence[CompiledStatement]:
+    """All statements that PostgreSQL may run for this one."""
+    if isinstance(statement, CompiledStatement):
+        return [statement]
+    groups = [range(max(table.groups) + 2) for table in statement._inserted.values()]
+    return [statement._compile(shape) for shape in product(*groups)]
 
 
 def writer_of(storage: SqliteStorage) -> sqlite3.Connection:

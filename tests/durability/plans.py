@@ -14,9 +14,10 @@ from headgate.clock import SECOND
 from headgate.jobs.identity import job_text
 from headgate.jobs.job import BucketRef
 from headgate.storage.postgres.database import SETTINGS
-from headgate.storage.postgres.dialect import shapes_of, statements_of
+from headgate.storage.postgres.dialect import statements_of
 from headgate.storage.statements import as_json
 from headgate.storage.stored_rows import bucket_id, lane_id
+from tests.internals import shapes_of
 
 HOUR = 3600 * SECOND
 

@@ -187,7 +187,7 @@ async def pages_of(postgres: PostgresServer, name: str, parameters: dict[str, An
         for setting, value in database.SETTINGS.items():
             await session.execute(f"SET {setting} = '{value}'")
         sql = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement.sql}"
-        explained = await session.fetchval(sql, *statement.bind(parameters))
+        explained = await session.fetchval(sql, *statement.fit(parameters)[1])
     (plan,) = [each["Plan"] for each in json.loads(explained)]
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 

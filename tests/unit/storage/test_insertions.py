@@ -68,7 +68,7 @@ def test_sqlite_is_sent_once_what_is_the_same_in_all_rows() -> None:
 def test_postgres_is_sent_one_row_without_arrays() -> None:
     known, given = postgres_statement().fit({"new": [Row("1", 5, None, ["b"])], "at": 7})
     assert "unnest" not in known.sql
-    assert dict(zip(known.names, known.bind(given), strict=True)) == {
+    assert dict(zip(known.names, given, strict=True)) == {
         "new.id": "1",
         "new.place": 5,
         "new.kind": None,
@@ -88,7 +88,7 @@ def test_postgres_is_sent_one_row_without_arrays() -> None:
 def test_postgres_is_sent_arrays_of_the_columns_up_to_the_last_that_differ(rows: list[Row], arrays: set[str]) -> None:
     statement = postgres_statement()
     known, given = statement.fit({"new": rows, "at": 7})
-    bound = dict(zip(known.names, known.bind(given), strict=True))
+    bound = dict(zip(known.names, given, strict=True))
     assert {name for name, value in bound.items() if isinstance(value, (list, tuple))} == arrays
     assert all(len(bound[name]) == 2 for name in arrays)
     assert statement.fit({"new": rows, "at": 7})[0] is known

@@ -16,10 +16,10 @@ from headgate import Headgate, Limiter, RateLimit
 from headgate.clock import SystemClock
 from headgate.errors import DeclarationError
 from headgate.storage.postgres.database import SETTINGS
-from headgate.storage.postgres.dialect import shapes_of, statements_of
+from headgate.storage.postgres.dialect import statements_of
 from headgate.storage.postgres.shared_buckets import PostgresBuckets
 from headgate.storage.postgres.storage import PostgresStorage
-from tests.internals import store_of
+from tests.internals import shapes_of, store_of
 from tests.until import patient
 
 ID, OTHER_ID = "a" * 22, "b" * 22

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from headgate.errors import DeclarationError
-from headgate.storage.postgres.dialect import checked_schema, in_schema, shapes_of, statements_of
+from headgate.storage.postgres.dialect import checked_schema, in_schema, statements_of
+from tests.internals import shapes_of
 
 
 def test_names_become_numbers_and_the_schema_the_chosen_one() -> None:

@@ -21,7 +21,7 @@ from headgate.arguments import parse_duration
 from headgate.clock import SECOND, Clock, SystemClock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
 from headgate.jobs.identity import IdTaken
-from headgate.storage.postgres.dialect import AnyStatement, Insertion, fit, statements_of
+from headgate.storage.postgres.dialect import AnyStatement, Insertion, statements_of
 from headgate.storage.postgres.idle_in_transaction import ClientSilence, SilentInTransaction, server_error, was_not_sent
 from headgate.storage.postgres.lent_pool import LentPool, close_pool
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
@@ -208,7 +208,7 @@ class Session:
             # Without it, parsing and running a statement may use two server connections.
             async with self.transaction():
                 return await self.fetch(statement, **values)
-        known, bound = fit(self._statements[statement], values)
+        known, bound = self._statements[statement].fit(values)
         rows: list[Any] = await self._answer(self._connection.fetch, known.sql, *bound, timeout=self._timeout)
         return rows
 
@@ -227,7 +227,7 @@ class Session:
         if self._is_pooled and not self._in_transaction:
             async with self.transaction():
                 return await self.execute(statement, **values)
-        known, bound = fit(self._statements[statement], values)
+        known, bound = self._statements[statement].fit(values)
         status: str = await self._answer(self._connection.execute, known.sql, *bound, timeout=self._timeout)
         return int(status.rpartition(" ")[2])
 
@@ -584,7 +584,7 @@ class Database:
 
     async def _end_statement(self, pid: int, began_at: Any) -> None:
         """End the statement of a transaction in the server, on a connection of its own, as the pool may be busy."""
-        known, bound = fit(self.statements["end_statement"], {"pid": pid, "began_at": began_at})
+        known, bound = self.statements["end_statement"].fit({"pid": pid, "began_at": began_at})
         try:
             async with self.connection() as connection:
                 await connection.fetch(known.sql, *bound)

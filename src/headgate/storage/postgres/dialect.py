@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import product
 from typing import Any, NamedTuple
 
 from headgate.errors import DeclarationError
@@ -135,8 +134,8 @@ class CompiledStatement(NamedTuple):
     tables: Mapping[str, Table]
     ids: frozenset[str] = frozenset()
 
-    def bind(self, parameters: Mapping[str, Any]) -> list[Any]:
-        """Return the parameters in order."""
+    def fit(self, parameters: Mapping[str, Any]) -> tuple[CompiledStatement, list[Any]]:
+        """Return this statement, and the parameters in order."""
         if self.ids:
             parameters = {**parameters, **numbers_in(parameters, self.ids)}
         if self.tables:
@@ -145,7 +144,7 @@ class CompiledStatement(NamedTuple):
                 for column, values in zip(table.columns, table.read_columns(parameters[name]), strict=True):
                     given[f"{name}.{column}"] = list(values)
             parameters = given
-        return [parameters[name] for name in self.names]
+        return self, [parameters[name] for name in self.names]
 
 
 class Insertion:
@@ -162,8 +161,8 @@ class Insertion:
         self._read_tables = {name: table for name, table in self.tables.items() if not table.is_inserted}
         self._compiled: dict[tuple[int, ...], CompiledStatement] = {}
 
-    def fit(self, parameters: Mapping[str, Any]) -> tuple[CompiledStatement, Mapping[str, Any]]:
-        """Return the statement for these rows, and its parameters."""
+    def fit(self, parameters: Mapping[str, Any]) -> tuple[CompiledStatement, list[Any]]:
+        """Return the statement for these rows, and its parameters in order."""
         given = dict(parameters)
         differ: list[int] = []
         for name, table in self._inserted.items():
@@ -184,13 +183,7 @@ class Insertion:
         known = self._compiled.get(shape)
         if known is None:
             known = self._compiled[shape] = self._compile(shape)
-        return known, given
-
-    @property
-    def shapes(self) -> list[CompiledStatement]:
-        """All statements that it may become."""
-        groups = [range(max(table.groups) + 2) for table in self._inserted.values()]
-        return [self._compile(shape) for shape in product(*groups)]
+        return known.fit(given)
 
     def _compile(self, shape: Sequence[int]) -> CompiledStatement:
         sql = self._sql
@@ -211,18 +204,6 @@ def _rows(parameter: str, columns: Sequence[ParameterColumn], groups: int) -> st
 
 
 AnyStatement = CompiledStatement | Insertion
-
-
-def fit(statement: AnyStatement, parameters: Mapping[str, Any]) -> tuple[CompiledStatement, Sequence[Any]]:
-    """Return the statement to run with these parameters, and the parameters in the order of its names."""
-    if isinstance(statement, Insertion):
-        statement, parameters = statement.fit(parameters)
-    return statement, statement.bind(parameters)
-
-
-def shapes_of(statement: AnyStatement) -> Sequence[CompiledStatement]:
-    """Return all statements that may be run for this one."""
-    return statement.shapes if isinstance(statement, Insertion) else [statement]
 
 
 @lru_cache(8)

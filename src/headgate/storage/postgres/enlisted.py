@@ -14,7 +14,7 @@ from headgate.jobs.uniqueness import may_have_duplicates
 from headgate.storage.driver import Transaction
 from headgate.storage.enlisting import Enlisted
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.dialect import AnyStatement, CompiledStatement, fit
+from headgate.storage.postgres.dialect import AnyStatement, CompiledStatement
 from headgate.storage.procedures.unique import ClaimedMeanwhile, enlist
 
 IDLE = 0
@@ -104,7 +104,7 @@ class PsycopgSession(Session):
 
         # The caller may have set another row factory.
         cursor = self._connection.cursor(row_factory=namedtuple_row)
-        return cursor.execute(*_translated(*fit(self._statements[statement], values)))
+        return cursor.execute(*_translated(*self._statements[statement].fit(values)))
 
 
 class AsyncPsycopgSession(PsycopgSession):
