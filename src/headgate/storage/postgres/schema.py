@@ -21,8 +21,7 @@ TURN_TIMEOUT = 60
 DEFAULT_SCHEMA = "headgate"
 
 # Two processes that begin at once can conflict before there is a table to lock.
-_RACED = ("23505", "42P06", "42P07", "XX000")
-_FORBIDDEN = "42501"
+_RACED = (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError, asyncpg.DuplicateTableError)
 
 
 async def migrate(database: Database, *, dry_run: bool = False) -> Sequence[Migration]:
@@ -34,13 +33,13 @@ async def migrate(database: Database, *, dry_run: bool = False) -> Sequence[Migr
     for tries_left in range(9, -1, -1):
         try:
             return await database.repeated(lambda: _migrate(database, dry_run))
-        except asyncpg.PostgresError as error:
-            if error.sqlstate == _FORBIDDEN:
-                raise StorageUnusable(
-                    f"the schema {database.schema!r} of {database.name} has to be created or changed, and this user "
-                    f"may not: {error}; run `headgate migrate` once as its owner"
-                ) from error
-            if error.sqlstate not in _RACED or not tries_left:
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise StorageUnusable(
+                f"the schema {database.schema!r} of {database.name} has to be created or changed, and this user may "
+                f"not: {error}; run `headgate migrate` once as its owner"
+            ) from error
+        except _RACED:
+            if not tries_left:
                 raise
         await sleep(database.clock, 0.05)
     raise AssertionError
@@ -80,20 +79,16 @@ async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
     where = f"schema {database.schema!r} of {database.name}"
     with database.translated(opening=True):
         async with database.connection() as connection:
-            missing = await _read_pending(connection, database, where)
+            try:
+                # A pooler may give each statement another connection, unless they are in a transaction.
+                async with connection.transaction(readonly=True):
+                    missing = await _pending(connection, database, where)
+            except asyncpg.InsufficientPrivilegeError as error:
+                raise StorageUnusable(
+                    f"{where} cannot be read by this user: {error}; let its owner GRANT USAGE on the schema, and "
+                    "SELECT, INSERT, UPDATE and DELETE on its tables"
+                ) from error
             return missing if dry_run or not missing else await _apply(connection, database, where)
-
-
-async def _read_pending(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:
-    """Return pending migrations. In a transaction, because a pooler may give each statement another connection."""
-    try:
-        async with connection.transaction(readonly=True):
-            return await _pending(connection, database, where)
-    except asyncpg.InsufficientPrivilegeError as error:
-        raise StorageUnusable(
-            f"{where} cannot be read by this user: {error}; let its owner GRANT USAGE on the schema, and SELECT, "
-            "INSERT, UPDATE and DELETE on its tables"
-        ) from error
 
 
 async def _apply(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:
@@ -144,9 +139,9 @@ async def _apply(connection: asyncpg.Connection, database: Database, where: str)
 async def _run(connection: asyncpg.Connection, database: Database, migration: Migration, where: str) -> None:
     try:
         await connection.execute(in_schema(migration.script, database.schema), timeout=MIGRATION_TIMEOUT)
+    except asyncpg.InsufficientPrivilegeError:
+        raise
     except asyncpg.PostgresError as error:
-        if error.sqlstate == _FORBIDDEN:
-            raise
         message = f"migration {migration} of {where} failed, and nothing was changed: {error}"
         if isinstance(translate(error, database.url, opening=True), StorageUnavailable):
             raise StorageUnavailable(message) from error
