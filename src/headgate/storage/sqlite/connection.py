@@ -20,7 +20,6 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -101,8 +100,8 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
             f"{'.'.join(map(str, OLDEST_SQLITE))} or newer"
         )
     _require_local(path)
-    _require_headgate_file(path)
     try:
+        _require_headgate_file(path)
         if dry_run:
             return _missing(path)
         if _is_current(path):
@@ -332,19 +331,16 @@ def _application_id_in_header(path: Path) -> int | None:
             case sqlite3.SQLITE_CORRUPT:
                 # While another process copies its log into it, the file is shorter than its header says.
                 return 0
-        raise_instead(translate(error, path), error)
+        raise
     finally:
         connection.close()
 
 
 def _is_empty_or_ours(path: Path) -> bool:
     with read_only(path) as connection:
-        try:
-            if connection.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0]:
-                return True
-            return bool(connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID)
-        except sqlite3.Error as error:
-            raise_instead(translate(error, path), error)
+        if connection.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0]:
+            return True
+        return bool(connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID)
 
 
 def read_only(path: Path, mode: str = "mode=ro") -> contextlib.closing[sqlite3.Connection]:
@@ -446,7 +442,7 @@ class Checkpointer:
 
     def run(self) -> None:
         """Checkpoint now; without effect while other writers hold the file, or its disk is full."""
-        with suppress(sqlite3.OperationalError):
+        with contextlib.suppress(sqlite3.OperationalError):
             begin(self._writer, LOCK_TIMEOUT, self._clock)
             try:
                 ((_, frames, _),) = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
