@@ -361,7 +361,7 @@ async def _empty(connection: asyncpg.Connection, schema: str) -> None:
     )
     inserted = [
         in_schema(statement, schema)
-        for migration in load_migrations("headgate.storage.postgres")
+        for migration in load_migrations("postgres")
         for statement in re.findall(r"^INSERT INTO headgate\..*?;$", migration.script, re.MULTILINE | re.DOTALL)
     ]
     async with connection.transaction():

@@ -12,7 +12,7 @@ from typing import Any
 from headgate import Headgate, HeadgateError, RateLimit, current_job
 from headgate.engine import backlog_migrator
 from headgate.limits.limit import Limit
-from headgate.storage.migrations import read_migrations
+from headgate.storage.migrations import load_migrations
 from headgate.storage.postgres import schema
 
 LIMITS: dict[str, Limit] = {
@@ -24,8 +24,8 @@ LIMITS: dict[str, Limit] = {
 
 async def main(options: dict[str, Any]) -> None:
     if "migrations" in options:
-        migrations = read_migrations(Path(options["migrations"]), "postgres")
-        schema.load_migrations = lambda _package: migrations  # type: ignore[attr-defined, assignment]
+        migrations = load_migrations("postgres", Path(options["migrations"]))
+        schema.load_migrations = lambda _database: migrations  # type: ignore[attr-defined, assignment, misc]
     # How soon a job of another release is noticed.
     backlog_migrator.NOTE_EVERY = backlog_migrator.SWEEP_EVERY = 0.5
     app = program(options["url"], options.get("limits", "tight"), schema=options.get("schema", "headgate"))

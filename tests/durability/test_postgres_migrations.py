@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable, StorageUnusable
-from headgate.storage.migrations import MIGRATIONS, load_migrations, read_migrations
+from headgate.storage.migrations import MIGRATIONS, load_migrations
 from headgate.storage.postgres import schema as schema_module
 from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import ask, session_at
@@ -60,7 +60,7 @@ class Release:
     def install(self) -> None:
         """From now on this process is that release."""
         self._monkeypatch.setattr(
-            schema_module, "load_migrations", lambda _package: read_migrations(self.folder, "postgres")
+            schema_module, "load_migrations", lambda database: load_migrations(database, self.folder)
         )
 
     def uninstall(self) -> None:
@@ -80,7 +80,7 @@ async def test_eight_apps_that_open_a_new_schema_concurrently_create_it_once(
 ) -> None:
     await asyncio.gather(*(opens(postgres_url, absent_schema) for _ in range(8)))
     applied = await ask(postgres_url, f"SELECT array_agg(number) FROM {absent_schema}.migration")
-    assert applied == [migration.number for migration in load_migrations("headgate.storage.postgres")]
+    assert applied == [migration.number for migration in load_migrations("postgres")]
     assert await ask(postgres_url, f"SELECT count(*) FROM {absent_schema}.limit_time") == 1
 
 

@@ -208,8 +208,8 @@ async def test_tables_of_an_older_release_are_named_with_both_versions(
         app = Headgate(postgres_url, schema=absent_schema, migrate=False)
     await app.migrate()
     later = Migration(2, "later", "CREATE TABLE later (id integer)", "checksum")
-    known = [*load_migrations(f"headgate.storage.{kind}"), later]
-    monkeypatch.setattr(connection if kind == "sqlite" else schema, "load_migrations", lambda _package: known)
+    known = [*load_migrations(kind), later]
+    monkeypatch.setattr(connection if kind == "sqlite" else schema, "load_migrations", lambda _database: known)
     with pytest.raises(StorageUnusable) as raised:
         async with app.open():
             raise AssertionError

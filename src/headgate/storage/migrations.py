@@ -48,13 +48,8 @@ class Migration(NamedTuple):
         return self.script.startswith("-- breaking")
 
 
-def load_migrations(package: str) -> Sequence[Migration]:
-    """Return the scripts for the database of a package, such as `headgate.storage.sqlite`, in order."""
-    return read_migrations(MIGRATIONS, package.rpartition(".")[2])
-
-
-def read_migrations(folder: Path, database: str) -> Sequence[Migration]:
-    """Return the scripts in a folder for one database, `postgres` or `sqlite`, in order."""
+def load_migrations(database: str, folder: Path = MIGRATIONS) -> Sequence[Migration]:
+    """Return the scripts for one database, `postgres` or `sqlite`, in order."""
     found: list[Migration] = []
     for entry in folder.iterdir():
         if entry.name.endswith(".sql"):

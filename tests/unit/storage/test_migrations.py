@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.storage.migrations import MIGRATIONS, load_migrations, read_migrations
+from headgate.storage.migrations import MIGRATIONS, load_migrations
 
 SCRIPT = """\
 -- A word for each colour.
@@ -71,19 +71,19 @@ CREATE INDEX colour_warm ON colour (warm) WHERE warm;
 @pytest.mark.parametrize(("database", "script"), [("postgres", POSTGRES), ("sqlite", SQLITE)])
 def test_a_script_is_read_as_one_database_takes_it(tmp_path: Path, database: str, script: str) -> None:
     (tmp_path / "0002_colours.sql").write_text(SCRIPT)
-    (found,) = read_migrations(tmp_path, database)
+    (found,) = load_migrations(database, tmp_path)
     assert (found.number, found.name, found.script) == (2, "colours", script)
 
 
 def test_a_script_for_one_database_changes_nothing_in_the_other(tmp_path: Path) -> None:
     (tmp_path / "0002_seen.sql").write_text("-- [postgres]\nCREATE INDEX seen ON headgate.colour (seen);\n")
     (tmp_path / "0003_warm.sql").write_text("CREATE INDEX warm ON headgate.colour (warm); -- [sqlite]\n")
-    assert [each.script for each in read_migrations(tmp_path, "postgres")][1:] == [""]
-    assert [each.script for each in read_migrations(tmp_path, "sqlite")][:1] == [""]
+    assert [each.script for each in load_migrations("postgres", tmp_path)][1:] == [""]
+    assert [each.script for each in load_migrations("sqlite", tmp_path)][:1] == [""]
 
 
 def test_both_databases_have_the_same_versions() -> None:
-    postgres, sqlite = load_migrations("headgate.storage.postgres"), load_migrations("headgate.storage.sqlite")
+    postgres, sqlite = load_migrations("postgres"), load_migrations("sqlite")
     assert [(each.number, each.name, each.checksum) for each in postgres] == [
         (each.number, each.name, each.checksum) for each in sqlite
     ]

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.storage.sqlite.connection import _split, migrations
+from headgate.storage.migrations import load_migrations
+from headgate.storage.sqlite.connection import _split
 
 
 @pytest.fixture
 def schema() -> Iterator[sqlite3.Connection]:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    for migration in migrations():
+    for migration in load_migrations("sqlite"):
         for statement in _split(migration.script):
             connection.execute(statement)
     yield connection

@@ -50,7 +50,7 @@ async def require_migrated(database: Database) -> None:
     chosen = "" if database.schema == DEFAULT_SCHEMA else " (HEADGATE_SCHEMA or schema= names it)"
     require_none(
         await database.repeated(lambda: _migrate(database, dry_run=True)),
-        load_migrations(__package__),
+        load_migrations("postgres"),
         absent=f"there is no Headgate schema {database.schema!r} in {database.name}{chosen}",
         where=f"schema {database.schema!r} of {database.name}",
     )
@@ -160,4 +160,4 @@ async def _pending(connection: asyncpg.Connection, database: Database, where: st
             applied[number] = (name, checksum)
             if not is_breaking:
                 tolerated.add(number)
-    return pending(load_migrations(__package__), applied, where, tolerated)
+    return pending(load_migrations("postgres"), applied, where, tolerated)

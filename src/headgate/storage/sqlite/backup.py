@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headgate.clock import Clock
 from headgate.errors import StorageUnavailable, StorageUnusable, raise_instead
-from headgate.storage.migrations import Migration
+from headgate.storage.migrations import Migration, load_migrations
 from headgate.storage.sqlite import connection as sqlite_file
 
 STEP = 2000
@@ -76,7 +76,7 @@ def _check(path: Path, part: Path) -> Migration:
             )
         if missing := sqlite_file.missing_in(copied, part):
             raise StorageUnusable(f"the copy lacks the migration {missing[0]}, and is deleted; start the backup again")
-    return sqlite_file.migrations()[-1]
+    return load_migrations("sqlite")[-1]
 
 
 def _sync(folder: Path) -> None:

@@ -136,7 +136,7 @@ def require_prepared(path: Path, clock: Clock) -> None:
             "`headgate migrate`"
         )
     missing = prepare(path, clock, synchronous="FULL", dry_run=True)
-    require_none(missing, migrations(), absent=f"there are no Headgate tables in {path}", where=str(path))
+    require_none(missing, load_migrations("sqlite"), absent=f"there are no Headgate tables in {path}", where=str(path))
 
 
 def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
@@ -350,10 +350,10 @@ def read_only(path: Path, mode: str = "mode=ro") -> contextlib.closing[sqlite3.C
 
 def _missing(path: Path) -> Sequence[Migration]:
     if not path.exists() or path.stat().st_size == 0:
-        return migrations()
+        return load_migrations("sqlite")
     with read_only(path) as connection:
         known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migration'").fetchone()
-        return migrations() if known is None else missing_in(connection, path)
+        return load_migrations("sqlite") if known is None else missing_in(connection, path)
 
 
 def _is_current(path: Path) -> bool:
@@ -394,12 +394,7 @@ def missing_in(connection: sqlite3.Connection, path: Path) -> Sequence[Migration
         number: (name, checksum)
         for number, name, checksum in connection.execute("SELECT number, name, checksum FROM migration")
     }
-    return pending(migrations(), applied, str(path))
-
-
-def migrations() -> Sequence[Migration]:
-    """Return the migrations of this program."""
-    return load_migrations(__package__)
+    return pending(load_migrations("sqlite"), applied, str(path))
 
 
 def _split(script: str) -> list[str]:
