@@ -570,7 +570,7 @@ class LimitsAdmin:
     async def snapshot(
         self, record: BucketRecord, rule: AnyRule, away: MutableSequence[BucketStore]
     ) -> Snapshot | None:
-        """Return what is shown of a bucket; None if it is kept in another store that cannot be reached.
+        """Return what is shown of a bucket; None if its rule raises, or another store that has it cannot be reached.
 
         A store that does not answer is added to `away`; those in it are not asked, as each would be waited for again.
         """
@@ -578,7 +578,12 @@ class LimitsAdmin:
         store = self._other_stores.get(record.ref.limit)
         if store is None:
             state = None if record.state is None else load_state(rule, record.ref, record.state, now)
-            return BucketView(record.ref, rule, state).snapshot(now)
+            view = BucketView(record.ref, rule, state)
+            try:
+                return view.snapshot(now)
+            except Exception as error:
+                view.log_flaw(error)
+                return None
         if store in away:
             return None
         try:

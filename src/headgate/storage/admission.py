@@ -9,6 +9,7 @@ job.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from operator import itemgetter
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headgate.clock import SECOND
 from headgate.errors import CostExceedsLimit
 from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, without
 from headgate.jobs.job import BucketRef, RemoteCharge
@@ -33,9 +35,17 @@ QUANTUM = 4
 FAIR_LANES = 16
 """The lanes of a fair queue over which the starts of one claim are spread, if so many are in line."""
 
+FLAWED_FOR = 10 * SECOND
+"""How long a key is closed whose rule has raised an error."""
+
 FOR_ALL_KEYS = ""
 """The key of the bucket in which a dynamic window stores one state for all its keys."""
 
+
+_flawed: set[str] = set()
+"""The limits whose rule has raised an error in this process, which logs the first one of each."""
+
+logger = logging.getLogger("headgate.storage")
 
 RowId = str
 """The id of a lane or a bucket."""
@@ -128,17 +138,25 @@ class BucketView:
     def amend(self, charged_at: int, cost: int, started_at: int, actual: int) -> None:
         """Correct the cost and the time of a charged start, as `Rule.amend` does."""
         home, rule = self.home, self.rule.for_key(self.ref.key)
-        if home.state is None:
-            home.state = rule.amend_forgotten(charged_at, started_at, actual)
-        else:
-            home.state = rule.amend(home.state, charged_at, cost, started_at, actual)
+        try:
+            if home.state is None:
+                home.state = rule.amend_forgotten(charged_at, started_at, actual)
+            else:
+                home.state = rule.amend(home.state, charged_at, cost, started_at, actual)
+        except Exception as error:
+            self.log_flaw(error)
+            return
         if home.state is not None:
             home.charged = True
 
     def refuse(self, charged_at: int, now: int) -> None:
         """Note that the callee has refused a start, as `Rule.refused` does."""
         home, rule = self.home, self.rule.for_key(self.ref.key)
-        after = rule.refused(home.state, charged_at, now)
+        try:
+            after = rule.refused(home.state, charged_at, now)
+        except Exception as error:
+            self.log_flaw(error)
+            return
         if after != home.state:
             home.state = after
             home.charged = True
@@ -148,7 +166,11 @@ class BucketView:
         if self.closed_until > now:
             return 0
         home = self.home
-        return self.rule.for_key(self.ref.key, home.rivals).grants(home.state, now, most)
+        try:
+            return self.rule.for_key(self.ref.key, home.rivals).grants(home.state, now, most)
+        except Exception as error:
+            self.log_flaw(error)
+            return 0
 
     def reopens_at(self, now: int) -> int:
         """Return when it opens for the lanes that still wait behind it; `now` if it is open."""
@@ -157,7 +179,30 @@ class BucketView:
         if self.closed_until > now and self.rule.holds_permits and batches_of(self.state or NO_PERMITS):
             # The other jobs of a batch that holds a permit start then, even if all permits are held.
             return self.closed_until
-        return max(now, self.closed_until, self.take(now)[0])
+        return max(now, self.closed_until, self.opens_for(now, 1)[0])
+
+    def opens_for(self, now: int, cost: int, holder: str = "") -> tuple[int, Any]:
+        """As `take`; but if the rule raises an error, which is a defect, the key is closed for a while.
+
+        So neither the node nor other keys stop. Raises CostExceedsLimit.
+        """
+        try:
+            return self.take(now, cost, holder)
+        except CostExceedsLimit:
+            raise
+        except Exception as error:
+            self.log_flaw(error)
+            return now + FLAWED_FOR, None
+
+    def log_flaw(self, error: Exception) -> None:
+        """Log an error of the rule, once for each limit."""
+        if self.ref.limit not in _flawed:
+            _flawed.add(self.ref.limit)
+            logger.error(
+                "the rule of limit %r (%s) raised an error for key %r; where it does, jobs wait, and the rule is tried "
+                "again every %d s. Report it, or set another rule",
+                self.ref.limit, self.rule.describe(), self.ref.key, FLAWED_FOR // SECOND, exc_info=error,
+            )  # fmt: skip
 
 
 class TurnView(BucketView):
@@ -381,7 +426,7 @@ def _try_bucket(bucket: BucketView, cost: int, holder: str | None, now: int) -> 
         return bucket.closed_until, None
     if bucket.opens_at is not None and bucket.opens_at > now and not bucket.is_held_by(holder):
         return bucket.opens_at, None
-    return bucket.take(now, cost, holder or "")
+    return bucket.opens_for(now, cost, holder or "")
 
 
 def remote_charges(buckets: Sequence[BucketView]) -> tuple[RemoteCharge | None, ...] | None:

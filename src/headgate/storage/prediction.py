@@ -94,7 +94,7 @@ def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: 
         if rule.repeats_every_count and rule.count:
             return _opens_in_rounds(bucket, at, ahead, cost, rule.count)
         for start in range(min(ahead, REHEARSED) + 1):
-            opens_at, bucket.state = bucket.take(at, cost)
+            opens_at, bucket.state = bucket.opens_for(at, cost)
             at = max(at, opens_at)
             if start == REHEARSED // 2:
                 half_way = at
@@ -114,7 +114,7 @@ def _opens_in_rounds(bucket: BucketView, at: int, ahead: int, cost: int, count: 
     """
     bucket.rule.check_cost(cost)
     rounds, rest = divmod(ahead, count // max(1, cost))
-    opens_at = max(at, bucket.take(at, cost * (rest + 1))[0])
+    opens_at = max(at, bucket.opens_for(at, cost * (rest + 1))[0])
     if rounds:
         first = bucket.rule.counts_until(opens_at)
         opens_at = first + (rounds - 1) * (bucket.rule.counts_until(first) - first)

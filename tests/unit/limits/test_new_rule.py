@@ -31,7 +31,9 @@ from headgate.limits.limit import AnyRule, Limit, RateOptions, SpelledOptions
 from headgate.limits.redis.script import numbers
 from headgate.limits.rule import Rule, Snapshot
 from headgate.limits.standalone.limiter import Limiter
+from headgate.storage import admission
 from headgate.storage.admission import BucketView, LaneView, admit
+from headgate.storage.records import Amendment
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.manual_clock import ManualClock
@@ -200,6 +202,55 @@ async def test_a_claim_on_sqlite_charges_it_for_each_key(store_user: StoreUser) 
     assert len(await store_user.take()) == 2
 
 
+async def test_a_rule_that_raises_closes_its_keys_and_stops_nothing_else(
+    store_user: StoreUser, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Flawed(Rest, frozen=True, tag="rest", tag_field="kind"):
+        def take(self, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
+            raise ZeroDivisionError("by the number of keys")
+
+    monkeypatch.setattr(admission, "_flawed", set())
+    store_user.rules = {"rest": Flawed(30 * SECOND), "other": Rest(30 * SECOND)}
+    first = await store_user.add_one(buckets=[("rest", "acme"), ("other", "acme")])
+    second = await store_user.add_one(buckets=[("rest", "globex")])
+    other = await store_user.add_one(buckets=[("other", "acme")])
+    assert await store_user.take_ids() == [other]
+    # Their keys open after ten seconds, and close again.
+    store_user.clock.advance(10)
+    assert await store_user.take_ids() == []
+    (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert logged.getMessage() == (
+        "the rule of limit 'rest' (one every 30 s) raised an error for key 'acme'; where it does, jobs wait, and the "
+        "rule is tried again every 10 s. Report it, or set another rule"
+    )
+    assert logged.exc_info is not None
+    # The next release has mended it.
+    store_user.rules["rest"] = Rest(30 * SECOND)
+    store_user.clock.advance(20)
+    assert set(await store_user.take_ids()) == {first, second}
+
+
+async def test_a_correction_by_a_rule_that_raises_does_not_keep_its_job_from_ending(
+    store_user: StoreUser, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Flawed(Rest, frozen=True, tag="rest", tag_field="kind"):
+        def amend(self, state: int, charged_at: int, cost: int, started_at: int, actual: int) -> int:
+            raise OverflowError("too far")
+
+        def refused(self, state: int | None, charged_at: int, now: int) -> int | None:
+            raise OverflowError("too far")
+
+    monkeypatch.setattr(admission, "_flawed", set())
+    store_user.rules = {"rest": Flawed(30 * SECOND)}
+    await store_user.add_one(buckets=[("rest", "acme")])
+    job = await store_user.take_one()
+    charged_at = store_user.storage.limit_now()
+    refusal = Amendment(BucketRef("rest", "acme"), charged_at, 1, charged_at, 0, is_refused=True)
+    await store_user.storage.amend([refusal], store_user.rules)
+    await store_user.succeed(job)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [OverflowError]
+
+
 async def test_plain_code_uses_it_in_memory_and_where_the_jobs_are(store_user: StoreUser) -> None:
     limiter = Limiter(RestBetween(30))
     assert [bool(await limiter.try_acquire("acme")) for _ in range(2)] == [True, False]
@@ -207,6 +258,24 @@ async def test_plain_code_uses_it_in_memory_and_where_the_jobs_are(store_user: S
     assert [(await stored.take(used)).granted for _ in range(2)] == [1, 0]
     await stored.amend(Bucket("rest", "idle", RestBetween(30).rule), NOON, 1, NOON, 0)
     assert (await stored.snapshot(used)).used == 1
+
+
+async def test_keys_of_a_rule_that_raises_are_listed_and_their_jobs_are_explained(
+    target: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flawed(self: Rest, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
+        raise ZeroDivisionError("by the number of keys")
+
+    app = importlib.import_module(target.partition(":")[0]).app
+    async with app:
+        first, second = await app.tasks["sync"].enqueue_many([("acme",), ("acme",)])
+        await result_within(first, 15)
+        monkeypatch.setattr(admission, "_flawed", set())
+        monkeypatch.setattr(Rest, "take", flawed)
+        (status,) = await app.admin.limits.list()
+        assert (status.key, status.available, status.waiting) == ("acme", None, 1)
+        assert "one every 600 s" in (await app.admin.explain(second.id)).reason
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
 
 
 def test_the_command_line_shows_it_sets_it_and_audits_it(target: str) -> None:
