@@ -64,6 +64,15 @@ def test_one_key_is_shown_with_its_budget_and_its_use(target: str) -> None:
     assert sum(point["used"] for point in found["history"]["points"]) == 2
 
 
+@pytest.mark.parametrize("option", ["--burst", "--slices"])
+def test_an_option_of_a_rule_is_at_least_one(target: str, option: str) -> None:
+    """The fault: 0 was taken for an option that is not given, and the rule had its default."""
+    refused = call("set", target, "sync:rate", "10/m", "--kind", "sliding", option, "0")
+    assert refused.exit_code == 2
+    assert f"'{option}': 0 is not in the range x>=1" in refused.output
+    assert json.loads(call("settings", target, "--json").stdout) == []
+
+
 def test_use_from_before_the_clock_was_set_back_is_in_no_chart(target: str) -> None:
     """The fault: `headgate limits show` ended with an IndexError."""
     with contextlib.closing(sqlite3.connect("jobs.db")) as connection, connection:

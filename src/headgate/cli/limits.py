@@ -154,8 +154,8 @@ def _takes_target(key: str, pattern: str, tier: str) -> Callable[[Callable[..., 
 @limits.command(name="set")
 @takes_app_and("LIMIT", "RULE")
 @click.option("--kind", type=click.Choice(get_args(RateKind)), help="Change the kind of rule.")
-@click.option("--burst", type=int, help="For a rate: how much unused budget a key can save.")
-@click.option("--slices", type=int, help="For a sliding window: the number of slices.")
+@click.option("--burst", type=click.IntRange(1), help="For a rate: how much unused budget a key can save.")
+@click.option("--slices", type=click.IntRange(1), help="For a sliding window: the number of slices.")
 @_takes_target("For this key only.", "For the keys that match: 'stripe:*'.", "For the keys of this tier only.")
 @json_option
 def set_(target: str, limit: str, rule: str, subject: _Target, as_json: bool, **how: Any) -> None:
