@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.jobs.batch import NewBatch
@@ -62,6 +63,17 @@ class Claim(msgspec.Struct, frozen=True):
     limit_sets: LimitSets | None = None
     slots: int | None = None
     has_backlog: bool = False
+
+    @property
+    def page(self) -> int:
+        """How many lanes, and how many buckets, to read at most: no more could be used."""
+        return max([1, *(free.slots for free in self.free_slots.values())])
+
+    def without(self, queues: frozenset[str]) -> Claim:
+        """Return the claim without some queues."""
+        if queues.isdisjoint(self.free_slots):
+            return self
+        return replace(self, free_slots={each: free for each, free in self.free_slots.items() if each not in queues})
 
     def known(self, newest: Mapping[str, str]) -> KnownLimitSets:
         """Return the limit sets of jobs that this node may start, where `newest` are the newest ones by subject."""

@@ -63,7 +63,7 @@ def claim(plan: ClaimPlan, rows: Sequence[LaneRow], due: Sequence[LaneRow], head
     timers = plan.timers(set())
     moves = [plan.move(visit, has_ready=True, earliest=None) for visit in visits]
     is_open = any(opens_at <= NOW for _, opens_at in timers)
-    return plan.claimed(more=bool(plan.taken or any(moves)) and (is_open or plan.is_cut_short))
+    return plan.claimed(more=(plan.has_starts or any(moves)) and (is_open or plan.is_cut_short))
 
 
 def asked(claimed: Claimed) -> list[tuple[BucketRef, int]]:

@@ -249,7 +249,8 @@ class Claimer:
         return Claimed(jobs=(), next_in=0, more=True, dropped=dropped)
 
     async def _claim(self, session: Session, request: Claim, dropped: list[Dropped]) -> Claimed:
-        claim = self._without_paused(request)
+        # Those that are paused as of the last snapshot.
+        claim = request.without(self._paused)
         self.low_watermarks.begin()
         self._locked.begin()
         tx = PostgresTransaction(session, self._time.now(), self._time.limit_now(), self._time, self._clock)
@@ -317,7 +318,7 @@ class Claimer:
         last, self._last_snapshot = self._last_snapshot, None
         if last is None or self._is_merge_due() or self.low_watermarks.is_sweep_due:
             return None
-        claim = self._without_paused(request)
+        claim = request.without(self._paused)
         snapshot = last.later(claim, self._clock.monotonic())
         if snapshot is None:
             return None
@@ -351,14 +352,6 @@ class Claimer:
                 return await waiting.expire(tx, EXPIRED_A_VISIT, lanes, list(claim.tasks), held=held)
 
         return await without_held(expire)
-
-    def _without_paused(self, claim: Claim) -> Claim:
-        """Return the claim without the queues that are paused as of the last snapshot."""
-        if self._paused.isdisjoint(claim.free_slots):
-            return claim
-        return replace(
-            claim, free_slots={queue: free for queue, free in claim.free_slots.items() if queue not in self._paused}
-        )
 
     async def merge(self, tx: PostgresTransaction, claim: Claim | None = None) -> None:
         """Count arrivals in their lanes: all of them, or a portion if there are many."""

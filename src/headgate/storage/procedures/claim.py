@@ -124,11 +124,8 @@ async def claim_alone(tx: Transaction, request: Claim, live: CachedRules) -> Cla
         return ClaimSnapshot(row, list(claim.free_slots))
 
     found = await read(known_only=False)
-    if found.paused:
-        # The snapshot has no lanes of paused queues.
-        claim = replace(
-            request, free_slots={queue: free for queue, free in request.free_slots.items() if queue not in found.paused}
-        )
+    # The snapshot has no lanes of paused queues.
+    claim = request.without(found.paused)
     # A node that was declared dead must not own jobs: no other node would take them back.
     if not claim.free_slots or not found.has_joined:
         return Claimed(jobs=(), next_in=None)
@@ -467,7 +464,7 @@ class ClaimTransaction:
         await self._take_ungated()
         if self._tx.has_one_writer:
             return await self._write(set())
-        return self._result(more=bool(plan.taken) and plan.is_cut_short)
+        return self._result(more=plan.has_starts and plan.is_cut_short)
 
     # ---------------------------------------------------------------------------------------------- write
 

@@ -139,6 +139,7 @@ class ClaimPlan:
 
     def __init__(self, claim: Claim, now: int, limit_now: int, newest: Mapping[str, str], fair: FairLines) -> None:
         self.claim = claim
+        self.page = claim.page
         self.newest = newest
         self.known = claim.known(newest)
         """The limit sets of jobs that may start on this node."""
@@ -176,11 +177,6 @@ class ClaimPlan:
 
     # --------------------------------------------------------------------------------------- what to read
 
-    @property
-    def page(self) -> int:
-        """How many lanes, and how many buckets, to read at most: no more could be used."""
-        return max([1, *(free.slots for free in self.claim.free_slots.values())])
-
     def note_skipped(self, id: str, task: str, queue: str) -> None:
         """Note a job that must not start here: its task is unknown, or it was enqueued under another limit set."""
         if task not in self.claim.tasks:
@@ -196,12 +192,11 @@ class ClaimPlan:
             self.note_skipped(head.id, head.task, head.queue)
         return bool(unknown)
 
-    def usable(self, rows: Iterable[LaneRow]) -> list[LaneRow]:
+    def usable(self, rows: Sequence[LaneRow]) -> list[LaneRow]:
         """Return the lanes of which this node has the rules of all limits."""
         rules = self.claim.rules
-        read = list(rows)
-        usable = [row for row in read if all(ref.limit in rules for ref in row.buckets)]
-        self.has_unknown_lanes = self.has_unknown_lanes or len(usable) < len(read)
+        usable = [row for row in rows if all(ref.limit in rules for ref in row.buckets)]
+        self.has_unknown_lanes = self.has_unknown_lanes or len(usable) < len(rows)
         return usable
 
     def grants(self) -> dict[RowId, int]:
@@ -233,32 +228,29 @@ class ClaimPlan:
         shares = self.shares
         self.fair.note_in_line(due)
         left_of = dict(grants)
-        released: list[LaneRow] = []
         candidates: list[LaneRow] = []
         for row in sorted(self.usable([*behind, *due, *woken]), key=_place_in_line):
             if row.behind is not None:
                 if left_of.get(row.behind, 0) <= 0:
                     continue
                 left_of[row.behind] -= 1
-                released.append(row)
             candidates.append(row)
+        released = [row for row in candidates if row.behind is not None]
         sharing = Counter(row.behind for row in released)
         awaiting_fetch = {view.id for view in self.opened if self._lacks_starts(view)}
         left = dict(shares)
-        seen: set[RowId] = set()
-        visits: list[LaneVisit] = []
+        visits: dict[RowId, LaneVisit] = {}
         self.fair.sort(candidates, outside=(*released, *woken), shares=shares)
         for row in candidates:
             # A lane behind a bucket that needs a fetch starts no job yet. Slots must be free for the starts fetched.
             needs_fetch = row.behind is not None and row.behind in awaiting_fetch
-            if row.id not in seen and (shares if needs_fetch else left).get(row.queue, 0) > 0:
+            if row.id not in visits and (shares if needs_fetch else left).get(row.queue, 0) > 0:
                 if not needs_fetch:
                     left[row.queue] -= self._expected(row, sharing, grants)
-                seen.add(row.id)
-                visits.append(LaneVisit(row))
+                visits[row.id] = LaneVisit(row)
         self._page_was_full = any(count <= 0 for count in left.values())
-        self.fair.note_not_visited(row for row in candidates if row.id not in seen)
-        return visits
+        self.fair.note_not_visited(row for row in candidates if row.id not in visits)
+        return list(visits.values())
 
     def _expected(self, row: LaneRow, sharing: Mapping[RowId | None, int], grants: Mapping[RowId, int]) -> int:
         """Return how many starts a lane is likely to make. Lanes that share the grants of a bucket may get one each."""
@@ -347,6 +339,7 @@ class ClaimPlan:
         """Decide by the rules how many jobs of each lane start."""
         self.gated = list(gated)
         opened_at = {view.id: view.opens_at for view in self.opened}
+        lanes: list[LaneView] = []
         for visit in gated:
             if visit.row.behind is not None:
                 visit.row.opened_at = min(self.limit_now, opened_at.get(visit.row.behind) or self.limit_now)
@@ -355,7 +348,7 @@ class ClaimPlan:
             discards = mode_discards(visit.row.wait_mode)
             calls = [call_of(head.terms, head.exempt) for head in visit.heads] if visit.row.wait_mode else []
             step = self.fair.step(visit.row)
-            visit.view = LaneView(
+            visit.view = lane = LaneView(
                 visit.row.id,
                 visit.row.queue,
                 views,
@@ -367,17 +360,17 @@ class ClaimPlan:
                 complete=visit.complete,
                 calls=calls if any(calls) else [],
             )
+            lanes.append(lane)
         self._awaiting_fetch = {view.ref for view in self.opened if self._lacks_starts(view)}
-        admit([visit.view for visit in gated if visit.view is not None], self.shares, self.limit_now)
+        admit(lanes, self.shares, self.limit_now)
         if self.fair.hides_lanes:
             self._page_was_full = True
-        for visit in gated:
-            if visit.view is not None:
-                visit.taken, rejections = visit.view.taken, visit.view.rejected
-                visit.rejected = [(visit.heads[each.place], each) for each in rejections]
-                if rejections:
-                    places = {each.place for each in rejections}
-                    visit.heads = [head for place, head in enumerate(visit.heads) if place not in places]
+        for visit, lane in zip(gated, lanes, strict=True):
+            visit.taken = lane.taken
+            visit.rejected = [(visit.heads[each.place], each) for each in lane.rejected]
+            if lane.rejected:
+                places = {each.place for each in lane.rejected}
+                visit.heads = [head for place, head in enumerate(visit.heads) if place not in places]
 
     def ungated_slots(self) -> dict[str, int]:
         """Return how many ungated jobs each queue may start after the gated jobs are decided."""
@@ -397,9 +390,9 @@ class ClaimPlan:
     # ------------------------------------------------------------------------------------- what to write
 
     @property
-    def taken(self) -> list[LaneHead]:
-        """The jobs that start."""
-        return [head for visit in self.visits for head in visit.heads[: visit.taken]]
+    def has_starts(self) -> bool:
+        """Whether any job starts."""
+        return any(visit.taken for visit in self.visits)
 
     def starts(self, visits: Iterable[LaneVisit], *, all: bool = True) -> list[StartRow]:
         """Return the jobs of these lanes that start: all of them, or only those that have terms."""

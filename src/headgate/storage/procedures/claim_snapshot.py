@@ -272,7 +272,7 @@ async def read_snapshot(
     """
     queues = list(claim.free_slots)
     known = claim.known(newest)
-    count = max([1, *(free.slots for free in claim.free_slots.values())])
+    count = claim.page
     return await tx.row(
         decoder,
         "claim_snapshot",

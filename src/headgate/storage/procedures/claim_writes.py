@@ -108,7 +108,7 @@ class ClaimWriter:
         if reopened or has_followers:
             return True
         # If nothing was written, the next claim would read the same rows, so it waits until something changes.
-        has_progressed = bool(plan.taken or moves) or released > 0
+        has_progressed = plan.has_starts or bool(moves) or released > 0
         is_still_open = released > 0 or any(opens_at <= plan.limit_now for _, opens_at in timers)
         return has_progressed and (is_still_open or plan.is_cut_short)
 
