@@ -151,11 +151,6 @@ def lane_of(
     return Lane(queue, own, terms.wait_mode(exempt) if terms is not None and own else "")
 
 
-def is_grouped(buckets: Sequence[BucketRef]) -> bool:
-    """Whether the buckets have the key of two levels of a fair queue."""
-    return any(BETWEEN_LEVELS in ref.key and ref.limit.startswith(PREFIX) for ref in buckets)
-
-
 def arrival_of(lane: Lane, run_at: int, rank: int, *, delayed: bool, jobs: int = 1) -> Arrival:
     """Return the arrival of a job in a lane. With `jobs` 0 the job was there already, and its time or rank changed."""
     if delayed:
@@ -182,7 +177,8 @@ async def add_arrivals(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
     since = tx.take_places(len(rows))
     if len(rows) == 1 and await _count_in_stored_lane(tx, rows[0], since):
         return
-    if any(is_grouped(row.buckets) for row in rows):
+    # Lanes of a fair queue whose keys have two levels are in groups.
+    if any(BETWEEN_LEVELS in ref.key and ref.limit.startswith(PREFIX) for row in rows for ref in row.buckets):
         await tx.execute("join_groups", arrivals=rows, since=since)
     await tx.execute("add_arrivals", arrivals=rows, since=since)
     if behind:

@@ -103,7 +103,7 @@ async def retry(tx: Transaction, job_id: str, *, audit_record: AuditRecord | Non
     retried first. Returns the state it was in, None if there is no such job. Raises IllegalTransition for any other
     state.
     """
-    found = await _locked(tx, job_id, with_leader=True, with_buckets=False)
+    found = await _locked(tx, job_id, is_retried=True)
     if found is None:
         return None
     require_retriable(job_id, found.state)
@@ -358,14 +358,12 @@ async def release_idle(tx: Transaction, ref: BucketRef) -> int:
     return await release_unused_batches(tx, ref)
 
 
-async def _locked(
-    tx: Transaction, job_id: str, *, with_leader: bool = False, with_buckets: bool = True, waits: bool = True
-) -> LockedJob | None:
-    """Return the job, locked after its leader, and before the buckets to which it may return permits.
+async def _locked(tx: Transaction, job_id: str, *, is_retried: bool = False, waits: bool = True) -> LockedJob | None:
+    """Return the job, locked before the buckets to which it may return permits; one that is retried after its leader.
 
     Unless it `waits` for the lock, None also for a job that another transaction has locked.
     """
-    if with_leader:
+    if is_retried:
         rows = await tx.fetch(LOCKED_JOBS, "find_job", id=job_id)
         if not rows:
             return None
@@ -373,7 +371,6 @@ async def _locked(
     rows = await tx.fetch(LOCKED_JOBS, "lock_job" if waits else "lock_job_if_free", id=job_id)
     if not rows:
         return None
-    found = rows[0]
-    if with_buckets:
-        await lock_buckets(tx, found.affected_buckets)
-    return found
+    if not is_retried:
+        await lock_buckets(tx, rows[0].affected_buckets)
+    return rows[0]
