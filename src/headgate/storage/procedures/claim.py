@@ -139,12 +139,7 @@ class ClaimTransaction:
     """One claim, from a snapshot that was read."""
 
     def __init__(
-        self,
-        tx: Transaction,
-        claim: Claim,
-        live: CachedRules,
-        snapshot: ClaimSnapshot,
-        skipped: SkippedJobs,
+        self, tx: Transaction, claim: Claim, live: CachedRules, snapshot: ClaimSnapshot, skipped: SkippedJobs
     ) -> None:
         self._tx = tx
         self._claim = claim
@@ -474,8 +469,7 @@ class ClaimTransaction:
 
     def _result(self, *, more: bool) -> Claimed:
         plan, snapshot = self._plan, self._snapshot
-        if snapshot.next_bucket is not None:
-            plan.note_timer(snapshot.next_bucket)
+        plan.note_timer(snapshot.next_bucket)
         plan.note_wake(snapshot.next_wake)
         for seen in snapshot.ungated.values():
             plan.note_wake(seen.next_wake)

@@ -214,11 +214,7 @@ class ClaimPlan:
         return is_fetched and not view.grants(self.limit_now, 1)
 
     def choose(
-        self,
-        grants: Mapping[RowId, int],
-        behind: Sequence[LaneRow],
-        due: Sequence[LaneRow],
-        woken: Sequence[LaneRow],
+        self, grants: Mapping[RowId, int], behind: Sequence[LaneRow], due: Sequence[LaneRow], woken: Sequence[LaneRow]
     ) -> list[LaneVisit]:
         """Return lanes that are due or behind opened buckets, the longest waiting first.
 
@@ -545,9 +541,9 @@ class ClaimPlan:
             return view.opens_at
         return opens_at
 
-    def note_timer(self, opens_at: int) -> None:
-        """Note that a bucket opens then."""
-        if opens_at < NEVER:
+    def note_timer(self, opens_at: int | None) -> None:
+        """Note that a bucket opens then (limit time)."""
+        if opens_at is not None and opens_at < NEVER:
             self._waits.append(opens_at - self.limit_now)
 
     def note_wake(self, wakes_at: int | None) -> None:
