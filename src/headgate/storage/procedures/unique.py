@@ -153,9 +153,8 @@ async def add_unique(
     if not tx.has_one_writer:
         new = list(in_lock_order(new))
     for are_free, group in in_sets(new, holders):
-        placed = [following(job, duplicates) for job in group]
         # Of those that seemed free, other clients may have taken the keys of some.
-        for job in await addition.insert(placed) if are_free else placed:
+        for job in await addition.insert([following(job, duplicates) for job in group]) if are_free else group:
             other = await addition.add(following(job, duplicates))
             if other is not None:
                 duplicates[job.id] = other
@@ -196,8 +195,7 @@ class _Addition:
     async def add(self, job: NewJob) -> str | None:
         """Store a job. Returns the id of the existing job that takes its place, None if it was stored."""
         for _ in range(TRIES):
-            rows = await self._read_key(job)
-            match decide(job, _key_holders(rows)):
+            match decide(job, _key_holders(await self._read_key(job))):
                 case StoreNew():
                     if not await self.insert([job]):
                         return None
@@ -207,7 +205,7 @@ class _Addition:
                     if running is not None and job.rejection is None:
                         # Before the waiting job is locked, which may follow it.
                         await self._cancel(running, job)
-                    if await self._try_replace(next(row for row in rows if row.id == id), job):
+                    if await self._try_replace(id, job):
                         return id
                 case FollowRunning(id, cancels):
                     if await self._try_follow(successor(job, id)):
@@ -305,9 +303,9 @@ class _Addition:
                 self._tx, AuditRecord(actor, "cancel", "job", running, f"job {job.id} was enqueued under its key")
             )
 
-    async def _try_replace(self, row: LockedJob, new: NewJob) -> bool:
+    async def _try_replace(self, id: str, new: NewJob) -> bool:
         """Replace a waiting job by a new one. Returns whether it was still waiting."""
-        locked = await self._tx.fetch(LOCKED_JOBS, "lock_job_under_key", id=row.id)
+        locked = await self._tx.fetch(LOCKED_JOBS, "lock_job_under_key", id=id)
         if not locked or locked[0].state is not JobState.WAITING:
             return False
         now = locked[0]
