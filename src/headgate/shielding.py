@@ -51,6 +51,12 @@ def in_thread(pool: Pool | None, call: Callable[[], T]) -> asyncio.Future[T]:
     return asyncio.get_running_loop().run_in_executor(pool, _guarded, call)
 
 
+def is_cancellation(error: BaseException) -> bool:
+    """Whether it is the cancellation of the running task, and no CancelledError that code of a user has raised."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
 async def call_any(
     function: Callable[..., object], *args: object, run: Callable[[Callable[[], object]], Awaitable[object]]
 ) -> None:

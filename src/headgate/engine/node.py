@@ -38,7 +38,7 @@ from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopp
 from headgate.jobs.identity import process_name
 from headgate.jobs.job import describe_error, summarize_error
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention
-from headgate.shielding import call_any, in_thread
+from headgate.shielding import call_any, in_thread, is_cancellation
 from headgate.storage.fetched import FetchedStarts
 from headgate.storage.records import NodeControls
 from headgate.tasks.alert import DeclaredAlert
@@ -438,8 +438,7 @@ class NodeHooks:
             try:
                 await self._call(hook.function)
             except (Exception, SystemExit, asyncio.CancelledError) as error:
-                this = asyncio.current_task()
-                if isinstance(error, asyncio.CancelledError) and this is not None and this.cancelling():
+                if is_cancellation(error):
                     # The node was stopped meanwhile.
                     raise
                 raise HeadgateError(

@@ -35,6 +35,7 @@ from headgate.jobs.event import (
 )
 from headgate.jobs.job import NewJob
 from headgate.schedules.schedule import LATE, DueOccurrences, due, occurrences_per_commit, set_back, without_refused
+from headgate.shielding import is_cancellation
 from headgate.storage.records import Fired, ScheduleRecord
 from headgate.tasks.schedule import DeclaredSchedule
 
@@ -343,16 +344,10 @@ class Declarer(WithServices):
                 self._bus.publish(ScheduleRenamed(at=self._clock.now(), schedule=spec.name, was=was))
             if record is not None and not is_second:
                 warn_if_too_fast(record, spec.trigger, self._registry, self._bus, self._clock)
-        except StorageUnavailable:
-            raise
-        except asyncio.CancelledError as error:
-            this = asyncio.current_task()
-            if this is None or this.cancelling():
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, StorageUnavailable) or is_cancellation(error):
                 raise
-            # This task was not cancelled: the trigger raised the error.
-            self._mark_broken(spec.name, error)
-            return
-        except (Exception, SystemExit) as error:  # including errors of a custom trigger: the others must run
+            # Including errors of a custom trigger: the others must run.
             self._mark_broken(spec.name, error)
             return
         if is_second:
