@@ -17,7 +17,6 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import NamedTuple
 
@@ -377,20 +376,27 @@ class HistoryStep:
             self.uses[limit].add(use)
 
 
-@dataclass(slots=True)
 class JobCounts:
     """The counts of the jobs of one queue and task."""
 
-    enqueued: int = 0
-    started: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    retried: int = 0
-    wait_max: int = 0
-    run_max: int = 0
-    waits: list[int] = field(default_factory=lambda: [0] * BUCKETS)
-    runs: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    __slots__ = (
+        "cancelled",
+        "enqueued",
+        "failed",
+        "retried",
+        "run_max",
+        "runs",
+        "started",
+        "succeeded",
+        "wait_max",
+        "waits",
+    )
+
+    def __init__(self) -> None:
+        self.enqueued = self.started = self.succeeded = self.failed = self.cancelled = self.retried = 0
+        self.wait_max = self.run_max = 0
+        self.waits = [0] * BUCKETS
+        self.runs = [0] * BUCKETS
 
     def add(self, other: JobCounts) -> None:
         """Add other counts."""
@@ -430,16 +436,18 @@ NO_COUNTS = (JobCounts(), "", "")
 the one before it."""
 
 
-@dataclass(slots=True)
 class LimitUse:
     """The use of a limit, in total and by key; of very many keys the least used ones are dropped.
 
     `unlimited` is how many of the starts were not charged, because the store of the limit was unavailable.
     """
 
-    total: int = 0
-    keys: dict[str, int] = field(default_factory=dict)
-    unlimited: int = 0
+    __slots__ = ("keys", "total", "unlimited")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.keys: dict[str, int] = {}
+        self.unlimited = 0
 
     def charge(self, key: str, cost: int) -> None:
         self.total += cost
