@@ -349,8 +349,7 @@ class AsyncLines(_LineClient):
     async def close(self) -> None:
         if self._releasing is not None:
             self._releasing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._releasing
+            await asyncio.wait([self._releasing])
             self._releasing = None
         await self._client.aclose()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import uuid
 from collections.abc import Callable, Iterator
@@ -30,7 +32,7 @@ from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
 from tests.redis_server import redis_url  # noqa: F401
-from tests.until import until_now
+from tests.until import patient, until_now
 
 T = TypeVar("T")
 TWO_A_MINUTE = StrictRate("2/m", margin=0).rule
@@ -424,6 +426,31 @@ async def test_a_line_waits_until_a_penalty_of_its_bucket_is_over(
         assert shop.start(place(), "a", "b") == [True, True]
     finally:
         await buckets.close()
+
+
+async def test_closing_lines_may_be_cancelled(redis_url: str, prefix: str, shop: Shop) -> None:  # noqa: F811
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def publish(message: bytes) -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(patient(100))
+        await may_end.wait()
+
+    shop.arrive(place(), *"abc")
+    shop.ask(shop.lines.forget(place(), "a"))
+    lines = AsyncLines(redis_url, "shop", publish=publish, find=lambda _limit, key: place(key=key))
+    lines.lines = shop.lines
+    lines.start()
+    await begun.wait()
+    closing = asyncio.create_task(lines.close())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    may_end.set()
+    await lines.close()
 
 
 @pytest.mark.parametrize("options", ["colour=red", "prefix=a{b}"])
