@@ -116,12 +116,8 @@ class Aimd(Rule[AimdState], frozen=True, tag="adaptive", tag_field="kind"):
         used = -(-max(0, arrival - now * TICKS) // self._distance(rate))
         available = max(0, self.burst - used)
         opens_at = now if available else self.take(state, now)[0]
-        return Snapshot(used=used, available=available, opens_at=opens_at, present=self.present(state))
-
-    def present(self, state: AimdState | None) -> str:
-        """Return the present rate in words."""
-        rate = self.start if state is None else state.rate
-        return _spelled(rate, self.period)
+        present = _spelled(self.start if state is None else state.rate, self.period)
+        return Snapshot(used=used, available=available, opens_at=opens_at, present=present)
 
     def bound(self, window: int) -> int:
         return self.burst + (window - 1) * TICKS // self._distance(self.high)

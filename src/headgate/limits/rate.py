@@ -33,11 +33,9 @@ class Rate:
         seconds, rest = divmod(self.period, SECOND)
         if rest:
             return f"{self.count}/{_seconds(self.period)}s"
-        for unit, length in reversed(_UNITS.items()):
-            if seconds % length == 0:
-                many = seconds // length
-                return f"{self.count}/{many if many > 1 else ''}{unit}"
-        raise AssertionError("every whole number of seconds is some number of seconds")
+        unit, length = next(each for each in reversed(_UNITS.items()) if seconds % each[1] == 0)
+        many = seconds // length
+        return f"{self.count}/{many if many > 1 else ''}{unit}"
 
 
 class CountRule(Rule[S], frozen=True):

@@ -20,7 +20,9 @@ def adaptive(start: str = "60/m", burst: int = 1) -> Aimd:
 async def present(store_user: StoreUser, rule: Aimd) -> str:
     record = await store_user.bucket("api", "acme")
     assert record.state is not None
-    return rule.present(rule.load(record.state, 0))
+    found = rule.snapshot(rule.load(record.state, 0), 0).present
+    assert found is not None
+    return found
 
 
 def refusal(job: ClaimedJob) -> Amendment:

@@ -128,7 +128,7 @@ def test_a_server_that_refuses_everything_gets_the_minimum() -> None:
         now = NOON + second * SECOND
         _, state = rule.take(state, now)
         state = rule.refused(state, now, now)
-    assert rule.present(state) == "6/m"
+    assert rule.snapshot(state, NOON).present == "6/m"
     assert rule.low == 6 * PARTS
 
 
@@ -142,7 +142,7 @@ def test_refusals_of_starts_before_a_decrease_are_one_refusal() -> None:
         _, state = rule.take(state, NOON)
     for answered in range(5):
         state = rule.refused(state, NOON, NOON + LATENCY + answered)
-    assert rule.present(state) == "70/m"
+    assert rule.snapshot(state, NOON).present == "70/m"
     later = NOON + 10 * SECOND
     _, state = rule.take(state, later)
     assert rule.refused(state, later, later + LATENCY).rate < 70 * PARTS
@@ -164,7 +164,7 @@ def test_a_rate_that_is_not_used_does_not_grow() -> None:
     state: AimdState | None = None
     for minute in range(120):
         _, state = rule.take(state, NOON + minute * MINUTE)
-    assert rule.present(state) == "60/m"
+    assert rule.snapshot(state, NOON).present == "60/m"
     _, used = rule.take(state, NOON + 119 * MINUTE + SECOND)
     assert used.rate > 60 * PARTS
 
@@ -174,14 +174,14 @@ def test_a_closed_time_is_no_use() -> None:
     _, state = rule.take(None, NOON)
     state = rule.refused(state, NOON, NOON)
     _, after = rule.take(state, NOON + 30 * SECOND)
-    assert rule.present(after) == "42/m"
+    assert rule.snapshot(after, NOON).present == "42/m"
 
 
 def test_a_changed_maximum_keeps_what_was_found_within_the_new_bounds() -> None:
     rule, lower, other = aimd("600/m", start="300/m"), aimd("100/m"), aimd("36000/h", min="600/h")
     _, state = rule.take(None, NOON)
-    assert lower.present(lower.load(rule.dump(state), NOON)) == "100/m"
-    assert other.present(other.load(rule.dump(state), NOON)) == "18000/h"
+    assert lower.snapshot(lower.load(rule.dump(state), NOON), NOON).present == "100/m"
+    assert other.snapshot(other.load(rule.dump(state), NOON), NOON).present == "18000/h"
     assert lower.take(lower.load(rule.dump(state), NOON), NOON)[0] > NOON, "the start before it still counts"
 
 
