@@ -214,6 +214,19 @@ def test_a_waiter_whose_loop_was_closed_refuses_no_other_caller(limit: Limit) ->
     end_abandoned(abandoned)
 
 
+def test_a_task_behind_a_waiter_whose_loop_was_closed_passes_when_that_is_collected() -> None:
+    gate = RateGate(1, per=0.2)
+    gate.wait()
+    loop = asyncio.new_event_loop()
+    abandoned = loop.create_task(gate.wait_async())
+    loop.run_until_complete(asyncio.sleep(0))
+    behind = InThread(lambda: asyncio.run(asyncio.wait_for(gate.wait_async(), patient(10))))
+    until_now(lambda: gate.delay() >= 0.4)
+    loop.close()
+    end_abandoned(abandoned)
+    behind.end()
+
+
 def end_abandoned(task: asyncio.Task[Any]) -> None:
     """Do what the interpreter would do some time later, with a warning."""
     task._log_destroy_pending = False  # type: ignore[attr-defined,unused-ignore]

@@ -116,10 +116,11 @@ class WaitingLines:
             self.by_key.setdefault(key, OrderedDict())[waiter] = None
 
     def _leave(self, key: str, waiter: _Waiter) -> None:
-        if waiter.is_gone():
-            # The garbage collector may call this in a thread that holds the lock; `_first` removes it anyway.
+        # If its loop was closed, the garbage collector calls this, maybe in a thread that holds the lock; then `_first`
+        # removes the waiter.
+        if not self._lock.acquire(blocking=not waiter.is_gone()):
             return
-        with self._lock:
+        try:
             line = self.by_key.get(key)
             if line is None or waiter not in line:
                 # `_first` has removed it.
@@ -128,6 +129,8 @@ class WaitingLines:
             del line[waiter]
             if was_first:
                 self.call_first(key)
+        finally:
+            self._lock.release()
 
 
 class _Thread:
