@@ -227,6 +227,23 @@ async def test_workers_that_have_drained_are_not_started_again(tmp_path: Path) -
 
 
 @pytest.mark.slow
+async def test_a_worker_that_a_signal_without_a_name_has_ended_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fault: Python has no name for most real-time signals, and the error ended all workers."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.001)
+    born = tmp_path / "born"
+    number = signal.SIGRTMIN + 1
+    life = (
+        f"import os; open({str(born)!r}, 'a').write('.')\n"
+        f"if os.stat({str(born)!r}).st_size == 1: os.kill(os.getpid(), {number})"
+    )
+    assert await Supervisor([sys.executable, "-S", "-c", life], 1, SystemClock(), until_done=True).run() == 0
+    assert born.read_text() == ".."
+    assert f"worker 1 ended with signal {number}; it is started again" in caplog.text
+
+
+@pytest.mark.slow
 async def test_a_process_that_the_system_refuses_is_started_after_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

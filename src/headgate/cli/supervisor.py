@@ -161,4 +161,7 @@ def ended_as_requested(code: int, signals: int) -> bool:
 
 def exit_worded(code: int) -> str:
     """Return an exit code, or minus a signal, in words."""
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    if code >= 0:
+        return f"exit code {code}"
+    # Most real-time signals have no name.
+    return next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
