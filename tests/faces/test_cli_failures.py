@@ -71,3 +71,4 @@ def test_no_failures_are_said_to_be_none(project: OneModule) -> None:
     assert result.exit_code == 0
     assert result.stdout.strip().endswith("none")
     assert call("failures", "--since", "yesterday").exit_code == 2
+    assert "'0.5s' must be at least 1 s\n" in call("failures", "--since", "0.5s").output

@@ -44,13 +44,14 @@ def seconds(value: str) -> float:
     return length / SECOND
 
 
-def seconds_within(least: float, most: float = FARTHEST / SECOND) -> Callable[[str], float]:
-    """Return a parser of durations from `least` to `most` seconds, written as for `seconds`."""
+def seconds_within(least: float, most: float | None = None) -> Callable[[str], float]:
+    """Return a parser of durations from `least` to `most` seconds (None: a hundred years), written as for `seconds`."""
+    bounds = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
 
     def read(value: str) -> float:
         found = seconds(value)
-        if not least <= found <= most:
-            raise click.BadParameter(f"{value!r} must be from {least:g} to {most:g} seconds")
+        if found < least or (most is not None and found > most):
+            raise click.BadParameter(f"{value!r} must be {bounds} s")
         return found
 
     return read
