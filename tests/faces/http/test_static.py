@@ -127,6 +127,12 @@ return "  text";
     assert f"(() => {{\n{left}\nreturn" in join_modules({"main.js": source})
 
 
+def test_names_are_put_into_texts_as_they_are() -> None:
+    """Without a function, `replace` reads `$&` in a name as the text that it replaces."""
+    wrong = re.compile(r'\.replace(?:All)?\("\{\w+\}", \w+\)')
+    assert [each for module in MODULES for each in wrong.findall(module.read_text())] == []
+
+
 @pytest.mark.parametrize("module", MODULES, ids=names(MODULES))
 def test_no_text_of_a_module_has_a_line_whose_indentation_would_be_left_out(module: Path) -> None:
     for line in module.read_text().splitlines():

@@ -110,7 +110,7 @@ export function sentence(said) {
 
 /** @param {any} said */
 function limitSentence({ count, name, key, at }) {
-  const wait = format.plural(count, "key waits for {limit}", "keys wait for {limit}").replace("{limit}", name);
+  const wait = format.plural(count, "key waits for {limit}", "keys wait for {limit}").replace("{limit}", () => name);
   if (key === null) return `${wait}.`;
   const shown = format.keyName(key);
   return at
