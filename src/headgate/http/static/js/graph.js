@@ -242,7 +242,7 @@ function line(edge, places, critical) {
  *
  * @param {Graph} graph @returns {Map<string, Point>}
  */
-export function placesOf({ nodes, edges }) {
+function placesOf({ nodes, edges }) {
   /** @type {Map<string, string[]>} */
   const leaders = new Map(nodes.map(({ id }) => [id, []]));
   /** @type {Map<string, string[]>} */

@@ -56,7 +56,7 @@ function target({ kind, name, key }) {
 }
 
 /** A sentence in the language of the page. @param {any} said @returns {string} */
-export function sentence(said) {
+function sentence(said) {
   const { kind, name, at, seconds, more } = said;
   const count = said.count ?? 0;
   switch (kind) {

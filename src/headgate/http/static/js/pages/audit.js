@@ -5,7 +5,7 @@ import { command, option } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { t, word } from "../language.js";
-import { copyCommand, empty, heading, jobLink, link, panel, when } from "../parts.js";
+import { copyCommand, empty, heading, jobLink, link, panel } from "../parts.js";
 import { address } from "../router.js";
 import { select, text } from "../fields.js";
 import { pager } from "../pager.js";

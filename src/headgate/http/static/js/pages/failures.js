@@ -12,7 +12,7 @@ import { address } from "../router.js";
 import { declared, table } from "../table.js";
 
 /** The time ranges by their names in the address; `span` is in seconds. @type {Record<string, {name: string, past: string, span: number | null, options: string[]}>} */
-export const SPANS = {
+const SPANS = {
   "1h": { name: "1 h", past: t("in the last hour"), span: 3600, options: ["--since", "1h"] },
   "24h": { name: "24 h", past: t("in the last 24 hours"), span: 86_400, options: ["--since", "24h"] },
   all: { name: t("All"), past: "", span: null, options: ["--all"] },
