@@ -156,6 +156,11 @@ export function commandLine(text) {
   return h("p", { class: "command-line" }, h("code", null, text));
 }
 
+/** What a question says: the effect of an action, and its command. @param {Children} text @param {string} command */
+export function effect(text, command) {
+  return [h("p", null, text), commandLine(command)];
+}
+
 /** A button that copies a command. @param {string} text @param {string} [label] */
 export function copyCommand(text, label = t("Copy as command")) {
   return h(
@@ -182,7 +187,7 @@ export function copyButton(text, what) {
 }
 
 /** @param {string} text @param {string} what */
-export async function copy(text, what) {
+async function copy(text, what) {
   const name = what.charAt(0).toUpperCase() + what.slice(1);
   try {
     await navigator.clipboard.writeText(visible(text));

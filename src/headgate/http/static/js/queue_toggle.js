@@ -2,10 +2,9 @@
 
 import { path } from "./api.js";
 import { command } from "./commands.js";
-import { h } from "./dom.js";
 import * as format from "./format.js";
 import { t } from "./language.js";
-import { button, commandLine } from "./parts.js";
+import { button, effect } from "./parts.js";
 
 /** @typedef {import("./page.js").Context} Context */
 
@@ -35,17 +34,14 @@ export function pauseQueue(context, { queue: name, running, waiting }) {
     question: {
       title: t("Pause queue {name}?", { name }),
       action: t("Pause the queue"),
-      body: [
-        h(
-          "p",
-          null,
+      body: effect(
+        [
           t("No job of this queue starts on any node until the queue is resumed."),
-          " ",
-          `${format.plural(running, "running job continues", "running jobs continue")}. `,
+          ` ${format.plural(running, "running job continues", "running jobs continue")}. `,
           t("{jobs} in the queue, and so do new jobs.", { jobs: format.plural(waiting, "waiting job stays", "waiting jobs stay") }),
-        ),
-        commandLine(command("queues", "pause", name)),
-      ],
+        ],
+        command("queues", "pause", name),
+      ),
     },
   });
 }

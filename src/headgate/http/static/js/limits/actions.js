@@ -10,7 +10,7 @@ import { h } from "../dom.js";
 import { input, select, setter } from "../fields.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
-import { button, commandLine, copyCommand } from "../parts.js";
+import { button, commandLine, copyCommand, effect } from "../parts.js";
 import { cliForm, describe, parseRule, shortRule } from "../rule.js";
 
 /** @typedef {import("../page.js").Context} Context */
@@ -79,14 +79,10 @@ export function limitActions(context, target) {
               title: t("Remove limit {name}?", { name }),
               danger: true,
               action: t("Remove the limit"),
-              body: [
-                h(
-                  "p",
-                  null,
-                  t("This deletes its settings and the usage of its keys. It fails while jobs need the limit."),
-                ),
-                commandLine(command("limits", "remove", name)),
-              ],
+              body: effect(
+                t("This deletes its settings and the usage of its keys. It fails while jobs need the limit."),
+                command("limits", "remove", name),
+              ),
             },
           }),
       ),
@@ -146,11 +142,6 @@ export function pausing(name, key, verb) {
 /** "all keys" or "key acme". @param {string | null} key */
 export function keysOf(key) {
   return key === null ? t("all keys") : t("key {key}", { key: format.keyName(key) });
-}
-
-/** What a question says: the effect of an action, and its command. @param {string} text @param {string} command */
-function effect(text, command) {
-  return [h("p", null, text), commandLine(command)];
 }
 
 /** @param {Context} context @param {Target} target */

@@ -13,7 +13,7 @@ import { loadLines, logs, emptyLog } from "../job/log.js";
 import { reschedule } from "../job/reschedule.js";
 import { timeline } from "../job/timeline.js";
 import { progress, why } from "../job/why.js";
-import { badge, button, commandLine, copyButton, copyCommand, heading, jobState } from "../parts.js";
+import { badge, button, copyButton, copyCommand, effect, heading, jobState } from "../parts.js";
 import { address, go } from "../router.js";
 
 /** @typedef {import("../page.js").Context} Context */
@@ -72,10 +72,7 @@ function actions(context) {
     (/** @type {string} */ endpoint, /** @type {string} */ done, /** @type {import("../dialogs.js").Question} */ question) =>
     () =>
       void context.act({ path: path("jobs", id, endpoint), done, question });
-  const body = (/** @type {string} */ verb, /** @type {string} */ text) => [
-    h("p", null, text),
-    commandLine(command("jobs", verb, id)),
-  ];
+  const body = (/** @type {string} */ verb, /** @type {string} */ text) => effect(text, command("jobs", verb, id));
   return [
     ["failed", "cancelled"].includes(status.state) &&
       button(

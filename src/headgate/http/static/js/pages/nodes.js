@@ -7,7 +7,7 @@ import { h } from "../dom.js";
 import { input, select, setter } from "../fields.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
-import { badge, breakable, button, commandLine, copyCommand, empty, gauge, heading, link, notice, panel, startWorker, when } from "../parts.js";
+import { badge, breakable, button, commandLine, copyCommand, effect, empty, gauge, heading, link, notice, panel, startWorker, when } from "../parts.js";
 import { address } from "../router.js";
 import { declared, table } from "../table.js";
 
@@ -148,16 +148,13 @@ function nodeActions(context, node) {
               question: {
                 title: t("Quiet node {name}?", { name }),
                 action: t("Quiet the node"),
-                body: [
-                  h(
-                    "p",
-                    null,
+                body: effect(
+                  [
                     t("The node claims no more jobs until it is resumed."),
-                    " ",
-                    `${format.plural(node.running, "running job continues", "running jobs continue")}.`,
-                  ),
-                  commandLine(command("nodes", "quiet", id)),
-                ],
+                    ` ${format.plural(node.running, "running job continues", "running jobs continue")}.`,
+                  ],
+                  command("nodes", "quiet", id),
+                ),
               },
             }),
         ),
@@ -182,17 +179,13 @@ function nodeActions(context, node) {
             title: t("Stop node {name}?", { name }),
             action: t("Stop the node"),
             danger: true,
-            body: [
-              h(
-                "p",
-                null,
-                t(
-                  "The node claims no more jobs and ends. {jobs} may continue during its grace period; jobs that have not ended by then wait again. A service manager may restart the process.",
-                  { jobs: format.plural(node.running, "running job") },
-                ),
+            body: effect(
+              t(
+                "The node claims no more jobs and ends. {jobs} may continue during its grace period; jobs that have not ended by then wait again. A service manager may restart the process.",
+                { jobs: format.plural(node.running, "running job") },
               ),
-              commandLine(command("nodes", "stop", id)),
-            ],
+              command("nodes", "stop", id),
+            ),
           },
         }),
     ),

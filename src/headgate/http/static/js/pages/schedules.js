@@ -6,7 +6,7 @@ import { h } from "../dom.js";
 import { t, withElements, word } from "../language.js";
 import { pager } from "../pager.js";
 import * as format from "../format.js";
-import { badge, button, commandLine, copyCommand, countdown, empty, heading, jobLink, link, notice, panel, when } from "../parts.js";
+import { badge, button, copyCommand, countdown, effect, empty, heading, jobLink, link, notice, panel, when } from "../parts.js";
 import { address, go } from "../router.js";
 import { createSchedule, editSchedule } from "../schedule_form.js";
 import { declared, table } from "../table.js";
@@ -165,10 +165,7 @@ export function scheduleActions(context, schedule, isSmall) {
   const { name } = schedule;
   const why = context.denied("operate");
   const size = isSmall ? "small" : "";
-  const body = (/** @type {string} */ verb, /** @type {string} */ text) => [
-    h("p", null, text),
-    commandLine(command("schedules", verb, name)),
-  ];
+  const body = (/** @type {string} */ verb, /** @type {string} */ text) => effect(text, command("schedules", verb, name));
   const toggle =
     schedule.state === "paused"
       ? button(
@@ -270,14 +267,10 @@ export function rareActions(context, schedule) {
               title: t("Remove schedule {name}?", { name }),
               danger: true,
               action: t("Remove the schedule"),
-              body: [
-                h(
-                  "p",
-                  null,
-                  t("The schedule enqueues no more jobs; jobs that it enqueued stay. If the code declares it, it is stored again when the next node starts: pause it instead."),
-                ),
-                commandLine(command("schedules", "remove", name)),
-              ],
+              body: effect(
+                t("The schedule enqueues no more jobs; jobs that it enqueued stay. If the code declares it, it is stored again when the next node starts: pause it instead."),
+                command("schedules", "remove", name),
+              ),
             },
           })
           .then((isRemoved) => isRemoved && go("schedules")),
