@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from headgate.client.client import Client
@@ -160,7 +160,11 @@ def _unique(options: HandlerOptions, payload: PayloadType, where: str) -> dict[s
 
 
 def _checked_aliases(aliases: Sequence[str], where: str) -> tuple[str, ...]:
-    if isinstance(aliases, str) or not all(isinstance(alias, str) for alias in aliases):
+    if (
+        isinstance(aliases, str)
+        or not isinstance(aliases, Iterable)
+        or not all(isinstance(alias, str) for alias in aliases)
+    ):
         raise DeclarationError(f'{where}: aliases={aliases!r} is not a list of names; write aliases=["old_name"]')
     return tuple(aliases)
 

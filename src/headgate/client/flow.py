@@ -187,7 +187,7 @@ def batch(steps: Iterable[Step], *more: Never, limits: Sequence[BatchLimit] = ()
     holds from its first start until it is final. The `name`, of up to 200 characters, is shown with it; several batches
     may have the same. Nothing is stored until `enqueue()`.
     """
-    if more or isinstance(steps, Call | ChainPlan | BatchPlan):
+    if more or isinstance(steps, Call | ChainPlan | BatchPlan) or not isinstance(steps, Iterable):
         raise DeclarationError("batch() takes one list of calls; write batch([a.call(…), b.call(…)])")
     if name is not None and not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and storable(name) == name):
         raise DeclarationError(

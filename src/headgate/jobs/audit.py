@@ -40,7 +40,7 @@ def audit_level(word: AuditWord | AuditLevel, where: str) -> AuditLevel:
     if isinstance(word, AuditLevel):
         return word
     levels = {level.word: level for level in AuditLevel}
-    if word not in levels:
+    if not isinstance(word, str) or word not in levels:
         raise DeclarationError(f"{where}: audit={word!r} must be one of {', '.join(levels)}")
     return levels[word]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
-from headgate.arguments import parse_duration
+from headgate.arguments import is_utf8, parse_duration
 from headgate.clock import SECOND, Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.alert import AlertMessage, Condition, parse_condition
@@ -76,8 +77,9 @@ def declared_alert(
     return DeclaredAlert(name=name, conditions=conditions, target=target, key=key, repeat=again)
 
 
-def _conditions(on: str | Iterable[str], where: str) -> Sequence[Condition]:
-    conditions = [parse_condition(text, where) for text in ([on] if isinstance(on, str) else on)]
+def _conditions(on: object, where: str) -> Sequence[Condition]:
+    several = isinstance(on, Iterable) and not isinstance(on, str)
+    conditions = [parse_condition(text, where) for text in (cast(Iterable[object], on) if several else [on])]
     if not conditions:
         raise DeclarationError(f'{where} has no condition; pass for example on=("queue_lag > 60", "node_lost")')
     for condition in conditions:
@@ -109,7 +111,7 @@ def _host_of(url: str, where: str) -> str:
 
 
 def _key_of(secret: object, where: str) -> bytes:
-    if not isinstance(secret, str) or not secret:
+    if not isinstance(secret, str) or not secret or not is_utf8(secret):
         raise DeclarationError(f'{where}: secret= is a text that is not empty, as of os.environ["WEBHOOK_SECRET"]')
     if not secret.startswith(_ENCODED):
         return secret.encode()

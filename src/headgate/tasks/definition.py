@@ -130,7 +130,12 @@ def _options_over(task: TaskDefinition, changes: EnqueueOptions) -> EnqueueOptio
     if "expires_in" in new and "expires_at" in new:
         raise DeclarationError(f"{where}: pass expires_in or expires_at, not both")
     if "headers" in new:
-        new["headers"] = {**(before.get("headers") or {}), **cast(Mapping[str, str], new["headers"])}
+        headers = new["headers"]
+        if not isinstance(headers, Mapping):
+            raise DeclarationError(
+                f'{where}: headers={headers!r:.80} is not a dict of texts; write headers={{"tenant": "acme"}}'
+            )
+        new["headers"] = {**(before.get("headers") or {}), **headers}
     if "tags" in new:
         new["tags"] = (*parse_tags(new["tags"], where), *(before.get("tags") or ()))
     if "id" in new:

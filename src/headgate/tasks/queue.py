@@ -182,7 +182,7 @@ def declared_queue(name: str, options: QueueOptions) -> Queue:
 
 def require_name(name: str, kind: str) -> None:
     """Raise DeclarationError unless it is a valid name of a task or a queue."""
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DeclarationError(
             f"{kind} name {name!r:.80} must be 1 to 200 letters, digits and _ . : / -, the first a letter, digit or _"
         )

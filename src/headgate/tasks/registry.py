@@ -408,7 +408,7 @@ class Registry:
 
     def require_queue(self, queue: str, where: str) -> None:
         """Raise UnknownQueue unless the queue is declared."""
-        if queue not in self.queues:
+        if not isinstance(queue, str) or queue not in self.queues:
             hint = did_you_mean(queue, self.queues)
             raise UnknownQueue(
                 f"{where} uses queue {queue!r}, which is not declared{hint} "

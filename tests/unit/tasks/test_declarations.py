@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -16,6 +17,7 @@ from headgate import (
     CostExceedsLimit,
     DeclarationError,
     Headgate,
+    HeadgateError,
     Mutex,
     NotOpen,
     PayloadError,
@@ -46,6 +48,30 @@ def app() -> Headgate:
 def test_an_unknown_storage_url_is_refused_and_the_error_names_the_known_ones(url: str) -> None:
     with pytest.raises(DeclarationError, match="sqlite:///"):
         Headgate(url)
+
+
+@pytest.mark.parametrize(
+    ("declare", "reason"),
+    [
+        (lambda app: app.task(name=5)(repr), "task name 5 must be 1 to 200 letters"),
+        (lambda app: app.task(queue=["mail"])(repr), r"queue \['mail'\], which is not declared"),
+        (lambda app: app.task(aliases=5)(repr), "aliases=5 is not a list of names"),
+        (lambda app: app.task(audit=["full"])(repr), r"audit=\['full'\] must be one of none, errors"),
+        (
+            lambda app: app.task(name="send")(repr).using(headers="x"),
+            "headers='x' is not a dict.* write headers={\"",
+        ),
+        (lambda app: app.queue(5), "queue name 5 must be"),
+        (lambda app: app.alert("https://host/x", on=5), "5 is not a condition; there are"),
+        (lambda app: app.alert("https://host/x", on="node_lost", secret="\ud800"), "secret= is a text"),
+        (lambda app: batch(app.task), r"write batch\(\[a.call"),
+    ],
+    ids=["name", "queue", "aliases", "audit", "headers", "queue name", "alert", "secret", "batch"],
+)
+def test_an_option_of_another_type_is_named(app: Headgate, declare: Callable[[Any], object], reason: str) -> None:
+    """The fault: a TypeError of Python, such as "unhashable type: list", that named neither option nor value."""
+    with pytest.raises(HeadgateError, match=reason):
+        declare(app)
 
 
 def test_options_in_a_storage_url_are_pointed_to_the_settings() -> None:
