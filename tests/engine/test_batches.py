@@ -11,6 +11,7 @@ import pytest
 
 from headgate import (
     Batch,
+    BatchStatus,
     Concurrency,
     DeclarationError,
     Headgate,
@@ -34,7 +35,7 @@ from headgate.jobs.job import On
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.call import Call
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import app_on
+from tests.internals import app_on, client_of
 from tests.until import result_within
 
 
@@ -247,6 +248,38 @@ def test_a_batch_that_is_not_final_before_the_timeout_continues() -> None:
                 await stored.wait(timeout=5)
             with pytest.raises(JobNotFound):
                 await app.batch("nothing").wait(timeout=5)
+
+    run_virtual(main)
+
+
+def test_a_job_that_is_retried_while_results_are_read_does_not_extend_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault: result() waited for that job without an end."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retry=RetryPolicy(retries=0))
+        async def fail() -> None:
+            raise ValueError("once more")
+
+        async with app:
+            stored = await batch([fail.call()]).enqueue()
+            client = client_of(app)
+            wait = client.wait_for_batch
+
+            async def wait_and_retry(batch_id: str, timeout: float | None) -> BatchStatus:
+                status = await wait(batch_id, timeout)
+                await app.admin.queues.pause("default")
+                await app.admin.retry(stored.jobs[0].id)
+                return status
+
+            monkeypatch.setattr(client, "wait_for_batch", wait_and_retry)
+            began = clock.monotonic()
+            with pytest.raises(TimeoutError, match="was not final within"):
+                await asyncio.wait_for(stored.result(timeout=5), 600)
+            assert 5 <= (clock.monotonic() - began) / SECOND < 6
 
     run_virtual(main)
 

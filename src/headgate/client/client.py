@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from headgate.client.flow_builder import NOTHING, FlowBuilder, PlacedChain, PlacedStep, numbered_graph
 from headgate.client.plan import BatchSteps, ChainSteps, Step, calls_of, steps_to_add
 from headgate.client.portal import Portal, WaitingThread, is_running_here
-from headgate.clock import SECOND, Clock, to_datetime
+from headgate.clock import SECOND, Clock, microseconds, to_datetime
 from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
@@ -36,7 +36,7 @@ from headgate.engine.node import Node
 from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.results import ResultWatch, result_of, wait_for_batch
 from headgate.engine.services import Services
-from headgate.errors import DeclarationError, JobNotFound, NotOpen, StorageUnavailable
+from headgate.errors import DeclarationError, JobNotFound, JobSkipped, NotOpen, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused, QueueUnserved, unserved_text
@@ -451,9 +451,20 @@ class Client:
         self._require_open()
         return (await cancel_batch(self.storage, batch_id, self._cancel_job, _cancellation)).changed
 
-    async def batch_jobs(self, batch_id: str) -> Sequence[str]:
+    async def batch_results(self, batch_id: str, timeout: float | None) -> list[Any]:
+        """As `Batch.result`; `timeout` is in seconds."""
+        until = None if timeout is None else self._clock.monotonic() + microseconds(timeout)
+        await self.wait_for_batch(batch_id, timeout)
+        results: list[Any] = []
+        for job_id in await self._batch_jobs(batch_id):
+            # Somebody may have retried the job since, so that it is not final any more.
+            left = None if until is None else max(0, until - self._clock.monotonic()) / SECOND
+            with contextlib.suppress(JobSkipped):
+                results.append(await self.job_result(job_id, left))
+        return results
+
+    async def _batch_jobs(self, batch_id: str) -> Sequence[str]:
         """Return the ids of the jobs in a batch, in order. Raises JobNotFound if any but skipped ones were pruned."""
-        self._require_open()
         found: list[str] = []
         while page := await self.storage.jobs_of_batch(batch_id, after=found[-1] if found else ""):
             found += page

@@ -12,7 +12,7 @@ from headgate.client.client import Client
 from headgate.client.plan import Step
 from headgate.client.portal import Blocking, Portal
 from headgate.clock import SECOND, Duration
-from headgate.errors import JobNotFound, JobSkipped
+from headgate.errors import JobNotFound
 from headgate.foreign_words import RefusesAwait, RefusesForeignWords
 from headgate.tasks.status import BatchStatus, EnqueuePrediction, JobStatus, ScheduleStatus
 
@@ -121,12 +121,7 @@ class Batch(RefusesAwait):
 
         Raises as `Job.result` for the first job that failed or was cancelled, and JobNotFound if one has been pruned.
         """
-        await self.wait(timeout)
-        results = []
-        for job_id in await self._client.batch_jobs(self.id):
-            with contextlib.suppress(JobSkipped):
-                results.append(await self._client.job_result(job_id, None))
-        return results
+        return await self._client.batch_results(self.id, _wait_seconds(timeout, "batch.result"))
 
     async def cancel(self) -> int:
         """Cancel its jobs, those of the batches in it, and what follows it; return how many were not final.
