@@ -74,9 +74,9 @@ def retention_of(given: Retention | Duration | Mapping[str, Duration]) -> Retent
             for name in given:
                 if name not in known:
                     raise DeclarationError(f"retention has no entry {name!r}; use {', '.join(known)}")
-            return Retention(**{name: _seconds(name, value) for name, value in given.items()})
+            return Retention(**given)  # type: ignore[arg-type]  # it parses durations
         case _:
-            seconds = _seconds("all jobs", given)
+            seconds = parse_seconds(given, "all jobs", "retention")
             return Retention(seconds, seconds, seconds, seconds)
 
 
@@ -115,7 +115,3 @@ def own_retention(given: OwnRetention, otherwise: RetentionTerms, where: str) ->
 
 def _own_seconds(value: object, name: str, where: str) -> int | None:
     return None if value == "forever" else math.ceil(parse_seconds(value, name, where))
-
-
-def _seconds(name: str, value: object) -> float:
-    return parse_seconds(value, name, "retention", allow_zero=name != "audit")
