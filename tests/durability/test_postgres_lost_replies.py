@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from headgate import JobState, StorageUnavailable
+from headgate.clock import SystemClock
 from headgate.jobs.event import StorageFailed
 from headgate.jobs.identity import job_number
+from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import Endings, ask, count_endings, sent_id
+from tests.durability.stores import NODE, claim_for, new_job
 from tests.durability.tcp_proxy import TcpProxy
 from tests.durability.work import Page, Work
 from tests.internals import node_of, store_of
@@ -136,6 +139,29 @@ async def test_a_job_whose_claim_was_cut_at_the_commit_is_run_once(postgres: Pos
             assert remote.runs == [job.id]
             assert await store_of(local.app).check() == []
         assert (await Endings.of(postgres.url)).times == {job.id: 1}
+
+
+async def test_jobs_that_expire_in_a_claim_which_is_cut_afterwards_are_reported(postgres: PostgresServer) -> None:
+    """The fault: nobody was told of them, as the claim that had ended them returned nothing but an error.
+
+    The next claim reports them.
+    """
+    async with TcpProxy.to(postgres.port) as proxy:
+        storage = PostgresStorage(postgres.url_at(proxy.port), SystemClock())
+        await storage.open()
+        await storage.join(NODE, "a")
+        now = storage.now()
+        late, ready = new_job(now=now, expires_at=now), new_job(now=now)
+        await storage.add([late, ready])
+        cut = proxy.break_before(b"SELECT first.id")
+        with pytest.raises(StorageUnavailable):
+            await storage.claim(claim_for())
+        assert cut.happened.is_set()
+        claimed = await storage.claim(claim_for())
+        assert [job.id for job in claimed.dropped] == [late.id]
+        assert [job.id for job in claimed.jobs] == [ready.id]
+        assert not (await storage.claim(claim_for())).dropped
+        await storage.close()
 
 
 async def test_a_job_whose_claim_was_not_answered_is_charged_once(postgres: PostgresServer) -> None:

@@ -209,6 +209,8 @@ class Claimer:
         self.low_watermarks = LowWatermarks(clock)
         self._locked = LockedJobs(clock)
         self._proven: list[ProvenFront] = []
+        # Jobs that ended without running, until a claim reports them: one may fail, or start again, after their commit.
+        self._dropped: list[Dropped] = []
 
     @property
     def arrival_floor(self) -> int:
@@ -225,30 +227,34 @@ class Claimer:
         if not claim.free_slots:
             return Claimed(jobs=(), next_in=None)
         self._claimed_at = self._clock.monotonic()
-        # Jobs that ended without running are reported, even if the rest of the claim has to start again.
-        dropped: list[Dropped] = []
-        first = await self._claim_from_last_snapshot(claim, dropped)
-        if first is None:
-            return await self._claim_from_new_snapshot(claim, dropped)
-        if _is_full(claim, first):
+        first = await self._claim_from_last_snapshot(claim)
+        if first is not None and _is_full(claim, first):
             return first
         try:
-            return combined(first, await self._claim_from_new_snapshot(_with_room_left(claim, first), dropped))
+            if first is None:
+                claimed = await self._claim_from_new_snapshot(claim)
+            else:
+                claimed = combined(first, await self._claim_from_new_snapshot(_with_room_left(claim, first)))
         except StorageUnavailable:
+            if first is None:
+                raise
             # The jobs that were taken stay taken.
-            return replace(first, more=True)
+            claimed = replace(first, more=True)
+        if self._dropped:
+            claimed = replace(claimed, dropped=[*self._dropped, *claimed.dropped], more=True)
+            self._dropped.clear()
+        return claimed
 
-    async def _claim_from_new_snapshot(self, claim: Claim, dropped: list[Dropped]) -> Claimed:
+    async def _claim_from_new_snapshot(self, claim: Claim) -> Claimed:
         for _ in range(TRIES):
             try:
-                claimed = await self._database.run(lambda session: self._claim(session, claim, dropped))
+                return await self._database.run(lambda session: self._claim(session, claim))
             except ClaimConflict:
                 continue
-            return replace(claimed, dropped=[*dropped, *claimed.dropped], more=True) if dropped else claimed
         # Other claims hold the same jobs.
-        return Claimed(jobs=(), next_in=0, more=True, dropped=dropped)
+        return Claimed(jobs=(), next_in=0, more=True)
 
-    async def _claim(self, session: Session, request: Claim, dropped: list[Dropped]) -> Claimed:
+    async def _claim(self, session: Session, request: Claim) -> Claimed:
         # Those that are paused as of the last snapshot.
         claim = request.without(self._paused)
         self.low_watermarks.begin()
@@ -280,7 +286,7 @@ class Claimer:
         tx.now, tx.limit_now = snapshot.now, snapshot.limit_now
         await self._live.refresh(tx, snapshot.revision)
         if row.has_expired:
-            dropped += await self._expire(tx.session, claim)
+            self._dropped += await self._expire(tx.session, claim)
 
         async def read_again() -> ClaimSnapshot | None:
             again = await self._try_read_snapshot(tx, claim, known_only=True)
@@ -289,7 +295,7 @@ class Claimer:
 
         one = ClaimTransaction(tx, claim, self._live, snapshot, self._locked)
         began = self._clock.monotonic()
-        claimed = await one.run(read_again, dropped)
+        claimed = await one.run(read_again, self._dropped)
         took = self._clock.monotonic() - began
         self._merge_time = max(LEAST_MERGE_TIME, took // MERGE_SHARE) if claimed.jobs else MERGE_TIME
         if not row.has_expired and _is_full(claim, claimed) and snapshot.leaves_work(one.visited, _slots(claim)):
@@ -313,7 +319,7 @@ class Claimer:
     def _is_merge_due(self) -> bool:
         return self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY
 
-    async def _claim_from_last_snapshot(self, request: Claim, dropped: list[Dropped]) -> Claimed | None:
+    async def _claim_from_last_snapshot(self, request: Claim) -> Claimed | None:
         """Take jobs from the last snapshot, if it is still usable; None if a new one is needed."""
         last, self._last_snapshot = self._last_snapshot, None
         if last is None or self._is_merge_due() or self.low_watermarks.is_sweep_due:
@@ -331,7 +337,7 @@ class Claimer:
         async def take(session: Session) -> tuple[Claimed, bool]:
             tx = PostgresTransaction(session, snapshot.now, snapshot.limit_now, self._time, self._clock)
             one = ClaimTransaction(tx, claim, self._live, snapshot, self._locked)
-            claimed = await one.run(read_again, dropped)
+            claimed = await one.run(read_again, self._dropped)
             return claimed, last.snapshot.leaves_work(one.visited, _slots(claim))
 
         try:
