@@ -76,6 +76,14 @@ CHECK_FOR = 600.0
 FROZEN_AFTER = "2s"
 """The time after which the server ends a session whose client has stopped in a transaction and holds locks."""
 
+LASTS_IDLE = "30s"
+"""The same for a transaction that locks nothing others need: a large enqueue takes time between two statements."""
+
+IDLE_SETTING = "idle_in_transaction_session_timeout"
+
+IDLE_BOUND: Mapping[str, str] = MappingProxyType({IDLE_SETTING: FROZEN_AFTER})
+LASTING_BOUND: Mapping[str, str] = MappingProxyType({IDLE_SETTING: LASTS_IDLE})
+
 PATIENCE = 5 * SECOND
 """How long repeatable work is repeated before the caller gets the error."""
 
@@ -143,15 +151,6 @@ def treatment_of(code: str) -> Treatment:
 
 _FORBIDDEN = "42501"
 _WITHDRAWN = ("42P01", "3F000")
-
-
-LASTS_IDLE = "30s"
-"""The same for a transaction that locks nothing others need: a large enqueue takes time between two statements."""
-
-IDLE_SETTING = "idle_in_transaction_session_timeout"
-
-IDLE_BOUND: Mapping[str, str] = MappingProxyType({IDLE_SETTING: FROZEN_AFTER})
-LASTING_BOUND: Mapping[str, str] = MappingProxyType({IDLE_SETTING: LASTS_IDLE})
 
 
 class Bounds(NamedTuple):
@@ -276,7 +275,8 @@ class Session:
         settings = {**(LASTING_BOUND if may_last else self._bounds.of_transaction), **plans}
         if self._is_pooled:
             settings = {**SETTINGS, **self._bounds.of_session, **settings}
-        silence = self._new_silence(settings)
+        limit = _duration(settings[IDLE_SETTING])
+        silence = None if self._clock is None else ClientSilence(self._clock, limit, self._store)
         await self._connection.execute(
             "; ".join([_BEGIN, *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())]),
             timeout=self._timeout,
@@ -298,11 +298,6 @@ class Session:
             await self._answer(self._connection.execute, "COMMIT", is_commit=True, timeout=self._timeout)
         finally:
             self._silence = None
-
-    def _new_silence(self, settings: Mapping[str, str]) -> ClientSilence | None:
-        if self._clock is None:
-            return None
-        return ClientSilence(self._clock, _duration(settings[IDLE_SETTING]), self._store)
 
 
 @lru_cache(8)
