@@ -100,6 +100,16 @@ async def test_no_job_is_accepted_into_a_file_that_was_just_deleted(
                 await work.enqueue()
 
 
+@pytest.mark.parametrize("loss", [unlink, move_away, replace_with_a_copy, unlink_the_log])
+async def test_a_transaction_on_a_file_that_was_just_deleted_is_not_reported_as_committed(
+    loss: Callable[[Path], None], database: Path
+) -> None:
+    async with open_store(database) as storage:
+        with pytest.raises(StorageUnavailable, match=r"was removed or replaced while it was open"):
+            async with storage.transaction():
+                loss(database)
+
+
 @pytest.mark.nightly
 async def test_a_file_behind_a_symbolic_link_is_watched_too(tmp_path: Path) -> None:
     real = tmp_path / "real"

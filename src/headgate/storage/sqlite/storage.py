@@ -435,6 +435,7 @@ class SqliteStorage(Store):
                 # To its end, even if the caller is cancelled.
                 with self._translating():
                     await shield_until_done(self._in_thread(thread, connection.execute, "COMMIT"))
+                self._require_same_file()
             finally:
                 current.is_open = False
                 # A transaction that is still open is rolled back.
