@@ -8,7 +8,6 @@ values after the statement was parsed, or for the client to read the answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 
 from headgate.clock import SECOND, Clock
 from headgate.storage.postgres.database import Database, Session
@@ -40,8 +39,10 @@ class SilentClients:
 
     async def look(self, session: Session) -> None:
         """End the sessions whose clients have been silent for too long."""
-        rows = await session.fetch("silent_clients")
-        too_long = self._silent_too_long((row[0], row[1]) for row in rows)
+        silent = [(row[0], row[1]) for row in await session.fetch("silent_clients")]
+        now = self._clock.monotonic()
+        self._since = {each: self._since.get(each, now) for each in silent}
+        too_long = [each for each, since in self._since.items() if now - since >= SILENT_FOR]
         if too_long:
             pids, statements = zip(*too_long, strict=True)
             for pid, is_ended in await session.fetch("end_silent_clients", pids=pids, statements=statements):
@@ -53,8 +54,3 @@ class SilentClients:
                     pid,
                     SILENT_FOR // SECOND,
                 )
-
-    def _silent_too_long(self, silent: Iterable[Silent]) -> list[Silent]:
-        now = self._clock.monotonic()
-        self._since = {each: self._since.get(each, now) for each in silent}
-        return [each for each, since in self._since.items() if now - since >= SILENT_FOR]
