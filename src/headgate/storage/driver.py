@@ -74,7 +74,8 @@ class Transaction(Protocol):
 
     async def lock(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
         """As `fetch`, for a statement that locks rows. From then on, the time is that of the lock."""
-        ...
+        # With one writer, nothing waits for a lock.
+        return await self.fetch(decoder, statement, **parameters)
 
     async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
         """Return the first column of a statement's rows: text or numbers."""

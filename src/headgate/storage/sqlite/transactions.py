@@ -77,10 +77,6 @@ class SqliteTransaction(Transaction):
         (row,) = cursor.fetchall()
         return decoder.decode_row([row[places[field.name]] for field in decoder.fields])
 
-    async def lock(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
-        # It never waits for a lock.
-        return await self.fetch(decoder, statement, **parameters)
-
     async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
         known = STATEMENTS[statement]
         return [row[0] for row in self._connection.execute(known.sql, known.bind(parameters)).fetchall()]
