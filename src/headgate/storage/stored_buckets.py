@@ -180,7 +180,7 @@ def _snapshot(visit: BucketVisit) -> Snapshot:
     view = visit.view
     if view.closed_until >= NEVER:
         return replace(view.snapshot(visit.now), available=0, opens_at=NEVER)
-    return snapshot_of(view.snapshot, visit.now, view.closed_until)
+    return snapshot_of(view.snapshot, visit.now, _closed_until(view))
 
 
 def _try_take(view: BucketView, now: int, cost: int) -> tuple[int, Any]:
@@ -194,9 +194,14 @@ def _try_take(view: BucketView, now: int, cost: int) -> tuple[int, Any]:
 
 def _taken(visit: BucketVisit, granted: int, opens_at: int) -> Taken:
     view, now = visit.view, visit.now
-    available = 0 if view.closed_until > now else view.snapshot(now).available
+    available = 0 if _closed_until(view) > now else view.snapshot(now).available
     full_at = max(now, view.closed_until, full_again_at(view.rule, view.home.state))
     return Taken(granted, min(opens_at, NEVER), now, available, full_at)
+
+
+def _closed_until(view: BucketView) -> int:
+    """Return until when plain code is granted nothing. What is left before that is for the first job that waits."""
+    return max(view.closed_until, view.opens_at or 0)
 
 
 def _state(view: BucketView) -> str | None:

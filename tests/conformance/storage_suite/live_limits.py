@@ -417,6 +417,17 @@ class LiveLimitsConformance(Conformance):
         await store_user.unset(setting)
         assert await store_user.take_ids() == [id]
 
+    async def test_plain_code_is_told_that_nothing_is_left_while_jobs_wait(self, store_user: StoreUser) -> None:
+        buckets, bucket = StoredBuckets(store_user.storage), Bucket("api", "acme", strict(3))
+        store_user.rules = {"api": bucket.rule}
+        await store_user.add(2, buckets=API, costs=(2,))
+        await store_user.take_one()
+        assert await store_user.take() == []
+        taken, seen = await buckets.take(bucket), await buckets.snapshot(bucket)
+        assert (taken.granted, taken.available) == (0, 0)
+        assert (seen.used, seen.available, seen.opens_at) == (2, 0, taken.opens_at)
+        assert taken.opens_at == taken.now + 60 * SECOND
+
     @pytest.mark.parametrize("rule", [strict(2), rate(2), fixed(2), sliding(2), shared(2)])
     async def test_a_reservation_on_a_paused_limit_is_refused_and_books_nothing(
         self, store_user: StoreUser, clock: ManualClock, rule: AnyRule
