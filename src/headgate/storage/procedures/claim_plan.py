@@ -163,7 +163,7 @@ class ClaimPlan:
         self.opened: list[BucketView] = []
         self.given: list[PermitRelease] = []
         self._dropped: list[Dropped] = []
-        # The opened buckets that needed a fetch before anything was taken.
+        # The opened buckets of other stores that had no start left before anything was taken.
         self._awaiting_fetch: set[BucketRef] = set()
         self._more_opened = False
         # How long it is until a bucket opens or a delayed job is due.
