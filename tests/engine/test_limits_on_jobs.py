@@ -18,6 +18,7 @@ from headgate import (
     FixedWindow,
     Headgate,
     JobCancelled,
+    JobContext,
     JobFailed,
     JobState,
     LimitInUse,
@@ -639,6 +640,26 @@ def test_settling_a_limit_that_the_task_does_not_have_is_an_error() -> None:
                 await job.result()
 
     run_virtual(main)
+
+
+def test_a_thread_that_outlives_its_program_settles_without_an_error() -> None:
+    """The fault: it got "Event loop is closed", while its log lines and its progress were dropped without a word."""
+    jobs: list[JobContext] = []
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[RateLimit("10/m", name="tokens")])
+        def work() -> None:
+            jobs.append(current_job())
+
+        async with app:
+            await (await work.enqueue()).result()
+
+    run_virtual(main)
+    (job,) = jobs
+    job.progress(0.5)
+    job.settle("tokens", 3)
 
 
 def test_a_refusal_by_the_callee_costs_nothing_and_closes_the_rate_but_not_the_permits() -> None:

@@ -12,6 +12,7 @@ limit in another store has its charge moved after the call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from enum import Enum
 
@@ -269,9 +270,10 @@ class ChargeRouter(WithServices):
                 self._fetcher.penalize(ref, closed_for)
 
     def _amend_from_any_thread(self, amendment: Amendment) -> None:
-        # Handlers in threads settle their costs, too.
+        # Handlers in threads settle their costs, too. A thread that outlives its attempt may outlive the loop as well.
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._amend, amendment)
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._amend, amendment)
 
     def _amend(self, amendment: Amendment) -> None:
         if not self._is_remote(amendment):
