@@ -603,17 +603,22 @@ class Headgate(RefusesForeignWords):
 
         If the node crashes, that is logged at once, and the block is cancelled and raises the error of the node.
         """
-        if self._own_node is not None:
-            raise DeclarationError(
-                "this app already runs jobs in this process; enter `async with app:` once, or `await app.start()`"
-            )
+        self._require_no_own_node()
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self.open())
             node = self._make_node()
             await stack.enter_async_context(EmbeddedNode(node))
+            # Another task may have entered it meanwhile.
+            self._require_no_own_node()
             self._node = node
             self._own_node = stack.pop_all()
         return self
+
+    def _require_no_own_node(self) -> None:
+        if self._own_node is not None:
+            raise DeclarationError(
+                "this app already runs jobs in this process; enter `async with app:` once, or `await app.start()`"
+            )
 
     def __enter__(self) -> Self:
         """As `async with app:`, for a thread that runs no event loop: jobs run in the background until the block ends.

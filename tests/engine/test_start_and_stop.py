@@ -11,6 +11,7 @@ from headgate.errors import UnknownQueue
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
+from tests.until import patient
 
 
 def test_jobs_run_from_start_to_stop_however_often_both_are_called() -> None:
@@ -114,6 +115,25 @@ async def test_start_and_a_block_are_not_mixed() -> None:
     with pytest.raises(DeclarationError, match="already runs jobs"):
         await app.__aenter__()
     await app.stop()
+
+
+async def test_of_two_tasks_that_enter_an_app_at_once_one_is_refused() -> None:
+    """The fault: both ran a node, and that of the first ran on after both had left."""
+    app = Headgate("memory://")
+    both_are_done = asyncio.Event()
+
+    async def enter() -> None:
+        async with app:
+            await both_are_done.wait()
+
+    tasks = [asyncio.ensure_future(enter()) for _ in range(2)]
+    (refused,), _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=patient(10))
+    assert "already runs jobs in this process" in str(refused.exception())
+    assert len(await app.admin.nodes()) == 1
+    both_are_done.set()
+    await asyncio.wait(tasks)
+    with pytest.raises(NotOpen):
+        _ = app.admin
 
 
 def test_a_limit_that_is_declared_after_the_start_holds() -> None:
