@@ -26,11 +26,11 @@ KEEPS: list[HoldUntil] = ["until_final", "until_success"]
 
 
 class BrokenRule(Semaphore, frozen=True, tag="broken", tag_field="kind"):
-    """A rule with a bug."""
+    """A rule whose states cannot be stored: a claim by it fails while it writes."""
 
     kind: ClassVar[str] = "broken"
 
-    def take(self, state: Any, now: int, cost: int = 1) -> Any:
+    def dump(self, state: Any) -> str:
         raise ZeroDivisionError
 
     def for_key(self, *_: Any) -> Any:
