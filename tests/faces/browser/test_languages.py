@@ -121,7 +121,9 @@ async def test_the_audit_says_in_the_language_which_rule_was_set(browser: Browse
         cookie = {"name": "headgate_language", "value": "de", "url": shop.base}
         await visit.page.context.add_cookies([cookie])  # type: ignore[list-item]
         await visit.go("audit?kind=limit&subject=spare")
-        await expect(visit.page.get_by_role("table").locator("tbody")).to_contain_text("auf 9/m + 0.02s setzen")
+        entries = visit.page.get_by_role("table").locator("tbody")
+        await expect(entries).to_contain_text("auf 9/m + 0.02s setzen")
+        await expect(entries).to_contain_text("alle Schlüssel")
     assert await shop.app.admin.limits.unset("spare")
 
 

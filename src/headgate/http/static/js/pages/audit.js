@@ -74,7 +74,7 @@ export const audit = {
             subject: { extra: "main-cell", cell: (entry) => h("span", { class: "clamp", title: entry.subject }, subject(entry)) },
             detail: (entry) =>
               entry.detail
-                ? h("span", { class: "clamp", title: format.zoned(entry.detail) }, format.zoned(entry.detail))
+                ? h("span", { class: "clamp", title: detail(entry) }, detail(entry))
                 : h("span", { class: "faint" }, "–"),
           }),
         }),
@@ -88,6 +88,16 @@ export const audit = {
 function action({ action }) {
   const rule = /^set to (.+)$/s.exec(action)?.[1];
   return rule === undefined ? word(action) : t("set to {rule}", { rule });
+}
+
+/** What is said of an entry; of a setting of a limit, which keys it is for. @param {any} entry */
+function detail({ kind, detail }) {
+  if (kind !== "limit") return format.zoned(detail);
+  if (detail === "all keys") return t("all keys");
+  const [, scope, name] = /^(key|pattern|tier) (.+)$/s.exec(detail) ?? [];
+  if (scope === "key") return t("key {key}", { key: name });
+  if (scope === "pattern") return t("pattern {pattern}", { pattern: name });
+  return scope === "tier" ? t("tier {tier}", { tier: name }) : format.zoned(detail);
 }
 
 /** @param {any} entry */
