@@ -92,12 +92,13 @@ function action({ action }) {
 
 /** What is said of an entry; of a setting of a limit, which keys it is for. @param {any} entry */
 function detail({ kind, detail }) {
-  if (kind !== "limit") return format.zoned(detail);
-  if (detail === "all keys") return t("all keys");
-  const [, scope, name] = /^(key|pattern|tier) (.+)$/s.exec(detail) ?? [];
+  const said = format.zoned(detail);
+  if (kind !== "limit") return said;
+  if (said === "all keys") return t("all keys");
+  const [, scope, name] = /^(key|pattern|tier) (.+)$/s.exec(said) ?? [];
   if (scope === "key") return t("key {key}", { key: name });
   if (scope === "pattern") return t("pattern {pattern}", { pattern: name });
-  return scope === "tier" ? t("tier {tier}", { tier: name }) : format.zoned(detail);
+  return scope === "tier" ? t("tier {tier}", { tier: name }) : said;
 }
 
 /** @param {any} entry */
