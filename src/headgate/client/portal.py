@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial, update_wrapper
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakMethod
 
 from headgate.errors import HeadgateError, NotOpen
@@ -319,14 +319,22 @@ class Blocking(Generic[P, R]):
     @overload
     def __init__(self, verb: Callable[Concatenate[Any, P], R]) -> None: ...
     def __init__(self, verb: Callable[..., Any]) -> None:
-        self.verb: Callable[..., Any] = verb
+        self._verb = verb
 
-    def __get__(self, verbs: RunsVerbs, owner: type[RunsVerbs]) -> Callable[P, R]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            result: R = verbs._run(self.verb, *args, **kwargs)
-            return result
+    def __set_name__(self, owner: type[RunsVerbs], name: str) -> None:
+        def call(verbs: RunsVerbs, *args: Any, **kwargs: Any) -> Any:
+            return verbs._run(self._verb, *args, **kwargs)
 
-        return update_wrapper(call, self.verb)
+        # A plain function in its place: the class has it as other methods, for `map(SyncJob.cancel, jobs)` and mocks.
+        setattr(owner, name, update_wrapper(call, self._verb))
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, verbs: None, owner: type[RunsVerbs]) -> Callable[Concatenate[Any, P], R]: ...
+        @overload
+        def __get__(self, verbs: RunsVerbs, owner: type[RunsVerbs]) -> Callable[P, R]: ...
+        def __get__(self, verbs: RunsVerbs | None, owner: type[RunsVerbs]) -> Any: ...
 
 
 class AppContext(Generic[A]):
