@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from inspect import signature
 from pathlib import Path
@@ -32,6 +35,7 @@ from headgate.client.handles import (
     SyncJob,
     SyncSchedule,
 )
+from headgate.client.portal import Portal
 from headgate.client.sync_admin import (
     SyncAdmin,
     SyncHistoryAdmin,
@@ -242,6 +246,42 @@ async def test_views_of_a_forking_web_server_enqueue_read_and_cancel(server: str
     async with app:
         results = {await result_within(app.job(id), 15) for id in ids - {cancelled}}
     assert len(results) == 59
+
+
+def test_of_two_threads_that_come_first_after_a_fork_one_opens_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: the other one dropped the loop on which the app was being opened, and was refused on its own loop."""
+    parent = os.getpid()
+    opened: list[asyncio.AbstractEventLoop] = []
+    is_asked, is_opening, may_open = (threading.Event() for _ in range(3))
+
+    @contextlib.asynccontextmanager
+    async def open_app() -> AsyncIterator[None]:
+        opened.append(asyncio.get_running_loop())
+        is_opening.set()
+        await asyncio.to_thread(may_open.wait, 10)
+        yield
+
+    def child() -> int:
+        if threading.current_thread().name.startswith("late") and not is_asked.is_set():
+            is_asked.set()
+            is_opening.wait(10)
+        return parent + 1
+
+    async def loop_of_call() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    portal = Portal(open_app, lambda: None)
+    monkeypatch.setattr(os, "getpid", child)
+    with ThreadPoolExecutor(1, "late") as late, ThreadPoolExecutor(1) as early:
+        calls = [late.submit(lambda: portal.run(loop_of_call()))]
+        assert is_asked.wait(10)
+        calls.append(early.submit(lambda: portal.run(loop_of_call())))
+        # Time for the late one to open the app, too.
+        wait(calls, timeout=0.2)
+        may_open.set()
+        assert {call.result(10) for call in calls} == set(opened)
+        assert len(opened) == 1
+    portal.close()
 
 
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "limiter = app.sync.admin.count()"])

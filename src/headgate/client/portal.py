@@ -85,6 +85,8 @@ class Portal:
         # Held while the first call opens the app.
         self._opening = threading.Lock()
         self._pid = os.getpid()
+        # A lock for each process that was forked from this one, or from one of its children.
+        self._forgetting: dict[int, threading.Lock] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._entered = 0
@@ -238,11 +240,16 @@ class Portal:
 
     def _forget_parent(self) -> None:
         """Drop the thread and locks of the parent after a fork: the thread is not here, and the locks may be held."""
-        if self._pid != os.getpid():
-            self._lock, self._opening = threading.Lock(), threading.Lock()
-            self._loop = self._thread = self._leave_app = None
-            self._entered = 0
-            self._pid = os.getpid()
+        pid = os.getpid()
+        if self._pid == pid:
+            return
+        # One of the threads that come here first does it: what it sets afterwards must not be dropped by another.
+        with self._forgetting.setdefault(pid, threading.Lock()):
+            if self._pid != pid:
+                self._lock, self._opening = threading.Lock(), threading.Lock()
+                self._loop = self._thread = self._leave_app = None
+                self._entered = 0
+                self._pid = pid
 
 
 def _call_at_exit(function: WeakMethod[Callable[[], None]]) -> None:
