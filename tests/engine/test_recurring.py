@@ -569,6 +569,27 @@ def test_a_series_faster_than_its_limit_is_reported_and_does_not_pile_up() -> No
     run_virtual(main)
 
 
+def test_a_schedule_whose_holidays_are_known_for_a_day_runs_until_then() -> None:
+    """The fault: a thousand occurrences were compared with the limit, and an error in one of them stopped them all."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, journal, received = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
+        app.subscribe(received.append, ScheduleFailed, ScheduleTooFast)
+        holidays = {to_datetime(clock.now()).date(): False}
+
+        @app.schedule(Every(minutes=5), exclude=lambda day: holidays[day])
+        @app.task(limits=[StrictRate("1/m")])
+        async def pull() -> None:
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(610)
+        assert journal.starts == [300, 600]
+        assert received == []
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("options", [{"on_limit": "discard"}, {"max_wait": 1.0}])
 def test_an_occurrence_that_a_limit_refuses_is_skipped_without_a_row(options: dict[str, Any]) -> None:
     async def main(clock: VirtualClock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from hashlib import blake2b
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Clock
 from headgate.engine.bus import EventBus
 from headgate.engine.occurrence import occurrence
+from headgate.errors import USER_CODE_ERRORS
 from headgate.jobs.encoded import codecs_of
 from headgate.jobs.event import ScheduleTooFast
 from headgate.jobs.job import BucketRef
@@ -161,10 +163,11 @@ def slower_limit(
 ) -> str | None:
     """Return the first limit of `buckets` (limits with costs) that a schedule is faster than; None without one."""
     instants: list[int] = []
-    instant = trigger.next_after(now)
-    while instant is not None and len(instants) < SAMPLES[-1]:
-        instants.append(instant)
-        instant = trigger.next_after(instant)
+    with suppress(*USER_CODE_ERRORS):  # of a custom trigger, which may not know so many occurrences ahead
+        while len(instants) < SAMPLES[-1]:
+            if (instant := trigger.next_after(instants[-1] if instants else now)) is None:
+                break
+            instants.append(instant)
     for limit, cost in buckets:
         rule = rules.get(limit)
         if rule is None or rule.holds_permits:
