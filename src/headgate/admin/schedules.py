@@ -18,6 +18,7 @@ from headgate.engine.declaration import rules_of, trigger_of
 from headgate.engine.enqueuer import Enqueuer
 from headgate.engine.occurrence import Occurrence, last_job_of, occurrence
 from headgate.errors import (
+    USER_CODE_ERRORS,
     DeclarationError,
     HeadgateError,
     ScheduleDeclared,
@@ -29,6 +30,7 @@ from headgate.errors import (
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.encoded import codecs_of
 from headgate.jobs.identity import IdSource, with_new_ids
+from headgate.jobs.job import summarize_error
 from headgate.jobs.query import PAGE_AND_ONE
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.calendar_text import calendar_text
@@ -154,12 +156,15 @@ class SchedulesAdmin:
         return [self._status(record) for record in found]
 
     async def next_runs(self, name: str, count: int = 5) -> Sequence[datetime]:
-        """Return when it is due next, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
+        """Return when it is due next, if nothing changes; fewer if it ends before.
+
+        Raises ScheduleNotFound, UnknownTask for a trigger that only the declaring app has, and HeadgateError for one
+        that raises.
+        """
         record = await self._readable(name)
         if record.paused_at is not None:
             return ()
-        trigger = self._trigger(record)
-        return [to_datetime(instant) for instant in upcoming(record.rules, trigger, record.course, count)]
+        return [to_datetime(instant) for instant in self._upcoming(record, count)]
 
     async def definition(self, name: str) -> ScheduleDefinition:
         """Return what it enqueues, and when. Raises ScheduleNotFound, UnreadableSchedule."""
@@ -297,9 +302,9 @@ class SchedulesAdmin:
 
     def _planned(self, record: ScheduleRecord, next_at: int, until: int) -> PlannedRuns:
         try:
-            found = upcoming(record.rules, self._trigger(record), record.course, SHOWN_RUNS + 1)
+            found = self._upcoming(record, SHOWN_RUNS + 1)
         except HeadgateError:
-            # Only another app can compute the later ones.
+            # Only another app can compute the later ones, or its trigger raises for one of them.
             found = [next_at]
         runs = [to_datetime(instant) for instant in found if instant < until]
         return PlannedRuns(record.name, runs[:SHOWN_RUNS], len(runs) > SHOWN_RUNS)
@@ -460,6 +465,16 @@ class SchedulesAdmin:
                 f"schedule {record.name!r} has a trigger that only the app that declares it has; use that app"
             )
         return trigger
+
+    def _upcoming(self, record: ScheduleRecord, count: int) -> Sequence[int]:
+        trigger = self._trigger(record)
+        try:
+            return upcoming(record.rules, trigger, record.course, count)
+        except USER_CODE_ERRORS as error:
+            raise HeadgateError(
+                f"schedule {record.name!r}: its trigger or a function in its exclude= raised "
+                f"{summarize_error(error)}; correct it in the code"
+            ) from error
 
     def _status(self, record: ScheduleRecord) -> ScheduleStatus:
         course, rules = record.course, record.rules

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from headgate.admin.schedules import DayPlan, ScheduleDefinition
-from headgate.errors import DeclarationError, ScheduleNotFound, UnknownTask
+from headgate.errors import DeclarationError, HeadgateError, ScheduleNotFound, StorageUnavailable
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, JsonBody, Query
 from headgate.http.page import Count, Name, Page, page_of, view_of
@@ -189,8 +189,10 @@ async def schedule(caller: Caller, name: str) -> ScheduleDetails:
     definition = _defined(await admin.definition(name), caller)
     try:
         runs = await admin.next_runs(name)
-    except UnknownTask:
-        # The trigger is code of another app, which alone can compute the later ones.
+    except (ScheduleNotFound, StorageUnavailable):
+        raise
+    except HeadgateError:
+        # The trigger is code of another app, which alone can compute the later ones, or it raises for one of them.
         runs = () if status.next_run is None else (status.next_run,)
     return ScheduleDetails(status, runs, definition)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from headgate import Every, Headgate, batch, chain, result_of
+from headgate import Cron, Every, Headgate, HeadgateError, batch, chain, result_of
 from headgate.admin import history
 from headgate.clock import SECOND, to_datetime
 from headgate.jobs.history import ALL, JobsStep, step_at
@@ -156,6 +156,35 @@ async def test_a_schedule_whose_trigger_only_another_app_has_is_shown_with_its_n
         assert shown["status"]["trigger"] == "every 1,000 seconds"
         assert shown["next_runs"] == [shown["status"]["next_run"]]
         assert shown["definition"]["cron"] is None
+
+
+async def test_a_trigger_that_raises_for_a_later_run_hides_no_schedule(tmp_path: Path) -> None:
+    """The fault: with holidays that are known to the end of the year, both pages failed four weeks before that."""
+    app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+    last = datetime.now(UTC).date() + timedelta(days=2)
+
+    def is_holiday(day: date) -> bool:
+        if day > last:
+            raise KeyError(day.year)
+        return False
+
+    @app.schedule(Cron("0 0 * * *"), name="each workday", exclude=is_holiday)
+    @app.schedule(Every(hours=1), name="each hour")
+    async def often() -> None: ...
+
+    async def are_declared() -> bool:
+        return {"each workday", "each hour"} <= {each.name for each in await app.admin.schedules.list()}
+
+    async with app, browser(app) as client:
+        await until(are_declared)
+        day = await ask(client, "/schedule-day")
+        assert {"each workday", "each hour"} <= {each["name"] for each in day["items"]}
+        shown = await ask(client, "/schedules/each%20workday")
+        assert shown["next_runs"] == [shown["status"]["next_run"]]
+        with pytest.raises(
+            HeadgateError, match="'each workday': its trigger or a function in its exclude= raised KeyError"
+        ):
+            await app.admin.schedules.next_runs("each workday")
 
 
 DOING_OF_QUEUES = ("throughput", "failure_share", "wait_p95", "trend")
