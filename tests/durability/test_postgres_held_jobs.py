@@ -415,6 +415,25 @@ async def test_a_late_job_whose_follower_is_being_replaced_delays_no_other_endin
     await stores.check()
 
 
+@pytest.mark.parametrize("locked", ["the job", "its follower"])
+async def test_a_rejected_job_that_is_locked_delays_no_other(stores: StoresAndUsers, locked: str) -> None:
+    """The fault: each claim met it again, and started nothing as long as the transaction was open."""
+    stores.rule(api=strict(1), plenty=PLENTY)
+    await _started(stores, [("api", "a")], 1)
+    if locked == "the job":
+        job = await stores.add(buckets=[("api", "a")], patience=0)
+        new = stores.unique(buckets=[("api", "a")], patience=0)
+    else:
+        job, new = await _followed(stores, buckets=[("api", "a")], patience=0)
+    async with stores.user.holding(new, ends="rollback"):
+        other = await stores.left.add_one(buckets=[("plenty", "b")])
+        assert await promptly(stores.right.take_ids()) == [other]
+        await stores.check()
+    stores.clock.advance(1)
+    assert [dropped.id for dropped in (await stores.right.claim()).dropped] == [job]
+    await stores.check()
+
+
 async def test_a_job_is_cancelled_once_its_follower_is_unlocked_and_locks_nothing_meanwhile(
     stores: StoresAndUsers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,8 +205,9 @@ class ClaimWriter:
         self._skip(ids - set(await self._tx.ids("lockable", ids=sorted(ids))))
 
     def _skip(self, ids: Collection[str]) -> NoReturn:
-        heads = [head for visit in self._plan.visits for head in (*visit.heads, *visit.expired)]
-        self._skipped.note_locked([head for head in heads if head.id in ids])
+        for visit in self._plan.visits:
+            heads = (*visit.heads, *visit.expired, *(head for head, _ in visit.rejected))
+            self._skipped.note_locked([head for head in heads if head.id in ids])
         raise ClaimConflict
 
 
