@@ -187,6 +187,33 @@ async def test_a_late_job_that_is_being_replaced_does_not_block_its_lane(stores:
     await stores.check()
 
 
+@pytest.mark.parametrize("how", ["expires", "is rejected"])
+async def test_a_job_that_is_replaced_as_a_claim_ends_it_waits_as_its_successor(
+    stores: StoresAndUsers, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The fault: the claim had read the job before, and ended the new one for what was wrong with the old one."""
+    stores.rule(api=strict(1))
+    await stores.left.succeed(*await _started(stores, [("api", "a")], 1))
+    options: dict[str, Any] = {"expires_in": 5} if how == "expires" else {"patience": 0}
+    job = await stores.add(buckets=[("api", "a")], **options)
+    stores.clock.advance(10)
+    fetch = Session.fetch
+    replaced: list[str] = []
+
+    async def meanwhile(session: Session, statement: str, /, **values: Any) -> list[Any]:
+        if statement == "drop_waiting" and not replaced:
+            replaced.append(job)
+            assert await promptly(stores.add(buckets=[("api", "a")], delay=60, payload='"new"', **options)) == job
+        return await fetch(session, statement, **values)
+
+    monkeypatch.setattr(Session, "fetch", meanwhile)
+    assert list((await promptly(stores.right.claim())).dropped) == []
+    assert replaced
+    record = await stores.left.record(job)
+    assert (record.state, record.payload) == (JobState.WAITING, '"new"')
+    await stores.check()
+
+
 async def test_replacing_a_job_with_a_cost_locks_no_bucket(stores: StoresAndUsers) -> None:
     stores.rule(shared=strict(10))
     await stores.left.succeed(*await _started(stores, [("shared", "")], 1))

@@ -127,8 +127,8 @@ class Deposit(msgspec.Struct, frozen=True):
 class Dropped(msgspec.Struct, frozen=True, array_like=True):
     """A waiting job that is final without running again: it expired, or its limits made it wait too long.
 
-    `attempt` is how many attempts it has had. For the write, it has the lane that it leaves and the permits that it
-    keeps.
+    `attempt` is how many attempts it has had. For the write, it has the lane that it leaves, the permits that it keeps,
+    and its fence, if it was read without a lock.
     """
 
     id: str
@@ -139,6 +139,7 @@ class Dropped(msgspec.Struct, frozen=True, array_like=True):
     attempt: int = 0
     lane: str = ""
     kept: BucketMask = NO_BUCKETS
+    fence: int | None = None
 
 
 class Deletion(msgspec.Struct, frozen=True):

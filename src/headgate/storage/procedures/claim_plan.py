@@ -436,7 +436,7 @@ class ClaimPlan:
                         PermitRelease(head.id, head.buckets, head.terms, difference(head.held, kept), kept)
                     )
                 self._dropped.append(
-                    Dropped(head.id, head.task, head.queue, state, error, head.attempt, head.lane, kept)
+                    Dropped(head.id, head.task, head.queue, state, error, head.attempt, head.lane, kept, head.fence)
                 )
         return self._dropped
 

@@ -138,15 +138,16 @@ ORDER BY id
 {for update skip locked}
 
 -- name: drop_waiting [postgres]
--- End these waiting jobs without running them, except those that another transaction has locked.
+-- End these waiting jobs without running them, except those that another transaction has locked, or has changed since they
+-- were read.
 WITH free AS (
     SELECT id FROM headgate.job WHERE id = ANY(:dropped.id::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE headgate.job
 SET @ends_as(dropped.state), waiting = false, blocked = false, error = dropped.error, held = dropped.kept
-FROM {rows:dropped(id job_id, lane text, state text, error json, kept bigint)}
+FROM {rows:dropped(id job_id, lane text, state text, error json, kept bigint, fence integer)}
 WHERE @by_key(job.id, dropped.id) AND job.lane = dropped.lane AND job.state IN ('waiting', 'blocked')
-    AND @is_free
+    AND job.fence = coalesce(dropped.fence, job.fence) AND @is_free
 RETURNING job.id, job.state, job.is_followed, job.batch
 
 -- name: drop_waiting [sqlite]
