@@ -249,6 +249,20 @@ async def test_the_check_of_a_large_store_takes_longer_than_other_statements(
     await storage.close()
 
 
+async def test_the_check_of_an_index_ends_if_the_server_stops_answering(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: a script had no timeout of its own, and a connection of a check has none."""
+    monkeypatch.setattr(database, "CHECK_FOR", 0.5)
+    async with TcpProxy.to(postgres.port) as proxy, opened(postgres.url_at(proxy.port)) as data:
+        stalled = proxy.stall_before(b"pg_sleep")
+        async with asyncio.timeout(patient(5)):
+            with pytest.raises(StorageUnavailable):
+                await data.check(lambda session: session.script(SLEEP))
+        assert stalled.happened.is_set()
+        stalled.resumed.set()
+
+
 async def test_a_full_notification_queue_stops_no_worker(narrow: PostgresServer) -> None:
     work, other = Work(narrow.url), Work(narrow.url)
     async with work.app, other.app.open(), session_at(narrow.url) as lazy, session_at(narrow.url) as loud:

@@ -232,7 +232,7 @@ class Session:
 
     async def script(self, sql: str) -> None:
         """Run statements without parameters."""
-        await self._answer(self._connection.execute, sql)
+        await self._answer(self._connection.execute, sql, timeout=self._timeout)
 
     async def _answer(
         self, send: Callable[..., Awaitable[R]], *values: Any, is_commit: bool = False, **options: Any
