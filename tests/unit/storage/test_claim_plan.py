@@ -9,8 +9,9 @@ import pytest
 
 from headgate import StrictRate
 from headgate.clock import SECOND
+from headgate.jobs.bucket_mask import BucketMask
 from headgate.jobs.job import BucketRef, JobState
-from headgate.jobs.terms import LimitTerms
+from headgate.jobs.terms import CallTerms, LimitTerms
 from headgate.limits.concurrency import HeldPermits, Semaphore
 from headgate.storage.admission import BucketView
 from headgate.storage.fetched import FetchedBalance, FetchedStarts
@@ -149,6 +150,19 @@ def test_a_job_that_does_not_wait_fails_at_a_closed_bucket_although_its_terms_ca
     plan.assign_heads([visit], [a_head()], 4)
     plan.decide([visit], {SLOTS: BucketView(SLOTS, Semaphore(1), HeldPermits(1))}.__getitem__)
     assert [(dropped.id, dropped.state) for dropped in plan.drop()] == [("1", JobState.FAILED)]
+
+
+@pytest.mark.parametrize(("size", "buckets"), [(0, 0b1), (2, 0b100)])
+def test_a_job_whose_call_has_no_room_or_an_unknown_limit_is_charged_by_itself(size: int, buckets: int) -> None:
+    """The fault: the claim never ended, or it ended the node."""
+    lane, head = a_lane(behind=None, buckets=[SLOTS]), a_head()
+    lane.wait_mode, head.terms = '[false,[],"t",2]', LimitTerms(calls=CallTerms("t", size, BucketMask(buckets)))
+    visit, plan = LaneVisit(lane), a_plan()
+    plan.assign_heads([visit], [head], 4)
+    plan.decide([visit], {SLOTS: BucketView(SLOTS, Semaphore(1), None)}.__getitem__)
+    (job,) = plan.claimed(more=False).jobs
+    assert job.call is None
+    assert "calls" in (job.unreadable or "")
 
 
 # ------------------------------------------------------------------------------------------------ jobs worth reading

@@ -104,7 +104,7 @@ class LaneHead(msgspec.Struct):
         return (expires_at is not None and expires_at <= now) or (give_up_at is not None and give_up_at <= now)
 
     def check_bucket_count(self, buckets: int) -> None:
-        """Make it unreadable if its costs or holders differ in number from its buckets.
+        """Make it unreadable if its costs or holders differ in number from its buckets, or if its call cannot be.
 
         Its cost or its permits are then unknown, so it is charged as a job that costs 1 or holds nothing.
         """
@@ -115,6 +115,9 @@ class LaneHead(msgspec.Struct):
             self.costs = None
         if terms is not None and terms.holds and len(terms.holds) != expected:
             self._refuse(f"terms: those of {len(terms.holds)} limits for {expected} limits")
+            self.terms = None
+        if terms is not None and (calls := terms.calls) is not None and (calls.size < 1 or calls.buckets >> expected):
+            self._refuse(f"terms: calls of {calls.size} jobs, counted by limits {calls.buckets:b} of {expected}")
             self.terms = None
 
     def _refuse(self, fault: str) -> None:
