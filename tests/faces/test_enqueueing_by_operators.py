@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate, JobNotFound, JobState, PayloadError, RetryPolicy, StrictRate, chain
+from headgate import Headgate, JobNotFound, JobState, PayloadError, RetryPolicy, StrictRate, chain, result_of
 from headgate.admin import EnqueuedJob
 from headgate.errors import IllegalTransition, UnknownQueue, UnknownTask
 from tests.faces.one_module import OneModule, answer, call, go_into
@@ -85,6 +85,18 @@ async def test_a_job_is_run_again_outside_of_its_chain_and_with_the_same_argumen
         record = (await app.admin.job(new.id)).record
         assert (json.loads(record.payload), record.origin, record.is_blocked) == ({"tenant": "acme"}, None, False)
         assert await app.admin.audit_log(subject=(await app.admin.run_again(chained.jobs[0].id)).id) == []
+
+
+async def test_a_job_that_gets_a_result_is_run_again_only_with_arguments(app: Headgate) -> None:
+    """The fault: `since` had its default instead, so the new job did something else."""
+    async with app.open():
+        first = app.tasks["quiet"].call()
+        chained = await chain(first, app.tasks["sync"].call("acme", since=result_of(first))).enqueue()
+        with pytest.raises(PayloadError, match=r"has results of other jobs as arguments \(since\)"):
+            await app.admin.run_again(chained.jobs[1].id)
+        assert await app.admin.count() == 2
+        new = await app.admin.run_again(chained.jobs[1].id, {"tenant": "acme", "since": 3})
+        assert json.loads((await app.admin.job(new.id)).record.payload) == {"tenant": "acme", "since": 3}
 
 
 async def test_a_unique_key_of_the_task_is_computed_from_the_new_arguments(app: Headgate) -> None:

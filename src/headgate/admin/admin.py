@@ -42,7 +42,7 @@ from headgate.admin.timeline import Stretch, TimelineEntry, stretches, timeline
 from headgate.arguments import LARGEST_COUNT, MOST_SLOTS, parse_count, parse_duration, parse_instant, require_storable
 from headgate.clock import FARTHEST, Duration, to_datetime
 from headgate.engine.large_payloads import LargePayloads
-from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobHeld, JobNotFound
+from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobHeld, JobNotFound, PayloadError
 from headgate.jobs.audit import AuditEntry, AuditFilter, AuditLevel, AuditRecord, SignInAction, SubjectKind
 from headgate.jobs.identity import require_process_name
 from headgate.jobs.job import AttemptRecord, BucketRef, JobRecord, JobState
@@ -419,9 +419,14 @@ class Admin(Readings):
         It has the task, queue, priority, headers, tags, timeout, retries, retention and audit level of the old job, in
         whatever state that is; not its time, its own id, nor its chain, batch or schedule. A unique key that the task
         declares is computed from the arguments. The audit entries of both jobs name the other. Raises JobNotFound,
-        UnknownTask, PayloadError, and what `Task.enqueue` raises.
+        UnknownTask, PayloadError, also if one of the same arguments is a result, and what `Task.enqueue` raises.
         """
         record = await self._record(job_id)
+        if payload is None and record.origin is not None and record.origin.results:
+            raise PayloadError(
+                f"job {job_id} has results of other jobs as arguments ({', '.join(record.origin.results)}), and a job "
+                "outside of its chain or batch gets none: pass all arguments, on the command line with --payload"
+            )
         if self._large_payloads is not None and payload is None:
             loaded = await self._large_payloads.load(record.payload, f"the payload of job {job_id}")
             record = replaced(record, payload=loaded)
