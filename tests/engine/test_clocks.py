@@ -210,3 +210,22 @@ def test_a_step_of_the_stores_clock_wakes_a_node_for_the_delayed_jobs_that_are_d
             assert started.is_set()
 
     run_virtual(main)
+
+
+def test_a_job_that_ended_before_the_clock_was_set_back_can_be_deleted() -> None:
+    """The fault: "another open transaction has locked" it, for an hour."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = app_on(MemoryStorage(clock), clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            job = await work.enqueue()
+            await job.result()
+            clock.step_wall(-HOUR)
+            await app.admin.delete(job.id)
+            assert await app.admin.count() == 0
+
+    run_virtual(main)

@@ -534,7 +534,8 @@ class Admin(Readings):
             raise IllegalTransition(f"job {job_id} is {record.state}; only final jobs are deleted, so cancel it first")
         detail = f"job {job_id} of task {record.task}, {record.state}"
         audit_record = AuditRecord(self.actor, "delete", "queue", record.queue, detail)
-        before = self._storage.now() + 1
+        # Its end may be ahead: the clock was set back, or another process reads that of the server a little apart.
+        before = max(self._storage.now(), record.finished_at or 0) + 1
         deletion = await self._storage.delete([job_id], finished_before=before, audit_record=audit_record)
         if job_id in deletion.needed:
             raise IllegalTransition(
