@@ -164,6 +164,10 @@ def test_the_command_creates_and_edits_schedules(tmp_path: Path, monkeypatch: py
     # The fault: without --tz, the schedule and its windows were moved to UTC.
     kept = answer("schedules", "edit", "acme", "--cron", "0 10 * * *")
     assert kept["trigger"] == "cron 0 10 * * * (Europe/Rome), between 8:00 and 18:00, except 12-25 (Europe/Rome)"
+    # The fault: the windows got the zone, and the cron expression kept its own.
+    moved = answer("schedules", "edit", "acme", "--tz", "Europe/Lisbon")
+    assert moved["trigger"] == kept["trigger"].replace("Rome", "Lisbon")
+    answer("schedules", "edit", "acme", "--tz", "Europe/Rome")
     every = answer("schedules", "edit", "acme", "--every", "10m")
     assert every["trigger"] == created["trigger"]
     refused = call("schedules", "edit", "acme", "--cron", "0 10 * * *", "--tz", "")

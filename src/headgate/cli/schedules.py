@@ -189,15 +189,18 @@ def edit(
 ) -> None:
     """Change a schedule that no code declares. It keeps what you leave out, its runs and its pause.
 
-    A new --cron or --calendar without --tz is in the zone that the schedule has.
+    A new --cron or --calendar without --tz is in the zone that the schedule has; --tz alone moves the one that it has.
     """
     if all(each is None or each == () for each in (cron, every, calendar, tz, payload, *options.values())):
         raise click.UsageError("add an option: what should change?")
     arguments = None if payload is None else _payload(payload)
 
     async def change(admin: Admin) -> ScheduleStatus:
-        zone = (await admin.schedules.definition(schedule)).tz if tz is None else tz
-        trigger = _trigger(cron, every, calendar, zone)
+        stored, given = await admin.schedules.definition(schedule), (cron, every, calendar)
+        if tz is not None and given == (None, None, None):
+            # A zone alone is a new one for the trigger, too, and not for its windows only.
+            given = (stored.cron, None, stored.calendar)
+        trigger = _trigger(*given, stored.tz if tz is None else tz)
         return await admin.schedules.edit(schedule, trigger, arguments, **_given(options, trigger, tz))
 
     _say_stored(ask(target, change), "is changed", as_json=as_json)
