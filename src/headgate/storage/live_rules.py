@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -23,8 +23,6 @@ from headgate.storage.driver import Transaction
 from headgate.storage.fetched import FetchedStarts
 from headgate.storage.records import DECLARATION_LIVES
 from headgate.storage.stored_rows import RowDecoder, note_unreadable
-
-V = TypeVar("V")
 
 Scope = Literal["all", "key", "pattern", "tier", "member", "declared"]
 
@@ -69,7 +67,8 @@ class LiveRules:
 
     def __init__(self, settings: Iterable[LimitSetting] = ()) -> None:
         self._limits: dict[str, _LimitSettings] = {}
-        for setting in settings:
+        # The longest patterns first, as they are looked up: sorted once, as there may be thousands.
+        for setting in sorted(settings, key=lambda each: (-len(each.target), each.target)):
             self._limits.setdefault(setting.limit, _LimitSettings()).add(setting)
 
     def rule(self, ref: BucketRef, declared: AnyRule) -> AnyRule:
@@ -127,11 +126,11 @@ class _LimitSettings:
             case "tier":
                 self._tiers[setting.target] = made
             case "pattern":
-                self._patterns = _longest_first({**self._patterns, setting.target: made})
+                self._patterns[setting.target] = made
             case "member" if setting.tier is not None:
                 key = key_of_pattern(setting.target)
                 if key is None:
-                    self._tier_of_pattern = _longest_first({**self._tier_of_pattern, setting.target: setting.tier})
+                    self._tier_of_pattern[setting.target] = setting.tier
                 else:
                     self._tier_of_key[key] = setting.tier
 
@@ -202,10 +201,6 @@ def key_of_pattern(pattern: str) -> str | None:
 
 _SIGN = re.compile(r"([*?[])")
 _SINGLE = re.compile(r"\[([*?[])\]")
-
-
-def _longest_first(patterns: Mapping[str, V]) -> dict[str, V]:
-    return dict(sorted(patterns.items(), key=lambda item: (-len(item[0]), item[0])))
 
 
 class _LimitSet(msgspec.Struct):
