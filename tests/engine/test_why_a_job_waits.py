@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from headgate import Headgate, RetryPolicy, StrictRate
+from headgate import Concurrency, Headgate, RetryPolicy, StrictRate
+from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, node_of
@@ -227,13 +228,17 @@ def test_a_rule_that_was_set_at_run_time_is_named_with_who_set_it_and_what_the_c
     run_virtual(main)
 
 
-def test_a_penalty_is_named_with_the_command_that_ends_it() -> None:
-    """The fault: "it waits for limit 'crm' (60/m) …, runs in 1 h 29 min", beside a budget of which nothing was used."""
+@pytest.mark.parametrize(
+    "limit", [StrictRate("60/m", key="{tenant}", name="crm"), Concurrency(2, key="{tenant}", name="crm")]
+)
+def test_a_penalty_is_named_with_the_command_that_ends_it(limit: Limit) -> None:
+    """The faults: "it waits for limit 'crm' (60/m) …, runs in 1 h 29 min", beside a budget of which nothing was used;
+    and with permits "runs about …, now", 90 minutes too early."""
 
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
 
-        @app.task(limits=[StrictRate("60/m", key="{tenant}", name="crm")])
+        @app.task(limits=[limit])
         async def sync(tenant: str) -> None:
             """Its key is penalized by mistake."""
 
@@ -242,9 +247,9 @@ def test_a_penalty_is_named_with_the_command_that_ends_it() -> None:
             job = await sync.enqueue("acme inc")
             await asyncio.sleep(1)
             explanation = await app.admin.explain(job.id)
-            (limit,) = explanation.limits
-            assert limit.penalized_until == explanation.status.predicted_start
-            assert f"which is penalized until {limit.penalized_until:%Y-%m-%d %H:%M:%S} UTC" in explanation.reason
+            (found,) = explanation.limits
+            assert found.penalized_until == explanation.status.predicted_start
+            assert f"which is penalized until {found.penalized_until:%Y-%m-%d %H:%M:%S} UTC" in explanation.reason
             assert "(`headgate limits reset crm --key 'acme inc'` ends that" in explanation.reason
 
             await app.admin.limits.reset("crm", "acme inc")

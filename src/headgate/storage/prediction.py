@@ -87,7 +87,7 @@ def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: 
     holder = None if holders is None or index >= len(holders) else holders[index]
     if rule.holds_permits:
         free = bucket.is_held_by(holder) or bucket.grants(now, ahead + 1) > ahead
-        return now if free else NEVER
+        return max(now, record.closed_until) if free else NEVER
     at = max(now, record.closed_until)
     half_way = at
     try:
