@@ -629,6 +629,21 @@ class LiveLimitsConformance(Conformance):
         assert await store_user.take() == []
         assert (await store_user.record(other)).waits_for == ACME
 
+    async def test_a_lane_whose_job_was_replaced_is_visited_after_its_limit_was_removed(
+        self, store_user: StoreUser
+    ) -> None:
+        """The fault: its bucket was deleted before a claim had seen that the lane was empty."""
+        store_user.rules = {"api": strict(1)}
+        await store_user.add(buckets=API)
+        await store_user.take_one()
+        replaced = replace(store_user.new(buckets=API), unique_key="k", on_conflict="replace")
+        await store_user.storage.add([replaced])
+        assert await store_user.take() == []
+        await store_user.storage.add([replace(store_user.new(), unique_key="k", on_conflict="replace")])
+        assert await store_user.storage.forget("api")
+        (new,) = await store_user.add(buckets=API)
+        assert sorted(await store_user.take_ids()) == sorted([replaced.id, new])
+
     # -------------------------------------------------------------------------------- where a job stands
 
     async def test_the_position_in_a_lane_is_by_priority_time_and_arrival(

@@ -193,6 +193,8 @@ async def forget(tx: Transaction, limit: str, *, audit_record: AuditRecord | Non
             "cancel the jobs or let them finish first"
         )
     forgotten = await tx.execute("forget_buckets", limit=limit)
+    if not tx.has_one_writer:
+        forgotten += await tx.execute("reset_buckets", limit=limit, limit_now=tx.limit_now)
     forgotten += await tx.execute("forget_settings", limit=limit)
     if forgotten:
         await tx.execute("next_revision")

@@ -161,10 +161,17 @@ SELECT (SELECT coalesce(sum(waiting), 0) FROM lane WHERE waiting > 0 AND instr(b
 SELECT state FROM headgate.bucket WHERE limit_name = :limit AND state LIKE '1:concurrency:%'
 
 -- name: forget_buckets [postgres]
+-- Without those that a lane waits behind whose jobs have left, which is known once their arrivals are merged: a lane behind
+-- a bucket that is not there would never be visited again.
 WITH gone AS (
-    DELETE FROM headgate.bucket WHERE limit_name = :limit RETURNING id
+    DELETE FROM headgate.bucket WHERE limit_name = :limit AND opens_at IS NULL RETURNING id
 )
 DELETE FROM headgate.known_bucket WHERE id IN (SELECT id FROM gone)
+
+-- name: reset_buckets [postgres]
+-- Reset the buckets of a limit that lanes wait behind; the next claim visits these lanes.
+UPDATE headgate.bucket SET state = NULL, idle_at = 0, closed_until = 0, opens_at = :limit_now::bigint
+WHERE limit_name = :limit
 
 -- name: forget_buckets [sqlite]
 DELETE FROM bucket WHERE limit_name = :limit
