@@ -772,6 +772,14 @@ async def test_limits_are_changed(browser: Browser, shop: Shop) -> None:
         await expect(visit.page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
         assert not (await limits.bucket(LIMIT, key)).is_paused
 
+        # The fault: it was said to be resumed for the key, while the pause for all keys went on.
+        await limits.pause(LIMIT)
+        await visit.go(limit_page(LIMIT, key))
+        await visit.press("Resume")
+        await visit.agree("Resume")
+        await expect(said).to_contain_text("Nothing was changed")
+        await limits.resume(LIMIT)
+
         await visit.press("Penalize")
         await visit.agree("Penalize")
         await expect(visit.page.locator("main")).to_contain_text("Penalized until")

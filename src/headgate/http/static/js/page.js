@@ -123,10 +123,10 @@ export class Context {
     this.page.pauseRefreshes();
     try {
       const response = await change(method, path, body);
+      const action = undo && { label: t("Undo"), run: () => void this.act(undo) };
       // What was so before must not be undone.
-      const canUndo = undo && response?.changed !== false;
-      const action = canUndo ? { label: t("Undo"), run: () => void this.act(undo) } : undefined;
-      toast(typeof done === "string" ? done : done(response), "good", action);
+      if (response?.changed === false) toast(t("Nothing was changed"), "plain");
+      else toast(typeof done === "string" ? done : done(response), "good", action);
       then?.(response);
       setTimeout(() => void this.refresh(), AFTER_ACTION);
       return true;
