@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from headgate.jobs.job import BucketRef
 from headgate.storage.live_rules import CachedRules, LimitSetting, LiveRules
+from tests.executed_lines import lines_of_call
 
 API = BucketRef("api", "acme")
 
@@ -48,14 +48,13 @@ async def test_a_lower_revision_is_read_as_after_a_restore_of_the_store() -> Non
         assert live.rules.is_paused(API) == is_paused
 
 
-def test_the_longest_of_thousands_of_patterns_applies_and_they_are_sorted_once() -> None:
+def test_the_longest_of_a_thousand_patterns_applies_and_they_are_sorted_once() -> None:
     """The fault: sorted anew with each pattern, they took seconds, in which the node did nothing else."""
-    patterns = [f"{number:04}*" for number in range(3_000)]
+    patterns = [f"{number:04}*" for number in range(1_000)]
     settings = [LimitSetting("api", "member", "0*", tier="short"), LimitSetting("api", "tier", "long", is_paused=True)]
     settings += [LimitSetting("api", "member", each, tier="long") for each in patterns]
     settings += [LimitSetting("api", "pattern", each, is_paused=True) for each in patterns]
-    began = time.process_time()
+    assert lines_of_call(lambda: LiveRules(settings)) < 100 * len(settings)
     rules = LiveRules(settings)
-    assert time.process_time() - began < 0.5
     assert rules.pausing(BucketRef("api", "0042 acme")) == settings[1]
     assert rules.pausing(BucketRef("api", "05")) is None
