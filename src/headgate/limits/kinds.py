@@ -65,11 +65,17 @@ def load_rule(text: str) -> AnyRule:
 def limit_of(kind: str, text: str, like: AnyRule | None = None, **options: Unpack[SpelledOptions]) -> Limit:
     """Return the limit of that kind for a text such as "15/m" or a number; options left out are as in `like`.
 
-    Raises DeclarationError.
+    Raises DeclarationError, also for an option that the kind does not have.
     """
     rule = KINDS.get(kind)
     if rule is None or (like is not None and rule.family != like.family):
         raise DeclarationError(f"rules of kind {kind!r} are set from code: app.admin.limits.set(…)")
+    for option, value in options.items():
+        if value is not None and option not in rule.__struct_fields__:
+            having = " or ".join(repr(each) for each in spelled_kinds() if option in KINDS[each].__struct_fields__)
+            raise DeclarationError(
+                f"a rule of kind {kind!r} has no {option}; leave out {option}={value}, which is for kind {having}"
+            )
     return RULES[rule].spelled(text, like, options)
 
 

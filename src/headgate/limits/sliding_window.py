@@ -232,7 +232,9 @@ class SlidingWindow(Limit):
 
     @classmethod
     def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
-        slices = options.get("slices") or (like.slices if isinstance(like, SliceCounter) else DEFAULT_SLICES)
+        slices = options.get("slices")
+        if slices is None:
+            slices = like.slices if isinstance(like, SliceCounter) else DEFAULT_SLICES
         return cls(text, slices=slices, margin=like.margin / SECOND if isinstance(like, SliceCounter) else 0)
 
 

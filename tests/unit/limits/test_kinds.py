@@ -76,6 +76,29 @@ def test_a_rule_that_is_set_as_text_keeps_the_options_that_the_declared_one_has(
     assert spelled_limit(declared.rule, text, **options).rule == becomes.rule
 
 
+@pytest.mark.parametrize(
+    ("declared", "text", "options", "message"),
+    [
+        (
+            StrictRate("15/m"),
+            "9/m",
+            {"burst": 5},
+            "'strict' has no burst; leave out burst=5, which is for kind 'rate' or 'adaptive'",
+        ),
+        (RateLimit("15/m"), "9/m", {"kind": "fixed", "burst": 5}, "'fixed' has no burst"),
+        (SlidingWindow("15/m"), "9/m", {"burst": 5}, "'sliding' has no burst"),
+        (RateLimit("15/m"), "9/m", {"slices": 3}, "'rate' has no slices"),
+        (Concurrency(5), "9", {"burst": 5}, "'concurrency' has no burst"),
+        (SlidingWindow("15/m"), "9/m", {"slices": 0}, "slices=0 must be a whole number, at least 1"),
+    ],
+)
+def test_an_option_that_a_kind_does_not_have_is_refused(
+    declared: Limit, text: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        spelled_limit(declared.rule, text, **options)
+
+
 def test_the_kinds_that_people_can_choose_for_a_rate_are_those_that_are_rates() -> None:
     assert list(get_args(RateKind)) == [kind for kind in spelled_kinds() if KINDS[kind].family == RATE]
 
