@@ -143,6 +143,15 @@ def test_jobs_that_are_not_final_are_not_purged() -> None:
     run_virtual(main)
 
 
+@pytest.mark.parametrize("words", [("--yes",), ("--dry-run",), ()])
+def test_a_queue_that_is_not_there_is_not_purged(project: Project, words: tuple[str, ...]) -> None:
+    """The fault: `0 jobs cancelled`, as for a queue in which no job waits."""
+    refused = call("queues", "purge", project.target, "mial", *words)
+    assert refused.exit_code == 1
+    assert refused.output.startswith("Error: queue 'mial' is not declared by this app, has no jobs and is not paused")
+    assert "did you mean 'mail'?" in refused.output
+
+
 def test_purging_a_queue_cancels_its_waiting_jobs(project: Project) -> None:
     project.do(lambda app: app.tasks["sync"].enqueue_many([("acme",)] * 3))
     project.do(lambda app: app.tasks["bad"].enqueue())

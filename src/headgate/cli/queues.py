@@ -13,6 +13,7 @@ from headgate.cli.locate import ask, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_list, print_table
 from headgate.cli.pausing import add_pausing
 from headgate.errors import UnknownQueue
+from headgate.suggestion import did_you_mean
 
 
 @click.group()
@@ -43,13 +44,10 @@ def show(target: str, queue: str, keys: int, as_json: bool) -> None:
     left out.
     """
 
-    async def read(admin: Admin) -> tuple[QueueStatus | None, QueueKeys]:
-        status = next((each for each in await admin.queues.list() if each.queue == queue), None)
-        return status, await admin.queues.keys(queue, count=keys)
+    async def read(admin: Admin) -> tuple[QueueStatus, QueueKeys]:
+        return await _known(admin, queue), await admin.queues.keys(queue, count=keys)
 
     status, found = ask(target, read)
-    if status is None:
-        raise UnknownQueue(f"queue {queue!r} is not declared by this app, has no jobs and is not paused")
     if as_json:
         print_json({"queue": status, "keys": found})
         return
@@ -90,9 +88,23 @@ def purge(target: str, queue: str, yes: bool, dry_run: bool, most: int, as_json:
     """
 
     async def change(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
-        return await admin.queues.purge(queue, most=most, dry_run=dry_run, on_progress=on_progress)
+        result = await admin.queues.purge(queue, most=most, dry_run=dry_run, on_progress=on_progress)
+        if not result.matched:
+            await _known(admin, queue)
+        return result
 
     count_and_change(target, "cancel", change, as_json=as_json, dry_run=dry_run, yes=yes)
+
+
+async def _known(admin: Admin, name: str) -> QueueStatus:
+    """Return the queue of that name. Raises UnknownQueue."""
+    found = {each.queue: each for each in await admin.queues.list()}
+    if name not in found:
+        raise UnknownQueue(
+            f"queue {name!r} is not declared by this app, has no jobs and is not paused{did_you_mean(name, found)} "
+            f"There are: {', '.join(found)}"
+        )
+    return found[name]
 
 
 def _declared(queue: DeclaredQueue) -> list[tuple[str, object]]:
