@@ -210,6 +210,8 @@ def read_url(url: str) -> RedisAddress:
     try:
         settings: dict[str, Any] = dict(parse_url(read))
         connection_class = settings.pop("connection_class", Connection)
+        # Of the connections of a gate; a limit has one.
+        settings.pop("max_connections", None)
         # The timeouts are Headgate's: one for each request, however many replies it has.
         connect = partial(
             connection_class, **settings | {"socket_timeout": None, "socket_connect_timeout": None, "protocol": 2}

@@ -459,6 +459,11 @@ def test_a_url_that_no_bucket_could_have_is_refused_where_it_is_declared(options
         BlockingLines(f"redis://localhost?{options}", "shop", publish=lambda _: None, find=lambda *_: None)
 
 
+def test_a_url_says_how_many_connections_a_gate_opens() -> None:
+    lines = BlockingLines("redis://localhost?max_connections=3", "shop", publish=lambda _: None, find=lambda *_: None)
+    assert lines._client.connection_pool.max_connections == 3
+
+
 def test_an_unavailable_redis_raises() -> None:
     away = BlockingLines("redis://127.0.0.1:1/0", "shop", publish=lambda _: None, find=lambda *_: None)
     with pytest.raises(StorageUnavailable, match="Redis: Error 111"):
