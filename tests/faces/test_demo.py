@@ -107,6 +107,21 @@ async def test_the_api_serves_many_connections_and_its_pages() -> None:
         assert (await api.get("/call", tenant="a")).status == 400
 
 
+async def test_the_api_ends_without_a_word_if_the_demonstration_is_killed() -> None:
+    """The fault: a traceback of asyncio for each open connection, on the terminal of the user."""
+    command = (sys.executable, "-m", RecordedCall.__module__, "2", "6.0", "0")
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    client = ApiClient(int(await process.stdout.readline()))
+    await client.get("/totals")
+    process.stdin.close()
+    assert await process.communicate() == (b"", b"")
+    assert process.returncode == 0
+    client.close()
+
+
 def test_a_window_of_the_api_is_half_open_and_slides() -> None:
     ledger = CallLog(2, 10)
     assert [ledger.enter("a", "job", at) for at in (0, 9, 9, 10, 18, 19)] == [None, None, 1, None, 1, None]

@@ -130,8 +130,9 @@ async def listen(api: Api) -> asyncio.Server:
     """Serve on a free port of the loopback interface, over connections that stay open. Requests have no body."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # The caller may be killed at any moment.
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
+        # The caller may be killed at any moment. A task that ends as cancelled would be reported.
+        gone = (OSError, asyncio.IncompleteReadError, asyncio.CancelledError)
+        with contextlib.suppress(*gone), contextlib.closing(writer):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
