@@ -1094,6 +1094,45 @@ def test_a_trigger_that_fails_again_is_reported_once() -> None:
     run_virtual(main)
 
 
+def test_a_trigger_that_fails_for_the_instant_at_which_a_limit_opens_is_reported_once_and_ends_no_node() -> None:
+    """The fault: what it raised there ended each worker, again at each restart."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, journal, received = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
+        app.subscribe(received.append, ScheduleFailed)
+
+        class Term:
+            def next_after(self, instant: int) -> int | None:
+                if instant > START + 24 * HOUR * SECOND:
+                    raise LookupError("no term after this one")
+                return instant + 60 * SECOND
+
+            def latest_at_or_before(self, instant: int) -> int | None:
+                return instant
+
+            def describe(self) -> str:
+                return "term"
+
+        @app.schedule(Term())
+        @app.task(limits=[StrictRate("1/2d", margin=0, on_limit="discard")])
+        async def pull() -> None:
+            journal.note()
+
+        @app.schedule(Every(minutes=1))
+        @app.task
+        async def sound() -> None:
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(310)
+        assert journal.starts == [60, 60, 120, 180, 240, 300]
+        (event,) = received
+        assert isinstance(event, ScheduleFailed)
+        assert (event.schedule, event.error) == ("pull", "LookupError: no term after this one")
+
+    run_virtual(main)
+
+
 def test_a_trigger_that_cannot_be_described_is_reported_once_and_stops_no_other_schedule() -> None:
     async def main(clock: VirtualClock) -> None:
         app, journal, received = Headgate("memory://", clock=clock), Journal(clock), list[Event]()

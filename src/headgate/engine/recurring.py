@@ -157,16 +157,16 @@ class Recurring(WithServices):
             if not found.due:
                 return found.next_at
             now = self._storage.now()
-            decided = [
-                (record, firing)
-                for record in found.due
-                if (firing := self._decide(record, now, beside=len(found.due))) is not None
-            ]
-            if not decided:
+            fired: list[tuple[ScheduleRecord, Fired]] = []
+            for record in found.due:
+                firing = self._decide(record, now, beside=len(found.due))
+                if firing is not None and (each := await self._fired(record, firing, now)) is not None:
+                    self._declarer.reported.discard(record.name)
+                    fired.append((record, each))
+            if not fired:
                 continue
-            fired = [await self._fired(record, firing, now) for record, firing in decided]
-            written = await self._storage.fire(fired)
-            for (record, _), each, is_written in zip(decided, fired, written, strict=True):
+            written = await self._storage.fire([each for _, each in fired])
+            for (record, each), is_written in zip(fired, written, strict=True):
                 if is_written:
                     self._publish_fired(record, each)
             if not any(written):
@@ -189,9 +189,7 @@ class Recurring(WithServices):
                 self._registry.codecs.decode(call.payload, "the payload of its jobs")
             trigger = trigger_of(record, self._triggers)
             if trigger is not None:
-                firing = due(record.rules, trigger, record.course, now, occurrences_per_commit(len(calls), beside))
-                self._declarer.reported.discard(record.name)
-                return firing
+                return due(record.rules, trigger, record.course, now, occurrences_per_commit(len(calls), beside))
             # Only nodes that declare it in their code have its trigger.
             self._without_trigger.add(record.name)
         except USER_CODE_ERRORS as error:  # including errors of a custom trigger, and rows of a newer version
@@ -199,7 +197,7 @@ class Recurring(WithServices):
             self._declarer.publish_failed(record.name, error)
         return None
 
-    async def _fired(self, record: ScheduleRecord, firing: DueOccurrences, now: int) -> Fired:
+    async def _fired(self, record: ScheduleRecord, firing: DueOccurrences, now: int) -> Fired | None:
         jobs: list[NewJob] = []
         batches: list[NewBatch] = []
         is_queued = record.rules.overlap == "queue"
@@ -214,7 +212,10 @@ class Recurring(WithServices):
         # The jobs of a queue follow each other, so none of several can be left out; nor can one of a graph.
         is_alone = record.call.graph is None and (len(jobs) == 1 or not is_queued)
         if is_alone and any(job.terms is not None and job.terms.patience is not None for job in jobs):
-            firing, jobs = await self._without_refused(record, firing, jobs)
+            left = await self._without_refused(record, firing, jobs)
+            if left is None:
+                return None
+            firing, jobs = left
         skipped_at = None if firing.skipped is None else now
         return Fired(
             record.name, record.revision, firing.next_at, firing.last_at, jobs, firing.skipped, skipped_at,
@@ -223,8 +224,8 @@ class Recurring(WithServices):
 
     async def _without_refused(
         self, record: ScheduleRecord, firing: DueOccurrences, jobs: list[NewJob]
-    ) -> tuple[DueOccurrences, list[NewJob]]:
-        """Leave out the jobs that would not wait for a limit that is closed now, instead of storing and ending them."""
+    ) -> tuple[DueOccurrences, list[NewJob]] | None:
+        """Leave out jobs that a limit would refuse, instead of storing and ending them; None if the trigger fails."""
         late = await late_starts(
             self._storage,
             self._registry.rules,
@@ -234,10 +235,15 @@ class Recurring(WithServices):
         pairs = list(zip(jobs, late, strict=True))
         refused = [job.origin.occurs_at for job, start in pairs if start and job.origin and job.origin.occurs_at]
         opens = [start.starts_at for _, start in pairs if start is not None and start.starts_at is not None]
-        trigger = trigger_of(record, self._triggers)
-        assert trigger is not None, "its occurrences were just computed from it"
         opens_at = max(opens) if opens and len(refused) == len(jobs) else None
-        firing = without_refused(firing, record.rules, trigger, refused, opens_at)
+        try:
+            trigger = trigger_of(record, self._triggers)
+            assert trigger is not None, "its occurrences were just computed from it"
+            firing = without_refused(firing, record.rules, trigger, refused, opens_at)
+        except USER_CODE_ERRORS as error:  # of a custom trigger, for the instant at which the limit opens
+            self._failed.add(record.name)
+            self._declarer.publish_failed(record.name, error)
+            return None
         return firing, [job for job, start in pairs if start is None]
 
     def _publish_fired(self, record: ScheduleRecord, fired: Fired) -> None:
