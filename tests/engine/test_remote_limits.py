@@ -137,6 +137,26 @@ def test_a_job_that_does_not_wait_starts_if_the_other_store_grants_it_and_is_rej
     run_virtual(main)
 
 
+@pytest.mark.parametrize("slots", [1, 10])
+def test_a_drain_waits_for_the_answers_of_the_other_store(slots: int) -> None:
+    """The fault: the key counts as closed during the request, so the node ended and left jobs that could start."""
+
+    async def main(clock: VirtualClock) -> None:
+        ran = list[int]()
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("3/h", name="api", store=Shared(clock, delay=0.35))])
+        async def call(number: int) -> None:
+            ran.append(number)
+
+        async with app.open(), asyncio.timeout(60):
+            await call.enqueue_many([(number,) for number in range(5)])
+            await app._make_node(lambda: app._node_config({"default": slots}, drain="ready")).run()
+        assert ran == [0, 1, 2]
+
+    run_virtual(main)
+
+
 def test_a_waiting_job_requests_each_slot_of_the_other_store_once() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock)

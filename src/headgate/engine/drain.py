@@ -8,6 +8,7 @@ from typing import Literal
 
 from headgate.clock import sleep
 from headgate.engine.bus import publish_storage_failure
+from headgate.engine.fetcher import Fetcher
 from headgate.engine.lease_keeper import ClaimRecovery
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.services import Services
@@ -25,6 +26,7 @@ async def stop_when_drained(
     services: Services,
     attempts: RunningAttempts,
     recovery: ClaimRecovery,
+    fetcher: Fetcher,
     queues: Set[str],
     labels: frozenset[str] | None,
     *,
@@ -34,13 +36,15 @@ async def stop_when_drained(
     """Call `stop` when these queues are drained; return when the node stops."""
     storage, clock = services.storage, services.clock
     while not stopping.is_set():
-        started, names = attempts.started, services.registry.runnable(labels).names
+        before, names = (attempts.started, fetcher.requests), services.registry.runnable(labels).names
+        # The claim that requests starts from another store closes the key until they are there.
+        is_busy = attempts or fetcher.is_fetching
         try:
-            is_drained = not attempts and not await storage.is_work_left(queues, names, ready_only=until == "ready")
+            is_drained = not is_busy and not await storage.is_work_left(queues, names, ready_only=until == "ready")
         except StorageUnavailable as error:
             publish_storage_failure(services.bus, clock, "checking for remaining work", error)
         else:
             # A job that arrived after the check and was claimed at once is still run.
-            if is_drained and started == attempts.started and not recovery.is_claiming:
+            if is_drained and before == (attempts.started, fetcher.requests) and not recovery.is_claiming:
                 stop()
         await sleep(clock, POLL_INTERVAL)

@@ -41,6 +41,13 @@ class Fetcher:
         }
         self.has_limits = bool(limits)
         """Whether any limit is remote."""
+        self.requests = 0
+        """How many times starts were requested for a bucket."""
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether starts were requested and are not deposited yet."""
+        return any(fetcher.is_fetching for fetcher in self._fetchers)
 
     @property
     def limits_away(self) -> set[str]:
@@ -52,6 +59,7 @@ class Fetcher:
         for each in needed:
             if (fetcher := self._by_limit.get(each.ref.limit)) is not None:
                 fetcher.request(each, room)
+                self.requests += 1
 
     def note_taken(self, jobs: Sequence[ClaimedJob]) -> None:
         """Note that these jobs were claimed here: the starts they took need not be withdrawn."""
@@ -113,6 +121,8 @@ class StoreFetcher(WithServices):
         self._store = store
         self._limits = limits
         self._needed: dict[BucketRef, tuple[NeededFetch, int]] = {}
+        self.is_fetching = False
+        """Whether starts were requested and are not deposited yet."""
         self._shares = StoredBuckets(services.storage)
         self._breaker = Breaker()
         self._failed_at: dict[str, int] = {}
@@ -133,6 +143,7 @@ class StoreFetcher(WithServices):
     def request(self, needed: NeededFetch, room: int) -> None:
         """Fetch starts for a bucket that a claim found empty; `room` jobs could start now."""
         self._needed[needed.ref] = (needed, max(1, min(needed.waiting, room)))
+        self.is_fetching = True
         self._wakeup.set()
 
     def note_taken(self, ref: BucketRef, cost: int) -> None:
@@ -182,6 +193,7 @@ class StoreFetcher(WithServices):
                     if await self._deposit(deposits):
                         charged = [deposit for deposit in deposits if deposit.balance.charged_at]
                         withdrawals.create_task(self._withdraw_later(charged, [needed[d.ref][0] for d in charged]))
+                self.is_fetching = bool(self._needed)
                 if not self._wakeup.is_set():
                     self._is_empty.set()
 

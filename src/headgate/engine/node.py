@@ -223,6 +223,7 @@ class Node(WithServices):
                 services,
                 self.attempts,
                 self.claim_recovery,
+                self._fetcher,
                 config.queues.keys(),
                 config.labels,
                 stopping=self._stopping,
