@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 
-from headgate import Headgate, JobState, RetryPolicy, StrictRate, current_job
+from headgate import Headgate, JobState, RetryPolicy, StrictRate, batch, chain, current_job
 from headgate.clock import SECOND
 from headgate.engine.drain import Drain
+from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
@@ -83,6 +84,19 @@ def test_a_drain_runs_ready_jobs_and_those_that_they_enqueue(seed: int) -> None:
         assert apps.ran == {"work": 3 * 21 + 1}
 
     run_virtual(main, seed=seed)
+
+
+def test_a_drain_runs_all_followers_of_a_job_however_many() -> None:
+    async def main(clock: VirtualClock) -> None:
+        apps, count = DrainApps(clock), FOLLOWERS_AT_ONCE + 10
+        app = apps.app()
+        async with app.open():
+            work = app.tasks["work"]
+            await chain(work.call(), batch([work.call() for _ in range(count)])).enqueue()
+        await apps.drain(app, "ready")
+        assert apps.ran == {"work": 1 + count}
+
+    run_virtual(main)
 
 
 def test_a_drain_leaves_jobs_that_wait_for_a_time_a_limit_or_a_retry() -> None:

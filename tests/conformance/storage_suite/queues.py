@@ -12,8 +12,10 @@ from headgate.clock import SECOND
 from headgate.jobs.job import JobState, Origin
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts
+from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE
 from headgate.storage.records import Claim, FreeSlots, QueueCounts, QueueRecord
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.dependencies import following
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, rate, strict
 
 BOTH = ("default", "other")
@@ -97,6 +99,18 @@ class QueuesConformance(Conformance):
         await store_user.storage.add([leader, follower])
         assert await left(store_user, "mail") == (False, True)
         assert await left(store_user, "mail", "other") == (True, True)
+
+    async def test_followers_that_are_still_to_be_released_are_left(self, store_user: StoreUser) -> None:
+        """The fault: a node that drained ended between two portions of the followers of one job."""
+        leader = await store_user.add_one()
+        await store_user.storage.add([following(store_user, leader) for _ in range(FOLLOWERS_AT_ONCE + 10)])
+        await store_user.succeed(await store_user.take_one())
+        await store_user.succeed(*await store_user.take(5000))
+        assert await left(store_user) == (True, True)
+        assert await left(store_user, "other") == (False, False)
+        await store_user.storage.release_followers()
+        await store_user.succeed(*await store_user.take(5000))
+        assert await left(store_user) == (False, False)
 
     async def test_jobs_of_other_or_paused_queues_and_other_tasks_are_not_left(self, store_user: StoreUser) -> None:
         await store_user.add(1)

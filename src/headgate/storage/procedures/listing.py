@@ -548,7 +548,8 @@ async def is_work_left(tx: Transaction, queues: Set[str], tasks: Set[str], *, re
     """Whether a job in these queues runs on any node, or a job of these tasks is left to run in them.
 
     Jobs in a paused queue do not count. With `ready_only`, nor do jobs that wait for a limit, for their time or for
-    another job. It is one read, so it never misses a job that was added by another before that one ended.
+    another job, unless followers of final jobs are still to be released. It is one read, so it never misses a job that
+    was added by another before that one ended.
     """
     values = {"queues": sorted(queues), "tasks": sorted(tasks), "ready_only": ready_only}
     return bool(await tx.value("is_work_left", **values, **_instants(tx)))

@@ -826,8 +826,8 @@ ORDER BY named.queue
 
 -- name: is_work_left [postgres]
 -- Whether a job of these queues is running, or one of these tasks is left to run in those of them that are not paused;
--- with :ready_only, one that could start now. It is one statement, so that a job that starts or ends meanwhile is
--- counted once.
+-- with :ready_only, one that could start now, or is blocked while followers of final leaders are still to be released. It
+-- is one statement, so that a job that starts or ends meanwhile is counted once.
 WITH
 served AS MATERIALIZED (
     SELECT queue FROM unnest(:queues::text[]) AS named (queue) WHERE queue NOT IN (SELECT queue FROM headgate.paused_queue)
@@ -861,7 +861,7 @@ SELECT
         ) AS first
     )
     OR (
-        NOT :ready_only::boolean AND EXISTS (
+        (NOT :ready_only::boolean OR EXISTS (SELECT 1 FROM headgate.ended_leader)) AND EXISTS (
             SELECT 1 FROM headgate.job
             WHERE blocked AND queue IN (SELECT queue FROM served) AND task = ANY(:tasks::text[])
         )
@@ -890,7 +890,7 @@ SELECT
         WHERE job.task IN (SELECT task FROM known) AND NOT (:ready_only AND job.run_at > :now)
     )
     OR (
-        NOT :ready_only AND EXISTS (
+        (NOT :ready_only OR EXISTS (SELECT 1 FROM ended_leader)) AND EXISTS (
             SELECT 1 FROM job
             WHERE blocked AND queue IN (SELECT queue FROM served) AND task IN (SELECT task FROM known)
         )
