@@ -234,6 +234,36 @@ def test_while_the_other_store_is_unavailable_jobs_run_or_wait_as_declared() -> 
     run_virtual(main)
 
 
+def test_starts_without_a_limit_are_not_kept_until_its_store_is_back() -> None:
+    """The fault: they were granted for all free slots, and those that no job took started jobs half an hour later."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        app = Headgate("memory://", clock=clock)
+        limit = StrictRate("10/h", name="api", store=shared, margin=0)
+
+        @app.task(limits=[limit])
+        async def call() -> None: ...
+
+        async def succeeded() -> int:
+            (counts,) = await app.admin.counts()
+            return counts.succeeded
+
+        async with app:
+            await call.enqueue_many([()] * 12)
+            await asyncio.sleep(3590)
+            shared.is_away = True
+            await asyncio.sleep(60)
+            assert await succeeded() == 12
+            shared.is_away = False
+            await call.enqueue_many([()] * 30)
+            await asyncio.sleep(60)
+            assert await succeeded() == 22
+            assert (await shared.snapshot(Bucket("api", "", limit.rule))).used == 10
+
+    run_virtual(main)
+
+
 def test_while_the_store_is_unavailable_all_nodes_of_a_database_use_one_share() -> None:
     """A quarter of 40 a minute, for two nodes together, all of it, and the whole limit when the store is back."""
 

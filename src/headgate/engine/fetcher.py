@@ -261,12 +261,12 @@ class StoreFetcher(WithServices):
             )
             self._breaker.fail(monotonic)
         self._failed_at[needed.ref.limit] = monotonic
-        if limit.on_store_error == "run":
-            return FetchedBalance(room * needed.cost, now, 0, now, rule)
         granted, opens_at = 0, now + ASK_AGAIN
-        if limit.sharers is not None:
+        if limit.on_store_error == "run":
+            granted, opens_at = room, now
+        elif limit.sharers is not None:
             granted, opens_at = await self._take_share(needed, room, limit.sharers, opens_at)
-        # What is not taken within a second is lost: it cannot be given back, and later would be too late.
+        # What is not taken within a second is lost: it cannot be given back, and later the store may be back.
         fetched_at = now - max(0, needed.rule.real.period // 2 - ASK_AGAIN)
         return FetchedBalance(granted * needed.cost, fetched_at, 0, opens_at, rule)
 
