@@ -196,6 +196,35 @@ def test_unused_starts_are_returned() -> None:
     run_virtual(main)
 
 
+def test_starts_that_those_of_another_node_replace_are_returned() -> None:
+    """The fault: what a node had fetched and not used yet was lost if the next one fetched for another key."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=0.05)
+        storage = MemoryStorage(clock)
+        limit = StrictRate("10/h", name="api", store=shared)
+
+        def node(queue: str) -> Headgate:
+            app = app_on(storage, clock=clock)
+            app.queue(queue)
+
+            @app.task(name=queue, queue=queue, limits=[limit, StrictRate("1/h", key="{tenant}", name="own")])
+            async def call(tenant: str) -> None: ...
+
+            return app
+
+        first, second = node("first"), node("second")
+        async with first, second:
+            await first.tasks["first"].enqueue_many([("acme",)] * 5)
+            await asyncio.sleep(0.02)
+            await second.tasks["second"].enqueue_many([("globex",)] * 3)
+            await asyncio.sleep(5)
+            assert sum(counts.succeeded for counts in await first.admin.counts()) == 2
+            assert (await shared.snapshot(Bucket("api", "", limit.rule))).used == 2
+
+    run_virtual(main)
+
+
 def test_while_the_other_store_is_unavailable_jobs_run_or_wait_as_declared() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock)

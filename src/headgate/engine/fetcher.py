@@ -190,9 +190,7 @@ class StoreFetcher(WithServices):
                         Deposit(ref, balance, each.discards)
                         for (ref, (each, _)), balance in zip(needed.items(), balances, strict=True)
                     ]
-                    if await self._deposit(deposits):
-                        charged = [deposit for deposit in deposits if deposit.balance.charged_at]
-                        withdrawals.create_task(self._withdraw_later(charged, [needed[d.ref][0] for d in charged]))
+                    withdrawals.create_task(self._return_unused(deposits, await self._deposit(deposits)))
                 self.is_fetching = bool(self._needed)
                 if not self._wakeup.is_set():
                     self._is_empty.set()
@@ -290,40 +288,40 @@ class StoreFetcher(WithServices):
         # The store is asked again each second, too.
         return taken.granted, min(taken.opens_at, ask_again_at) if not taken.granted else taken.now
 
-    async def _deposit(self, deposits: Sequence[Deposit]) -> bool:
+    async def _deposit(self, deposits: Sequence[Deposit]) -> Sequence[FetchedBalance]:
+        """Store the starts for the next claim; return the balances that they replace."""
         try:
-            await self._storage.deposit(deposits)
+            return await self._storage.deposit(deposits)
         except StorageUnavailable as error:
-            # It may be stored or not. The charge stays: too little may be granted, never too much.
+            # It may be stored or not. If not, the charge stays: too little may be granted, never too much.
             self._publish_failure("depositing starts", error)
             await sleep(self._clock, ASK_AGAIN / SECOND)
-            return False
-        return True
+            return ()
 
     # ----------------------------------------------------------------------------------------- giving back
 
-    async def _withdraw_later(self, deposits: Sequence[Deposit], needed: Sequence[NeededFetch]) -> None:
+    async def _return_unused(self, deposits: Sequence[Deposit], replaced: Sequence[FetchedBalance]) -> None:
+        """Give back the starts that were replaced, and a moment later those that no job has taken."""
+        for deposit, balance in zip(deposits, replaced, strict=False):
+            await self._give_back(deposit.ref, balance.charged_at, balance.left)
         await sleep(self._clock, WITHDRAW_AFTER)
-        unused = [
-            (deposit, each)
-            for deposit, each in zip(deposits, needed, strict=True)
-            if self._taken[deposit.ref] < deposit.balance.left
-        ]
-        if not unused:
-            return
+        unused = [each for each in deposits if each.balance.charged_at and self._taken[each.ref] < each.balance.left]
         try:
-            left = await self._storage.withdraw([deposit for deposit, _ in unused])
+            left = await self._storage.withdraw(unused) if unused else ()
         except StorageUnavailable as error:
             self._publish_failure("withdrawing starts", error)
             return
-        for (deposit, each), cost in zip(unused, left, strict=True):
-            if cost:
-                at = deposit.balance.charged_at
-                await self._amend(Amendment(deposit.ref, at, cost, at, 0), each.rule.real)
+        for deposit, cost in zip(unused, left, strict=True):
+            await self._give_back(deposit.ref, deposit.balance.charged_at, cost)
 
-    async def _amend(self, amendment: Amendment, rule: AnyRule | None = None) -> None:
+    async def _give_back(self, ref: BucketRef, charged_at: int, cost: int) -> None:
+        # Nothing was charged without the store.
+        if cost and charged_at:
+            await self._amend(Amendment(ref, charged_at, cost, charged_at, 0))
+
+    async def _amend(self, amendment: Amendment) -> None:
         ref = amendment.ref
-        bucket = _bucket(ref, rule or self._rule_of(ref))
+        bucket = _bucket(ref, self._rule_of(ref))
         amend = self._store.amend(
             bucket,
             amendment.charged_at,

@@ -189,6 +189,22 @@ class TermsConformance(Conformance):
         assert [dropped.id for dropped in claimed.dropped] == ids[count:]
         assert list(await store_user.storage.check()) == []
 
+    async def test_a_deposit_returns_the_starts_that_it_replaces(self, store_user: StoreUser) -> None:
+        rule = FetchedStarts(strict(10))
+        store_user.rules = {"api": rule}
+        await store_user.add(2, buckets=API)
+        await store_user.claim()
+        now = store_user.storage.limit_now()
+        first = FetchedBalance(5, now, now, now + MINUTE, rule.real.describe())
+        (nothing,) = await store_user.storage.deposit([Deposit(ACME, first)])
+        assert (nothing.left, nothing.charged_at) == (0, 0)
+        assert len(await store_user.take_ids()) == 2
+        none = FetchedBalance(0, now, 0, now + MINUTE, rule.real.describe())
+        (replaced,) = await store_user.storage.deposit([Deposit(ACME, none)])
+        assert (replaced.left, replaced.charged_at) == (3, now)
+        assert await store_user.storage.withdraw([Deposit(ACME, first)]) == [0]
+        assert list(await store_user.storage.check()) == []
+
     async def test_watchers_are_woken_by_a_rejection(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(2, buckets=API, patience=0)

@@ -98,16 +98,16 @@ async def visit(
     return answer, visited.reopens
 
 
-async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
-    """Store starts that were fetched from another store, in place of earlier ones, and wake the lanes behind."""
-    buckets = [deposit.ref for deposit in deposits]
-    await lock_or_insert(tx, buckets)
+async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> Sequence[FetchedBalance]:
+    """Store starts that were fetched from another store, and wake the lanes behind. Returns what they replace."""
+    states = {row.ref: row.state for row in await lock_or_insert(tx, [deposit.ref for deposit in deposits])}
     await tx.execute("charge", target=[_with_balance(deposit.ref, deposit.balance) for deposit in deposits])
     timers = [
         (bucket_id(each.ref), tx.limit_now if each.balance.left or each.discards else each.balance.opens_at)
         for each in deposits
     ]
     await tx.execute("set_timers", timer=timers)
+    return [load_balance(states[deposit.ref]) for deposit in deposits]
 
 
 def _with_balance(ref: BucketRef, balance: FetchedBalance) -> tuple[Any, ...]:
