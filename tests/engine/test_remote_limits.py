@@ -225,6 +225,29 @@ def test_starts_that_those_of_another_node_replace_are_returned() -> None:
     run_virtual(main)
 
 
+def test_a_job_with_several_limits_in_a_slow_store_starts() -> None:
+    """The fault: the start of one was given back while that of the other was fetched, again and again."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=0.15)
+        app = Headgate("memory://", clock=clock)
+        limits = [StrictRate("10/m", name=name, store=shared) for name in ("one", "two", "three")]
+
+        @app.task(limits=limits)
+        async def call() -> None: ...
+
+        async with app:
+            await result_within(await call.enqueue(), 5)
+            await asyncio.sleep(5)
+            assert [(await shared.snapshot(Bucket(each.name or "", "", each.rule))).used for each in limits] == [
+                1,
+                1,
+                1,
+            ]
+
+    run_virtual(main)
+
+
 def test_while_the_other_store_is_unavailable_jobs_run_or_wait_as_declared() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock)

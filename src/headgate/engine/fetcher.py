@@ -27,6 +27,9 @@ MAX_PAUSE = 30 * SECOND
 WITHDRAW_AFTER = 0.1
 """Seconds until unused starts are given back: with free slots a claim follows the deposit at once."""
 
+FETCHES_KEPT = 4
+"""Or as many times as long as the fetch took: a job with several such limits starts when the last one is fetched."""
+
 
 class Fetcher:
     """Passes each call to the fetcher of the limit's store. A slow store does not delay the others."""
@@ -183,6 +186,7 @@ class StoreFetcher(WithServices):
                     # One after another: a charge may be moved first and settled then.
                     await self._amend(amendment)
                 if needed:
+                    began = self._clock.monotonic()
                     for ref in needed:
                         del self._taken[ref]
                     balances = await asyncio.gather(*(self._fetch(each, room) for each, room in needed.values()))
@@ -190,7 +194,9 @@ class StoreFetcher(WithServices):
                         Deposit(ref, balance, each.discards)
                         for (ref, (each, _)), balance in zip(needed.items(), balances, strict=True)
                     ]
-                    withdrawals.create_task(self._return_unused(deposits, await self._deposit(deposits)))
+                    replaced = await self._deposit(deposits)
+                    seconds = FETCHES_KEPT * (self._clock.monotonic() - began) / SECOND
+                    withdrawals.create_task(self._return_unused(deposits, replaced, max(WITHDRAW_AFTER, seconds)))
                 self.is_fetching = bool(self._needed)
                 if not self._wakeup.is_set():
                     self._is_empty.set()
@@ -300,11 +306,13 @@ class StoreFetcher(WithServices):
 
     # ----------------------------------------------------------------------------------------- giving back
 
-    async def _return_unused(self, deposits: Sequence[Deposit], replaced: Sequence[FetchedBalance]) -> None:
-        """Give back the starts that were replaced, and a moment later those that no job has taken."""
+    async def _return_unused(
+        self, deposits: Sequence[Deposit], replaced: Sequence[FetchedBalance], seconds: float
+    ) -> None:
+        """Give back the starts that were replaced, and after so many seconds those that no job has taken."""
         for deposit, balance in zip(deposits, replaced, strict=False):
             await self._give_back(deposit.ref, balance.charged_at, balance.left)
-        await sleep(self._clock, WITHDRAW_AFTER)
+        await sleep(self._clock, seconds)
         unused = [each for each in deposits if each.balance.charged_at and self._taken[each.ref] < each.balance.left]
         try:
             left = await self._storage.withdraw(unused) if unused else ()
