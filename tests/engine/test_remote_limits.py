@@ -34,6 +34,7 @@ from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, client_of, registry_of
 from tests.until import result_within
@@ -717,6 +718,28 @@ def test_a_refusal_that_one_program_gets_delays_all_programs() -> None:
             await first.admin.limits.penalize("api", "acme", 100)
             await first.admin.limits.reset("api", "acme")
             await result_within(await second.tasks["call"].enqueue("acme"), 5)
+
+    run_virtual(main)
+
+
+def test_jobs_start_when_a_limit_is_resumed_in_the_store_of_another_app() -> None:
+    """The fault: they waited for a hundred years."""
+
+    async def main(clock: VirtualClock) -> None:
+        storage = MemoryStorage(clock)
+        other, app = app_on(storage, clock=clock), Headgate("memory://", clock=clock)
+        other.limit("api", StrictRate("10/m"))
+
+        @app.task(limits=[StrictRate("10/m", name="api", store=StoredBuckets(storage))])
+        async def call() -> None: ...
+
+        async with other, app:
+            await other.admin.limits.pause("api")
+            job = await call.enqueue()
+            await asyncio.sleep(100)
+            assert (await job.status()).state is JobState.WAITING
+            await other.admin.limits.resume("api")
+            await result_within(job, 31)
 
     run_virtual(main)
 

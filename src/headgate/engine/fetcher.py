@@ -16,6 +16,7 @@ from headgate.jobs.event import LimitStoreFailed, LimitStoreMisconfigured, Limit
 from headgate.jobs.job import BucketRef, ClaimedJob
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule, Limit
+from headgate.limits.rule import NEVER
 from headgate.storage.admission import BucketVisit
 from headgate.storage.fetched import ASK_AGAIN, FetchedBalance, FetchedStarts
 from headgate.storage.records import Amendment, Deposit, NeededFetch
@@ -229,7 +230,8 @@ class StoreFetcher(WithServices):
         breaker.succeed()
         left = taken.granted * needed.cost
         # Counted from before the call: a little early costs another call, a little late would lose budget.
-        opens_in = min(taken.opens_at - taken.now, FARTHEST)
+        # Nobody tells these jobs when a limit that is paused in the other store is resumed there.
+        opens_in = min(taken.opens_at - taken.now, FARTHEST) if taken.opens_at < NEVER else MAX_PAUSE
         if not taken.granted and opens_in <= 0:
             opens_in = ASK_AGAIN
             self._advise(
