@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headgate import (
     DynamicWindow,
@@ -22,11 +23,13 @@ from headgate import (
     current_job,
 )
 from headgate.clock import SECOND
-from headgate.engine.charge import MOVES, TOLERATED
+from headgate.engine.charge import MOVES, TOLERATED, StartDecision, decide_start
 from headgate.errors import StorageUnavailable
+from headgate.jobs.job import BucketRef, ClaimedJob, RemoteCharge
 from headgate.jobs.lifecycle import Ending
 from headgate.limits.limit import AnyRule, Limit
 from headgate.storage.driver import NO_RULES
+from headgate.storage.live_rules import LiveRules
 from headgate.storage.records import Claim, Claimed, StartMove
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -425,3 +428,18 @@ def test_a_start_whose_charge_cannot_be_moved_is_returned_without_spending_an_at
         assert attempts == [1]
 
     run_virtual(main)
+
+
+@pytest.mark.parametrize("ahead", [0, 50, -5])
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_fixed_window_in_another_store_ends_by_the_time_of_that_store(ahead: int, moves: bool) -> None:
+    """Ten seconds before its end there: the fault was that the node looked at its own clock, which differs."""
+    there = 1000 * 60 * SECOND - 10 * SECOND
+    here = there - ahead * SECOND
+    job = ClaimedJob("id", "call", "default", "{}", 1, 1, 0, here, here, here, (BucketRef("api", ""),), charged_at=here)
+    job = replace(job, remote_charges=(RemoteCharge(there - moves * SECOND, ahead * SECOND),))
+    rules: dict[str, AnyRule] = {"api": FixedWindow("5/m").rule}
+    decided = [
+        decide_start(job, rules, LiveRules(), here + late * SECOND, here if moves else None) for late in (0, 4, 6)
+    ]
+    assert decided == [StartDecision.ON_TIME, StartDecision.LATE, StartDecision.TOO_LATE]

@@ -316,17 +316,15 @@ def decide_start(
         if declared is None or not declared.period:
             continue
         rule = live.rule(ref, declared)
-        charged_at = _charged_at(job, index) if moved_to is None else moved_to
+        at, ahead = job.charged_at, 0
+        if job.remote_charges is not None and (remote := job.remote_charges[index]) is not None:
+            at, ahead = remote.at - remote.ahead, remote.ahead
+        charged_at = at if moved_to is None else moved_to
         lateness = now - charged_at
         if lateness <= (rule.margin // 2 if rule.margin else TOLERATED):
             continue
-        if 2 * lateness > rule.counts_until(charged_at) - charged_at:
+        # Windows begin and end by the time of the store that counts in them.
+        if 2 * lateness > rule.counts_until(charged_at + ahead) - (charged_at + ahead):
             return StartDecision.TOO_LATE
         start = StartDecision.LATE
     return start
-
-
-def _charged_at(job: ClaimedJob, index: int) -> int:
-    """Return when a bucket was charged, as limit time."""
-    remote = None if job.remote_charges is None else job.remote_charges[index]
-    return job.charged_at if remote is None else remote.at - remote.ahead
