@@ -158,6 +158,35 @@ def test_a_drain_waits_for_the_answers_of_the_other_store(slots: int) -> None:
     run_virtual(main)
 
 
+def test_a_job_that_does_not_wait_is_rejected_although_another_job_asks_for_its_key_after_it() -> None:
+    """The fault: it waited for an hour if the other store was still busy with the request for another key."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=0.2)
+        app = Headgate("memory://", clock=clock)
+        limit = StrictRate("1/h", key="{tenant}", store=shared)
+        app.limit("api", limit)
+        app.queue("polling", on_limit="discard")
+
+        @app.task(queue="polling", limits=["api"])
+        async def poll(tenant: str) -> None: ...
+
+        @app.task(limits=["api"])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await shared.take(Bucket("api", "acme", limit.rule))
+            await call.enqueue("globex")
+            await asyncio.sleep(0.05)
+            polled = await poll.enqueue("acme")
+            await asyncio.sleep(0.05)
+            await call.enqueue("acme")
+            await asyncio.sleep(2)
+            assert (await polled.status()).state is JobState.FAILED
+
+    run_virtual(main)
+
+
 def test_a_waiting_job_requests_each_slot_of_the_other_store_once() -> None:
     async def main(clock: VirtualClock) -> None:
         shared = Shared(clock)

@@ -146,6 +146,10 @@ class StoreFetcher(WithServices):
 
     def request(self, needed: NeededFetch, room: int) -> None:
         """Fetch starts for a bucket that a claim found empty; `room` jobs could start now."""
+        known = self._needed.get(needed.ref)
+        if known is not None and known[0].discards:
+            # Of jobs in another lane, which still wait for the answer.
+            needed = replace(needed, discards=True)
         self._needed[needed.ref] = (needed, max(1, min(needed.waiting, room)))
         self.is_fetching = True
         self._wakeup.set()
