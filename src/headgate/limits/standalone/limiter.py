@@ -268,8 +268,10 @@ def _budget(limit: Limit, store: str | BucketStore, lease: Duration | None, cloc
     if lease is not None:
         raise DeclarationError(f"lease={lease!r} is of permits on a shared store: Limiter(Mutex(…), store='redis://…')")
     if isinstance(opened, MemoryBuckets):
-        rule = LocalPermits(limit.rule.bound(1)) if limit.rule.holds_permits else limit.rule
-        return LocalBudget(opened.table(name, rule))
+        if limit.rule.holds_permits:
+            # Apart from a rate of that name, as leases are.
+            return LocalBudget(opened.table(f"permits:{name}", LocalPermits(limit.rule.bound(1))))
+        return LocalBudget(opened.table(name, limit.rule))
     check_rule(opened, limit.rule, name)
     return SharedBudget(again, name, limit.rule, clock or SystemClock(), is_new=url is not None)
 

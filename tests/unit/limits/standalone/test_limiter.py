@@ -1033,6 +1033,21 @@ def test_mutexes_of_unlike_resources_do_not_exclude_each_other() -> None:
         assert not again.try_acquire("42")
 
 
+def test_a_rate_and_permits_of_one_name_have_budgets_and_lines_of_their_own() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryBuckets(clock)
+        slots, starts = Limiter(Concurrency(1, name="openai"), store), Limiter(StrictRate("1/m", name="openai"), store)
+
+        async def call() -> None:
+            async with slots.hold("a"):
+                await starts.acquire("a")
+
+        await asyncio.gather(*(call() for _ in range(3)))
+        assert clock.monotonic() < 130 * SECOND
+
+    run_virtual(main)
+
+
 def test_a_waiter_goes_when_a_holder_of_another_count_returns_its_permit() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryBuckets(clock)
