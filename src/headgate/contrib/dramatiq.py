@@ -144,6 +144,14 @@ class DramatiqGate(Middleware):
         message.options["store_results"] = False
         raise SkipMessage(f"over the limit of {message.actor_name}; it waits in line")
 
+    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
+        # Of those that failed, as too old ones do, no copy waits in line.
+        if message.failed and (line := self._gated.line(message.actor_name, message.args, message.kwargs)):
+            try:
+                self._lines.ask(self._lines.lines.forget(line, message.message_id))
+            except StorageUnavailable as error:
+                logger.warning("skipped message %s keeps its place in line for a while: %s", message.message_id, error)
+
     # -------------------------------------------------------------------------------------------------------- limits
 
     def _declaration(self, name: str) -> tuple[Limit, Callable[..., object]] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -132,6 +133,23 @@ def test_a_second_limit_of_an_actor_and_a_second_gate_of_a_broker_are_refused() 
         actor.send()
     with pytest.raises(DeclarationError, match="has a gate already"):
         DramatiqGate(broker, store=AWAY)
+
+
+def test_a_message_that_is_too_old_reserves_no_budget(server: RedisServer) -> None:
+    broker, own = StubBroker(), uuid.uuid4().hex
+    broker.emit_after("process_boot")
+    DramatiqGate(broker, store=server.url, name=own)
+    ran: list[str] = []
+    actor: Any = dramatiq.actor(broker=broker, actor_name="work", limit=StrictRate("1/h", name=own))(ran.append)
+    actor.send_with_options(args=("old",), max_age=1)
+    actor.send("next")
+    worker = dramatiq.Worker(broker, worker_timeout=50, worker_threads=1)
+    worker.start()
+    try:
+        until_now(lambda: ran == ["next"], 10)
+    finally:
+        worker.stop()
+        broker.close()
 
 
 @pytest.mark.parametrize("wish", ["run", "wait"])
