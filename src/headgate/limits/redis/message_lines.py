@@ -28,7 +28,7 @@ import redis.retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
-from headgate.clock import SECOND, Clock, SystemClock, microseconds, sleep
+from headgate.clock import SECOND, Clock, SystemClock, microseconds, wait_for_event
 from headgate.errors import StorageUnavailable
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.key import bucket_key
@@ -325,6 +325,7 @@ class AsyncLines(_LineClient):
     ) -> None:
         super().__init__(redis.asyncio.Redis, redis.asyncio.retry.Retry, url, name, find, clock)
         self._publish = publish
+        self._stopping = asyncio.Event()
         self._releasing: asyncio.Task[None] | None = None
 
     async def ask(self, steps: Steps[T]) -> T:
@@ -344,11 +345,13 @@ class AsyncLines(_LineClient):
 
     def start(self) -> None:
         """Release waiting messages in a task, until `close`."""
+        self._stopping.clear()
         self._releasing = asyncio.create_task(self._release(), name="headgate-gate")
 
     async def close(self) -> None:
+        # What is published at this moment has to be recorded, or it would be published again.
+        self._stopping.set()
         if self._releasing is not None:
-            self._releasing.cancel()
             await asyncio.wait([self._releasing])
             self._releasing = None
         await self._client.aclose()
@@ -361,11 +364,12 @@ class AsyncLines(_LineClient):
                 return await self._client.execute_command("EVAL", ask.script.source, *ask.operands)
 
     async def _release(self) -> None:
+        wait = 0.0
         self._is_failing = False
-        while True:
+        while not await wait_for_event(self._clock, self._stopping, wait):
             try:
-                wait = self._after_poll(await self.ask(self.lines.release(self._find)))
+                steps = self.lines.release(lambda *line: None if self._stopping.is_set() else self._find(*line))
+                wait = self._after_poll(await self.ask(steps))
             except Exception as error:
                 # The broker's client can raise any exception.
                 wait = self._after_failure(error)
-            await sleep(self._clock, wait)
