@@ -109,9 +109,9 @@ class TaskiqGate(TaskiqMiddleware):
     async def _publish(self, record: bytes) -> None:
         message = self.broker.formatter.loads(record)
         message.parse_labels()
-        sent = BrokerMessage(
-            task_id=message.task_id, task_name=message.task_name, message=record, labels=message.labels
-        )
+        # A delay is over before a message waits in line.
+        labels = {name: value for name, value in message.labels.items() if name != "delay"}
+        sent = BrokerMessage(task_id=message.task_id, task_name=message.task_name, message=record, labels=labels)
         await self._kick(sent)
 
     # ---------------------------------------------------------------------------------------------------- in a worker
@@ -154,17 +154,18 @@ class TaskiqGate(TaskiqMiddleware):
             return error
         if line is None:
             return None
-        lines = self._lines()
+        lines, record = self._lines(), self.broker.formatter.dumps(message).message
         try:
             if await lines.ask(lines.lines.start(line, message.task_id)):
                 return None
-            await self._kick_gated(self.broker.formatter.dumps(message))
+            if await self._arrive(record):
+                await self._publish(record)
         except StorageUnavailable as error:
             logger.warning("task %s %ss: %s", message.task_id, gated.limit.on_store_error, error)
             if gated.limit.on_store_error == "run":
                 return None
             await sleep(self._clock, RETRY_IN)
-            await self._kick(self.broker.formatter.dumps(message))
+            await self._publish(record)
         return NoResultError()
 
     # -------------------------------------------------------------------------------------------------------- limits

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import importlib
 import re
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 import pytest
-from taskiq import InMemoryBroker
+from taskiq import AsyncBroker, BrokerMessage, InMemoryBroker
 
 from headgate.contrib.taskiq import TaskiqGate
 from headgate.errors import DeclarationError
@@ -101,6 +102,47 @@ def side(app: Any) -> Iterator[Side]:
 
 class TestTaskiq(GateSuite):
     """As every gate."""
+
+
+class Queue(AsyncBroker):
+    """A broker that keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kicked: list[BrokerMessage] = []
+
+    async def kick(self, message: BrokerMessage) -> None:
+        self.kicked.append(message)
+
+    async def listen(self) -> AsyncGenerator[bytes, None]:
+        for message in self.kicked:
+            yield message.message
+
+
+async def test_a_task_whose_delay_is_over_is_not_delayed_again(server: RedisServer) -> None:
+    broker, own = Queue(), uuid.uuid4().hex
+    gate = TaskiqGate(broker, store=server.url, name=own)
+
+    @broker.task(delay=60)
+    @gate.limit(StrictRate("1/h", name=own))
+    async def work() -> None: ...
+
+    tasks = [await work.kiq(), await work.kiq()]
+    assert ["delay" in message.labels for message in broker.kicked] == [True, True]
+    assert [await gate._may_pass(message.message) for message in broker.kicked] == [True, False]
+    lines, line = gate._lines(), gate._gated.line(work.task_name, [], {})
+    assert line is not None
+    await lines.ask(lines.lines.forget(line, tasks[0].task_id))
+    await lines.ask(lines.lines.release(gate._gated.find))
+    *first, released = broker.kicked
+    assert released.task_id == tasks[1].task_id
+    assert "delay" not in released.labels
+    # Nor is one that is refused at its start: it waits in line.
+    refused = broker.formatter.loads(first[0].message)
+    refused.parse_labels()
+    await gate.pre_execute(refused)
+    assert broker.kicked == [*first, released]
+    await gate.shutdown()
 
 
 async def test_while_the_store_is_unavailable_tasks_run() -> None:
