@@ -136,8 +136,9 @@ class TaskiqGate(TaskiqMiddleware):
     async def _may_pass(self, data: bytes) -> bool:
         try:
             return await self._arrive(data)
-        except Exception:
-            # A message that cannot be read, or may not run, fails in Taskiq's own code.
+        except (Exception, asyncio.CancelledError):
+            # A message that cannot be read, or may not run, fails in Taskiq's own code. A worker that stops cancels the
+            # wait for a message and still runs one that it has got by then: the broker may have no other copy.
             return True
 
     async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:

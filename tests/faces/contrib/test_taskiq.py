@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 import pytest
-from taskiq import AsyncBroker, BrokerMessage, InMemoryBroker
+from taskiq import AsyncBroker, BrokerMessage, InMemoryBroker, TaskiqMessage
 
 from headgate.contrib.taskiq import TaskiqGate
 from headgate.errors import DeclarationError
@@ -143,6 +143,35 @@ async def test_a_task_whose_delay_is_over_is_not_delayed_again(server: RedisServ
     await gate.pre_execute(refused)
     assert broker.kicked == [*first, released]
     await gate.shutdown()
+
+
+async def test_a_worker_that_stops_runs_what_it_has_got() -> None:
+    asked, broker = asyncio.Event(), Queue()
+
+    async def keep_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (read := await reader.read(4096)) and b"EVALSHA" not in read:
+            writer.write(b"+OK\r\n" * read.count(b"*"))
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(keep_silent, "127.0.0.1", 0) as silent:
+        gate = TaskiqGate(broker, store=f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}")
+
+        @broker.task
+        @gate.limit(StrictRate("1/h"))
+        async def work() -> None: ...
+
+        async def receive() -> object:
+            return await anext(broker.listen())
+
+        message = TaskiqMessage(task_id="1", task_name=work.task_name, labels={}, args=[], kwargs={})
+        broker.kicked.append(broker.formatter.dumps(message))
+        receiving = asyncio.create_task(receive())
+        await asked.wait()
+        receiving.cancel()
+        assert await receiving == broker.kicked[0].message
+        await gate.shutdown()
 
 
 async def test_while_the_store_is_unavailable_tasks_run() -> None:
