@@ -107,10 +107,13 @@ class MessageLines:
     `limit_time` replaces the server's time in tests.
     """
 
-    def __init__(self, name: str, prefix: str, *, limit_time: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, name: str, prefix: str, *, clock: Clock | None = None, limit_time: Callable[[], int] | None = None
+    ) -> None:
         self._own = f":{name}:".encode()
         self._all = f"{prefix}:{name}:lines".encode()
         self._prefix = prefix
+        self._clock = clock or SystemClock()
         self._limit_time = limit_time
 
     def arrive(self, line: BucketLine, id: str, message: bytes) -> Steps[bool]:
@@ -154,12 +157,18 @@ class MessageLines:
         return None if next_in < 0 else next_in / SECOND
 
     def release_from(self, line: BucketLine) -> Steps[Exception | None]:
-        """Publish the messages that one bucket grants, in order, up to one that fails. Return the error of that."""
+        """Publish the messages that one bucket grants, in order, up to one that fails. Return the error of that.
+
+        Those that a slow broker does not get in half of SEND_TIMEOUT return to the line when that is over.
+        """
+        until = self._clock.monotonic() + SEND_TIMEOUT // 2
         _, *lent = yield from self._run(line, b"release", lease=SEND_TIMEOUT)
         sent: list[str] = []
         failure: Exception | None = None
         try:
             for id, message in zip(lent[::2], lent[1::2], strict=True):
+                if self._clock.monotonic() >= until:
+                    break
                 yield PublishMessage(message)
                 sent.append(id.decode())
         except Exception as error:
@@ -206,7 +215,6 @@ class _LineClient:
         clock: Clock | None = None,
     ) -> None:
         address = read_url(url)
-        self.lines = MessageLines(name, address.prefix)
         self._client: Any = client.from_url(
             address.url,
             socket_timeout=address.timeout,
@@ -216,6 +224,7 @@ class _LineClient:
         )
         self._find = find
         self._clock = clock or SystemClock()
+        self.lines = MessageLines(name, address.prefix, clock=self._clock)
         self._paused_until = 0
         self._is_failing = False
 

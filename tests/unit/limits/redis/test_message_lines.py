@@ -30,6 +30,7 @@ from headgate.limits.redis.message_lines import (
 from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
+from headgate.testing.manual_clock import ManualClock
 from tests.redis_server import redis_url  # noqa: F401
 from tests.until import until_now
 
@@ -174,6 +175,29 @@ def test_a_message_whose_sender_died_goes_back_to_its_place(shop: Shop, time: Ti
     assert shop.start(place(), "c") == [True]
     time.now += SEND_TIMEOUT
     assert shop.release(place()) == ["d"]
+
+
+def test_a_slow_broker_gets_each_message_once(client: Any, prefix: str, time: Time) -> None:
+    clock = ManualClock()
+    six = place(StrictRate("6/m", margin=0).rule)
+
+    class Slow(list[bytes]):
+        def append(self, message: bytes) -> None:
+            super().append(message)
+            clock.advance(3)
+            time.now += 3 * SECOND
+
+    shop = Shop(client, prefix, "shop", time)
+    shop.lines = MessageLines("shop", prefix, clock=clock, limit_time=time)
+    shop.arrive(six, *"abcdefghijkl")
+    shop.start(six, *"abcdef")
+    time.now += 60 * SECOND
+    shop.published = Slow()
+    released: list[str] = []
+    for _ in range(3):
+        released += shop.release(six)
+        time.now += SEND_TIMEOUT
+    assert released == list("ghijkl")
 
 
 def test_a_refused_message_waits_at_the_head(client: Any, prefix: str, shop: Shop, time: Time) -> None:
