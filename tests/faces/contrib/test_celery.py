@@ -228,6 +228,36 @@ def test_while_the_store_is_unavailable_calls_run_or_are_retried_later() -> None
     assert later == ["waits", "waits"]
 
 
+def test_a_task_whose_class_inherits_from_that_of_another_is_charged_once(server: RedisServer) -> None:
+    app = Celery("inherits", broker="memory://", set_as_current=False)
+    app.conf.update(task_default_queue="inherits", broker_transport_options={"polling_interval": 0.01})
+    CeleryGate(app, store=server.url)
+    ran: list[str] = []
+    last = threading.Event()
+
+    class First(app.Task):  # type: ignore[misc,name-defined]
+        name = "first"
+        limit = StrictRate("2/h")
+        ignore_result = True
+
+        def run(self) -> None:
+            ran.append(self.name)
+
+    class Second(First):
+        name = "second"
+
+    @app.task(name="end", shared=False, ignore_result=True)
+    def end() -> None:
+        last.set()
+
+    second = [app.register_task(task()) for task in (First, Second)][1]
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=patient(10)):
+        for task in (second, second, end):
+            task.delay()
+        assert last.wait(patient(10))
+    assert ran == ["second", "second"]
+
+
 def test_a_second_limit_of_a_task_and_a_second_gate_of_an_app_are_refused() -> None:
     app = Celery("twice", broker="memory://", set_as_current=False)
     gate = CeleryGate(app, store="redis://127.0.0.1:1/0")
