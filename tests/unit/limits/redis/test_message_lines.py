@@ -451,6 +451,25 @@ async def test_a_line_waits_until_a_penalty_of_its_bucket_is_over(
         await buckets.close()
 
 
+async def test_a_line_is_looked_at_within_a_minute_after_its_bucket_was_reset(
+    redis_url: str,  # noqa: F811
+    client: Any,
+    prefix: str,
+    shop: Shop,
+    time: Time,
+) -> None:
+    buckets = RedisBuckets.from_url(f"{redis_url}?prefix={prefix}", limit_time=time)
+    await buckets.open()
+    try:
+        await buckets.penalize(place().bucket, 3600 * SECOND)
+        assert shop.arrive(place(), "a") == [False]
+        await buckets.reset(place().bucket)
+        assert client.zscore(f"{prefix}:shop:lines", place().name) <= time.now + 60 * SECOND
+        assert shop.release(place()) == ["a"]
+    finally:
+        await buckets.close()
+
+
 async def test_closing_lines_may_be_cancelled(redis_url: str, prefix: str, shop: Shop) -> None:  # noqa: F811
     begun, may_end = asyncio.Event(), asyncio.Event()
 

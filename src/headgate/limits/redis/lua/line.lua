@@ -22,6 +22,7 @@ local LINE, MESSAGES, SENDING, SENT, LINES, STARTS = KEYS[3], KEYS[4], KEYS[5], 
 local COST, LEASE, MOST, FITTING = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local NAME, PAYLOAD = ARGV[#ARGV - 1], ARGV[#ARGV]
 local KNOWN_FOR = 86400 * 1000000
+local LOOK_AGAIN = 60 * 1000000
 
 -- 1. Expired leases. A message that was being sent returns to its place. One that was sent no longer has budget
 -- reserved, but is still known when it comes: on a busy worker it is late, and must not wait in line again each time.
@@ -53,14 +54,15 @@ local function under_way(each)
   redis.call('PEXPIRE', SENT, digits(math.ceil((LEASE + KNOWN_FOR) / 1000)))
 end
 
--- Set when the line is due: when the bucket opens for one more than is expected, or a lease expires.
+-- Set when the line is due: when the bucket opens for one more than is expected, or a lease expires. At the latest after
+-- a minute, because a bucket that is reset, or gets something back, knows no line.
 local function arm()
   local waiting = redis.call('ZCARD', LINE) > 0
   if not waiting and redis.call('ZCARD', SENDING) == 0 then
     redis.call('ZREM', LINES, NAME)
     return
   end
-  local at = math.huge
+  local at = now + LOOK_AGAIN
   for _, place in ipairs({SENDING, SENT}) do
     local first = redis.call('ZRANGEBYSCORE', place, '(' .. digits(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     at = math.min(at, first[2] and tonumber(first[2]) or math.huge)
