@@ -303,6 +303,16 @@ def test_one_of_several_callers_releases_waiting_messages(client: Any, prefix: s
     assert seen == ["42"]
 
 
+def test_waiting_messages_are_released_after_the_clock_of_redis_was_set_back(client: Any, prefix: str) -> None:
+    shop = Shop(client, prefix, "shop", lambda: 0)
+    shop.lines = MessageLines("shop", prefix)
+    shop.arrive(place(), *"abc")
+    shop.ask(shop.lines.forget(place(), "a"))
+    client.zincrby(f"{prefix}:shop:lines", 3600 * SECOND, place().name)
+    shop.ask(shop.lines.release(lambda *_: place()))
+    assert shop.published == [b"message c"]
+
+
 class Refusing:
     """A broker that refuses some messages, on a blocking or an async client."""
 
