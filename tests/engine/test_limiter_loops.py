@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 import redis
 
-from headgate import Headgate, Limiter, StrictRate
+from headgate import Headgate, LeaseLost, Limiter, Mutex, StrictRate
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.standalone.limiter import open_store
 from tests.engine.conftest import MakeApp
@@ -103,6 +103,22 @@ def test_a_caller_that_waits_on_a_loop_that_ends_waits_on_another(redis_url: str
         assert not waiter.done()
         limiter.sync.reset("acme")
         assert waiter.result(patient(10))
+    limiter.sync.close()
+
+
+def test_a_thread_gives_its_lease_back_after_the_loop_that_renewed_it_has_ended(redis_url: str) -> None:
+    limiter = Limiter(Mutex(uuid4().hex), store=redis_url)
+    block = limiter.sync.hold("acme")
+
+    async def main() -> None:
+        await limiter.snapshot("acme")
+        await asyncio.to_thread(block.__enter__)
+
+    asyncio.run(main())
+    with pytest.raises(LeaseLost):
+        block.__exit__(None, None, None)
+    with limiter.sync.hold("acme", timeout=10):
+        pass
     limiter.sync.close()
 
 

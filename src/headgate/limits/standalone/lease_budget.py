@@ -69,6 +69,9 @@ class LeaseSession(SharedSession):
         if keeper is not None:
             keeper.cancel()
         try:
+            if not self._is_closed:
+                # The loop whose session has granted it may have ended.
+                await self._ready()
             for start in lease.starts:
                 await self._store.amend(self._bucket(lease.key), start, lease.cost, start, 0)
         except StorageUnavailable as error:
