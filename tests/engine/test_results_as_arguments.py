@@ -11,10 +11,11 @@ from headgate import AttemptContext, Headgate, RateLimit, RetryPolicy, Zlib, bat
 from headgate.client.plan import ChainSteps
 from headgate.errors import DeclarationError, JobFailed, JobNotFound, PayloadError
 from headgate.jobs.state import JobState
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.hooks import JobDraft
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
-from tests.internals import client_of
+from tests.internals import app_on, client_of
 from tests.until import result_within
 
 
@@ -241,8 +242,39 @@ def test_hooks_and_limits_see_the_other_arguments() -> None:
             stored = await chain(first, store.call("acme", result_of(first))).enqueue()
             assert await result_within(stored) == "acme: 4"
             assert seen == [{"tenant": "acme"}, {"tenant": "acme"}]
-            with pytest.raises(DeclarationError, match="size"):
+            with pytest.raises(DeclarationError, match=r"limit 'by_size:rate' .*argument 'size' is result_of"):
                 await chain(first, by_size.call(result_of(first))).enqueue()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("is_limited_from_the_start", [True, False])
+def test_a_limit_whose_key_is_empty_is_left_out_of_a_call_with_a_result(is_limited_from_the_start: bool) -> None:
+    """The fault: it was refused, and one that a release before had stored without the limit never started."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+
+        def release(*limits: RateLimit) -> Headgate:
+            app = app_on(store, clock=clock)
+
+            @app.task
+            async def fetch() -> int:
+                return 4
+
+            @app.task(limits=limits)
+            async def keep(tenant: str | None, size: int) -> int:
+                return size
+
+            return app
+
+        by_tenant = RateLimit("100/s", key="{tenant}")
+        async with (app := release(*[by_tenant][: int(is_limited_from_the_start)])):
+            first = app.tasks["fetch"].using(delay=60).call()
+            stored = await chain(first, app.tasks["keep"].call(None, result_of(first))).enqueue()
+            assert (await app.admin.job(stored.jobs[1].id)).record.buckets == ()
+        async with (app := release(by_tenant)):
+            assert await app.job(stored.jobs[1].id).result(timeout=1000) == 4
 
     run_virtual(main)
 

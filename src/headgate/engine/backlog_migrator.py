@@ -10,7 +10,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, sleep, wait_for_event
-from headgate.engine.enqueuer import require_key
 from headgate.engine.large_payloads import LargePayloads, call_all
 from headgate.engine.services import Services, WithServices
 from headgate.errors import USER_CODE_ERRORS, FolderUnavailable, PayloadError, StorageUnavailable
@@ -334,7 +333,8 @@ def _gated_call(limit_set: LimitSet, task: TaskDefinition, job: GatedJob) -> Gat
     # A limit that is skipped was published when the job was enqueued.
     if not limit_set.reads_arguments:
         return limit_set.ask({}, job.headers or {}, ignore_skip)
-    if job.origin is None or not job.origin.results:
-        return limit_set.ask(task.payload.arguments(job.payload), job.headers or {}, ignore_skip)
     # Results that are arguments are added when the job starts.
-    return limit_set.ask(task.payload.decode_part(job.payload, job.origin.results), job.headers or {}, require_key)
+    results = None if job.origin is None else job.origin.results
+    payload = task.payload
+    arguments = payload.decode_part(job.payload, results) if results else payload.arguments(job.payload)
+    return limit_set.ask(arguments, job.headers or {}, ignore_skip)

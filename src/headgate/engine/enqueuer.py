@@ -284,8 +284,7 @@ class Enqueuer(WithServices):
             payload, arguments = task.payload.encode(call.args, call.kwargs, is_declared=True)
         queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
         # An impossible key or cost is raised here, and not later on a node.
-        on_skip = require_key if call.later else partial(self._skip, task.name)
-        self._registry.limit_set(task, queue).ask(arguments, headers, on_skip)
+        self._registry.limit_set(task, queue).ask(arguments, headers, partial(self._skip, task.name))
         fields = {name: value for name, value in task.template.fields.items() if name in _SCHEDULED}
         template = task.template
         return ScheduledCall(
@@ -400,8 +399,7 @@ class Enqueuer(WithServices):
             else:
                 payload, arguments = encode(call.args, call.kwargs)
             headers = shared_headers if call.headers is None else call.headers or None
-            on_skip = require_key if call.later else skip
-            buckets, costs, terms = limit_set.ask(arguments, headers or {}, on_skip) if limit_set.limits else UNGATED
+            buckets, costs, terms = limit_set.ask(arguments, headers or {}, skip) if limit_set.limits else UNGATED
             job = NewJob(
                 id=own_id or new_id(now),
                 queue=queue,
@@ -453,11 +451,6 @@ def resolved_ids(jobs: Sequence[NewJob], duplicates: Mapping[str, str]) -> list[
     if not duplicates:
         return [StoredCall(job.id) for job in jobs]
     return [StoredCall(duplicates.get(job.id, job.id), job.id not in duplicates) for job in jobs]
-
-
-def require_key(limit: str, reason: str) -> None:
-    """Raise DeclarationError for a call whose key of a limit is not known before it starts."""
-    raise DeclarationError(f"limit {limit!r}: {reason}")
 
 
 async def call_around_enqueue(

@@ -27,7 +27,7 @@ from headgate.limits.key import (
 )
 from headgate.limits.limit import Limit, WaitTerms, require_list, suggested_limits, wait_terms
 from headgate.tasks.chunk import Chunk
-from headgate.tasks.payload import PayloadType
+from headgate.tasks.payload import PayloadType, ResultUnknown
 
 OnSkip = Callable[[str, str], None]
 """Called with the limit's name and the reason when a job runs without that limit."""
@@ -98,9 +98,14 @@ class BoundLimit:
         return self._owner is not None
 
     def key(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> str | None:
-        """Return the key of a call; None: this limit does not apply. Raises PayloadError as its options say."""
+        """Return the key of a call; None: this limit does not apply.
+
+        Raises PayloadError as its options say, and ResultUnknown.
+        """
         try:
             key = bucket_key(self._key(arguments, headers))
+        except ResultUnknown as error:
+            raise ResultUnknown(f"{self.where}: {error}") from None
         except Exception as error:
             # A user's key function may raise anything, and must not lose the job.
             reason = f"its key could not be computed: {type(error).__name__}: {error}"

@@ -44,8 +44,12 @@ _WITHOUT_VALUES = ("Expected `", "Object missing required field", "Object contai
 """How those messages of msgspec begin that have no values in them."""
 
 
+class ResultUnknown(DeclarationError):
+    """An argument that is a result is read before its job starts."""
+
+
 class KnownArguments(dict[str, Any]):
-    """The arguments of a call that are known at its enqueue; to read one that is a result raises DeclarationError."""
+    """The arguments of a call that are known at its enqueue; to read one that is a result raises ResultUnknown."""
 
     def __init__(self, known: Mapping[str, Any], later: frozenset[str]) -> None:
         super().__init__({name: value for name, value in known.items() if name not in later})
@@ -54,7 +58,7 @@ class KnownArguments(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         if name not in self._later:
             raise KeyError(name)
-        raise DeclarationError(
+        raise ResultUnknown(
             f"argument {name!r} is result_of(…), which is known only when the job starts; the key, cost or owner of a "
             "limit needs it before"
         )
