@@ -714,6 +714,34 @@ def test_an_occurrence_that_was_skipped_stays_skipped_when_its_schedule_is_decla
     run_virtual(main)
 
 
+@pytest.mark.parametrize("first", ["after", at(600)])
+def test_a_last_occurrence_that_was_skipped_stays_skipped_when_its_schedule_is_declared_again(first: Any) -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, journal = MemoryStorage(clock), Journal(clock)
+
+        def declared(until: int) -> Headgate:
+            app = app_on(store, clock=clock)
+
+            @app.schedule(Every(minutes=10), first=first, until=at(until))
+            async def pull() -> None:
+                journal.note()
+
+            return app
+
+        async with declared(1000) as app:
+            await asyncio.sleep(1)
+            assert await app.admin.schedules.skip("pull") == at(600)
+        async with declared(1000) as app:
+            await asyncio.sleep(900)
+            assert journal.starts == []
+            assert (await app.admin.schedules.status("pull")).state == "finished"
+        async with declared(1300):
+            await asyncio.sleep(400)
+            assert journal.starts == [1200]
+
+    run_virtual(main)
+
+
 def test_a_series_much_faster_than_its_limit_leaves_no_row_behind() -> None:
     async def main(clock: VirtualClock) -> None:
         app, journal, received = Headgate("memory://", clock=clock), Journal(clock), list[Event]()

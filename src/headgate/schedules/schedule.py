@@ -96,6 +96,9 @@ def updated_progress(
     """
     if progress.next_at is not None and progress.next_at <= now:
         return progress
+    if is_unchanged and progress.next_at is None and rules.until is not None:
+        # Its last occurrence before then may have been skipped.
+        return progress
     if (
         progress.last_at is None
         and rules.first_at is not None
