@@ -23,11 +23,12 @@ from headgate import (
     current_job,
     result_of,
 )
+from headgate.clock import to_datetime
 from headgate.jobs.event import Event, ScheduleFailed, ScheduleTooFast
 from headgate.schedules.schedule import MAX_PER_COMMIT
 from headgate.storage.records import Fired
 from headgate.storage.store import Store
-from headgate.testing.virtual_time import VirtualClock, run_virtual
+from headgate.testing.virtual_time import START, VirtualClock, run_virtual
 from tests.internals import registry_of, store_of
 from tests.until import result_within
 
@@ -163,8 +164,8 @@ def test_a_triggered_graph_answers_with_its_last_job_and_missed_ones_are_caught_
     run_virtual(main)
 
 
-def test_a_commit_of_missed_graphs_is_bounded_by_their_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault: a thousand graphs were one commit, however many jobs each had."""
+def commits_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of jobs of each commit that enqueues occurrences."""
     commits: list[int] = []
     fire = Store.fire
 
@@ -173,6 +174,12 @@ def test_a_commit_of_missed_graphs_is_bounded_by_their_jobs(monkeypatch: pytest.
         return await fire(store, fired)
 
     monkeypatch.setattr(Store, "fire", counted)
+    return commits
+
+
+def test_a_commit_of_missed_graphs_is_bounded_by_their_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: a thousand graphs were one commit, however many jobs each had."""
+    commits = commits_of(monkeypatch)
 
     async def main(clock: VirtualClock) -> None:
         own = Recorded(clock)
@@ -189,6 +196,26 @@ def test_a_commit_of_missed_graphs_is_bounded_by_their_jobs(monkeypatch: pytest.
         assert len(own.ran) == 31 * 100
         assert sum(commits) == 31 * 100
         assert max(commits) <= MAX_PER_COMMIT
+
+    run_virtual(main)
+
+
+def test_a_commit_of_many_graphs_that_are_due_together_is_bounded_by_their_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault: the nightly graphs of 100 tenants were one commit, which PostgreSQL rolls back if it takes 5 s."""
+    commits = commits_of(monkeypatch)
+
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+        async with own.app:
+            plan = batch([own.work.call(f"{number}") for number in range(50)])
+            for number in range(60):
+                await plan.schedule(f"of {number}", Every(hours=1, start=to_datetime(START))).enqueue()
+            await asyncio.sleep(3605)
+            assert {each.runs for each in await own.app.admin.schedules.list()} == {1}
+        assert sum(commits) == len(own.ran) == 60 * 50
+        assert max(commits) <= MAX_PER_COMMIT + 50
 
     run_virtual(main)
 

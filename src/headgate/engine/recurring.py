@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import accumulate, groupby
 from typing import Literal
 
 from msgspec.structs import replace
@@ -34,7 +35,15 @@ from headgate.jobs.event import (
     ScheduleSuperseded,
 )
 from headgate.jobs.job import NewJob
-from headgate.schedules.schedule import LATE, DueOccurrences, due, occurrences_per_commit, set_back, without_refused
+from headgate.schedules.schedule import (
+    LATE,
+    MAX_PER_COMMIT,
+    DueOccurrences,
+    due,
+    occurrences_per_commit,
+    set_back,
+    without_refused,
+)
 from headgate.shielding import is_cancellation
 from headgate.storage.records import Fired, ScheduleRecord
 from headgate.tasks.schedule import DeclaredSchedule
@@ -165,11 +174,16 @@ class Recurring(WithServices):
                     fired.append((record, each))
             if not fired:
                 continue
-            written = await self._storage.fire([each for _, each in fired])
-            for (record, each), is_written in zip(fired, written, strict=True):
-                if is_written:
-                    self._publish_fired(record, each)
-            if not any(written):
+            ends = accumulate(len(each.jobs) for _, each in fired)
+            has_written = False
+            for _, group in groupby(zip(fired, ends, strict=True), lambda each: each[1] // MAX_PER_COMMIT):
+                portion = [each for each, _ in group]
+                written = await self._storage.fire([each for _, each in portion])
+                has_written = has_written or any(written)
+                for (record, each), is_written in zip(portion, written, strict=True):
+                    if is_written:
+                        self._publish_fired(record, each)
+            if not has_written:
                 # Other nodes fired all of them first; wait a random moment, so as not to race in step again.
                 await sleep(self._clock, self._random.uniform(0.001, 0.02))
 

@@ -24,7 +24,7 @@ FARTHEST_INSTANT = 1 << 62
 MAX_PER_COMMIT = 1000
 """The most jobs that one commit enqueues for the schedules that are due, and the most occurrences of one of them.
 
-It may be more: each schedule that is due enqueues at least one occurrence.
+It may be more by one occurrence: each schedule that is due enqueues at least one.
 """
 
 MOST_COUNTED = 1000
