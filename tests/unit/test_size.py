@@ -21,7 +21,7 @@ BUDGETS = {
     "cli": 8_500,
     "client": 3_000,
     "contrib": 3_250,
-    "engine": 9_950,
+    "engine": 10_000,
     "http": 20_850,
     "jobs": 4_300,
     "limits": 9_250,
