@@ -1090,6 +1090,43 @@ def test_a_failing_trigger_stops_neither_the_node_nor_other_schedules() -> None:
     run_virtual(main)
 
 
+def test_a_trigger_that_fails_when_a_node_starts_is_tried_again_with_the_next_declaration() -> None:
+    """The fault: its schedule did not run on that node until it was restarted."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, journal, received = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
+        app.subscribe(received.append, ScheduleFailed)
+
+        class Remote:
+            is_away = True
+
+            def next_after(self, instant: int) -> int | None:
+                if self.is_away:
+                    raise OSError("no answer")
+                return instant + 100 * SECOND
+
+            def latest_at_or_before(self, instant: int) -> int | None:
+                return instant
+
+            def describe(self) -> str:
+                return "remote"
+
+        trigger = Remote()
+
+        @app.schedule(trigger)
+        async def pull() -> None:
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(130)
+            trigger.is_away = False
+            await asyncio.sleep(300)
+        assert journal.starts
+        assert len(received) == 1
+
+    run_virtual(main)
+
+
 def test_a_trigger_that_fails_again_is_reported_once() -> None:
     """It fails where its occurrence is due, and again where its schedule is declared once more a minute later."""
 

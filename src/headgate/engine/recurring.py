@@ -303,7 +303,7 @@ class Declarer(WithServices):
         self._settled: set[str] = set()
         self._superseded: set[str] = set()
         self.broken: set[str] = set()
-        """Schedules that this node cannot declare, because their custom triggers fail."""
+        """Schedules that this node could not declare the last time, because their custom triggers fail."""
         self.reported: set[str] = set()
         """Schedules that were published as failed and have not run on this node since."""
 
@@ -314,6 +314,7 @@ class Declarer(WithServices):
 
     async def declare(self) -> None:
         """Store the schedules that are not stored yet. Raises StorageUnavailable; call it again then."""
+        self.broken.clear()
         signatures: dict[str, str] = {}
         for declared in self._registry.schedules.values():
             for name in (declared.spec.name, *self._registry.older_names(declared)):
