@@ -24,7 +24,7 @@ ONE_FOR_ALL = ""
 """The key of a limit without `key`: one bucket for all jobs."""
 
 SHARED = "global"
-"""The key of a job that lacks the header that its limit counts by."""
+"""The key of a job that lacks the header that its limit counts by, or any key with `on_missing_key="shared"`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,7 @@ class Driver(ABC):
 
         Batches are stored with all their jobs, and before jobs that follow them. A job that follows one which is not
         final is blocked and in no lane. The commit that makes its leader final puts it into its lane, ready then or at
-        its own `run_at`; or cancels it and its own followers. Raises LeaderNotFound.
+        its own `run_at`; or cancels or skips it and its own followers. Raises LeaderNotFound.
 
         Jobs with unique keys are stored as if one after the other. Raises DuplicateJob. An own id under which another
         enqueue has stored a job is mapped to itself. Raises IdInUse if it is a job of another task.

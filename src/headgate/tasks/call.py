@@ -41,8 +41,8 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
         """Return the call as one that starts once all these are final: if all have succeeded, by default.
 
         They are calls, chains or batches that are enqueued together with it, or handles of stored ones. With
-        on="failure" it runs if not all have succeeded, with on="final" in any case. A call that is not needed is
-        cancelled. Raises DeclarationError.
+        on="failure" it runs if not all have succeeded, with on="final" in any case. A call that does not run is
+        cancelled if one of them has failed or was cancelled, else skipped. Raises DeclarationError.
         """
         require_leaders(leaders, on)
         return msgspec.structs.replace(self, leaders=(*self.leaders, *leaders), on=on)
