@@ -12,7 +12,7 @@ import pytest
 
 from headgate import Headgate, JobCancelled, JobFailed, JobState, RateLimited, RetryPolicy, Snooze, current_job
 from headgate.clock import SECOND, SystemClock
-from headgate.engine.executor import CancelledBy
+from headgate.engine.attempt import CancelledBy
 from headgate.errors import PayloadError
 from headgate.jobs.event import AttemptLingers
 from headgate.jobs.job import ClaimedJob
@@ -399,7 +399,7 @@ def test_an_attempt_that_ends_in_time_is_not_reported() -> None:
 
 async def test_a_thread_that_continues_after_its_timeout_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     # In real time: virtual time does not advance while a thread works.
-    monkeypatch.setattr("headgate.engine.executor.LINGERS_AFTER", 0.05)
+    monkeypatch.setattr("headgate.engine.attempt.LINGERS_AFTER", 0.05)
     app = Headgate("memory://", concurrency=1)
     release, received = threading.Event(), asyncio.Event()
     events: list[Any] = []

@@ -22,7 +22,7 @@ async def test_a_permit_stays_held_until_the_thread_of_its_holder_has_ended(
 ) -> None:
     """The fault: the permit came back when the attempt was told to end, and three were inside of a mutex at once."""
     # In real time: virtual time does not advance while a thread works.
-    monkeypatch.setattr("headgate.engine.executor.LINGERS_AFTER", 0.05)
+    monkeypatch.setattr("headgate.engine.attempt.LINGERS_AFTER", 0.05)
     app = Headgate("memory://", concurrency=4)
     release, began, received = threading.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ async def test_a_permit_stays_held_until_the_thread_of_its_holder_has_ended(
 
 async def test_a_node_that_ends_waits_for_no_thread_because_of_its_permits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was held back is recorded then, and not left to be taken for a job that never ended."""
-    monkeypatch.setattr("headgate.engine.executor.LINGERS_AFTER", 0.05)
+    monkeypatch.setattr("headgate.engine.attempt.LINGERS_AFTER", 0.05)
     app = app_on(MemoryStorage(SystemClock()))
     release, received = threading.Event(), asyncio.Event()
 

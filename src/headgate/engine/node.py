@@ -15,13 +15,13 @@ from headgate.arguments import MOST_SLOTS
 from headgate.clock import SECOND, Clock, microseconds, wait_until_done
 from headgate.engine.alert_sender import AlertSender
 from headgate.engine.alerter import Alerter
+from headgate.engine.attempt import RunningAttempt
 from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import EventBus
 from headgate.engine.charge import ChargeRouter
 from headgate.engine.children import UNBOUNDED, ChildBounds
 from headgate.engine.claim_loop import ClaimLoop, ClaimNotices, ClaimWakeup
 from headgate.engine.drain import Drain, stop_when_drained
-from headgate.engine.executor import RunningAttempt
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.large_payloads import LargePayloads, sweep_regularly

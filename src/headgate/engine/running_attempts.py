@@ -12,10 +12,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, sleep, wait_for_event
+from headgate.engine.attempt import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
 from headgate.engine.charge import MOVE_AGAIN, MOVES, AttemptCharge, ChargeRouter, StartDecision, takes_permit
 from headgate.engine.children import ChildBounds, Children
 from headgate.engine.chunk_calls import ChunkCalls
-from headgate.engine.executor import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.recorder import Recorder, Then
 from headgate.engine.reporter import Reporter

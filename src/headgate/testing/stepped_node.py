@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 
 from msgspec.structs import replace as replaced
 
+from headgate.engine.attempt import AttemptDependencies, RunningAttempt
 from headgate.engine.charge import AttemptCharge
-from headgate.engine.executor import AttemptDependencies, RunningAttempt
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.node import Node, NodeConfig
 from headgate.engine.services import Services

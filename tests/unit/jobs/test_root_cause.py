@@ -226,7 +226,7 @@ def test_code_of_python_of_packages_and_of_headgate_is_not_own_code() -> None:
         "/usr/lib/python3.12/asyncio/tasks.py",
         "/root/.local/share/uv/python/cpython-3.13/lib/python3.13/json/decoder.py",
         r"C:\Program Files\Python312\Lib\json\decoder.py",
-        "/srv/shop/.venv/lib/python3.12/site-packages/headgate/engine/executor.py",
+        "/srv/shop/.venv/lib/python3.12/site-packages/headgate/engine/attempt.py",
         "<frozen importlib._bootstrap>",
         "<string>",
     ],

@@ -1,4 +1,4 @@
-"""The executor: runs one attempt of a job and returns its outcome. It never writes to the store."""
+"""An attempt of a job: calls the handler where its task runs, and returns the outcome. It never writes to the store."""
 
 from __future__ import annotations
 
