@@ -311,7 +311,7 @@ class RunningAttempt:
                 result = await self._in_chunk(arguments, named)
             else:
                 result = await self._call_here(arguments, named)
-            return await self._unless_complete(self._succeeded(result))
+            return Succeeded(self._stored(result))
         except _TooLate:
             return Interrupted()
         except _Unstorable as lost:
@@ -400,7 +400,7 @@ class RunningAttempt:
             raise
         if ended is None and self.cause is not None and not has_returned:
             ended = self._outcome_when_cancelled()
-        return self._succeeded(result) if ended is None else ended
+        return Succeeded(self._stored(result)) if ended is None else ended
 
     async def _call_handler(self, context: AttemptContext, arguments: list[Any], named: dict[str, Any]) -> Any:
         """Call the handler, with the arguments and headers as the hooks have left them, and return its result."""
@@ -426,10 +426,8 @@ class RunningAttempt:
         if not await self.prepare_start():
             raise _TooLate
         if self.task.is_async:
-            function = self.task.function if self.handler is None else self.handler.run
-            return await function(*arguments, **named)
-        self.thread = self._in_thread(arguments, named)
-        return await asyncio.shield(self.thread)
+            return await self._function()(*arguments, **named)
+        return await self._shielded(self._in_thread(arguments, named))
 
     async def _in_chunk(self, arguments: list[Any], named: dict[str, Any]) -> Any:
         """Return what the call that handles this job among others returned for it, or raise its error for it."""
@@ -525,11 +523,11 @@ class RunningAttempt:
             raise
         if isinstance(ended, BaseException):
             raise ended
-        encoded: str | None = ended
-        return encoded
+        stored: str | None = ended
+        return stored
 
     async def _use_resources(self, arguments: list[Any], named: dict[str, Any]) -> str | None:
-        """Open the resources, call the handler and close the resources; return the result as JSON."""
+        """Open the resources, call the handler and close the resources; return the result as `_stored` does."""
         failure: BaseException | None = None
         async with ResourceStack() as stack:
             try:
@@ -540,7 +538,7 @@ class RunningAttempt:
                     result = await self._function()(*arguments, **named, **resources)
                 else:
                     result = await self._in_thread(arguments, {**named, **resources})
-                encoded = self._encoded(result)
+                stored = self._stored(result)
             except BaseException as error:
                 failure = error
                 raise
@@ -550,7 +548,7 @@ class RunningAttempt:
             failure = stack.close_error
         if failure is not None:
             raise failure
-        return encoded
+        return stored
 
     async def _in_child(self, job: ClaimedJob | None = None) -> Outcome:
         """Run the attempt in a child process; `job` is the job with changed arguments or headers."""
@@ -636,26 +634,15 @@ class RunningAttempt:
             case _:
                 assert_never(answer)
 
-    def _succeeded(self, result: Any) -> Succeeded | FailedFinally:
-        if self.task.callbacks.exist:
+    def _stored(self, result: Any) -> str | None:
+        """Return the result as it is stored, None if it is not kept; callbacks and hooks get it. Raises _Unstorable."""
+        if self.task.callbacks.exist or self._dependencies.around:
             self.result = result
         try:
-            return Succeeded(self._stored(result))
-        except PayloadError as error:
-            return self._unstorable(error)
-
-    def _encoded(self, result: Any) -> str | None:
-        if self._uses_result:
-            self.result = result
-        try:
-            return self._stored(result)
+            self.task.payload.require_run(result)
+            return self.task.payload.encode_result(result) if self.keeps_result else None
         except PayloadError as error:
             raise _Unstorable(error) from None
-
-    def _stored(self, result: Any) -> str | None:
-        """Return the result as it is stored; None if it is not kept. Raises PayloadError."""
-        self.task.payload.require_run(result)
-        return self.task.payload.encode_result(result) if self.keeps_result else None
 
     def _outcome_of_raised(self, error: BaseException, described: JobError | None = None) -> Outcome:
         """Return the outcome of an attempt whose handler raised; an error of a child is `described` already."""
