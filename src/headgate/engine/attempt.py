@@ -80,7 +80,7 @@ class CancelledBy(enum.Enum):
     LEASE = "lease"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptDependencies:
     """The objects that all attempts of a node use."""
 
