@@ -14,7 +14,6 @@ from headgate.clock import SECOND, Timer, sleep
 from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import publish_use
 from headgate.engine.fetcher import Fetcher
-from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership
 from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts, Slots
 from headgate.engine.services import Services, WithServices
@@ -293,7 +292,7 @@ class ClaimNotices(WithServices):
         """Handle everything in the result of a claim but its jobs."""
         self.publish_throttled(claimed.throttled)
         if claimed.dropped:
-            publish_dropped(self._bus, self._callback_runner, self._clock, claimed.dropped)
+            self._publish_dropped(claimed.dropped)
         if claimed.limit_set_mismatches or claimed.has_unknown_lanes:
             self._backlog_migrator.add_met(claimed.limit_set_mismatches, has_unknown_lanes=claimed.has_unknown_lanes)
         for task in claimed.unknown:

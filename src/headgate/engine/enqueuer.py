@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from headgate.engine.backlog import Admitted, Backlogs
 from headgate.engine.bus import publish_use
 from headgate.engine.declaration import declare, warn_if_too_fast
-from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.max_wait import reject_over_max_wait, rejected
 from headgate.engine.services import Services, WithServices
@@ -431,7 +430,7 @@ class Enqueuer(WithServices):
             self._bus.publish(LimitSkipped(at=self._clock.now(), task=task, limit=limit, reason=reason))
 
     def _publish_rejected(self, jobs: Sequence[NewJob]) -> None:
-        publish_dropped(self._bus, self._callback_runner, self._clock, rejected(jobs))
+        self._publish_dropped(rejected(jobs))
 
     def _publish_enqueued(self, jobs: Sequence[NewJob], duplicates: Mapping[str, str]) -> None:
         self._history_writer.note_enqueued(jobs, duplicates)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
-from headgate.clock import SECOND, Clock, sleep
-from headgate.engine.bus import EventBus
-from headgate.engine.callback_runner import CallbackRunner
+from headgate.clock import SECOND, sleep
 from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import JobFailure, JobFinished
 from headgate.jobs.history import KEPT_FOR
 from headgate.jobs.job import JobState
 from headgate.jobs.retention import Retention
-from headgate.storage.records import FINAL_STATES, Dropped, NodeUpdate
+from headgate.storage.records import FINAL_STATES, NodeUpdate
 
 PRUNE_EVERY = 30
 """Turns between two rounds of pruning; there is one turn a second."""
@@ -85,7 +81,7 @@ class Housekeeper(WithServices):
         """Fail expired jobs in several steps: with one step a second a large backlog would take hours."""
         for _ in range(STEPS_IN_A_ROW):
             dropped = await self._storage.expire(EXPIRED_AT_ONCE)
-            publish_dropped(self._bus, self._callback_runner, self._clock, dropped)
+            self._publish_dropped(dropped)
             if len(dropped) < EXPIRED_AT_ONCE:
                 return
             await sleep(self._clock, PAUSE)
@@ -119,22 +115,3 @@ class Housekeeper(WithServices):
         for step, kept in KEPT_FOR.items():
             while await self._storage.prune_history(step, self._storage.now() - kept * SECOND, 1000):
                 await sleep(self._clock, PAUSE)
-
-
-def publish_dropped(bus: EventBus, callback_runner: CallbackRunner, clock: Clock, dropped: Sequence[Dropped]) -> None:
-    """Publish jobs that ended without having run, and schedule `on_error` for the failed ones."""
-    if dropped:
-        callback_runner.submit_on_error([job.id for job in dropped if job.state is JobState.FAILED])
-    for job in dropped:
-        kind = JobFailure if job.state is JobState.FAILED else JobFinished
-        bus.publish(
-            kind(
-                at=clock.now(),
-                job_id=job.id,
-                task=job.task,
-                queue=job.queue,
-                attempt=job.attempt,
-                state=job.state,
-                error=job.error,
-            )
-        )

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, Timer, sleep
 from headgate.engine.declaration import Code, declare, signature, trigger_of, warn_if_too_fast
-from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.max_wait import late_starts, rejected
 from headgate.engine.occurrence import last_job_of, occurrence
 from headgate.engine.services import Services, WithServices
@@ -265,7 +264,7 @@ class Recurring(WithServices):
         if self._bus.has_listener(JobEnqueued):
             for job in jobs:
                 self._bus.publish(JobEnqueued(at=at, job_id=job.id, task=job.task, queue=job.queue, run_at=job.run_at))
-        publish_dropped(self._bus, self._callback_runner, self._clock, rejected(jobs))
+        self._publish_dropped(rejected(jobs))
         if fired.skipped is not None:
             self._bus.publish(
                 OccurrencesSkipped(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -9,7 +10,10 @@ from headgate.clock import Clock
 from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.history_writer import HistoryWriter
+from headgate.jobs.event import JobFailure, JobFinished
 from headgate.jobs.identity import IdSource
+from headgate.jobs.job import JobState
+from headgate.storage.records import Dropped
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 
@@ -43,3 +47,21 @@ class WithServices:
 
     def _publish_failure(self, doing: str, error: Exception) -> None:
         publish_storage_failure(self._bus, self._clock, doing, error)
+
+    def _publish_dropped(self, dropped: Sequence[Dropped]) -> None:
+        """Publish jobs that ended without having run, and schedule `on_error` for the failed ones."""
+        if dropped:
+            self._callback_runner.submit_on_error([job.id for job in dropped if job.state is JobState.FAILED])
+        for job in dropped:
+            kind = JobFailure if job.state is JobState.FAILED else JobFinished
+            self._bus.publish(
+                kind(
+                    at=self._clock.now(),
+                    job_id=job.id,
+                    task=job.task,
+                    queue=job.queue,
+                    attempt=job.attempt,
+                    state=job.state,
+                    error=job.error,
+                )
+            )

@@ -13,7 +13,6 @@ from msgspec.structs import replace as replaced
 
 from headgate.engine.attempt import AttemptDependencies, RunningAttempt
 from headgate.engine.charge import AttemptCharge
-from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.node import Node, NodeConfig
 from headgate.engine.services import Services
 from headgate.jobs.job import ClaimedJob, JobState
@@ -154,7 +153,7 @@ class SteppedNode(NodeInTest):
         """Run all that is due now, and what follows from it; return when more will be due."""
         while True:
             scheduled_at = await self._recurring.fire_now()
-            publish_dropped(self._bus, self._callback_runner, self._clock, await self._storage.expire())
+            self._publish_dropped(await self._storage.expire())
             claims = [await self._claim_one(queue, free) for queue, free in self._slots.free_slots().items()]
             if not any(claimed.jobs or claimed.more for claimed in claims):
                 break
@@ -170,7 +169,7 @@ class SteppedNode(NodeInTest):
             self._backlog_migrator.add_met(claimed.limit_set_mismatches)
             await self._backlog_migrator.move_met()
             claimed = await self._storage.claim(claim)
-        publish_dropped(self._bus, self._callback_runner, self._clock, claimed.dropped)
+        self._publish_dropped(claimed.dropped)
         self._notices.publish_throttled(claimed.throttled)
         for job in claimed.jobs:
             await self.perform(job)
