@@ -116,7 +116,7 @@ def test_a_returned_job_that_is_claimed_again_is_not_returned_during_that_claim(
                 """A claim begins, is made, and its reply is on its way; return when it was sent."""
                 await asyncio.sleep(0.1)
                 sent_at = clock.monotonic()
-                node.claim_recovery.claim_sent(sent_at)
+                node.claim_tracker.claim_sent(sent_at)
                 limit_sets = registry_of(app).limit_sets()
                 claimed = await storage.claim(
                     Claim(node.id, {"default": FreeSlots(1)}, {}, frozenset({"work"}), limit_sets)
@@ -128,9 +128,9 @@ def test_a_returned_job_that_is_claimed_again_is_not_returned_during_that_claim(
             sent_at = await claim()
             await node.lease.beat()
             # Its reply was lost, and the next claim is on its way: there is no room for what is found now.
-            node.claim_recovery.claim_failed(sent_at)
+            node.claim_tracker.claim_failed(sent_at)
             await asyncio.sleep(0.1)
-            node.claim_recovery.claim_sent(clock.monotonic())
+            node.claim_tracker.claim_sent(clock.monotonic())
             await asyncio.sleep(0.1)
             await node.lease.beat()
             assert len(node.recorder.pending) == 1

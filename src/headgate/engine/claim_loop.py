@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from headgate.clock import SECOND, Timer, sleep
 from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import publish_use
+from headgate.engine.claim_tracker import ClaimTracker
 from headgate.engine.fetcher import Fetcher
-from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership
+from headgate.engine.lease_keeper import LeaseKeeper, Membership
 from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts, Slots
 from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
@@ -54,7 +55,7 @@ class ClaimLoop(WithServices):
         lease: LeaseKeeper,
         attempts: RunningAttempts,
         outcomes: OutcomeRecorder,
-        recovery: ClaimRecovery,
+        claim_tracker: ClaimTracker,
         fetcher: Fetcher,
         notices: ClaimNotices,
         wakeup: ClaimWakeup,
@@ -71,7 +72,7 @@ class ClaimLoop(WithServices):
         self._lease = lease
         self._attempts = attempts
         self._outcomes = outcomes
-        self._recovery = recovery
+        self._claim_tracker = claim_tracker
         self._fetcher = fetcher
         self._notices = notices
         self._wakeup = wakeup
@@ -144,12 +145,12 @@ class ClaimLoop(WithServices):
 
     async def _claim_once(self, claim: Claim, *, is_sweep: bool) -> None:
         asked_at = self._clock.monotonic()
-        self._recovery.claim_sent(asked_at)
+        self._claim_tracker.claim_sent(asked_at)
         try:
             claimed = await self._storage.claim(claim)
         except StorageUnavailable as error:
             self._publish_failure("claiming", error)
-            self._recovery.claim_failed(asked_at)
+            self._claim_tracker.claim_failed(asked_at)
             await sleep(self._clock, self._random.uniform(0.5, 1.5))
             self._wakeup.wake(claim.free_slots)
             return
@@ -161,7 +162,7 @@ class ClaimLoop(WithServices):
         jobs = claimed.jobs
         if claim.node != self._membership.id or not self._lease.holds:
             jobs = await self._still_owned(jobs)
-        self._recovery.claim_answered(asked_at)
+        self._claim_tracker.claim_answered(asked_at)
         self._start(jobs)
         self._claim_again(claim, claimed, asked_at)
         self._notices.take(claimed)

@@ -8,8 +8,8 @@ from typing import Literal
 
 from headgate.clock import sleep
 from headgate.engine.bus import publish_storage_failure
+from headgate.engine.claim_tracker import ClaimTracker
 from headgate.engine.fetcher import Fetcher
-from headgate.engine.lease_keeper import ClaimRecovery
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.services import Services
 from headgate.errors import StorageUnavailable
@@ -25,7 +25,7 @@ async def stop_when_drained(
     until: Drain,
     services: Services,
     attempts: RunningAttempts,
-    recovery: ClaimRecovery,
+    claim_tracker: ClaimTracker,
     fetcher: Fetcher,
     queues: Set[str],
     labels: frozenset[str] | None,
@@ -45,6 +45,6 @@ async def stop_when_drained(
             publish_storage_failure(services.bus, clock, "checking for remaining work", error)
         else:
             # A job that arrived after the check and was claimed at once is still run.
-            if is_drained and before == (attempts.started, fetcher.requests) and not recovery.is_claiming:
+            if is_drained and before == (attempts.started, fetcher.requests) and not claim_tracker.is_claiming:
                 stop()
         await sleep(clock, POLL_INTERVAL)

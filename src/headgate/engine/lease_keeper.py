@@ -6,17 +6,17 @@ A heartbeat returns the jobs that the node owns. So it also finds those of a cla
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import count
 
 from headgate.clock import SECOND, Clock, Timer, sleep, sleep_until
+from headgate.engine.claim_tracker import ClaimTracker
 from headgate.engine.recorder import Recorder
 from headgate.engine.reporter import Reporter
-from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts, Slots
+from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageLost, StorageUnavailable
 from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDeclaredDead, StorageRecovered
-from headgate.jobs.job import ClaimedJob, JobState
 from headgate.storage.records import Beat, NodeControls, Peer
 from headgate.version import __version__
 
@@ -52,7 +52,7 @@ class LeaseKeeper(WithServices):
         own_lease: OwnLease,
         peers: PeerLeases,
         attempts: RunningAttempts,
-        recovery: ClaimRecovery,
+        claim_tracker: ClaimTracker,
         recorder: Recorder,
         reporter: Reporter,
         *,
@@ -66,7 +66,7 @@ class LeaseKeeper(WithServices):
         self._own_lease = own_lease
         self._peers = peers
         self._attempts = attempts
-        self._recovery = recovery
+        self._claim_tracker = claim_tracker
         self._recorder = recorder
         self._reporter = reporter
         self._wake = wake
@@ -131,7 +131,7 @@ class LeaseKeeper(WithServices):
                 await self._rejoin()
                 return {}
             self._renew(sent_at)
-            await self._recovery.recover(node, beat.owned)
+            await self._claim_tracker.start_lost(node, beat.owned)
             return beat.owned
 
     async def renew_until_held(self) -> Mapping[str, int] | None:
@@ -329,115 +329,3 @@ class PeerLeases:
                 dead.append(node)
         self._seen = current
         return dead
-
-
-class ClaimRecovery(WithServices):
-    """Tracks the claims of a node, and compares the jobs it owns in the store with those it runs or records."""
-
-    def __init__(
-        self,
-        services: Services,
-        slots: Slots,
-        own_lease: OwnLease,
-        attempts: RunningAttempts,
-        outcomes: OutcomeRecorder,
-        recorder: Recorder,
-        *,
-        remote_limits: Container[str],
-        stopping: asyncio.Event,
-    ) -> None:
-        super().__init__(services)
-        self._slots = slots
-        self._own_lease = own_lease
-        self._attempts = attempts
-        self._outcomes = outcomes
-        self._recorder = recorder
-        self._remote_limits = remote_limits
-        self._stopping = stopping
-        self._lost_claims = LostClaims()
-        # When the pending claims were sent, the first one first.
-        self._sent_at: list[int] = []
-        self._checks_left = 0
-
-    @property
-    def is_claiming(self) -> bool:
-        """Whether a claim is pending, or its jobs have not been started yet."""
-        return bool(self._sent_at)
-
-    def claim_sent(self, at: int) -> None:
-        """Note that a claim was sent at `at` (monotonic); every free slot is reserved for it."""
-        self._sent_at.append(at)
-
-    def claim_answered(self, at: int) -> None:
-        """Note that the claim that was sent at `at` has returned and its jobs start next."""
-        self._sent_at.remove(at)
-
-    def claim_failed(self, at: int) -> None:
-        """Note that the claim failed; it may have succeeded in the store and its reply may be lost."""
-        self._sent_at.remove(at)
-        # A job is lost if two checks do not find it here.
-        self._checks_left = 2
-
-    def take_check(self) -> bool:
-        """Return whether a heartbeat should check for lost claims now; True uses up one of the checks."""
-        if not self._checks_left:
-            return False
-        self._checks_left -= 1
-        return True
-
-    async def recover(self, node: str, owned: Mapping[str, int]) -> None:
-        """Start or return the lost jobs among those that `node` owns; `owned` maps them to their fences."""
-        known = self._attempts.jobs | self._recorder.pending
-        now = self._clock.monotonic()
-        since = min(self._sent_at, default=None)
-        for job_id, fence in self._lost_claims.among(owned, known, claiming_since=since, now=now):
-            await self._recover_job(node, job_id, fence)
-
-    async def _recover_job(self, node: str, job_id: str, fence: int) -> None:
-        record = await self._storage.job(job_id)
-        if record is None or record.state is not JobState.RUNNING or (record.node, record.fence) != (node, fence):
-            return
-        if job_id in self._attempts.jobs or job_id in self._recorder.pending:
-            return
-        if not self._own_lease.holds():
-            # The next heartbeat finds it again.
-            return
-        job = record.as_claimed()
-        self._history_writer.note_started([job])
-        # Which job was charged for its call is known only to the claim.
-        if self._can_start(job) and not record.is_in_call_of_another:
-            self._attempts.start(job)
-        else:
-            self._outcomes.hand_back(job)
-
-    def _can_start(self, job: ClaimedJob) -> bool:
-        # Every free slot is reserved for a pending claim.
-        return (
-            not self.is_claiming
-            and self._slots.free_in(job.queue) > 0
-            and job.task in self._registry.names
-            and not any(ref.limit in self._remote_limits for ref in job.buckets)
-            and not self._stopping.is_set()
-        )
-
-
-class LostClaims:
-    """Compares, at each heartbeat, the jobs that a node owns with those it holds.
-
-    A job is lost if two checks in a row find it unknown with the same fence, unless a claim is pending that was sent
-    before the first check. A job with another fence was returned and claimed again meanwhile; its reply may be pending.
-    """
-
-    def __init__(self) -> None:
-        self._unknown: set[tuple[str, int]] = set()
-        self._checked_at = 0
-
-    def among(
-        self, owned: Mapping[str, int], known: Container[str], *, claiming_since: int | None, now: int
-    ) -> list[tuple[str, int]]:
-        """Return the lost jobs with their fences; `claiming_since` is when the first pending claim was sent."""
-        unknown = {(id, fence) for id, fence in owned.items() if id not in known}
-        is_pending = claiming_since is not None and claiming_since <= self._checked_at
-        lost = set() if is_pending else unknown & self._unknown
-        self._unknown, self._checked_at = unknown, now
-        return sorted(lost)

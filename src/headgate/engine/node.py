@@ -21,11 +21,12 @@ from headgate.engine.bus import EventBus
 from headgate.engine.charge import ChargeRouter
 from headgate.engine.children import UNBOUNDED, ChildBounds
 from headgate.engine.claim_loop import ClaimLoop, ClaimNotices, ClaimWakeup
+from headgate.engine.claim_tracker import ClaimTracker
 from headgate.engine.drain import Drain, stop_when_drained
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.large_payloads import LargePayloads, sweep_regularly
-from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership, OwnLease, PeerLeases
+from headgate.engine.lease_keeper import LeaseKeeper, Membership, OwnLease, PeerLeases
 from headgate.engine.node_watch import NodeWatch
 from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
@@ -148,10 +149,10 @@ class Node(WithServices):
             on_concluded=on_concluded,
         )
         # The parts for the jobs that the node owns.
-        self.claim_recovery = ClaimRecovery(
+        self.claim_tracker = ClaimTracker(
             services,
             self._slots,
-            own_lease,
+            own_lease.holds,
             self.attempts,
             outcomes,
             self.recorder,
@@ -164,7 +165,7 @@ class Node(WithServices):
             own_lease,
             peers,
             self.attempts,
-            self.claim_recovery,
+            self.claim_tracker,
             self.recorder,
             self._reporter,
             wake=self._wakeup.wake,
@@ -186,7 +187,7 @@ class Node(WithServices):
             self.lease,
             self.attempts,
             outcomes,
-            self.claim_recovery,
+            self.claim_tracker,
             self._fetcher,
             self._notices,
             self._wakeup,
@@ -206,7 +207,7 @@ class Node(WithServices):
             services,
             self._membership,
             peers,
-            self.claim_recovery,
+            self.claim_tracker,
             self.lease,
             self.attempts,
             self._slots,
@@ -222,7 +223,7 @@ class Node(WithServices):
                 config.drain,
                 services,
                 self.attempts,
-                self.claim_recovery,
+                self.claim_tracker,
                 self._fetcher,
                 config.queues.keys(),
                 config.labels,

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from headgate.clock import SECOND, sleep
 from headgate.engine.claim_loop import ClaimWakeup
+from headgate.engine.claim_tracker import ClaimTracker
 from headgate.engine.housekeeper import Housekeeper
-from headgate.engine.lease_keeper import ClaimRecovery, LeaseKeeper, Membership, PeerLeases
+from headgate.engine.lease_keeper import LeaseKeeper, Membership, PeerLeases
 from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
 from headgate.engine.running_attempts import RunningAttempts, Slots
@@ -32,7 +33,7 @@ class NodeWatch(WithServices):
         services: Services,
         membership: Membership,
         peers: PeerLeases,
-        claim_recovery: ClaimRecovery,
+        claim_tracker: ClaimTracker,
         lease: LeaseKeeper,
         attempts: RunningAttempts,
         slots: Slots,
@@ -46,7 +47,7 @@ class NodeWatch(WithServices):
         super().__init__(services)
         self._membership = membership
         self._peers = peers
-        self._claim_recovery = claim_recovery
+        self._claim_tracker = claim_tracker
         self._lease = lease
         self._attempts = attempts
         self._slots = slots
@@ -90,7 +91,7 @@ class NodeWatch(WithServices):
             # The enqueueing process may have been killed before its notification, or the notification was lost.
             self._wakeup.wake()
         await self.recover_dead(update.peers)
-        if self._claim_recovery.take_check():
+        if self._claim_tracker.take_check():
             await self._lease.beat()
         if self._attempts:
             for job_id in await self._storage.cancels(self._membership.id, self._attempts.jobs):

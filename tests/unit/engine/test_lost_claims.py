@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.engine.lease_keeper import LostClaims
+from headgate.engine.claim_tracker import LostClaims
 
 OWNED = {"b": 2, "a": 1}
 
