@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 
 from headgate import Every, Headgate, StrictRate
-from headgate.engine.declaration import signature
+from headgate.engine.schedule_declaration import signature
 from tests.internals import registry_of
 
 app = Headgate(sys.argv[1])

@@ -14,9 +14,9 @@ from headgate.admin.actor import this_process
 from headgate.admin.columns import Column
 from headgate.admin.enqueueing import Payload, call_of, declared_task
 from headgate.clock import SECOND, to_datetime
-from headgate.engine.declaration import rules_of, trigger_of
 from headgate.engine.enqueuer import Enqueuer
 from headgate.engine.occurrence import Occurrence, last_job_of, occurrence
+from headgate.engine.schedule_declaration import rules_of, trigger_of
 from headgate.errors import (
     USER_CODE_ERRORS,
     DeclarationError,

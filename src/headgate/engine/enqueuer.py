@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from headgate.engine.backlog import Admitted, Backlogs
 from headgate.engine.bus import publish_use
-from headgate.engine.declaration import declare, warn_if_too_fast
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.max_wait import reject_over_max_wait, rejected
+from headgate.engine.schedule_declaration import declare, warn_if_too_fast
 from headgate.engine.services import Services, WithServices
 from headgate.errors import DeclarationError, HeadgateError
 from headgate.jobs.batch import NewBatch

@@ -1,4 +1,4 @@
-"""Declaring schedules: merges the declaration in the code with the stored schedule."""
+"""The declaration of a schedule: merges what the code declares with the stored schedule."""
 
 from __future__ import annotations
 
