@@ -246,11 +246,11 @@ class Client:
             return await self.enqueuer.add_in_transaction(connection, jobs)
         stored = await self.enqueuer.enqueue(task, groups)
         if any(group.options.get("predict") for group in groups):
-            flags = self.enqueuer.promise_flags(task, groups)
-            return [await self._promised(each) if flag else each for each, flag in zip(stored, flags, strict=True)]
+            flags = self.enqueuer.prediction_flags(task, groups)
+            return [await self._predicted(each) if flag else each for each, flag in zip(stored, flags, strict=True)]
         return stored
 
-    async def _promised(self, stored: StoredCall) -> StoredCall:
+    async def _predicted(self, stored: StoredCall) -> StoredCall:
         try:
             status = await self.admin.status(stored.id)
         except JobNotFound:

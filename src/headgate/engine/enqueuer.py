@@ -247,7 +247,7 @@ class Enqueuer(WithServices):
                 jobs = self._with_new_ids(jobs, error.taken)
         return resolved_ids(jobs, await self._storage.add_in(connection, jobs))
 
-    def promise_flags(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[bool]:
+    def prediction_flags(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[bool]:
         """Return for each call whether `predict=` is set and its job has limits."""
         flags: list[bool] = []
         for group in groups:
