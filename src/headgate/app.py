@@ -110,6 +110,7 @@ class Headgate(RefusesForeignWords):
     `headgate worker module:app`.
     """
 
+    # What differs in a test: `headgate.testing.in_test.InTest`.
     _client_kind = Client
     _node_kind = Node
     _has_all_labels = False
@@ -194,9 +195,10 @@ class Headgate(RefusesForeignWords):
         self._clock = clock
         self._bus = bus
         self._node: Node | None = None
-        self._own_node: contextlib.AsyncExitStack | None = None
+        # What `async with app:` has entered, its node included; and the same for `start`.
+        self._own_block: contextlib.AsyncExitStack | None = None
         self._leave_thread: Leave | None = None
-        self._started: contextlib.AsyncExitStack | None = None
+        self._started_block: contextlib.AsyncExitStack | None = None
         self._has_started_worker = False
         self._starting = LoopLock()
         self._instruments: list[Instrument] = []
@@ -290,7 +292,7 @@ class Headgate(RefusesForeignWords):
     def _check_limit_store(self, name: str, limit: Limit) -> None:
         """Raise DeclarationError here, and not in a worker, for a limit that its store cannot hold."""
         self._client.remote_limits.check(name, limit)
-        is_late = self._own_node is not None and name not in self._registry.limits
+        is_late = self._own_block is not None and name not in self._registry.limits
         if is_late and self._client.remote_limits.store_of(limit) is not None:
             raise DeclarationError(
                 f"limit {name!r} is kept in another store, which the running worker does not use yet: declare "
@@ -603,19 +605,19 @@ class Headgate(RefusesForeignWords):
 
         If the node crashes, that is logged at once, and the block is cancelled and raises the error of the node.
         """
-        self._require_no_own_node()
+        self._require_no_own_block()
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self.open())
             node = self._make_node()
             await stack.enter_async_context(EmbeddedNode(node))
             # Another task may have entered it meanwhile.
-            self._require_no_own_node()
+            self._require_no_own_block()
             self._node = node
-            self._own_node = stack.pop_all()
+            self._own_block = stack.pop_all()
         return self
 
-    def _require_no_own_node(self) -> None:
-        if self._own_node is not None:
+    def _require_no_own_block(self) -> None:
+        if self._own_block is not None:
             raise DeclarationError(
                 "this app already runs jobs in this process; enter `async with app:` once, or `await app.start()`"
             )
@@ -635,7 +637,7 @@ class Headgate(RefusesForeignWords):
             leave()
 
     async def __aexit__(self, *details: Any) -> None:
-        stack, self._own_node, self._node = self._own_node, None, None
+        stack, self._own_block, self._node = self._own_block, None, None
         if stack is not None:
             await stack.__aexit__(*details)
 
@@ -649,23 +651,23 @@ class Headgate(RefusesForeignWords):
         async with self._starting.here():
             if self._client.lifecycle.loop is None:
                 # A loop that ended without `stop` has closed the app.
-                self._started, self._has_started_worker = None, False
-                self._own_node = self._node = None
-            elif self._started is not None and self._client.lifecycle.loop is not asyncio.get_running_loop():
+                self._started_block, self._has_started_worker = None, False
+                self._own_block = self._node = None
+            elif self._started_block is not None and self._client.lifecycle.loop is not asyncio.get_running_loop():
                 raise DeclarationError("this app was started on another event loop; stop it there: `await app.stop()`")
-            if self._started is None or (worker and not self._has_started_worker):
+            if self._started_block is None or (worker and not self._has_started_worker):
                 block = self if worker else self.open()
                 # In a task of its own, because a node that crashes cancels the task that has entered it.
                 await asyncio.create_task(block.__aenter__())
-                self._started = self._started or contextlib.AsyncExitStack()
-                self._started.push_async_exit(block)
+                self._started_block = self._started_block or contextlib.AsyncExitStack()
+                self._started_block.push_async_exit(block)
                 self._has_started_worker = worker
         return self
 
     async def stop(self) -> None:
         """End what `start` began: running jobs have `grace` to finish. Without effect if nothing is started."""
         async with self._starting.here():
-            started, self._started, self._has_started_worker = self._started, None, False
+            started, self._started_block, self._has_started_worker = self._started_block, None, False
             if started is not None and self._client.lifecycle.loop is not None:
                 await started.aclose()
 

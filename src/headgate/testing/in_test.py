@@ -127,8 +127,8 @@ class TestApp(InTest):
     """The nodes that run jobs right now: nested if a handler enqueues, in parallel if several tasks enqueue."""
 
     async def __aenter__(self) -> Self:
-        self._own_node = contextlib.AsyncExitStack()
-        await self._own_node.enter_async_context(self.open())
+        self._own_block = contextlib.AsyncExitStack()
+        await self._own_block.enter_async_context(self.open())
         return self
 
     async def run(self, *_: Any, **options: Any) -> None:

@@ -142,7 +142,7 @@ class LiveHeadgate(InTest):
     _nested = 0
 
     async def __aenter__(self) -> Self:
-        if self._own_node is None:
+        if self._own_block is None:
             return await super().__aenter__()
         self._nested += 1
         return self
