@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from headgate.errors import UnfitConnection
 
-Driver = Literal["sqlite3", "aiosqlite", "asyncpg", "psycopg", "psycopg async"]
+DriverName = Literal["sqlite3", "aiosqlite", "asyncpg", "psycopg", "psycopg async"]
 
-_DRIVERS: dict[tuple[str, str], Driver] = {
+_DRIVERS: dict[tuple[str, str], DriverName] = {
     ("sqlite3", "Connection"): "sqlite3",
     ("aiosqlite", "Connection"): "aiosqlite",
     ("asyncpg", "Connection"): "asyncpg",
@@ -26,7 +26,7 @@ _SQLALCHEMY = ("AsyncSession", "async_scoped_session", "Session", "scoped_sessio
 class Enlisted(NamedTuple):
     """A connection of the caller: the driver's own, without wrappers."""
 
-    driver: Driver
+    driver: DriverName
     connection: Any
 
 
@@ -69,7 +69,7 @@ def require_blocking(connection: Any) -> None:
         )
 
 
-def _driver(connection: Any) -> Driver | None:
+def _driver(connection: Any) -> DriverName | None:
     return next((driver for (module, name), driver in _DRIVERS.items() if _is_a(connection, module, name)), None)
 
 
