@@ -47,10 +47,10 @@ def intended_queue(limit_set_name: str) -> str | None:
 
 
 class RunnableTasks(NamedTuple):
-    """The tasks that a node with these labels can run, and their limit sets; `of` has the sets of all tasks."""
+    """The names of the tasks that a node with these labels can run, and their limit sets among those of all tasks."""
 
     labels: frozenset[str] | None
-    of: LimitSets
+    all_limit_sets: LimitSets
     names: frozenset[str]
     limit_sets: LimitSets
 
@@ -331,7 +331,7 @@ class Registry:
     def runnable(self, labels: frozenset[str] | None) -> RunnableTasks:
         """Return what a node with these labels can run; None: all labels."""
         limit_sets, known = self.limit_sets(), self._runnable
-        if known is None or known.of is not limit_sets or known.labels != labels:
+        if known is None or known.all_limit_sets is not limit_sets or known.labels != labels:
             names = frozenset(name for name, task in self._by_name.items() if labels is None or task.requires <= labels)
             own = limit_sets if names == self.names else limit_sets.only(names)
             self._runnable = known = RunnableTasks(labels, limit_sets, names, own)
