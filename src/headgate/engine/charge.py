@@ -244,7 +244,7 @@ class ChargeRouter(WithServices):
                         self._note(amendment)
         return [None] * len(moves)
 
-    def give_back(self, charge: AttemptCharge, *, is_refused: bool = False) -> tuple[Correction, ...]:
+    def refund(self, charge: AttemptCharge, *, is_refused: bool = False) -> tuple[Correction, ...]:
         """Give back the charge of an attempt that never started or was refused.
 
         Returns what its ending corrects in the store of the jobs. That store knows when the start counts, even if the
@@ -257,10 +257,10 @@ class ChargeRouter(WithServices):
                 corrections.append(Correction(change.ref, change.cost, change.actual, change.is_refused))
         return tuple(corrections)
 
-    def refund(self, job: ClaimedJob) -> tuple[Charge | None, tuple[Correction, ...]]:
+    def refund_unstarted(self, job: ClaimedJob) -> tuple[Charge | None, tuple[Correction, ...]]:
         """Give back the charge of a claimed job that does not start; return the final charge and the corrections."""
         charge = AttemptCharge(job, self._report, self._remote_limits)
-        corrections = self.give_back(charge)
+        corrections = self.refund(charge)
         return charge.final, corrections
 
     def penalize(self, job: ClaimedJob, closed_for: int) -> None:

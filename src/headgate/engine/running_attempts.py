@@ -460,7 +460,7 @@ class OutcomeRecorder(WithServices):
         job, charge, now = attempt.job, attempt.charge, self._storage.now()
         corrections: tuple[Correction, ...] = ()
         if charge is not None and (not attempt.is_called or isinstance(outcome, CalleeRateLimited)):
-            corrections = self._charges.give_back(charge, is_refused=isinstance(outcome, CalleeRateLimited))
+            corrections = self._charges.refund(charge, is_refused=isinstance(outcome, CalleeRateLimited))
         # The fast path: most attempts succeed, and then there is nothing to decide.
         ending = succeeded(job, outcome) if isinstance(outcome, Succeeded) else self._ending_of(attempt, outcome, now)
         if charge is not None:
@@ -475,7 +475,7 @@ class OutcomeRecorder(WithServices):
 
     def hand_back(self, job: ClaimedJob, delay: int = 0) -> None:
         """Return a job that was claimed and does not start, for `delay` microseconds; no attempt is spent."""
-        charge, corrections = self._charges.refund(job)
+        charge, corrections = self._charges.refund_unstarted(job)
         self.handed_back += 1
         now = self._storage.now()
         run_at = now + delay if delay else None
