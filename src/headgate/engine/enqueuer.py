@@ -159,7 +159,7 @@ class Enqueuer(WithServices):
         if not self._bus.has_no_listener(JobEnqueued, JobReplaced, StorageUsed):
             return True
         return self._are_bounded(group.queue for group in groups) or any(
-            group.options.get("predict") or any(each.patience for each in limits)
+            group.options.get("predict") or any(each.longest_wait for each in limits)
             for group in groups
             for limits in (self._registry.limit_set(task, group.queue).limits,)
         )

@@ -198,7 +198,7 @@ class WaitTerms(NamedTuple):
     set_by: WaitTermsSource = "default"
 
     @property
-    def patience(self) -> int | None:
+    def longest(self) -> int | None:
         """How long a job waits at most (microseconds): 0 if it does not wait, None without a maximum."""
         return self.max_wait if self.on_limit == "wait" else 0
 

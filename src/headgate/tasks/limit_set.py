@@ -89,9 +89,9 @@ class BoundLimit:
         return copied
 
     @property
-    def patience(self) -> int | None:
+    def longest_wait(self) -> int | None:
         """How long a job waits for it at most (microseconds): 0 if it does not wait, None without a maximum."""
-        return self.wait_terms.patience
+        return self.wait_terms.longest
 
     @property
     def has_owners(self) -> bool:
@@ -196,7 +196,7 @@ class LimitSet:
                 described_callable(limit.limit.cost),
                 "" if limit.limit.permit is None else described_callable(limit.limit.permit.owner),
                 repr(limit.holding),
-                limit.patience,
+                limit.longest_wait,
                 limit.wait_terms.on_limit,
                 limit.limit.charge_retries,
                 limit.limit.on_missing_key,
@@ -297,19 +297,19 @@ def _terms(
 ) -> LimitTerms | None:
     """Return the terms of a call: `applied` has a limit for each bucket, `limits` all if some buckets were merged."""
     limits = applied if limits is None else limits
-    patience = min((limit.patience for limit in limits if limit.patience is not None), default=None)
+    longest = min((limit.longest_wait for limit in limits if limit.longest_wait is not None), default=None)
     free = mask_where(
         not limit.limit.charge_retries and holding is None for limit, holding in zip(applied, holdings, strict=True)
     )
     holds = tuple(holdings) if any(holding is not None for holding in holdings) else ()
     calls = next((limit.calls for limit in applied if limit.calls is not None), None)
-    if not holds and not free and patience is None and calls is None:
+    if not holds and not free and longest is None and calls is None:
         return None
     if calls is not None:
         calls = replace(calls, buckets=mask_where(limit.calls is not None for limit in applied))
     # If one limit cancels and another discards, the job fails: a failure is reported, a cancellation is not.
-    no_wait = [limit.wait_terms.on_limit for limit in limits if limit.patience == 0]
-    patience = patience and patience + CLAIM_TIME
+    no_wait = [limit.wait_terms.on_limit for limit in limits if limit.longest_wait == 0]
+    patience = longest and longest + CLAIM_TIME
     return LimitTerms(holds, free, patience, cancels=bool(no_wait) and set(no_wait) == {"cancel"}, calls=calls)
 
 
