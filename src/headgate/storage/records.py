@@ -51,7 +51,7 @@ class FreeSlots(msgspec.Struct, frozen=True):
 class Claim(msgspec.Struct, frozen=True):
     """A request of a node for jobs: its free slots per queue, and the rules, tasks and limit sets that it has.
 
-    `slots` bounds how many jobs start in all queues together. Without `limit_sets` it gets jobs that carry no limit
+    At most `shared_slots` jobs start in all queues together. Without `limit_sets` it gets jobs that carry no limit
     set, by their tasks. It `has_backlog` if the last claim of its queues filled their slots; then the node may claim
     its other queues at the same time.
     """
@@ -61,7 +61,7 @@ class Claim(msgspec.Struct, frozen=True):
     rules: Mapping[str, AnyRule]
     tasks: frozenset[str]
     limit_sets: LimitSets | None = None
-    slots: int | None = None
+    shared_slots: int | None = None
     has_backlog: bool = False
 
     @property

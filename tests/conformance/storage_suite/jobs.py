@@ -333,7 +333,7 @@ class JobsConformance(Conformance):
             slots = 10 - sum(held.values())
             free = {queue: FreeSlots(slots, True, holds) for queue, holds in held.items()}
             claimed = await store_user.storage.claim(
-                Claim(store_user.node, free, store_user.rules, frozenset({"work"}), slots=slots)
+                Claim(store_user.node, free, store_user.rules, frozenset({"work"}), shared_slots=slots)
             )
             for job in claimed.jobs:
                 held[job.queue] += 1

@@ -385,7 +385,7 @@ class QueuesConformance(Conformance):
         for queue in ("one", "two"):
             await store_user.add(20, queue=queue, buckets=buckets)
         free_slots = {"one": FreeSlots(10), "two": FreeSlots(10, weight=3), "none": FreeSlots(10)}
-        asked = Claim(store_user.node, free_slots, store_user.rules, frozenset(store_user.tasks), slots=8)
+        asked = Claim(store_user.node, free_slots, store_user.rules, frozenset(store_user.tasks), shared_slots=8)
         claimed = await store_user.storage.claim(asked)
         counts = Counter(job.queue for job in claimed.jobs)
         # Of one lane, a claim reads as many jobs as the slots for each lane that it visits.
@@ -399,6 +399,6 @@ class QueuesConformance(Conformance):
         await store_user.add(20, queue="one", buckets=[("api", "acme")])
         await store_user.add(20, queue="two")
         free_slots = {"one": FreeSlots(10), "two": FreeSlots(10)}
-        asked = Claim(store_user.node, free_slots, store_user.rules, frozenset(store_user.tasks), slots=8)
+        asked = Claim(store_user.node, free_slots, store_user.rules, frozenset(store_user.tasks), shared_slots=8)
         claimed = await store_user.storage.claim(asked)
         assert Counter(job.queue for job in claimed.jobs) == {"one": 1, "two": 7}

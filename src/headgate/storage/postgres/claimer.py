@@ -159,7 +159,7 @@ class _ReusableSnapshot(NamedTuple):
 
 def _slots(claim: Claim) -> int:
     slots = sum(free.slots for free in claim.free_slots.values())
-    return slots if claim.slots is None else min(slots, claim.slots)
+    return slots if claim.shared_slots is None else min(slots, claim.shared_slots)
 
 
 def _is_full(claim: Claim, claimed: Claimed) -> bool:
@@ -170,8 +170,8 @@ def _is_full(claim: Claim, claimed: Claimed) -> bool:
 def _with_room_left(claim: Claim, claimed: Claimed) -> Claim:
     taken = Counter(job.queue for job in claimed.jobs)
     left = {queue: replace(free, slots=free.slots - taken[queue]) for queue, free in claim.free_slots.items()}
-    slots = None if claim.slots is None else claim.slots - len(claimed.jobs)
-    return replace(claim, free_slots={queue: free for queue, free in left.items() if free.slots}, slots=slots)
+    shared = None if claim.shared_slots is None else claim.shared_slots - len(claimed.jobs)
+    return replace(claim, free_slots={queue: free for queue, free in left.items() if free.slots}, shared_slots=shared)
 
 
 class Claimer:

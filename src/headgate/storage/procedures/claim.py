@@ -209,9 +209,9 @@ class ClaimTransaction:
                 # Others have emptied and evicted all lanes of a group since the snapshot.
                 raise ClaimConflict
             plan.fair.note_groups(found)
-        if self._claim.slots is not None:
+        if self._claim.shared_slots is not None:
             rows = plan.usable([*snapshot.behind, *snapshot.due, *snapshot.woken])
-            self._is_divided = plan.divide(self._claim.slots, rows)
+            self._is_divided = plan.divide(self._claim.shared_slots, rows)
         visits = plan.choose(grants, snapshot.behind, snapshot.due, snapshot.woken)
         self.visited.update(visit.row.id for visit in visits)
         return visits

@@ -374,10 +374,10 @@ class ClaimPlan:
         for visit in self.gated:
             left[visit.row.queue] -= visit.taken
         left = {queue: max(0, slots) for queue, slots in left.items()}
-        if self.claim.slots is None:
+        if self.claim.shared_slots is None:
             return left
         usable = {queue: min(slots, self.ready.get(queue, 0)) for queue, slots in left.items()}
-        return self._divided(self.claim.slots - sum(visit.taken for visit in self.gated), usable)
+        return self._divided(self.claim.shared_slots - sum(visit.taken for visit in self.gated), usable)
 
     @property
     def visits(self) -> list[LaneVisit]:
