@@ -9,6 +9,7 @@ from headgate import StrictRate
 from headgate.clock import SECOND
 from headgate.jobs.job import BucketRef
 from headgate.storage.admission import BucketView, LaneView, admit
+from headgate.storage.records import LaneCall
 
 NOON = 43_200 * SECOND
 
@@ -27,7 +28,7 @@ def test_each_call_is_charged_once_and_each_job_is_charged_where_jobs_count(
 ) -> None:
     per_call = BucketView(BucketRef("calls", ""), StrictRate(calls, per=60, margin=0).rule, None)
     per_job = BucketView(BucketRef("jobs", ""), StrictRate(starts, per=60, margin=0).rule, None)
-    call = (size, frozenset({0}))
+    call = LaneCall(size, frozenset({0}))
     lanes = [
         LaneView(
             str(number),

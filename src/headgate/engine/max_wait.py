@@ -54,7 +54,7 @@ async def late_starts(
             continue
         lane = (job.queue, job.buckets, job.wait_mode)
         position = lanes.get(lane) or await storage.prediction_input(*lane)
-        position = replace(position, demands=demand_of(job.id, job.costs, job.terms), call=call_of(job.terms))
+        position = replace(position, demand=demand_of(job.id, job.costs, job.terms), call=call_of(job.terms))
         starts_at, waits_for, _ = predict(position, rules, live, limit_now)
         if starts_at is None:
             is_late = job.give_up_at is None

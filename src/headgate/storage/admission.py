@@ -27,7 +27,7 @@ from headgate.limits.fair import TurnGroup, TurnLine
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.storage.fetched import FetchedStarts
-from headgate.storage.records import FreeSlots, NeededFetch
+from headgate.storage.records import Demand, FreeSlots, LaneCall, NeededFetch
 
 QUANTUM = 4
 """How many jobs a lane may start before the next lane has its turn."""
@@ -50,14 +50,8 @@ logger = logging.getLogger("headgate.storage")
 RowId = str
 """The id of a lane or a bucket."""
 
-LaneCall = tuple[int, frozenset[int]]
-"""How many jobs one call handles, and the places of the buckets in its lane that count calls."""
-
 NO_PLACES: Set[int] = frozenset()
 """The places of no buckets: a job that starts a call pays in all of them."""
-
-Demand = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]
-"""The demand of a job on its lane's buckets: each cost (None: 1) and each permit holder (None: rates)."""
 
 
 class BucketView:
@@ -291,7 +285,7 @@ class LaneView(msgspec.Struct):
         1 for keys that share a ceiling, so that each gets its part; a whole call if a limit counts calls.
         """
         if self.calls and (call := self.calls[self.taken]) is not None:
-            return call[0]
+            return call.size
         for bucket in self.buckets:
             if bucket.home is not bucket:
                 return 1
@@ -416,8 +410,8 @@ def _call_of_next(lane: LaneView) -> tuple[int, Set[int]]:
     place = lane.taken
     call = lane.calls[place]
     leader = lane.leaders[-1] if lane.leaders else place
-    if call is not None and leader < place < leader + call[0] and lane.calls[leader] == call:
-        return leader, call[1]
+    if call is not None and leader < place < leader + call.size and lane.calls[leader] == call:
+        return leader, call.places
     return place, NO_PLACES
 
 
@@ -441,7 +435,7 @@ def fetch_needed_by(lane: LaneView, waiting: int, now: int) -> NeededFetch | Non
     if bucket is None:
         return None
     demand = lane.demands[lane.taken]
-    costs = None if demand is None else demand[0]
+    costs = None if demand is None else demand.costs
     cost = 1 if costs is None else costs[lane.buckets.index(bucket)]
     if not bucket.needs_fetch(now, cost):
         return None
@@ -456,7 +450,7 @@ def demand_of(
     if costs is None and not holds:
         return None
     holders = tuple(None if holding is None else holding.holder(job_id) for holding in holds)
-    return None if costs is None else without(costs, exempt), without(holders, exempt) if holds else None
+    return Demand(None if costs is None else without(costs, exempt), without(holders, exempt) if holds else None)
 
 
 def call_of(terms: LimitTerms | None, exempt: BucketMask = NO_BUCKETS) -> LaneCall | None:
@@ -467,4 +461,4 @@ def call_of(terms: LimitTerms | None, exempt: BucketMask = NO_BUCKETS) -> LaneCa
     all_places = range(calls.buckets.bit_length())
     counted = without([bool(calls.buckets >> place & 1) for place in all_places], exempt)
     places = frozenset(place for place, is_counted in enumerate(counted) if is_counted)
-    return (calls.size, places) if places else None
+    return LaneCall(calls.size, places) if places else None

@@ -12,7 +12,7 @@ from headgate.limits.rule import NEVER
 from headgate.storage.admission import BucketView
 from headgate.storage.fetched import is_balance
 from headgate.storage.live_rules import LiveRules
-from headgate.storage.records import BucketRecord, QueuePosition
+from headgate.storage.records import BucketRecord, Demand, QueuePosition
 from headgate.storage.stored_rows import load_state
 
 REHEARSED = 200
@@ -53,7 +53,7 @@ def predict_clear(bucket: BucketRecord, rule: AnyRule, now: int, cost: int = 1, 
     Each is taken to cost `cost`; of a limit that counts calls, so many jobs start with one `call`. None if time alone
     does not open the bucket, as for permits.
     """
-    position = QueuePosition(None, 0, False, bucket.ref, [bucket], ((cost,), None))
+    position = QueuePosition(None, 0, False, bucket.ref, [bucket], Demand((cost,), None))
     clears_at = _opens_for(position, 0, bucket, rule, now, max(0, bucket.waiting - 1) // call)
     return None if rule.holds_permits or clears_at >= NEVER else clears_at
 
@@ -69,7 +69,7 @@ def predict_backlog(
     jobs = bucket.waiting
     if not jobs or predict_clear(bucket, rule, now, cost, call) is None:
         return ()
-    position = QueuePosition(None, 0, False, bucket.ref, [bucket], ((cost,), None))
+    position = QueuePosition(None, 0, False, bucket.ref, [bucket], Demand((cost,), None))
     last = (jobs - 1) // call
     ahead = sorted({last * step // steps for step in range(steps + 1)})
     return [(_opens_for(position, 0, bucket, rule, now, each), max(0, jobs - (each + 1) * call)) for each in ahead]
@@ -81,7 +81,7 @@ def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: 
         return NEVER if ahead else max(now, record.closed_until, record.opens_at or 0)
     state = None if record.state is None else load_state(rule, record.ref, record.state, now)
     bucket = BucketView(record.ref, rule, state)
-    costs, holders = (None, None) if position.demands is None else position.demands
+    costs, holders = (None, None) if position.demand is None else position.demand
     # A row that contradicts itself may have costs for fewer limits than its lane has.
     cost = 1 if costs is None or index >= len(costs) else costs[index]
     holder = None if holders is None or index >= len(holders) else holders[index]
@@ -130,4 +130,4 @@ def _ahead(position: QueuePosition, index: int, record: BucketRecord) -> int:
     beside = max(0, record.waiting - position.waiting) if position.behind == record.ref else record.waiting
     lanes = max(0, record.lanes - (position.behind == record.ref))
     ahead = before + min(beside, (before + 1) * lanes)
-    return ahead // position.call[0] if position.call is not None and index in position.call[1] else ahead
+    return ahead // position.call.size if position.call is not None and index in position.call.places else ahead

@@ -374,11 +374,24 @@ class BucketPlace(msgspec.Struct, frozen=True, array_like=True):
     key: str
 
 
+class Demand(NamedTuple):
+    """What a job needs of its lane's buckets: each cost (None: 1) and each permit holder (None: rates)."""
+
+    costs: tuple[int, ...] | None
+    holders: tuple[str | None, ...] | None
+
+
+class LaneCall(NamedTuple):
+    """A call that handles up to `size` jobs of a lane; `places` are those of the lane's buckets that count calls."""
+
+    size: int
+    places: frozenset[int]
+
+
 class QueuePosition(msgspec.Struct, frozen=True):
     """The position of a waiting job in its lane (1 is next), and the buckets that the lane uses.
 
-    `position` is None beyond the first 100,000. `is_due`: the next claim with free slots visits the lane. `call` is how
-    many jobs a call handles, and the places of the buckets that count calls; None for most.
+    `position` is None beyond the first 100,000. `is_due`: the next claim with free slots visits the lane.
     """
 
     position: int | None
@@ -386,8 +399,8 @@ class QueuePosition(msgspec.Struct, frozen=True):
     is_due: bool
     behind: BucketRef | None
     buckets: Sequence[BucketRecord]
-    demands: tuple[tuple[int, ...] | None, tuple[str | None, ...] | None] | None = None
-    call: tuple[int, frozenset[int]] | None = None
+    demand: Demand | None = None
+    call: LaneCall | None = None
 
 
 class KeyWaiting(msgspec.Struct, frozen=True):

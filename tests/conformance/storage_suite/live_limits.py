@@ -677,7 +677,7 @@ class LiveLimitsConformance(Conformance):
         (id,) = await store_user.add(buckets=buckets, costs=(4, 1))
         before = await store_user.storage.queue_position(id)
         assert before is not None
-        assert (before.is_due, before.behind, before.demands) == (True, None, ((4, 1), (None, id)))
+        assert (before.is_due, before.behind, before.demand) == (True, None, ((4, 1), (None, id)))
         await store_user.take()
         standing = await store_user.storage.queue_position(id)
         assert standing is not None
@@ -696,7 +696,7 @@ class LiveLimitsConformance(Conformance):
         standing = await store_user.storage.queue_position(job.id)
         assert standing is not None
         assert [bucket.ref for bucket in standing.buckets] == [BucketRef("tokens", "")]
-        assert standing.demands == ((7,), (None,))
+        assert standing.demand == ((7,), (None,))
 
     async def test_the_predicted_position_is_that_of_the_next_job(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}

@@ -641,11 +641,11 @@ def _with_call(job: ClaimedJob, view: LaneView, index: int, jobs: Sequence[Claim
     call, leader = view.calls[index], view.leaders[index]
     if call is None:
         return job
-    limits = tuple(job.buckets[place].limit for place in sorted(call[1]))
+    limits = tuple(job.buckets[place].limit for place in sorted(call.places))
     share = CallShare(jobs[leader].id, view.id, limits)
     if leader == index:
         return replace(job, call=share)
-    free = mask_where(place in call[1] for place in range(len(job.buckets)))
+    free = mask_where(place in call.places for place in range(len(job.buckets)))
     return replace(
         job,
         call=share,

@@ -93,16 +93,12 @@ class ClaimWriter:
         ended = await self._drop(dropped) if dropped else []
         # After the charges: they write states that still have the returned permits.
         reopened = await return_permits(tx, plan.given)
-        lanes = plan.batch_lanes
-        released = (
-            await tx.execute("release_batch_lanes", released=lanes, now=plan.now, limit_now=plan.limit_now)
-            if lanes
-            else 0
-        )
+        released = 0
+        if lanes := plan.batch_lanes:
+            released = await tx.execute("release_batch_lanes", released=lanes, now=plan.now, limit_now=plan.limit_now)
         timers = plan.timers(reopened)
         if timers:
-            rows = [(bucket_id(view.ref), opens_at) for view, opens_at in timers]
-            await tx.execute("set_timers", timer=rows)
+            await tx.execute("set_timers", timer=[(bucket_id(view.ref), opens_at) for view, opens_at in timers])
         has_followers = await self._resolve_followers(ended) if dropped else False
         # Lanes wait for the permits that were returned.
         if reopened or has_followers:

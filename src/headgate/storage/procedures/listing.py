@@ -685,8 +685,8 @@ async def queue_position(tx: Transaction, job_id: str) -> QueuePosition | None:
     row = found[0]
     exempt = union(row.held, row.passed)
     buckets = await _buckets_of(tx, lane_of(row.queue, row.buckets, row.terms, exempt).buckets)
-    demands = demand_of(job_id, row.costs, row.terms, exempt)
-    return QueuePosition(row.place, row.waiting, row.is_due, row.behind, buckets, demands, call_of(row.terms, exempt))
+    demand = demand_of(job_id, row.costs, row.terms, exempt)
+    return QueuePosition(row.place, row.waiting, row.is_due, row.behind, buckets, demand, call_of(row.terms, exempt))
 
 
 async def prediction_input(
