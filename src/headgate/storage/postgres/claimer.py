@@ -1,8 +1,6 @@
 """The claims of one process: arrivals are merged, expired jobs are ended, and each claim is tried until it succeeds.
 
-Arrivals are jobs that come to lanes or leave them. The next claim merges them into the lanes: only claims write lanes.
-So adding, returning and cancelling jobs never wait for each other, and a transaction that a user keeps open locks no
-lane.
+What a claim does is in `procedures/claim.py`; why jobs come to lanes as arrivals, in `procedures/lanes.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from headgate.storage.postgres.low_watermarks import LowWatermarks
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.server_time import ServerTime, correct_limit_time
 from headgate.storage.procedures import waiting
-from headgate.storage.procedures.claim import SOON, TRIES, ClaimTransaction, combined
+from headgate.storage.procedures.claim import SOON, TRIES, SnapshotClaim, combined
 from headgate.storage.procedures.claim_plan import EXPIRED_A_VISIT, LOCKED_FOR
 from headgate.storage.procedures.claim_snapshot import (
     MULTI_WRITER_SNAPSHOT,
@@ -293,7 +291,7 @@ class Claimer:
             # It leaves out lanes in which a job may still arrive that this node can start, so it says no positions.
             return None if again is None else self._snapshot_of(again, claim, is_whole=False)
 
-        one = ClaimTransaction(tx, claim, self._live, snapshot, self._locked)
+        one = SnapshotClaim(tx, claim, self._live, snapshot, self._locked)
         began = self._clock.monotonic()
         claimed = await one.run(read_again, self._dropped)
         took = self._clock.monotonic() - began
@@ -336,7 +334,7 @@ class Claimer:
 
         async def take(session: Session) -> tuple[Claimed, bool]:
             tx = PostgresTransaction(session, snapshot.now, snapshot.limit_now, self._time, self._clock)
-            one = ClaimTransaction(tx, claim, self._live, snapshot, self._locked)
+            one = SnapshotClaim(tx, claim, self._live, snapshot, self._locked)
             claimed = await one.run(read_again, self._dropped)
             return claimed, last.snapshot.leaves_work(one.visited, _slots(claim))
 

@@ -131,12 +131,12 @@ async def claim_alone(tx: Transaction, request: Claim, live: CachedRules) -> Cla
         return Claimed(jobs=(), next_in=None)
     await live.refresh(tx, found.revision)
     dropped: list[Dropped] = []
-    claimed = await ClaimTransaction(tx, claim, live, found, SkippedJobs()).run(lambda: read(known_only=True), dropped)
+    claimed = await SnapshotClaim(tx, claim, live, found, SkippedJobs()).run(lambda: read(known_only=True), dropped)
     return replace(claimed, dropped=[*dropped, *claimed.dropped]) if dropped else claimed
 
 
-class ClaimTransaction:
-    """One claim, from a snapshot that was read."""
+class SnapshotClaim:
+    """One claim, from a snapshot: it chooses lanes, and takes jobs in a transaction, again if that conflicts."""
 
     def __init__(
         self, tx: Transaction, claim: Claim, live: CachedRules, snapshot: ClaimSnapshot, skipped: SkippedJobs
@@ -162,7 +162,7 @@ class ClaimTransaction:
 
         Jobs that end before a second page of lanes is read are added to `dropped`, for the caller to report.
         """
-        self._plan.share(await self._ready_ungated())
+        self._plan.share(await self._read_ungated())
         visits = await self._choose() if self._plan.gated_slots else []
         if self._page_is_filled_by_unknown_lanes():
             visits += await self._choose_known(read_again, visits)
@@ -177,7 +177,7 @@ class ClaimTransaction:
         visits = await self._choose_known(read_again, visits)
         # What the plan has ended and met until now is reported already.
         self._plan.begin(self._tx.now, self._tx.limit_now)
-        await self._ready_ungated()
+        await self._read_ungated()
         rest = await self._claim_gated(visits, is_first=False) if visits else await self._claim_ungated_only()
         return combined(claimed, rest)
 
@@ -396,8 +396,8 @@ class ClaimTransaction:
 
     # -------------------------------------------------------------------------------------------- ungated
 
-    async def _ready_ungated(self) -> Mapping[str, int]:
-        """Return how many jobs without limits are ready in each queue."""
+    async def _read_ungated(self) -> Mapping[str, int]:
+        """Read the first jobs without limits into the plan; return how many are ready in each queue."""
         plan, snapshot = self._plan, self._snapshot
         if self._tx.has_one_writer:
             plan.ungated = [LaneVisit(row) for row in snapshot.open if row.queue in self._claim.free_slots]
@@ -449,7 +449,7 @@ class ClaimTransaction:
             sort_heads(visit.heads)
             visit.taken = len(visit.heads)
             visit.complete = visit.taken < counts[queue]
-            if ungated[queue].due and visit.taken < min(counts[queue], plan.ready[queue]):
+            if ungated[queue].due and visit.taken < min(counts[queue], plan.ungated_ready[queue]):
                 # Another claim has locked more jobs than it takes: some of each priority.
                 plan.note_wake(plan.now + SOON)
         plan.ungated = list(visits.values())

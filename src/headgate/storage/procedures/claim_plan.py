@@ -1,7 +1,6 @@
-"""One claim: which jobs it starts and which rows it writes, decided from the rows that a store has read.
+"""The plan of one claim: which jobs it starts and which rows it writes, decided from the rows that `claim` has read.
 
-A store that keeps rows claims in three steps, all in one transaction. It reads lanes, the first jobs of each lane and
-their buckets; a `ClaimPlan` decides; and the store writes the decision.
+It chooses lanes from the snapshot, and decides from what was read under the locks. It does no I/O.
 """
 
 from __future__ import annotations
@@ -169,10 +168,10 @@ class ClaimPlan:
         # How long it is until a bucket opens or a delayed job is due.
         self._waits: list[int] = []
 
-    def share(self, ready: Mapping[str, int]) -> None:
+    def share(self, ungated_ready: Mapping[str, int]) -> None:
         """Set how many gated jobs each queue may start while so many ungated jobs are ready."""
-        self.ready = ready
-        self.shares = {queue: gated_share(free, ready.get(queue, 0)) for queue, free in self.free_slots.items()}
+        self.ungated_ready = ungated_ready
+        self.shares = {queue: gated_share(free, ungated_ready.get(queue, 0)) for queue, free in self.free_slots.items()}
         self.gated_slots = sum(self.shares.values())
 
     # --------------------------------------------------------------------------------------- what to read
@@ -261,13 +260,13 @@ class ClaimPlan:
 
         Returns whether a queue gets fewer than it has jobs for. One whose jobs cannot start leaves slots unused.
         """
-        waiting = Counter(self.ready)
+        waiting = Counter(self.ungated_ready)
         for row in rows:
             waiting[row.queue] += max(1, row.waiting)
         usable = {queue: min(free.slots, waiting[queue]) for queue, free in self.claim.free_slots.items()}
         parts = self._divided(slots, usable)
         self.free_slots = {queue: replace(free, slots=parts[queue]) for queue, free in self.claim.free_slots.items()}
-        self.share(self.ready)
+        self.share(self.ungated_ready)
         return parts != usable
 
     def _divided(self, slots: int, usable: Mapping[str, int]) -> dict[str, int]:
@@ -376,7 +375,7 @@ class ClaimPlan:
         left = {queue: max(0, slots) for queue, slots in left.items()}
         if self.claim.shared_slots is None:
             return left
-        usable = {queue: min(slots, self.ready.get(queue, 0)) for queue, slots in left.items()}
+        usable = {queue: min(slots, self.ungated_ready.get(queue, 0)) for queue, slots in left.items()}
         return self._divided(self.claim.shared_slots - sum(visit.taken for visit in self.gated), usable)
 
     @property
