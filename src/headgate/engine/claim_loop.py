@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headgate.clock import SECOND, Timer, sleep
@@ -16,12 +16,14 @@ from headgate.engine.bus import publish_use
 from headgate.engine.claim_tracker import ClaimTracker
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.lease_keeper import LeaseKeeper, Membership
+from headgate.engine.remote_limits import RemoteLimit
 from headgate.engine.running_attempts import OutcomeRecorder, RunningAttempts, Slots
 from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobThrottled, LimitsClosed, LimitThrottled
 from headgate.jobs.job import ClaimedJob
 from headgate.limits.limit import AnyRule
+from headgate.storage.fetched import FetchedStarts
 from headgate.storage.records import Claim, Claimed, FreeSlots, Throttled
 from headgate.storage.stored_rows import note_unreadable
 from headgate.tasks.registry import RunnableTasks
@@ -49,7 +51,6 @@ class ClaimLoop(WithServices):
     def __init__(
         self,
         services: Services,
-        find_rules: Callable[[], Mapping[str, AnyRule]],
         membership: Membership,
         slots: Slots,
         lease: LeaseKeeper,
@@ -60,11 +61,12 @@ class ClaimLoop(WithServices):
         notices: ClaimNotices,
         wakeup: ClaimWakeup,
         *,
+        remote_limits: Mapping[str, RemoteLimit],
         labels: frozenset[str] | None,
         stopping: asyncio.Event,
     ) -> None:
         super().__init__(services)
-        self._find_rules = find_rules
+        self._remote_limits = remote_limits
         self._rules: Mapping[str, AnyRule] = {}
         self._runnable: RunnableTasks | None = None
         self._membership = membership
@@ -125,8 +127,10 @@ class ClaimLoop(WithServices):
         """Return the claim of this node for these free slots."""
         runnable, shared = self._registry.runnable(self._labels), self._slots.shared_by(free_slots)
         if runnable is not self._runnable:
-            # Tasks may be declared while the node runs, as in a notebook. A copy, as another thread reads it.
-            self._runnable, self._rules = runnable, self._find_rules()
+            # Tasks may be declared while the node runs, as in a notebook. A copy, as another thread reads it. A claim
+            # asks what was fetched from another store, in place of the limit's own rule.
+            fetched = {name: FetchedStarts(remote.limit.rule) for name, remote in self._remote_limits.items()}
+            self._runnable, self._rules = runnable, {**self._registry.rules, **fetched}
         return Claim(
             self._membership.id, free_slots, self._rules, runnable.names, runnable.limit_sets, shared, has_backlog
         )

@@ -40,7 +40,6 @@ from headgate.jobs.identity import process_name
 from headgate.jobs.job import describe_error, summarize_error
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention
 from headgate.shielding import call_any, in_thread, is_cancellation
-from headgate.storage.fetched import FetchedStarts
 from headgate.storage.records import NodeControls
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.context import JobLogCapture, guard_tasks, unguard_tasks
@@ -178,10 +177,6 @@ class Node(WithServices):
         self._notices = ClaimNotices(services, self._backlog_migrator, throttle_events=config.throttle_events)
         self._claims = ClaimLoop(
             services,
-            lambda: {
-                **services.registry.rules,
-                **{name: FetchedStarts(limit.limit.rule) for name, limit in remote_limits.items()},
-            },
             self._membership,
             self._slots,
             self.lease,
@@ -191,6 +186,7 @@ class Node(WithServices):
             self._fetcher,
             self._notices,
             self._wakeup,
+            remote_limits=remote_limits,
             labels=config.labels,
             stopping=self._stopping,
         )
