@@ -1,4 +1,4 @@
-"""Admission to queues with a `max_backlog`."""
+"""Room in queues with a `max_backlog`: it is reserved before jobs are stored there."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ POLL_INTERVAL = 0.25
 
 @dataclass(slots=True)
 class _Count:
-    """An upper bound of the jobs that wait in a queue: the last count of the store plus all jobs admitted since.
+    """An upper bound of the jobs that wait in a queue: the last count of the store plus all reservations since.
 
-    `reserved` jobs are admitted and not sent to the store yet; `storing` jobs are being stored, so the store may count
+    `reserved` jobs have room and are not sent to the store yet; `storing` jobs are being stored, so the store may count
     them. `sent` is the number of jobs ever sent to the store.
     """
 
@@ -37,8 +37,8 @@ class _Count:
     stored: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Admitted:
-    """Jobs that were admitted to queues and are to be stored: call `store()` before storing, leave the block after.
+class ReservedRoom:
+    """Room in queues for jobs that are to be stored: call `note_storing()` before storing, leave the block after.
 
     `queues` maps each requested queue to the queue that the jobs go to.
     """
@@ -48,13 +48,13 @@ class Admitted:
         self._reserved: list[tuple[_Count, int]] = []
         self._is_storing = False
 
-    def reserve(self, count: _Count, jobs: int) -> None:
-        """Count `jobs` more as admitted."""
+    def add(self, count: _Count, jobs: int) -> None:
+        """Reserve room for `jobs` more."""
         count.waiting += jobs
         count.reserved += jobs
         self._reserved.append((count, jobs))
 
-    def store(self) -> None:
+    def note_storing(self) -> None:
         """Note that the jobs are being stored, so that the store may count them."""
         self._is_storing = True
         for count, jobs in self._reserved:
@@ -62,7 +62,7 @@ class Admitted:
             count.storing += jobs
             count.sent += jobs
 
-    def __enter__(self) -> Admitted:
+    def __enter__(self) -> ReservedRoom:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,9 +76,9 @@ class Admitted:
 
 
 class Backlogs:
-    """Admits jobs to queues that have room for them.
+    """Reserves room for jobs in queues that have it.
 
-    Within one process the bound is exact: jobs count from the moment they are admitted. The store's count, which
+    Within one process the bound is exact: jobs count from the moment their room is reserved. The store's count, which
     includes the jobs of other processes, is at most 100 ms old, and is read again when little room is left. So each
     process may exceed the bound by what the others add while it reads and stores.
     """
@@ -99,51 +99,51 @@ class Backlogs:
         for changed in self._waiting:
             changed.set()
 
-    async def admit(self, counts: Mapping[str, int], *, may_wait: bool = True) -> Admitted:
-        """Admit all the jobs to these queues or to their fallbacks, or none; `counts` maps queues to job counts.
+    async def reserve(self, counts: Mapping[str, int], *, may_wait: bool = True) -> ReservedRoom:
+        """Reserve room for all the jobs in these queues or their fallbacks, or for none; `counts` are by queue.
 
         Waits for room if a queue is declared so and the jobs can fit at all. Raises QueueFull; raises NotOpen if the
         app is closed during the wait.
         """
-        admitted, left = Admitted(), Counter[str]()
+        room, left = ReservedRoom(), Counter[str]()
         try:
             for name, jobs in counts.items():
                 queue = self._find(name)
                 if queue.when_full != "fallback":
-                    admitted.queues[name] = name
+                    room.queues[name] = name
                     left[name] += jobs
-                elif await self._fits(admitted, queue, jobs):
-                    admitted.queues[name] = name
+                elif await self._fits(room, queue, jobs):
+                    room.queues[name] = name
                 else:
-                    admitted.queues[name] = DEFAULT_QUEUE
+                    room.queues[name] = DEFAULT_QUEUE
                     left[DEFAULT_QUEUE] += jobs
             # In the same order for all callers: no two of them wait for room that the other one has reserved.
             for name in sorted(left):
-                await self._admit(admitted, self._find(name), left[name], may_wait=may_wait)
+                await self._reserve(room, self._find(name), left[name], may_wait=may_wait)
         except BaseException:
-            with admitted:
+            with room:
                 raise
-        return admitted
+        return room
 
-    async def _admit(self, admitted: Admitted, queue: Queue, jobs: int, *, may_wait: bool) -> None:
+    async def _reserve(self, room: ReservedRoom, queue: Queue, jobs: int, *, may_wait: bool) -> None:
         if queue.max_backlog is None:
             return
         if queue.when_full == "raise" or not may_wait or jobs > queue.max_backlog:
-            if not await self._fits(admitted, queue, jobs):
+            if not await self._fits(room, queue, jobs):
                 raise QueueFull(queue.name, self._count(queue.name).waiting, queue.max_backlog, jobs)
             return
         close_count = self._close_count
         # One caller at a time, in the order of arrival.
         async with self._count(queue.name).wait_lock:
-            await self._wait_for_room(admitted, queue, jobs, close_count)
+            await self._wait_for_room(room, queue, jobs, close_count)
 
-    async def _wait_for_room(self, admitted: Admitted, queue: Queue, jobs: int, close_count: int) -> None:
+    async def _wait_for_room(self, room: ReservedRoom, queue: Queue, jobs: int, close_count: int) -> None:
         self._require_open(close_count)
         changed = asyncio.Event()
         unwatch = self._storage.watch(changed.set)
         self._waiting.add(changed)
         try:
-            while not await self._fits(admitted, queue, jobs):
+            while not await self._fits(room, queue, jobs):
                 changed.clear()
                 self._require_open(close_count)
                 await wait_for_event(self._clock, changed, POLL_INTERVAL)
@@ -156,12 +156,12 @@ class Backlogs:
         if self._close_count != close_count:
             raise NotOpen
 
-    async def _fits(self, admitted: Admitted, queue: Queue, jobs: int) -> bool:
+    async def _fits(self, room: ReservedRoom, queue: Queue, jobs: int) -> bool:
         """Reserve room for the jobs; return False if there is none."""
         max_backlog = queue.max_backlog
         assert max_backlog is not None
         count = self._count(queue.name)
-        # No job is admitted while the store is read: what the store does not count yet is counted here.
+        # No room is reserved while the store is read: what the store does not count yet is counted here.
         async with count.read_lock:
             is_old = count.read_at is None or self._clock.monotonic() - count.read_at >= COUNT_MAX_AGE
             if is_old or count.waiting + jobs > max_backlog * 9 // 10:
@@ -171,7 +171,7 @@ class Backlogs:
                         await count.stored.wait()
             if count.waiting + jobs > max_backlog:
                 return False
-            admitted.reserve(count, jobs)
+            room.add(count, jobs)
             return True
 
     async def _read(self, queue: str, count: _Count) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from headgate.engine.backlog import Admitted, Backlogs
+from headgate.engine.backlog import Backlogs, ReservedRoom
 from headgate.engine.bus import publish_use
 from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.max_wait import reject_over_max_wait, rejected
@@ -128,8 +128,8 @@ class Enqueuer(WithServices):
         counts = queue_counts(groups)
         if not self._are_bounded(counts):
             return await self._store(self._jobs_of(task, groups))
-        with await self._backlogs.admit(counts) as admitted:
-            return await self._store(self._jobs_of(task, groups, admitted.queues), admitted)
+        with await self._backlogs.reserve(counts) as room:
+            return await self._store(self._jobs_of(task, groups, room.queues), room)
 
     def enqueue_in_thread(
         self, task: TaskDefinition, groups: Sequence[CallGroup], loop: asyncio.AbstractEventLoop
@@ -168,12 +168,12 @@ class Enqueuer(WithServices):
         """Whether one of these queues has a `max_backlog`."""
         return any(self._registry.queues[queue].max_backlog is not None for queue in queues)
 
-    async def _store(self, jobs: Sequence[NewJob], admitted: Admitted | None = None) -> list[StoredCall]:
+    async def _store(self, jobs: Sequence[NewJob], room: ReservedRoom | None = None) -> list[StoredCall]:
         has_max_wait = any(job.give_up_at is not None for job in jobs)
         if has_max_wait:
             jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
-        if admitted is not None:
-            admitted.store()
+        if room is not None:
+            room.note_storing()
         jobs, duplicates = await self._add_new(jobs)
         self._publish_enqueued(jobs, duplicates)
         if has_max_wait:
@@ -194,13 +194,13 @@ class Enqueuer(WithServices):
     async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[NewBatch]) -> None:
         """Store the calls of a chain, a batch or a graph in one commit, and the batches, as enqueued now."""
         counts = Counter(call.queue for call in calls)
-        with await self._backlogs.admit(counts) as admitted:
+        with await self._backlogs.reserve(counts) as room:
             limit_sets: dict[str, BatchLimits] = {}
-            jobs = [self._flow_job(call, admitted.queues[call.queue], limit_sets) for call in calls]
+            jobs = [self._flow_job(call, room.queues[call.queue], limit_sets) for call in calls]
             if any(job.give_up_at is not None for job in jobs):
                 jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
             now = self._storage.now()
-            admitted.store()
+            room.note_storing()
             try:
                 await self._add(jobs, [replace(each, enqueued_at=now) for each in batches])
             except IdTaken:
@@ -213,10 +213,10 @@ class Enqueuer(WithServices):
         """Return jobs for a transaction of the caller; `max_wait` is checked after the caller has committed."""
         counts = queue_counts(groups)
         # A wait for room with a transaction open would block others, on SQLite even those that make room.
-        with await self._backlogs.admit(counts, may_wait=False) as admitted:
-            jobs = self._jobs_of(task, groups, admitted.queues)
+        with await self._backlogs.reserve(counts, may_wait=False) as room:
+            jobs = self._jobs_of(task, groups, room.queues)
             # The caller's commit is not notified here, so these jobs count once the store counts them.
-            admitted.store()
+            room.note_storing()
             if self._large_payloads is not None:
                 jobs = list(await self._large_payloads.store_payloads(jobs, in_transaction=True))
             return jobs

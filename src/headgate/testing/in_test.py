@@ -26,7 +26,7 @@ from headgate.client.client import Client
 from headgate.client.portal import Leave, Portal, WaitingThread
 from headgate.clock import Clock
 from headgate.engine.app_lifecycle import AppLifecycle, Step
-from headgate.engine.backlog import Admitted, Backlogs
+from headgate.engine.backlog import Backlogs, ReservedRoom
 from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.enqueuer import CallGroup, StoredCall, resolved_ids
@@ -199,8 +199,8 @@ async def _nothing() -> None:
 class _ImpatientBacklogs(Backlogs):
     """Backlogs for a test: nothing makes room by itself, so a full queue is reported at once."""
 
-    async def admit(self, counts: Mapping[str, int], *, may_wait: bool = True) -> Admitted:
-        return await super().admit(counts, may_wait=False)
+    async def reserve(self, counts: Mapping[str, int], *, may_wait: bool = True) -> ReservedRoom:
+        return await super().reserve(counts, may_wait=False)
 
 
 @contextlib.contextmanager
