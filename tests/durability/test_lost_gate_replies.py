@@ -29,8 +29,8 @@ class Gate:
         self.proxy = proxy
         self.published: list[bytes] = []
         behind = f"redis://127.0.0.1:{proxy.port}{urlsplit(url).path}?prefix={prefix}"
-        self._blocking = BlockingLines(behind, "app", publish=self.published.append, find=lambda *_: None)
-        self._async = AsyncLines(behind, "app", publish=self._publish, find=lambda *_: None)
+        self._blocking = BlockingLines(behind, "app", publish=self.published.append, limits=dict)
+        self._async = AsyncLines(behind, "app", publish=self._publish, limits=dict)
         self._is_async = kind == "async"
         self.buckets = RedisBuckets.from_url(f"{url}?prefix={prefix}")
         self.lines = self._async.lines

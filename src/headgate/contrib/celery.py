@@ -64,7 +64,7 @@ class CeleryGate:
         self._declared: dict[str, Limit] = {}
         self._gated = GatedTasks(self._declaration, lambda: app.tasks)
         self._wrapped: set[Any] = set()
-        self._lines = BlockingLines(store, name, publish=self._publish, find=self._gated.find)
+        self._lines = BlockingLines(store, name, publish=self._publish, limits=self._gated.limits)
         # Made on first use: an app may be configured after its gate is made.
         self._send = functools.cache(app.amqp._create_task_sender)
         app.amqp.send_task_message = self._send_task_message

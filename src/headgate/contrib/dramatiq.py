@@ -52,7 +52,7 @@ class DramatiqGate(Middleware):
         self._broker = broker
         self._declared: dict[str, Limit] = {}
         self._gated = GatedTasks(self._declaration, lambda: broker.actors)
-        self._lines = BlockingLines(store, name, publish=self._publish, find=self._gated.find)
+        self._lines = BlockingLines(store, name, publish=self._publish, limits=self._gated.limits)
         self._enqueue, self._consume = broker.enqueue, broker.consume
         gated: Any = broker
         gated.enqueue, gated.consume = self._enqueue_gated, self._consume_gated

@@ -181,7 +181,9 @@ class TaskiqGate(TaskiqMiddleware):
         """Return the lines of the running loop: a Redis client belongs to one loop."""
         loop = asyncio.get_running_loop()
         if self._of_loop is None or self._of_loop[0] is not loop:
-            lines = AsyncLines(self._store, self._name, publish=self._publish, find=self._gated.find, clock=self._clock)
+            lines = AsyncLines(
+                self._store, self._name, publish=self._publish, limits=self._gated.limits, clock=self._clock
+            )
             self._of_loop = loop, lines
         return self._of_loop[1]
 

@@ -184,7 +184,7 @@ def test_a_limit_that_a_gate_does_not_support_is_refused(m: Any, limit: Any, rea
 def test_without_the_store_a_sender_leaves_the_check_to_the_worker(
     m: Any, worker: Worker, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away = BlockingLines("redis://127.0.0.1:1/0", "celery", publish=m.gate._publish, find=m.gate._gated.find)
+    away = BlockingLines("redis://127.0.0.1:1/0", "celery", publish=m.gate._publish, limits=m.gate._gated.limits)
     monkeypatch.setattr(m.gate, "_lines", away)
     assert m.doubled.delay(key, 4).get(timeout=patient(10)) == 8
 

@@ -133,7 +133,7 @@ async def test_a_task_whose_delay_is_over_is_not_delayed_again(server: RedisServ
     lines, line = gate._lines(), gate._gated.line(work.task_name, [], {})
     assert line is not None
     await lines.ask(lines.lines.forget(line, tasks[0].task_id))
-    await lines.ask(lines.lines.release(gate._gated.find))
+    await lines.ask(lines.lines.release(gate._gated.limits()))
     *first, released = broker.kicked
     assert released.task_id == tasks[1].task_id
     assert "delay" not in released.labels

@@ -11,7 +11,7 @@ from headgate.limits.argument_fields import ArgumentFields, read_types
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.key import SHARED, Header, bucket_key, compile_key
 from headgate.limits.limit import Limit, changed
-from headgate.limits.redis.message_lines import BucketLine
+from headgate.limits.redis.message_lines import BucketLine, Limits
 from headgate.limits.redis.script import numbers
 from headgate.limits.rule import RATE
 
@@ -137,7 +137,6 @@ class GatedTasks:
         gated = self.of(name)
         return None if gated is None else gated.line(args, kwargs)
 
-    def find(self, limit: str, key: str) -> BucketLine | None:
-        """Return the line of a limit and a key; None for a limit that no task has."""
-        found = (gated for name in list(self._names()) if (gated := self.of(name)) and gated.name == limit)
-        return next((gated.line_of_key(key) for gated in found), None)
+    def limits(self) -> Limits:
+        """Return the limits that the tasks have."""
+        return {gated.name: gated.line_of_key for name in list(self._names()) if (gated := self.of(name))}

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ from headgate.errors import StorageUnavailable
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.key import bucket_key
 from headgate.limits.redis.pipeline import unavailable
-from headgate.limits.redis.redis_buckets import CLOSED, key_name, read_url
+from headgate.limits.redis.redis_buckets import CLOSED, escaped, key_name, read_url
 from headgate.limits.redis.script import MAX_TRIES, Script, converted, numbers, rewritten, script
 
 T = TypeVar("T")
@@ -101,9 +101,14 @@ class BucketLine(msgspec.Struct, frozen=True):
         return msgspec.json.encode((self.bucket.limit, bucket_key(self.bucket.key)))
 
 
+Limits = Mapping[str, Callable[[str], BucketLine]]
+"""The limits of a program by name, each with what returns the line of a key."""
+
+
 class MessageLines:
     """The lines of one program, called `name`: the program has its own lines, the buckets are shared.
 
+    Programs of one name may have different limits, as two releases have: each releases the lines of its own.
     `limit_time` replaces the server's time in tests.
     """
 
@@ -111,7 +116,7 @@ class MessageLines:
         self, name: str, prefix: str, *, clock: Clock | None = None, limit_time: Callable[[], int] | None = None
     ) -> None:
         self._own = f":{name}:".encode()
-        self._all = f"{prefix}:{name}:lines".encode()
+        self._begin = f"{prefix}:{name}:"
         self._prefix = prefix
         self._clock = clock or SystemClock()
         self._limit_time = limit_time
@@ -136,19 +141,20 @@ class MessageLines:
         """Remove a message from the line and from those in flight: it will never start."""
         yield from self._run(line, b"forget", id)
 
-    def release(self, find: Callable[[str, str], BucketLine | None]) -> Steps[float | None]:
+    def release(self, limits: Limits, is_stopping: Callable[[], bool] = bool) -> Steps[float | None]:
         """Publish the messages that their buckets grant. Return the seconds until the next call, None if nothing waits.
 
-        `find` returns the line of a limit and a key, None for a limit that this program does not have. A message that
-        cannot be published stops its own line only; its error is raised after the other lines.
+        `limits` are those of this program. A message that cannot be published stops its own line only; its error is
+        raised after the other lines.
         """
         failure: Exception | None = None
-        due_lines = RunScript(script("due"), (self._all,), (b"%d" % DUE_LINE_LEASE, b"%d" % MAX_BATCH))
-        next_in, *names = yield due_lines
+        keys = tuple(map(self._due_of, limits))
+        due_lines = RunScript(script("due"), keys, (b"%d" % DUE_LINE_LEASE, b"%d" % MAX_BATCH))
+        next_in, *names = (yield due_lines) if keys else (-1,)
         for name in names:
             limit, key = msgspec.json.decode(name, type=tuple[str, str])
-            if (line := find(limit, key)) is not None:
-                failure = (yield from self.release_from(line)) or failure
+            if not is_stopping():
+                failure = (yield from self.release_from(limits[limit](key))) or failure
         if failure is not None:
             raise failure
         if names:
@@ -178,6 +184,10 @@ class MessageLines:
             yield from self._run(line, b"sent", lease=RESERVED_FOR, payload=msgspec.msgpack.encode(sent))
         return failure
 
+    def _due_of(self, limit: str) -> bytes:
+        """Return the key that stores when each line of a limit is due."""
+        return f"{self._begin}{escaped(limit)}:lines".encode()
+
     def _run(
         self, line: BucketLine, verb: bytes, id: str = "", *, lease: int = 0, payload: bytes = b""
     ) -> Steps[list[Any]]:
@@ -186,7 +196,7 @@ class MessageLines:
         key = key_name(self._prefix, line.bucket).encode()
         own = key + self._own
         lists = (own + each for each in (b"line", b"messages", b"sending", b"sent"))
-        keys = (key, key + CLOSED, *lists, self._all, own + b"starts")
+        keys = (key, key + CLOSED, *lists, self._due_of(line.bucket.limit), own + b"starts")
         fixed = (b"%d" % line.cost, b"%d" % lease, b"%d" % MAX_BATCH, b"%d" % (at_one_instant // line.cost))
         now = b"" if self._limit_time is None else b"%d" % self._limit_time()
         stored_text = new_text = b""
@@ -202,7 +212,7 @@ class MessageLines:
 class _LineClient:
     """What both clients share. The options of the URL are those of `RedisBuckets.from_url`.
 
-    `find` returns the line of a limit and a key.
+    `limits` returns those of the program.
     """
 
     def __init__(
@@ -211,7 +221,7 @@ class _LineClient:
         retry: Any,
         url: str,
         name: str,
-        find: Callable[[str, str], BucketLine | None],
+        limits: Callable[[], Limits],
         clock: Clock | None = None,
     ) -> None:
         address = read_url(url)
@@ -222,7 +232,7 @@ class _LineClient:
             retry=retry(NoBackoff(), 1),  # a connection that was cut while it was idle
             protocol=2,
         )
-        self._find = find
+        self._limits = limits
         self._clock = clock or SystemClock()
         self.lines = MessageLines(name, address.prefix, clock=self._clock)
         self._paused_until = 0
@@ -266,9 +276,9 @@ class BlockingLines(_LineClient):
         name: str,
         *,
         publish: Callable[[bytes], object],
-        find: Callable[[str, str], BucketLine | None],
+        limits: Callable[[], Limits],
     ) -> None:
-        super().__init__(redis.Redis, redis.retry.Retry, url, name, find)
+        super().__init__(redis.Redis, redis.retry.Retry, url, name, limits)
         self._publish = publish
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -313,7 +323,7 @@ class BlockingLines(_LineClient):
         while not self._stopping.wait(wait):
             try:
                 # A broker that is away delays each line, and `stop` waits for one of them only.
-                steps = self.lines.release(lambda *line: None if self._stopping.is_set() else self._find(*line))
+                steps = self.lines.release(self._limits(), self._stopping.is_set)
                 wait = self._after_poll(self.ask(steps))
             except Exception as error:
                 # The broker's client can raise any exception.
@@ -329,10 +339,10 @@ class AsyncLines(_LineClient):
         name: str,
         *,
         publish: Callable[[bytes], Awaitable[object]],
-        find: Callable[[str, str], BucketLine | None],
+        limits: Callable[[], Limits],
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(redis.asyncio.Redis, redis.asyncio.retry.Retry, url, name, find, clock)
+        super().__init__(redis.asyncio.Redis, redis.asyncio.retry.Retry, url, name, limits, clock)
         self._publish = publish
         self._stopping = asyncio.Event()
         self._releasing: asyncio.Task[None] | None = None
@@ -377,7 +387,7 @@ class AsyncLines(_LineClient):
         self._is_failing = False
         while not await wait_for_event(self._clock, self._stopping, wait):
             try:
-                steps = self.lines.release(lambda *line: None if self._stopping.is_set() else self._find(*line))
+                steps = self.lines.release(self._limits(), self._stopping.is_set)
                 wait = self._after_poll(await self.ask(steps))
             except Exception as error:
                 # The broker's client can raise any exception.

@@ -230,14 +230,14 @@ def key_name(prefix: str, bucket: Bucket) -> str:
     The keys of a DynamicWindow share one bucket.
     """
     if bucket.rule.shares_state:
-        return f"{{{prefix}:{_escaped(bucket.limit)}:*}}"
-    return f"{{{prefix}:{_escaped(bucket.limit)}:{_escaped(bucket.key)}}}"
+        return f"{{{prefix}:{escaped(bucket.limit)}:*}}"
+    return f"{{{prefix}:{escaped(bucket.limit)}:{escaped(bucket.key)}}}"
 
 
 _SPECIAL = str.maketrans({"%": "%25", ":": "%3A", "{": "%7B", "}": "%7D", "*": "%2A"})
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Return a part of a key's name: different for every text, and it never ends the hash tag."""
     return bucket_key(text).translate(_SPECIAL)
 

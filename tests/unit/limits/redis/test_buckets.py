@@ -183,10 +183,10 @@ def test_a_gate_needs_no_more_than_the_documented_rights(guarded: RedisServer) -
     url = f"redis://shop:p%40ss@127.0.0.1:{guarded.port}/1?prefix=shop"
     sent: list[bytes] = []
     place = BucketLine(bucket(StrictRate("1/h").rule))
-    lines = BlockingLines(url, "celery", publish=sent.append, find=lambda *_: place)
+    lines = BlockingLines(url, "celery", publish=sent.append, limits=dict)
     assert [lines.ask(lines.lines.arrive(place, id, id.encode())) for id in "abc"] == [True, False, False]
     lines.ask(lines.lines.forget(place, "a"))
-    lines.ask(lines.lines.release(lambda *_: place))
+    lines.ask(lines.lines.release({place.bucket.limit: lambda _: place}))
     assert sent == [b"b"]
     assert lines.ask(lines.lines.start(place, "b"))
     lines._client.close()
@@ -200,7 +200,7 @@ def test_a_user_that_the_server_refuses_is_told_what_to_check(guarded: RedisServ
         client.execute_command("ACL SETUSER", "shop", "-eval")
     place = BucketLine(bucket(StrictRate("1/h").rule))
     url = f"redis://shop:{password}@127.0.0.1:{guarded.port}/0?prefix=shop"
-    lines = BlockingLines(url, "celery", publish=lambda _: None, find=lambda *_: place)
+    lines = BlockingLines(url, "celery", publish=lambda _: None, limits=dict)
     with pytest.raises(StorageUnavailable, match=rf"Redis refuses this user: .*{reason}.*; check user and password"):
         lines.ask(lines.lines.start(place, "a"))
     lines._client.close()

@@ -17,12 +17,14 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import RateLimit
+from headgate.limits.redis import message_lines
 from headgate.limits.redis.message_lines import (
     RESERVED_FOR,
     SEND_TIMEOUT,
     AsyncLines,
     BlockingLines,
     BucketLine,
+    Limits,
     MessageLines,
     RunScript,
     Steps,
@@ -103,8 +105,11 @@ def shop(client: Any, prefix: str, time: Time) -> Shop:
     return Shop(client, prefix, "shop", time)
 
 
-def place(rule: AnyRule = TWO_A_MINUTE, cost: int = 1, key: str = "42") -> BucketLine:
-    return BucketLine(Bucket("calls", key, rule), cost)
+def place(rule: AnyRule = TWO_A_MINUTE, cost: int = 1, key: str = "42", limit: str = "calls") -> BucketLine:
+    return BucketLine(Bucket(limit, key, rule), cost)
+
+
+CALLS: Limits = {"calls": lambda key: place(key=key)}
 
 
 def test_a_message_reserves_its_budget_before_it_is_published(shop: Shop) -> None:
@@ -274,7 +279,7 @@ def test_a_line_behind_a_first_start_in_flight_is_not_due_before_it_can_go(
 ) -> None:
     slow = place(RateLimit("6/m", start_empty=True).rule, cost)
     shop.arrive(slow, *"ab")
-    assert client.zscore(f"{prefix}:shop:lines", slow.name) == time.now + cost * 10 * SECOND
+    assert client.zscore(f"{prefix}:shop:calls:lines", slow.name) == time.now + cost * 10 * SECOND
 
 
 def test_waiting_messages_continue_under_another_rule(shop: Shop, time: Time) -> None:
@@ -292,15 +297,47 @@ def test_one_of_several_callers_releases_waiting_messages(client: Any, prefix: s
     shop.lines = MessageLines("shop", prefix)
     shop.arrive(place(), *"abc")
     shop.ask(shop.lines.forget(place(), "a"))
-    seen: list[str] = []
+    seen: list[bool] = []
 
-    def find(limit: str, key: str) -> BucketLine | None:
-        seen.append(key)
-        return None
+    def stops() -> bool:
+        seen.append(True)
+        return True
 
-    shop.ask(shop.lines.release(find))
-    shop.ask(shop.lines.release(find))
-    assert seen == ["42"]
+    shop.ask(shop.lines.release(CALLS, stops))
+    shop.ask(shop.lines.release(CALLS, stops))
+    assert seen == [True]
+
+
+def test_programs_of_one_name_release_the_lines_of_their_own_limits_at_once(client: Any, prefix: str) -> None:
+    """The fault: each was given the lines of the other, which did not get them for the next five seconds."""
+    mails: Limits = {"mails:{a}": lambda key: place(key=key, limit="mails:{a}")}
+    programs = [(Shop(client, prefix, "shop", lambda: 0), limits) for limits in (CALLS, mails)]
+    for shop, limits in programs:
+        shop.lines = MessageLines("shop", prefix)
+        for of_key in limits.values():
+            assert shop.arrive(of_key("42"), *"abc") == [True, True, False]
+            shop.ask(shop.lines.forget(of_key("42"), "a"))
+    for shop, limits in programs:
+        assert shop.ask(shop.lines.release({})) is None
+        shop.ask(shop.lines.release(limits))
+        assert shop.published == [b"message c"]
+
+
+def test_of_the_lines_of_all_limits_those_come_first_that_were_due_first(
+    client: Any, prefix: str, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_lines, "MAX_BATCH", 2)
+    found: list[str] = []
+
+    def note(key: str) -> BucketLine:
+        found.append(key)
+        return place(key=key)
+
+    for due_at, (name, key) in enumerate([("calls", "1"), ("mails", "2"), ("calls", "3"), ("calls", "4")]):
+        client.zadd(f"{prefix}:shop:{name}:lines", {place(key=key, limit=name).name: due_at})
+    for _ in range(3):
+        shop.ask(shop.lines.release({"calls": note, "mails": note}))
+    assert found == list("1234")
 
 
 def test_waiting_messages_are_released_after_the_clock_of_redis_was_set_back(client: Any, prefix: str) -> None:
@@ -308,8 +345,8 @@ def test_waiting_messages_are_released_after_the_clock_of_redis_was_set_back(cli
     shop.lines = MessageLines("shop", prefix)
     shop.arrive(place(), *"abc")
     shop.ask(shop.lines.forget(place(), "a"))
-    client.zincrby(f"{prefix}:shop:lines", 3600 * SECOND, place().name)
-    shop.ask(shop.lines.release(lambda *_: place()))
+    client.zincrby(f"{prefix}:shop:calls:lines", 3600 * SECOND, place().name)
+    shop.ask(shop.lines.release(CALLS))
     assert shop.published == [b"message c"]
 
 
@@ -320,7 +357,8 @@ class Refusing:
         self.refused = refused
         self.published: list[bytes] = []
         self.keys: list[str] = []
-        options: Any = {"find": self.find}
+        self.limits = {"calls": self.find}
+        options: Any = {"limits": lambda: self.limits}
         self._client: Any = (
             AsyncLines(url, "shop", publish=self.publish_async, **options)
             if kind == "async"
@@ -328,7 +366,7 @@ class Refusing:
         )
         self._client.lines = self.lines = lines
 
-    def find(self, limit: str, key: str) -> BucketLine:
+    def find(self, key: str) -> BucketLine:
         self.keys.append(key)
         return place(key=key)
 
@@ -369,7 +407,7 @@ async def test_a_message_that_the_broker_refuses_stops_no_other_key(
         assert shop.arrive(place(key=key), f"{key}a", f"{key}b", f"{key}c") == [True, True, False]
         shop.ask(shop.lines.forget(place(key=key), f"{key}a"))
     with pytest.raises(ValueError, match="too long") as raised:
-        await broker.ask(shop.lines.release(broker.find))
+        await broker.ask(shop.lines.release(broker.limits))
     assert broker.keys == keys
     assert broker.published == [b"message 2c", b"message 3c"]
     assert raised.value.__notes__ == ['a message of ["calls","1"]']
@@ -411,7 +449,7 @@ def test_a_client_that_stops_sends_no_message_of_further_lines(redis_url: str, c
         lines._stopping.set()
         raise OSError("the broker is away")
 
-    lines = BlockingLines(redis_url, "shop", publish=publish, find=lambda _limit, key: place(key=key))
+    lines = BlockingLines(redis_url, "shop", publish=publish, limits=lambda: CALLS)
     lines.lines = shop.lines
     lines.start()
     until_now(lambda: sent)
@@ -474,7 +512,7 @@ async def test_a_line_is_looked_at_within_a_minute_after_its_bucket_was_reset(
         await buckets.penalize(place().bucket, 3600 * SECOND)
         assert shop.arrive(place(), "a") == [False]
         await buckets.reset(place().bucket)
-        assert client.zscore(f"{prefix}:shop:lines", place().name) <= time.now + 60 * SECOND
+        assert client.zscore(f"{prefix}:shop:calls:lines", place().name) <= time.now + 60 * SECOND
         assert shop.release(place()) == ["a"]
     finally:
         await buckets.close()
@@ -489,7 +527,7 @@ async def test_closing_lines_may_be_cancelled(redis_url: str, prefix: str, shop:
 
     shop.arrive(place(), *"abc")
     shop.ask(shop.lines.forget(place(), "a"))
-    lines = AsyncLines(redis_url, "shop", publish=publish, find=lambda _limit, key: place(key=key))
+    lines = AsyncLines(redis_url, "shop", publish=publish, limits=lambda: CALLS)
     lines.lines = shop.lines
     lines.start()
     await begun.wait()
@@ -508,15 +546,15 @@ async def test_closing_lines_may_be_cancelled(redis_url: str, prefix: str, shop:
 @pytest.mark.parametrize("options", ["colour=red", "prefix=a{b}"])
 def test_a_url_that_no_bucket_could_have_is_refused_where_it_is_declared(options: str) -> None:
     with pytest.raises(DeclarationError):
-        BlockingLines(f"redis://localhost?{options}", "shop", publish=lambda _: None, find=lambda *_: None)
+        BlockingLines(f"redis://localhost?{options}", "shop", publish=lambda _: None, limits=dict)
 
 
 def test_a_url_says_how_many_connections_a_gate_opens() -> None:
-    lines = BlockingLines("redis://localhost?max_connections=3", "shop", publish=lambda _: None, find=lambda *_: None)
+    lines = BlockingLines("redis://localhost?max_connections=3", "shop", publish=lambda _: None, limits=dict)
     assert lines._client.connection_pool.max_connections == 3
 
 
 def test_an_unavailable_redis_raises() -> None:
-    away = BlockingLines("redis://127.0.0.1:1/0", "shop", publish=lambda _: None, find=lambda *_: None)
+    away = BlockingLines("redis://127.0.0.1:1/0", "shop", publish=lambda _: None, limits=dict)
     with pytest.raises(StorageUnavailable, match="Redis: Error 111"):
         away.ask(away.lines.start(place(), "a"))

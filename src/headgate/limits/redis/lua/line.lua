@@ -7,7 +7,7 @@
 -- KEYS[4]     messages by id, each "<instant it came>:<message>"
 -- KEYS[5]     being sent: ids by the instant at which the sending times out
 -- KEYS[6]     in flight: ids that the broker has, by the instant from which their budget is no longer reserved
--- KEYS[7]     of all lines: when each is due, by the server's clock
+-- KEYS[7]     of all lines of the limit: when each is due, by the server's clock
 -- KEYS[8]     answers to starts, each "<1 or 0><id of the request>", by the instant until which it may be repeated
 -- ARGV        1-5 see bucket.lua; 6 cost, 7 how long (microseconds) a new id is being sent or in flight, or a start
 --             may be repeated; 8 of release: the maximum, 9 how many starts of that cost ever fit;
