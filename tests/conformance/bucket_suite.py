@@ -304,6 +304,17 @@ class BucketStoreConformance:
         assert again.opens_at == first.opens_at
         assert other.opens_at == first.opens_at + HOUR
 
+    async def test_a_repeated_reservation_is_as_far_ahead_as_its_slot_is_now(self, store: BucketStore) -> None:
+        used = bucket(strict(1, per=1))
+        await store.take(used)
+        first = await store.reserve(used, id="a")
+        await self.elapse(store, 0.5)
+        again = await store.reserve(used, id="a")
+        assert (again.granted, again.opens_at) == (0, first.opens_at)
+        assert again.now >= first.now + SECOND // 2
+        await self.elapse_to(store, again)
+        assert (await store.reserve(used, id="a")).granted == 1
+
     async def test_no_start_is_granted_before_those_that_are_reserved(self, store: BucketStore) -> None:
         used = bucket(rate(1))
         await store.take(used)

@@ -60,7 +60,8 @@ class BucketModel:
         if known := self._answer(id, now):
             if is_unsaved:
                 self._save(rule, before, now)
-            return known.taken
+            slot = known.taken.opens_at
+            return self._taken(rule, int(slot <= now), slot, now, before)
         opens_at, after = self._asked(rule).take(before, self._earliest(now), cost)
         opens_at = max(opens_at, now)
         taken = self._taken(rule, int(opens_at <= now), opens_at, now, after)

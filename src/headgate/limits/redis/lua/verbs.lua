@@ -37,7 +37,7 @@ if verb == 'reserve' then
   local cost = tonumber(ARGV[6])
   local known = remembered()
   if known then
-    return {known[2], known[3], known[4], known[5], known[6]}
+    return answer(known[3] <= now and 1 or 0, known[3])
   end
   local before = state and dump(state) or ''
   local opens_at, after = take(state, earliest, cost)
