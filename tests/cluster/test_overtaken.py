@@ -36,6 +36,7 @@ from tests.conformance.storage_suite.dependencies import add_batch, batch_of, fo
 from tests.conformance.storage_suite.fair_queues import ORDER, turns
 from tests.conformance.storage_suite.joins import joined
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, recover
+from tests.durability.postgres import session_at, waiting_statements
 from tests.until import patient, until
 
 R = TypeVar("R")
@@ -90,13 +91,8 @@ class TwoStores:
                         return
 
     async def is_waited_for(self) -> bool:
-        """Whether a statement on these tables waits for a lock."""
-        await self.connection.execute("SELECT pg_stat_clear_snapshot()")
-        waits = await self.connection.fetchval(
-            "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND strpos(query, $1) > 0)",
-            self.schema,
-        )
-        return bool(waits)
+        """Whether a statement on these tables waits for a transaction that stays open."""
+        return await waiting_statements(self.connection, self.schema) > 0
 
     @contextlib.asynccontextmanager
     async def holding(self, sql: str) -> AsyncIterator[None]:
@@ -156,6 +152,34 @@ def _with_hooks(stores: TwoStores, run: Callable[..., Awaitable[Any]]) -> Callab
         return found
 
     return watched
+
+
+async def test_a_statement_that_waits_for_another_statement_goes_on_by_itself(
+    stores: TwoStores, postgres_url: str
+) -> None:
+    """The fault: what waited for a vacuum that shortened its table, for milliseconds, was not waited for."""
+    async with session_at(postgres_url) as holder, session_at(postgres_url) as waiter:
+        await waiter.execute("SET application_name = 'headgate'")
+        lock = "SELECT pg_advisory_xact_lock(7)"
+        holding = asyncio.create_task(holder.execute(f"{lock}, pg_sleep({patient(0.5)})"))
+        await until(lambda: _is_locked(stores.connection))
+        waiting = asyncio.create_task(waiter.execute(f"{lock} -- {stores.schema}"))
+        await until(lambda: _is_locked(stores.connection, "NOT granted"))
+        assert not await stores.is_waited_for()
+        await holding
+        await waiting
+        async with holder.transaction():
+            await holder.execute(lock)
+            waiting = asyncio.create_task(waiter.execute(f"{lock} -- {stores.schema}"))
+            await until(stores.is_waited_for)
+        await waiting
+
+
+async def _is_locked(connection: Any, how: str = "granted") -> bool:
+    found = await connection.fetchval(
+        f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND {how}"
+    )
+    return bool(found)
 
 
 def take_one(visit: Any) -> bool:

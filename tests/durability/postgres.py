@@ -71,6 +71,28 @@ async def session_at(url: str) -> AsyncIterator[asyncpg.Connection]:
         connection.terminate()
 
 
+async def waiting_statements(connection: Any, text: str = "") -> int:
+    """How many statements of Headgate with this text wait for a transaction that stays open.
+
+    Its client is idle, or asks this. Those that wait for another statement go on by themselves, as when a vacuum
+    shortens a table or an insertion makes room in one.
+    """
+    await connection.execute("SELECT pg_stat_clear_snapshot()")
+    found: int = await connection.fetchval(
+        """
+        SELECT count(*) FROM pg_stat_activity AS waiting
+        WHERE application_name = 'headgate' AND datname = current_database() AND wait_event_type = 'Lock'
+            AND strpos(query, $1) > 0 AND EXISTS (
+                SELECT FROM pg_stat_activity AS holder
+                WHERE pid = ANY (pg_blocking_pids(waiting.pid))
+                    AND (state LIKE 'idle in transaction%' OR pid = pg_backend_pid())
+            )
+        """,
+        text,
+    )
+    return found
+
+
 async def ask(url: str, statement: str, *values: Any) -> Any:
     """The first value of the answer, on a connection of its own."""
     connection = await asyncpg.connect(url)

@@ -27,7 +27,7 @@ from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, strict
-from tests.durability.postgres import let_locks_be_waited_for
+from tests.durability.postgres import let_locks_be_waited_for, waiting_statements
 from tests.until import becomes, patient
 
 R = TypeVar("R")
@@ -631,11 +631,8 @@ async def _cancel_batch(stores: StoresAndUsers) -> BulkResult:
     )
 
 
-async def _waiters(stores: StoresAndUsers) -> Any:
-    return await stores.other.connection.fetchval(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headgate' AND wait_event_type = 'Lock' "
-        "AND datname = current_database()"
-    )
+async def _waiters(stores: StoresAndUsers) -> int:
+    return await waiting_statements(stores.other.connection)
 
 
 async def test_a_backlog_is_moved_except_jobs_that_are_being_replaced(stores: StoresAndUsers) -> None:
