@@ -41,7 +41,7 @@ async def late_starts(
     """Return the predicted starts of new jobs that cannot start as soon as their limits demand, else None.
 
     Of jobs that are ready and follow no other job, those that `is_checked` selects. If a start cannot be predicted
-    (a permit is held, a limit is paused), only a job that may not wait at all is late.
+    (a permit is held, a limit is paused), only a job that may not wait at all is late; for a rule that raises, none is.
     """
     live = LiveRules(await storage.settings())
     now = storage.now()
@@ -55,13 +55,13 @@ async def late_starts(
         lane = (job.queue, job.buckets, job.wait_mode)
         position = lanes.get(lane) or await storage.prediction_input(*lane)
         position = replace(position, demand=demand_of(job.id, job.costs, job.terms), call=call_of(job.terms))
-        starts_at, waits_for, _ = predict(position, rules, live, limit_now)
+        starts_at, waits_for, _, is_flawed = predict(position, rules, live, limit_now)
         if starts_at is None:
             is_late = job.give_up_at is None
         else:
             # Its limits have to open by then. They may do so at that very moment: it gives up only after a claim.
             is_late = starts_at - limit_now > (0 if job.give_up_at is None else job.give_up_at - CLAIM_TIME - now)
-        if is_late:
+        if is_late and not is_flawed:
             late[-1] = LateStart(None if starts_at is None else now + starts_at - limit_now, waits_for)
         else:
             lanes[lane] = replace(position, position=(position.position or 0) + 1, waiting=position.waiting + 1)

@@ -110,9 +110,18 @@ class BucketView:
         return self.rule.needs_fetch(self.state, now, cost)
 
     def may_be_open(self, now: int, cost: int) -> bool:
-        """Whether a closed bucket may be open to a job: that is only known after a fetch from another store."""
+        """Whether a closed bucket may be open to a job: only a fetch from another store tells, or its rule does not."""
         has_line = self.opens_at is not None and self.opens_at > now
-        return self.needs_fetch(now, NEVER if has_line else cost)
+        is_flawed = self.closed_until <= now and self.is_flawed(now, cost)
+        return is_flawed or self.needs_fetch(now, NEVER if has_line else cost)
+
+    def is_flawed(self, now: int, cost: int = 1) -> bool:
+        """Whether its rule raises an error, so that it does not say that nothing is left."""
+        try:
+            self.take(now, cost)
+        except Exception as error:
+            return not isinstance(error, CostExceedsLimit)
+        return False
 
     def is_held_by(self, holder: str | None) -> bool:
         """Whether `holder` already has a permit and so may start, whichever lanes wait behind the bucket."""
@@ -193,8 +202,8 @@ class BucketView:
         if self.ref.limit not in _flawed:
             _flawed.add(self.ref.limit)
             logger.error(
-                "the rule of limit %r (%s) raised an error for key %r; where it does, jobs wait, and the rule is tried "
-                "again every %d s. Report it, or set another rule",
+                "the rule of limit %r (%s) raised an error for key %r; where it does, jobs wait, whatever their "
+                "on_limit, charges stay as they are, and it is tried again every %d s. Report it, or set another rule",
                 self.ref.limit, self.rule.describe(), self.ref.key, FLAWED_FOR // SECOND, exc_info=error,
             )  # fmt: skip
 
@@ -234,7 +243,7 @@ class LaneView(msgspec.Struct):
 
     A demand of None is for a start of cost 1 in each bucket and no permit. A lane that meets a closed bucket goes
     `behind` it. A lane that `discards` its jobs goes on without the job that met it, one of the `rejected`, and does
-    not close the bucket for other lanes; it waits only for a fetch from another store.
+    not close the bucket for other lanes; it waits only for a fetch from another store, and for a rule that raises.
 
     `virtual_time` is that of its key in a fair queue, which each start raises by `step`; 0 in other queues. With keys
     of two levels it is that within its `group`. A lane is `complete` if all its ready jobs were read.

@@ -22,12 +22,14 @@ REHEARSED = 200
 class Prediction(NamedTuple):
     """`starts_at` is limit time, None if it cannot be predicted; `waits_for` is the bucket that decides it, if any.
 
-    `opens_at` is when that bucket lets the next job of the lane start; None for permits, and if it is unknown.
+    `opens_at` is when that bucket lets the next job of the lane start; None for permits, and if it is unknown. With
+    `is_flawed` its rule raises an error, so nothing says that the bucket is closed.
     """
 
     starts_at: int | None
     waits_for: BucketRef | None
     opens_at: int | None = None
+    is_flawed: bool = False
 
 
 def predict(position: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRules, now: int) -> Prediction:
@@ -39,11 +41,12 @@ def predict(position: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRul
             return Prediction(None, record.ref)
         rule = live.rule(record.ref, declared)
         starts_at = _opens_for(position, index, record, rule, now, _ahead(position, index, record))
+        is_flawed = starts_at > now and not is_balance(record.state) and _view(record, rule, now).is_flawed(now)
         if starts_at >= NEVER:
-            return Prediction(None, record.ref)
+            return Prediction(None, record.ref, is_flawed=is_flawed)
         if latest.starts_at is not None and starts_at > latest.starts_at:
             opens_at = None if rule.holds_permits else _opens_for(position, index, record, rule, now, 0)
-            latest = Prediction(starts_at, record.ref, opens_at)
+            latest = Prediction(starts_at, record.ref, opens_at, is_flawed)
     return latest
 
 
@@ -79,8 +82,7 @@ def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: 
     if is_balance(record.state):
         # How many starts the other store grants to the jobs ahead is unknown here.
         return NEVER if ahead else max(now, record.closed_until, record.opens_at or 0)
-    state = None if record.state is None else load_state(rule, record.ref, record.state, now)
-    bucket = BucketView(record.ref, rule, state)
+    bucket = _view(record, rule, now)
     costs, holders = (None, None) if position.demand is None else position.demand
     # A row that contradicts itself may have costs for fewer limits than its lane has.
     cost = 1 if costs is None or index >= len(costs) else costs[index]
@@ -103,6 +105,11 @@ def _opens_for(position: QueuePosition, index: int, record: BucketRecord, rule: 
     if ahead > REHEARSED:
         at += (ahead - REHEARSED) * (at - half_way) // (REHEARSED - REHEARSED // 2)
     return at
+
+
+def _view(record: BucketRecord, rule: AnyRule, now: int) -> BucketView:
+    state = None if record.state is None else load_state(rule, record.ref, record.state, now)
+    return BucketView(record.ref, rule, state)
 
 
 def _opens_in_rounds(bucket: BucketView, at: int, ahead: int, cost: int, count: int) -> int:

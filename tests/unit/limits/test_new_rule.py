@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 from headgate.arguments import parse_duration
 from headgate.cli.main import main
 from headgate.clock import FARTHEST, SECOND, Duration
+from headgate.engine.max_wait import late_starts
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.jobs.job import BucketRef
 from headgate.limits import kinds
@@ -202,13 +203,14 @@ async def test_a_claim_on_sqlite_charges_it_for_each_key(store_user: StoreUser) 
     assert len(await store_user.take()) == 2
 
 
+class Flawed(Rest, frozen=True, tag="rest", tag_field="kind"):
+    def take(self, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
+        raise ZeroDivisionError("by the number of keys")
+
+
 async def test_a_rule_that_raises_closes_its_keys_and_stops_nothing_else(
     store_user: StoreUser, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Flawed(Rest, frozen=True, tag="rest", tag_field="kind"):
-        def take(self, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
-            raise ZeroDivisionError("by the number of keys")
-
     monkeypatch.setattr(admission, "_flawed", set())
     store_user.rules = {"rest": Flawed(30 * SECOND), "other": Rest(30 * SECOND)}
     first = await store_user.add_one(buckets=[("rest", "acme"), ("other", "acme")])
@@ -220,14 +222,35 @@ async def test_a_rule_that_raises_closes_its_keys_and_stops_nothing_else(
     assert await store_user.take_ids() == []
     (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert logged.getMessage() == (
-        "the rule of limit 'rest' (one every 30 s) raised an error for key 'acme'; where it does, jobs wait, and the "
-        "rule is tried again every 10 s. Report it, or set another rule"
+        "the rule of limit 'rest' (one every 30 s) raised an error for key 'acme'; where it does, jobs wait, whatever "
+        "their on_limit, charges stay as they are, and it is tried again every 10 s. Report it, or set another rule"
     )
     assert logged.exc_info is not None
     # The next release has mended it.
     store_user.rules["rest"] = Rest(30 * SECOND)
     store_user.clock.advance(20)
     assert set(await store_user.take_ids()) == {first, second}
+
+
+async def test_jobs_that_do_not_wait_for_limits_wait_for_a_rule_that_raises(store_user: StoreUser) -> None:
+    """The fault: they ended as rejected, although nothing said that their budget was used up."""
+    store_user.rules = {"rest": Flawed(30 * SECOND), "other": Rest(30 * SECOND)}
+    new = store_user.new(buckets=[("rest", "acme")], patience=0)
+    assert await late_starts(store_user.storage, store_user.rules, [new], lambda job: True) == [None]
+    await store_user.storage.add([new])
+    assert (await store_user.claim()).dropped == []
+    # One that comes when others wait for the key already.
+    second = await store_user.add_one(buckets=[("rest", "acme"), ("other", "acme")], patience=0)
+    assert (await store_user.claim()).dropped == []
+    # What another limit says holds.
+    first = await store_user.add_one(buckets=[("other", "acme")])
+    assert await store_user.take_ids() == [first]
+    third = await store_user.add_one(buckets=[("rest", "globex"), ("other", "acme")], patience=0)
+    assert [dropped.id for dropped in (await store_user.claim()).dropped] == [third]
+    # The next release has mended it.
+    store_user.rules["rest"] = Rest(30 * SECOND)
+    store_user.clock.advance(40)
+    assert await store_user.take_ids() in ([new.id], [second])
 
 
 async def test_a_correction_by_a_rule_that_raises_does_not_keep_its_job_from_ending(
