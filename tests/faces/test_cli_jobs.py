@@ -548,6 +548,14 @@ def test_the_name_of_a_limit_is_not_parsed_as_an_app(project: Project) -> None:
     assert call("limits", "reset", "sync:rate", "--key", "acme").exit_code == 0
 
 
+@pytest.mark.parametrize("words", [["reset", "sync:rate"], ["penalize", "sync:rate", "60"]], ids=lambda words: words[0])
+def test_a_limit_with_keys_is_not_closed_or_reset_without_one(project: Project, words: list[str]) -> None:
+    """The fault: it succeeded for the key "", which no job uses."""
+    refused = call("limits", *words)
+    assert (refused.exit_code, "limit 'sync:rate' has a budget for each key" in refused.output) == (1, True)
+    assert "pass a key, or --key KEY to the command" in " ".join(refused.output.split())
+
+
 def test_settings_as_json_name_their_fields(project: Project) -> None:
     assert call("limits", "set", "sync:rate", "7/m", "--key", "acme").exit_code == 0
     (setting,) = answer("limits", "settings")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -199,8 +199,10 @@ class LimitsAdmin:
         other_stores: Mapping[str, BucketStore],
         actor: str,
         call_sizes: Mapping[str, int] = MappingProxyType({}),
+        keyed: Set[str] = frozenset(),
     ) -> None:
         self.actor = actor
+        self._keyed = keyed
         self._call_sizes = call_sizes
         self._storage = storage
         self._other_stores = other_stores
@@ -491,6 +493,8 @@ class LimitsAdmin:
         For a dynamic window, which shares one ceiling, all keys are reset.
         """
         rule, key = self.declared(limit), bucket_key(key)
+        if not rule.shares_state:
+            self._require_key(limit, key)
         if limit in self._other_stores:
             await self._other_stores[limit].open()
             await self._other_stores[limit].reset(await self._bucket(limit, key))
@@ -508,6 +512,7 @@ class LimitsAdmin:
         """
         self.declared(limit)
         key = bucket_key(key)
+        self._require_key(limit, key)
         closed_for = parse_until(until, self._storage.now())
         wall = self._storage.now() + closed_for
         if limit in self._other_stores:
@@ -536,6 +541,12 @@ class LimitsAdmin:
                 f"{', '.join(sorted(self._rules.keys() - {MUTEX})) or 'none'}"
             )
         return rule
+
+    def _require_key(self, limit: str, key: str) -> None:
+        if not key and limit in self._keyed:
+            raise DeclarationError(
+                f"limit {limit!r} has a budget for each key, and none without; pass a key, or --key KEY to the command"
+            )
 
     async def _bucket(self, limit: str, key: str) -> Bucket:
         """Return a bucket in another store, under the rule in force."""

@@ -140,7 +140,9 @@ class Readings:
         )
         # The order of a fair queue makes no job wait, so it is not shown as a limit.
         limits = {name: rule for name, rule in registry.rules.items() if not rule.orders_turns}
-        self.limits: LimitsAdmin = LimitsAdmin(storage, limits, other_stores, actor, registry.call_sizes)
+        self.limits: LimitsAdmin = LimitsAdmin(
+            storage, limits, other_stores, actor, registry.call_sizes, registry.keyed
+        )
         self.history: HistoryAdmin = HistoryAdmin(storage, limits)
         self.schedules = schedules
         self.schedules.actor = actor

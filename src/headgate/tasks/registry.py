@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -211,6 +211,14 @@ class Registry:
                     sizes[bound.name] = min(bound.calls.size, sizes.get(bound.name, bound.calls.size))
         # One that no chunked task has by default is used by jobs that are sent to its queue, perhaps one by one.
         return {name: sizes.get(name, 1) for name, limit in self.limits.items() if limit.per_call}
+
+    @property
+    def keyed(self) -> Set[str]:
+        """The limits of which no job uses a budget without a key."""
+        own = [
+            (each.name, each.limit) for task in self.tasks.values() for each in self.limit_set(task, task.queue).limits
+        ]
+        return self.rules.keys() - {name for name, limit in (*self.limits.items(), *own) if limit.key is None}
 
     def add_schedule(self, schedule: DeclaredSchedule) -> None:
         name = schedule.spec.name
