@@ -52,6 +52,11 @@ def bus_of(app: Headgate) -> EventBus:
     return app._bus
 
 
+def fetched_keys_of(app: Headgate) -> int:
+    """How many keys the node of the app remembers of those for which it has fetched starts."""
+    return sum(len(each._taken) for each in node_of(app)._fetcher._fetchers)
+
+
 def node_of(app: Headgate) -> Node:
     """The node that runs in the open app."""
     node = app._node

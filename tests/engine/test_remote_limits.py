@@ -36,7 +36,7 @@ from headgate.observe.metrics import PrometheusMetrics
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import app_on, client_of, registry_of
+from tests.internals import app_on, client_of, fetched_keys_of, registry_of
 from tests.until import result_within
 
 
@@ -100,6 +100,25 @@ def test_two_programs_and_plain_code_share_one_budget_exactly_and_use_all_of_it(
         span = (max(starts) - min(starts)) / SECOND
         assert len(starts) >= 0.99 * 10 * span / 60.02
         await limiter.close()
+
+    run_virtual(main)
+
+
+def test_a_node_remembers_no_key_whose_starts_are_taken_or_given_back() -> None:
+    """The fault: it kept a number for each key for which a job had ever started, for as long as it ran."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("2/s", key="{tenant}", name="api", store=Shared(clock))])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            jobs = await call.enqueue_many([(f"tenant-{number % 50}",) for number in range(200)])
+            for job in jobs:
+                await job.result(timeout=60)
+            await asyncio.sleep(10)
+            assert fetched_keys_of(app) == 0
 
     run_virtual(main)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -132,7 +131,8 @@ class StoreFetcher(WithServices):
         self._failed_at: dict[str, int] = {}
         self._advised: set[str] = set()
         self._published: set[tuple[str, str]] = set()
-        self._taken: Counter[BucketRef] = Counter()
+        self._taken: dict[BucketRef, int] = {}
+        """What jobs took here of the starts that may have to be given back."""
         self._amendments: list[Amendment] = []
         self._penalties: dict[BucketRef, int] = {}
         self._wakeup = asyncio.Event()
@@ -156,7 +156,8 @@ class StoreFetcher(WithServices):
 
     def note_taken(self, ref: BucketRef, cost: int) -> None:
         """Note that a job claimed here took `cost`, which need not be withdrawn."""
-        self._taken[ref] += cost
+        if ref in self._taken:
+            self._taken[ref] += cost
 
     def amend(self, amendment: Amendment) -> None:
         """Send an amended charge to the store."""
@@ -192,8 +193,7 @@ class StoreFetcher(WithServices):
                     await self._amend(amendment)
                 if needed:
                     began = self._clock.monotonic()
-                    for ref in needed:
-                        del self._taken[ref]
+                    self._taken |= dict.fromkeys(needed, 0)
                     balances = await asyncio.gather(*(self._fetch(each, room) for each, room in needed.values()))
                     deposits = [
                         Deposit(ref, balance, each.discards)
@@ -319,7 +319,13 @@ class StoreFetcher(WithServices):
         for deposit, balance in zip(deposits, replaced, strict=False):
             await self._give_back(deposit.ref, balance.charged_at, balance.left)
         await sleep(self._clock, seconds)
-        unused = [each for each in deposits if each.balance.charged_at and self._taken[each.ref] < each.balance.left]
+        # Of a key that was fetched again meanwhile, less is known to be taken: withdrawing finds what is left.
+        taken = [self._taken.pop(each.ref, 0) for each in deposits]
+        unused = [
+            each
+            for each, cost in zip(deposits, taken, strict=True)
+            if each.balance.charged_at and cost < each.balance.left
+        ]
         try:
             left = await self._storage.withdraw(unused) if unused else ()
         except StorageUnavailable as error:
