@@ -15,6 +15,7 @@ from headgate import (
     DeclarationError,
     Every,
     Headgate,
+    HeadgateError,
     JobContext,
     JobState,
     Mutex,
@@ -1155,6 +1156,41 @@ def test_a_trigger_that_fails_again_is_reported_once() -> None:
         async with app:
             await asyncio.sleep(600)
         assert [event.error for event in received] == ["RuntimeError: no moon"]  # type: ignore[attr-defined]
+
+    run_virtual(main)
+
+
+def test_a_trigger_that_raises_is_named_when_its_schedule_is_skipped_or_resumed() -> None:
+    """The fault: both raised what it raised, without a word about the schedule."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        class Term:
+            def next_after(self, instant: int) -> int | None:
+                if instant > START + 30 * SECOND:
+                    raise LookupError("no term after this one")
+                return instant + 60 * SECOND
+
+            def latest_at_or_before(self, instant: int) -> int | None:
+                return instant
+
+            def describe(self) -> str:
+                return "term"
+
+        @app.schedule(Term())
+        @app.task
+        async def pull() -> None: ...
+
+        async with app:
+            await asyncio.sleep(10)
+            schedules, said = app.admin.schedules, r"schedule 'pull': its trigger .* raised LookupError.*in the code"
+            with pytest.raises(HeadgateError, match=said):
+                await schedules.skip("pull")
+            assert await schedules.pause("pull")
+            await asyncio.sleep(100)
+            with pytest.raises(HeadgateError, match=said):
+                await schedules.resume("pull")
 
     run_virtual(main)
 

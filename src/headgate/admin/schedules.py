@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal, Unpack
@@ -321,12 +322,17 @@ class SchedulesAdmin:
                 return True
 
     async def resume(self, name: str) -> bool:
-        """End a pause, whose occurrences are not made up for; False if there was none. Raises ScheduleNotFound."""
+        """End a pause, whose occurrences are not made up for; False if there was none.
+
+        Raises ScheduleNotFound, UnknownTask as `skip`, and HeadgateError if its trigger raises.
+        """
         while True:
             record = await self._readable(name)
             if record.paused_at is None:
                 return False
-            course = resume(record.course, record.rules, self._trigger(record), self._storage.now())
+            trigger, now = self._trigger(record), self._storage.now()
+            with _naming(name):
+                course = resume(record.course, record.rules, trigger, now)
             resumed = replace(record, course=course, paused_at=None)
             if await self._storage.put_schedule(resumed, replaces=record.revision):
                 await self._note("resume", name)
@@ -368,14 +374,17 @@ class SchedulesAdmin:
     async def skip(self, name: str) -> datetime | None:
         """Skip its next occurrence. Returns when that would have been, None if there is none.
 
-        Raises ScheduleNotFound, UnknownTask for a schedule whose trigger only the declaring app has.
+        Raises ScheduleNotFound, UnknownTask for a schedule whose trigger only the declaring app has, and HeadgateError
+        if its trigger raises.
         """
         while True:
             record = await self._readable(name)
             left_out = record.course.next_at
             if left_out is None or is_over(record.rules, record.course):
                 return None
-            course = skip_next(record.course, record.rules, self._trigger(record))
+            trigger = self._trigger(record)
+            with _naming(name):
+                course = skip_next(record.course, record.rules, trigger)
             if await self._storage.put_schedule(replace(record, course=course), replaces=record.revision):
                 await self._note("skip", name, f"what was due at {to_datetime(left_out):%Y-%m-%d %H:%M:%S} UTC")
                 return to_datetime(left_out)
@@ -468,13 +477,8 @@ class SchedulesAdmin:
 
     def _upcoming(self, record: ScheduleRecord, count: int) -> Sequence[int]:
         trigger = self._trigger(record)
-        try:
+        with _naming(record.name):
             return upcoming(record.rules, trigger, record.course, count)
-        except USER_CODE_ERRORS as error:
-            raise HeadgateError(
-                f"schedule {record.name!r}: its trigger or a function in its exclude= raised "
-                f"{summarize_error(error)}; correct it in the code"
-            ) from error
 
     def _status(self, record: ScheduleRecord) -> ScheduleStatus:
         course, rules = record.course, record.rules
@@ -538,6 +542,18 @@ class SchedulesAdmin:
         except HeadgateError:
             return "overdue: this app does not declare its trigger"
         return "overdue: no worker enqueues its jobs"
+
+
+@contextmanager
+def _naming(schedule: str) -> Iterator[None]:
+    """Raise HeadgateError for what the code of its trigger raises in the block."""
+    try:
+        yield
+    except USER_CODE_ERRORS as error:
+        raise HeadgateError(
+            f"schedule {schedule!r}: its trigger or a function in its exclude= raised {summarize_error(error)}; "
+            "correct it in the code"
+        ) from error
 
 
 def _parts(trigger: StoredTrigger) -> tuple[Cron | Every | Calendar | None, WindowTerms | None]:
