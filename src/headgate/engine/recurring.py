@@ -6,6 +6,7 @@ Before that, it stores the schedules that the code declares, unless a newer rele
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, groupby
 from typing import Literal
@@ -43,6 +44,7 @@ from headgate.schedules.schedule import (
     set_back,
     without_refused,
 )
+from headgate.schedules.trigger import Trigger
 from headgate.shielding import is_cancellation
 from headgate.storage.records import Fired, ScheduleRecord
 from headgate.tasks.schedule import DeclaredSchedule
@@ -68,7 +70,8 @@ class Recurring(WithServices):
         self._failed: set[str] = set()
         """Stored schedules that this node could not run; it tries again each time it declares its own."""
         self._overdue: set[str] = set()
-        self._triggers = {name: declared.spec.trigger for name, declared in services.registry.schedules.items()}
+        self._triggers: dict[str, Trigger] = {}
+        """The triggers of the schedules that the code declares, as the last declaration found them."""
 
     def wake(self) -> None:
         """Check at once, because a schedule may have become due."""
@@ -126,8 +129,10 @@ class Recurring(WithServices):
         return await self._fire_due()
 
     async def _declare(self) -> None:
+        declared = list(self._registry.schedules.values())
+        self._triggers = {each.spec.name: each.spec.trigger for each in declared}
         await self._set_back()
-        await self._declarer.declare()
+        await self._declarer.declare(declared)
         # What this node could not run may have been replaced meanwhile: by itself, a newer release, or an operator.
         self._without_trigger.clear()
         self._failed.clear()
@@ -297,6 +302,7 @@ class Declarer(WithServices):
     def __init__(self, services: Services) -> None:
         super().__init__(services)
         self._noted_at: int | None = None
+        self._known: dict[str, DeclaredSchedule] = {}
         self.stored: set[str] = set()
         """Schedules that are stored as this release declares them."""
         self._settled: set[str] = set()
@@ -311,23 +317,31 @@ class Declarer(WithServices):
         """Whether the next note that this release is live is due."""
         return self._noted_at is None or self._clock.monotonic() - self._noted_at >= NOTE_EVERY
 
-    async def declare(self) -> None:
+    async def declare(self, schedules: Sequence[DeclaredSchedule]) -> None:
         """Store the schedules that are not stored yet. Raises StorageUnavailable; call it again then."""
         self.broken.clear()
         signatures: dict[str, str] = {}
-        for declared in self._registry.schedules.values():
+        for declared in schedules:
+            if self._known.get(declared.spec.name) is not declared:
+                # It is new, or a cell of a notebook was run again.
+                self._known[declared.spec.name] = declared
+                self._forget(declared.spec.name)
             for name in (declared.spec.name, *self._registry.older_names(declared)):
                 signatures[_limit_set_key(name)] = self._signature(declared)
         newest = await self._storage.note_limit_sets(signatures) if signatures else {}
-        for declared in self._registry.schedules.values():
+        for declared in schedules:
             name = declared.spec.name
             if _limit_set_key(name) not in newest:
-                self.stored.discard(name)
-                self._settled.discard(name)
+                self._forget(name)
                 self._publish_superseded(name)
             elif name not in self._settled and name not in self.broken:
                 await self._declare(declared)
         self._noted_at = self._clock.monotonic()
+
+    def _forget(self, name: str) -> None:
+        """Store it anew when this release is the one that declares it."""
+        self.stored.discard(name)
+        self._settled.discard(name)
 
     def _mark_broken(self, name: str, error: BaseException) -> None:
         """Leave a schedule whose declaration fails to other nodes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from headgate import Concurrency, DeclarationError, Every, Handler, Headgate, HeadgateError, StrictRate
 from headgate.tasks.queue import QueueOptions
+from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import registry_of
 from tests.until import patient
 
@@ -159,6 +161,32 @@ def test_a_schedule_of_a_cell_is_replaced_too(notebook: dict[str, Any]) -> None:
     for minutes in (5, 7):
         run(cell.format(minutes=minutes), notebook)
     assert registry_of(app).schedules["work"].spec.trigger == Every(minutes=7)
+
+
+def test_a_schedule_of_a_cell_that_is_run_again_is_stored_within_a_minute_while_the_app_runs(
+    notebook: dict[str, Any],
+) -> None:
+    """The fault: after its first minute, a node declared a schedule no more."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = notebook["app"] = Headgate("memory://", clock=clock)
+        cell = "@app.schedule(Every(minutes={minutes}))\ndef work() -> None: ..."
+        run(cell.format(minutes=5), notebook)
+        async with app:
+            await asyncio.sleep(200)
+            assert (await app.admin.schedules.status("work")).trigger == Every(minutes=5).describe()
+            run(cell.format(minutes=2), notebook)
+            await asyncio.sleep(60)
+            assert (await app.admin.schedules.status("work")).trigger == Every(minutes=2).describe()
+            # It stays removed, unless the cell is run once more.
+            await app.admin.schedules.remove("work")
+            await asyncio.sleep(130)
+            assert await app.admin.schedules.list() == []
+            run(cell.format(minutes=2), notebook)
+            await asyncio.sleep(60)
+            assert [each.name for each in await app.admin.schedules.list()] == ["work"]
+
+    run_virtual(main)
 
 
 def test_in_a_file_a_task_that_is_declared_twice_is_an_error(
