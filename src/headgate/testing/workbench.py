@@ -32,6 +32,7 @@ from headgate.storage.records import Claim, Claimed, FreeSlots
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.call import Call
 from headgate.tasks.definition import TaskDefinition
+from headgate.tasks.signals import Cancel, RateLimited, Snooze
 from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message
 from headgate.testing.in_test import TestApp, in_test
 from headgate.testing.manual_clock import ManualClock
@@ -344,8 +345,10 @@ class InlineTestApp(TestApp):
             for recorded in [each.recorded[job_id] for each in self.at_work if job_id in each.recorded]:
                 await asyncio.wait([recorded])
             performed = self.performed.get(job_id)
-            if self.raising and performed is not None and performed.error is not None:
-                raise performed.error
+            error = None if performed is None else performed.error
+            # These are no errors; the caller, which may be a handler, would be snoozed or cancelled as well.
+            if self.raising and error is not None and not isinstance(error, (Snooze, RateLimited, Cancel)):
+                raise error
 
 
 @contextlib.contextmanager
@@ -353,9 +356,9 @@ def inline(app: Headgate, *, now: datetime | None = None, raising: bool = True) 
     """Run what is enqueued on this app at once, in the caller's loop or thread, until the block ends.
 
     A job runs as in production: arguments and result go through JSON, callbacks are called, following jobs run as well,
-    a failed one waits for its retry. `enqueue` raises what the handler raised, unless `raising` is False. Limits do not
-    delay jobs. A delayed job waits until `travel(…)` or `drain(until=…)`. All else is as in `manual(app)`. Raises
-    HeadgateError for an app that is open.
+    a failed one waits for its retry. `enqueue` raises what the handler raised, unless `raising` is False; a Snooze, a
+    RateLimited or a Cancel is no error. Limits do not delay jobs. A delayed job waits until `travel(…)` or
+    `drain(until=…)`. All else is as in `manual(app)`. Raises HeadgateError for an app that is open.
     """
     clock = ManualClock(SystemClock().now() if now is None else parse_instant(now, "now", "a test"))
     storage = SharedMemory(clock, gated=False)

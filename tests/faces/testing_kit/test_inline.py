@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate import JobState
+from headgate import Cancel, Headgate, JobState, RateLimited, Snooze
 from headgate.testing import Workbench, inline
 from tests.faces.testing_kit import shop
 
@@ -66,6 +66,26 @@ async def test_errors_are_kept_where_the_test_says_so() -> None:
         job = await shop.broken.enqueue()
         assert (await job.status()).state is JobState.FAILED
         assert jobs.all_enqueued(state="failed")[0].task == "broken"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"), [(Snooze(60), "waiting"), (RateLimited(60), "waiting"), (Cancel("not needed"), "cancelled")]
+)
+async def test_a_job_that_is_no_failure_leaves_the_job_that_enqueues_it_alone(outcome: Exception, state: str) -> None:
+    """The fault: the job that had enqueued it was snoozed or cancelled as well, and enqueued it once more."""
+    app = Headgate("memory://")
+
+    @app.task
+    async def inner() -> None:
+        raise outcome
+
+    @app.task
+    async def outer() -> str:
+        return (await inner.enqueue()).id
+
+    with inline(app) as jobs:
+        inner_id = await (await outer.enqueue()).result()
+        assert [(job.id, job.state) for job in jobs.all_enqueued(inner)] == [(inner_id, state)]
 
 
 async def test_limits_delay_nothing_and_delays_wait_for_time_to_pass(jobs: Workbench) -> None:
