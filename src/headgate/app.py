@@ -69,7 +69,7 @@ from headgate.tasks.payload_folder import PayloadFolder
 from headgate.tasks.queue import QueueLimits, QueueOptions, declared_queue
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import declare_resource
-from headgate.tasks.schedule import DeclaredSchedule, ScheduleOptions, schedule_spec
+from headgate.tasks.schedule import DeclaredSchedule, ScheduleOptions, require_trigger, schedule_spec
 from headgate.version import __version__
 
 if TYPE_CHECKING:
@@ -266,6 +266,8 @@ class Headgate(RefusesForeignWords):
         returns None, or a list with a result or an exception for each job. Options are those of `@app.task`; limits,
         retries and timeouts are those of each job. Raises DeclarationError for a function that does not take one list.
         """
+        if callable(size):
+            raise DeclarationError("@app.chunked needs the size of a chunk; write @app.chunked(100) above the function")
 
         def declare(function: Callable[..., Any]) -> Task[Any, Any]:
             body = body_of_function(function, options)
@@ -422,6 +424,8 @@ class Headgate(RefusesForeignWords):
         if plan is not None:
             self._schedule_plan(plan, name, trigger, options, has_arguments=bool(args or kwargs))
             return None
+        # Here, because a decorator without parentheses is not called a second time.
+        require_trigger(trigger, "@app.schedule")
 
         def declare(declared: Any) -> Any:
             task = declared if isinstance(declared, Task) else self.task(declared)

@@ -68,6 +68,12 @@ MISTAKES = [
         "task 'sync' takes 'self', which no job can store; write",
     ),
     ("@app.task\nclass Sync: ...", "Sync is a class; write @app.handler above class Sync(Handler[…])"),
+    ("@app.schedule\nasync def nightly(): ...", 'is not a trigger; pass Cron("0 6 * * *"), Every(minutes=5)'),
+    (
+        "@app.schedule\n@app.task\nasync def nightly(): ...",
+        "@app.schedule: Task('nightly') is not a trigger; pass Cron",
+    ),
+    ("@app.chunked\nasync def index(pages: list[int]): ...", "write @app.chunked(100) above the function"),
     ("@app.task(timeout=0)\nasync def sync(): ...", "timeout=0 must be above 0 seconds"),
     ('@app.task(queue="mail")\nasync def sync(): ...', "not declared. Declare it first with app.queue('mail')"),
     ("@app.task(process=True)\nasync def sync(): ...", "process=True is for a plain def that computes"),

@@ -81,6 +81,15 @@ class ScheduleOptions(TypedDict, total=False):
     """The zone of `between`, `on` and `exclude` (default: that of the trigger, else UTC)."""
 
 
+def require_trigger(trigger: object, where: str) -> None:
+    """Raise DeclarationError unless it is a trigger."""
+    if not isinstance(trigger, Trigger) or isinstance(trigger, type):
+        raise DeclarationError(
+            f'{where}: {trigger!r:.80} is not a trigger; pass Cron("0 6 * * *"), Every(minutes=5), Calendar(…), or an '
+            "object with next_after, latest_at_or_before and describe"
+        )
+
+
 def schedule_spec(name: str, trigger: Trigger, options: ScheduleOptions) -> ScheduleSpec:
     """Return the checked declaration of a schedule. Raises TypeError, and DeclarationError for what can never work."""
     where = f"schedule {name!r}"
@@ -89,11 +98,7 @@ def schedule_spec(name: str, trigger: Trigger, options: ScheduleOptions) -> Sche
     misfire, overlap = options.get("misfire", "run_once"), options.get("overlap")
     if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
         raise DeclarationError(f"schedule name {name!r:.80} must be 1 to 200 printable characters")
-    if not isinstance(trigger, Trigger) or isinstance(trigger, type):
-        raise DeclarationError(
-            f'{where}: {trigger!r:.80} is not a trigger; pass Cron("0 6 * * *"), Every(minutes=5), Calendar(…), or an '
-            "object with next_after, latest_at_or_before and describe"
-        )
+    require_trigger(trigger, where)
     if first not in ("now", "after") and not isinstance(first, datetime):
         raise DeclarationError(f'{where}: first={first!r} must be "now", "after" or an aware datetime')
     first_at = parse_instant(first, "first", where) if isinstance(first, datetime) else None
