@@ -76,6 +76,8 @@ def compile_key(key: object, parameters: Sequence[str], where: str, fields: Argu
             return _compile_template(key, parameters, where, fields)
         case (_,) | (_, _) if isinstance(key, tuple):
             return _compile_levels(key, parameters, where, fields)
+        case _ if key is header:
+            raise DeclarationError(f'{where}: key=header is not called; write header("tenant")')
         case _ if hasattr(key, "enqueue"):
             raise DeclarationError(f"{where}: key={key!r} is a task; write a function of the arguments")
         case _ if callable(key):
