@@ -181,6 +181,8 @@ def require_store_url(url: Any) -> Any:
         wrong, instead = f"{displayed_url(text)!r} names a driver", f"{kind}://… without +{driver}"
     elif text == ":memory:":
         wrong, instead = "':memory:' has no scheme", "memory://"
+    elif text == "sqlite:///:memory:":
+        wrong, instead = f"{text!r} names a file", "memory://"
     elif isinstance(url, PurePath) or _DATABASE_FILE.fullmatch(text):
         wrong, instead = f"{text!r} is a path", f"sqlite:///{quote(PurePath(text).as_posix(), safe='/:')}"
     else:

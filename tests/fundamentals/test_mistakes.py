@@ -17,6 +17,7 @@ MISTAKES = [
     ('Headgate("/srv/my jobs.sqlite3")', "is a path; write sqlite:////srv/my%20jobs.sqlite3"),
     ('from pathlib import Path\nHeadgate(Path("jobs"))', "'jobs' is a path; write sqlite:///jobs"),
     ('Headgate(":memory:")', "has no scheme; write memory://"),
+    ('Headgate("sqlite:///:memory:")', "'sqlite:///:memory:' names a file; write memory://"),
     ('Headgate("postgresql+asyncpg://localhost/jobs")', "write postgresql://… without +asyncpg"),
     ('Headgate("jobs")', "has an unknown scheme; use sqlite:///path, postgresql://host/database"),
     ('Headgate("sqlite://jobs.db")', "has no path; write sqlite:///jobs.db"),
@@ -101,6 +102,10 @@ MISTAKES = [
     ('StrictRate("0/m")', "allows 0 starts; a rate needs a count of at least 1"),
     ('@app.task(limits=[StrictRate("15/m", key="{tenant}")])\nasync def sync(tenant_id): ...', "write {tenant_id}"),
     ('@app.task(limits=[StrictRate("15/m", key="tenant_id")])\nasync def sync(tenant_id): ...', 'write "{tenant_id}"'),
+    (
+        '@app.task(limits=[StrictRate("15/m", key=header)])\nasync def sync(tenant_id): ...',
+        'key=header is not called; write header("tenant")',
+    ),
     ("Mutex()", "a mutex needs the resource that it guards: Mutex("),
     ('Concurrency("3")', "must be a whole number, at least 1"),
     ('Limiter("15/m")', "is not a limit; write Limiter(RateLimit('15/m'))"),
