@@ -20,9 +20,9 @@ SHOWN = 10
 class Enqueued:
     """A job that a test has enqueued, as it is now.
 
-    `arguments` are by name, as the handler gets them, with the defaults filled in. `delay` is in seconds, 0 without
-    one. `run_at` is an aware datetime; for a retry, the time of the next attempt. `connection` is the caller's
-    connection whose transaction contains it.
+    `arguments` are by name, as the handler gets them, with the defaults filled in and without those that are
+    `result_of(…)`. `delay` is in seconds, 0 without one. `run_at` is an aware datetime; for a retry, the time of the
+    next attempt. `connection` is the caller's connection whose transaction contains it.
     """
 
     id: str
@@ -59,7 +59,11 @@ class Enqueued:
 def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any) -> Enqueued:
     """Return a stored job for a test."""
     try:
-        given = {} if task is None else task.payload.arguments(record.payload)
+        # Results are added when the job starts, and are in no stored payload.
+        if task is not None and record.origin is not None and record.origin.results:
+            given: Mapping[str, Any] = task.payload.decode_part(record.payload, record.origin.results)
+        else:
+            given = {} if task is None else task.payload.arguments(record.payload)
         arguments = {name: given[name] for name in (task.payload.parameters if task else ()) if name in given}
     except PayloadError:
         arguments = {"payload": record.payload}

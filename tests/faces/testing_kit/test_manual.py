@@ -29,6 +29,7 @@ from headgate import (
     Snooze,
     StrictRate,
     batch,
+    result_of,
 )
 from headgate.testing import Workbench, inline, manual
 from tests.faces.testing_kit import shop
@@ -283,6 +284,27 @@ async def test_what_a_job_enqueues_and_what_follows_it_is_drained_too(jobs: Work
     assert shop.seen.index(("f", False)) > shop.seen.index(("e", False))
     assert len(shop.seen) == 7
     assert (await both.wait()).succeeded == 2
+
+
+async def test_a_job_that_takes_a_result_is_found_by_its_other_arguments() -> None:
+    """The fault: it had one argument, its payload as text, so that no assertion about it held."""
+    app = Headgate("memory://")
+
+    @app.task
+    async def count(tenant: str) -> int:
+        return len(tenant)
+
+    @app.task
+    async def add_up(counts: list[int], tenant: str, factor: int = 2) -> int:
+        return sum(counts) * factor
+
+    with manual(app) as jobs:
+        first = count.call("acme")
+        await batch([first, add_up.call([result_of(first)], tenant="acme")]).enqueue()
+        for _ in range(2):
+            assert jobs.assert_enqueued(add_up, tenant="acme").arguments == {"tenant": "acme", "factor": 2}
+            jobs.refute_enqueued(add_up, tenant="globex")
+            await jobs.drain()
 
 
 async def test_waiting_for_a_result_that_no_job_can_produce_raises(jobs: Workbench) -> None:
