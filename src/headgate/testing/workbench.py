@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -91,14 +91,17 @@ class Workbench:
         self, task: Task[..., Any] | None = None, *, state: JobState | str | None = None
     ) -> list[Enqueued]:
         """Return all jobs of this test, oldest first, in every state; of one task, or in one state, if given."""
-        task = None if task is None else _own(task)
-        expected = None if state is None else JobState(state)
+        task = None if task is None else self._own(task)
         run_to_end(self._storage.remove_rolled_back())
         records: list[Any] = []
         cursor: str | None = None
         while True:
             filter = JobFilter(
-                task=None if task is None else task.name, state=expected, oldest_first=True, cursor=cursor, count=PAGE
+                task=None if task is None else task.name,
+                state=cast("JobState | None", state),
+                oldest_first=True,
+                cursor=cursor,
+                count=PAGE,
             )
             page = run_to_end(self._storage.jobs(filter))
             records += page
@@ -175,9 +178,10 @@ class Workbench:
             task = what.task
             if task is None or args or kwargs:
                 raise TypeError("pass task.call(…) alone, or a task and its arguments")
+            self._own(task)
             _, arguments = task.payload.encode(what.args, what.kwargs)
             return EnqueuedQuery(task=task.name, arguments=arguments, **options)
-        task = _own(what)
+        task = self._own(what)
         names = task.payload.parameters
         unknown = [name for name in kwargs if name not in names]
         if unknown or len(args) > len(names):
@@ -217,7 +221,7 @@ class Workbench:
         Retry, Fail and Cancel included; limits, delay and retries are ignored. Raises TypeError and PayloadError for
         arguments that cannot be enqueued.
         """
-        task = _own(task)
+        task = self._own(task)
         now = self.clock.now()
         client = self._app._client
         new: list[NewJob] = []
@@ -240,6 +244,26 @@ class Workbench:
         assert record is not None
         result: R = result_of(record, task)
         return result
+
+    def _own(self, task: Any) -> Any:
+        """Return a task of the app, or the one that runs a task of Django's. Raises TypeError for anything else."""
+        if not isinstance(task, Task) and hasattr(task, "get_backend"):
+            backend = task.get_backend()
+            if not hasattr(backend, "app_task"):
+                kind = type(backend)
+                raise TypeError(
+                    f"{task.module_path!r} is a task of {kind.__module__}.{kind.__qualname__}, and so no task of this "
+                    "app; in these tests the BACKEND in TASKS has to be headgate.contrib.django.HeadgateBackend"
+                )
+            task = backend.app_task(task)
+        if not isinstance(task, Task):
+            raise TypeError(f"{task!r:.80} is no task; pass a function with @app.task, or the .task of a handler")
+        if not self._app._registry.declares(task):
+            raise TypeError(
+                f"task {task.name!r} of module {task.function.__module__} belongs to another app than that of this "
+                "test; a module that is imported under two names makes two apps"
+            )
+        return task
 
     async def _run_until(self, node: SteppedNode, until: Until | None) -> None:
         end: int | None
@@ -279,20 +303,6 @@ class Workbench:
         if len(failed) > 1:
             error.add_note(f"{len(failed) - 1} more jobs failed in this drain; raising=False returns them all")
         raise error from failed[0].error
-
-
-def _own(task: Any) -> Any:
-    """Return the app's task that runs one of Django's; a task of the app itself is returned as it is."""
-    if isinstance(task, Task) or not hasattr(task, "get_backend"):
-        return task
-    backend = task.get_backend()
-    if not hasattr(backend, "app_task"):
-        kind = type(backend)
-        raise TypeError(
-            f"{task.module_path!r} is a task of {kind.__module__}.{kind.__qualname__}, and so no task of this app; in "
-            "these tests the BACKEND in TASKS has to be headgate.contrib.django.HeadgateBackend"
-        )
-    return backend.app_task(task)
 
 
 class SyncWorkbench:

@@ -307,6 +307,29 @@ async def test_a_job_that_takes_a_result_is_found_by_its_other_arguments() -> No
             await jobs.drain()
 
 
+async def test_what_is_no_task_of_the_app_is_refused(jobs: Workbench) -> None:
+    """The fault: the task of an app that was imported twice had no jobs, so that refute_enqueued passed."""
+    other = Headgate("memory://")
+
+    @other.task
+    async def greet(name: str) -> None: ...
+
+    for task, problem in (
+        (greet, "task 'greet' of module .*test_manual belongs to another app"),
+        (greet.call("ada"), "belongs to another app"),
+        (shop.greet.function, "<function greet .* is no task; pass a function with @app.task"),
+        ("greet", "'greet' is no task"),
+    ):
+        with pytest.raises(TypeError, match=problem):
+            jobs.refute_enqueued(task)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="belongs to another app"):
+        jobs.all_enqueued(greet)
+    with pytest.raises(TypeError, match="belongs to another app"):
+        await jobs.run_job(greet, "ada")
+    with pytest.raises(DeclarationError, match="state='done' must be one of waiting, running"):
+        jobs.all_enqueued(state="done")
+
+
 async def test_waiting_for_a_result_that_no_job_can_produce_raises(jobs: Workbench) -> None:
     job = await shop.greet.enqueue("ada")
     with pytest.raises(HeadgateError, match=r"nothing runs by itself.*drain\(\) first"):
