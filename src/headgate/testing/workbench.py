@@ -32,6 +32,7 @@ from headgate.storage.records import Claim, Claimed, FreeSlots
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.call import Call
 from headgate.tasks.definition import TaskDefinition
+from headgate.tasks.options import merged
 from headgate.tasks.signals import Cancel, RateLimited, Snooze
 from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message
 from headgate.testing.in_test import TestApp, in_test
@@ -131,16 +132,19 @@ class Workbench:
         """Return the first job that was enqueued like this; raise AssertionError, with the enqueued jobs, without one.
 
         `assert_enqueued(sync_tenant, "acme", delay=60)`: arguments and options that are not given match anything.
-        `sync_tenant.call("acme")` instead of the task matches exactly that call, checked by the type checker. `delay`
-        and `at` match `within` a second. `count`: exactly so many. A job counts whether it has run or not.
+        `sync_tenant.call("acme")` instead of the task matches exactly that call, checked by the type checker. Options
+        of `using(…)` count, too. `delay` and `at` match `within` a second. `count`: exactly so many. A job counts
+        whether it has run or not.
         """
         __tracebackhide__ = True
+        if count == 0:
+            raise TypeError("assert_enqueued needs a job; for none write refute_enqueued(…)")
         expected = self._expected(
             what,
             args,
             kwargs,
             queue=queue,
-            delay=None if delay is None else parse_seconds(delay, "delay", "assert_enqueued"),
+            delay=delay,
             at=at,
             within=parse_seconds(within, "within", "assert_enqueued"),
             priority=priority,
@@ -172,16 +176,20 @@ class Workbench:
             raise AssertionError(present_message(expected, found))
 
     def _expected(
-        self, what: Task[..., Any] | Call[Any], args: tuple[Any, ...], kwargs: Any, **options: Any
+        self, what: Task[..., Any] | Call[Any], args: tuple[Any, ...], kwargs: Any, **given: Any
     ) -> EnqueuedQuery:
+        task = self._own(what.task if isinstance(what, Call) else what)
+        own = merged(task.options, {name: value for name, value in given.items() if value is not None})
+        options: dict[str, Any] = {name: value for name, value in own.items() if name in EnqueuedQuery.__slots__}
+        if "delay" in options:
+            options["delay"] = parse_seconds(options["delay"], "delay", "assert_enqueued")
+        if "at" in options:
+            options["at"] = to_datetime(parse_instant(options["at"], "at", "assert_enqueued"))
         if isinstance(what, Call):
-            task = what.task
-            if task is None or args or kwargs:
+            if args or kwargs:
                 raise TypeError("pass task.call(…) alone, or a task and its arguments")
-            self._own(task)
             _, arguments = task.payload.encode(what.args, what.kwargs)
             return EnqueuedQuery(task=task.name, arguments=arguments, **options)
-        task = self._own(what)
         names = task.payload.parameters
         unknown = [name for name in kwargs if name not in names]
         if unknown or len(args) > len(names):

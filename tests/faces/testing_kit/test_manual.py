@@ -445,6 +445,27 @@ async def test_a_job_is_found_by_all_options_of_using(jobs: Workbench) -> None:
         jobs.assert_enqueued(shop.greet, tags=["vip", "big"])
 
 
+async def test_the_options_of_using_are_expected_as_well(jobs: Workbench) -> None:
+    """The fault: assert_enqueued held for a job without the delay of the call that was expected."""
+    await shop.greet.using(delay=60, headers={"a": "b"}).enqueue("ada")
+    jobs.assert_enqueued(shop.greet.using(delay="1m", headers={"a": "b"}).call("ada"))
+    jobs.assert_enqueued(shop.greet.using(delay=5), "ada", delay=60)
+    jobs.refute_enqueued(shop.greet.using(priority=3), "ada")
+    for what in (shop.greet.using(delay=5).call("ada"), shop.greet.using(delay=5)):
+        with pytest.raises(AssertionError, match="✗ delay 60 s, not 5 s"):
+            jobs.assert_enqueued(what)
+    with pytest.raises(AssertionError, match="✗ priority 0, not 3"):
+        jobs.assert_enqueued(shop.greet.using(priority=3).call("ada"))
+
+
+async def test_what_no_job_can_match_is_refused(jobs: Workbench) -> None:
+    await shop.greet.enqueue("ada")
+    with pytest.raises(DeclarationError, match="has no time zone; pass an aware datetime"):
+        jobs.assert_enqueued(shop.greet, at=datetime(2030, 1, 1))  # noqa: DTZ001
+    with pytest.raises(TypeError, match=r"for none write refute_enqueued"):
+        jobs.assert_enqueued(shop.greet, "eve", count=0)
+
+
 async def test_time_begins_at_the_instant_of_the_test() -> None:
     with manual(shop.app, now=datetime(2030, 1, 1, tzinfo=UTC)) as jobs:
         await shop.greet.enqueue("ada")
