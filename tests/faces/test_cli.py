@@ -351,6 +351,16 @@ def test_status_does_not_say_that_nothing_waits_if_it_could_not_count(
         )
 
 
+def test_status_shows_what_is_logged_while_the_app_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_into(tmp_path, monkeypatch)
+    monkeypatch.setenv("HEADGATE_SHEMA", "shop")
+    mistaken = Project(tmp_path, 'from headgate import Headgate\napp = Headgate("sqlite:///jobs.db")\n')
+    call("status", mistaken.target)
+    assert "HEADGATE_SHEMA has no effect" in caplog.text
+
+
 def test_show_prints_the_limit_of_a_throttled_job_and_its_start(project: Project) -> None:
     async def throttle(app: Headgate) -> str:
         jobs = await app.tasks["sync"].enqueue_many([("acme", page) for page in range(3)])

@@ -88,9 +88,7 @@ def status(target: str, as_json: bool) -> None:
 
     Final jobs are shown if they can be counted quickly; `headgate queues list` always counts them.
     """
-    with quiet():
-        # The output names counts that failed, so the log need not.
-        answer, now = ask_with_time(target, _fetch)
+    answer, now = ask_with_time(target, _fetch)
     if as_json:
         print_json(answer)
         return
@@ -152,24 +150,26 @@ def status(target: str, as_json: bool) -> None:
 async def _fetch(admin: Admin) -> Status:
     """Return the status; if a lock blocks the database, the error names its holder."""
     counts = SlowCounts(SystemClock(), patience=COUNTS_FOR, queue_patience=None)
-    try:
-        answering = asyncio.ensure_future(_answer(admin, counts))
-        done, _ = await asyncio.wait([answering], timeout=STUCK_AFTER)
-        blocking: list[Blocker] = []
-        if not done:
-            # Before the counts are cancelled: they may be what waits. Else they only take long, with 200,000 keys.
-            blocking = [each for each in await admin.blockers() if each.kind == "blocks"]
-            if blocking:
-                await counts.close()
+    # The output names counts that failed, so the log need not.
+    with quiet():
         try:
-            return await answering
-        except StorageUnavailable as error:
-            if not blocking:
-                raise
-            who = "; ".join(f"{each} (pid {each.pid}; pg_terminate_backend ends it)" for each in blocking)
-            raise StorageUnavailable(f"{error}; {who}") from error
-    finally:
-        await counts.close()
+            answering = asyncio.ensure_future(_answer(admin, counts))
+            done, _ = await asyncio.wait([answering], timeout=STUCK_AFTER)
+            blocking: list[Blocker] = []
+            if not done:
+                # Before the counts are cancelled: they may be what waits. Else they only take long, with 200,000 keys.
+                blocking = [each for each in await admin.blockers() if each.kind == "blocks"]
+                if blocking:
+                    await counts.close()
+            try:
+                return await answering
+            except StorageUnavailable as error:
+                if not blocking:
+                    raise
+                who = "; ".join(f"{each} (pid {each.pid}; pg_terminate_backend ends it)" for each in blocking)
+                raise StorageUnavailable(f"{error}; {who}") from error
+        finally:
+            await counts.close()
 
 
 async def _answer(admin: Admin, counts: SlowCounts) -> Status:
