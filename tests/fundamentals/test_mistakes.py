@@ -119,6 +119,8 @@ MISTAKES = [
     (TASK + 'sync.delay("acme")', "has no .delay(); write await sync.enqueue(…)"),
     (TASK + 'sync.map(["acme"])', "write await sync.enqueue_many([(…,), (…,)]), or sync.sync.enqueue_many("),
     (TASK + 'await sync.enqueue_many(["acme"])', "not 'acme'; write ('acme',)"),
+    (TASK + 'await sync.enqueue_many([["acme", 2]])', "not ['acme', 2]; write ('acme', 2)"),
+    ("@app.task\nasync def add(numbers): ...\nawait add.enqueue_many([[1, 2]])", "not [1, 2]; write ([1, 2],)"),
     (TASK + 'sync.apply_async(args=("acme",))', "write await sync.using(delay=…, queue=…).enqueue(…)"),
     (TASK + 'sync.remote("acme")', "has no .remote(); write await sync.enqueue(…)"),
     ('await app.enqueue("sync", "acme")', "write await task.enqueue(…), where `task` is your function with @app.task"),

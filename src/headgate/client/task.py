@@ -152,8 +152,10 @@ class Task(TaskDefinition, Generic[P, R]):
             elif isinstance(call, tuple):
                 made.append(Call(call, {}))
             else:
+                # A list may be the only argument of a task; of a task with more it has all of them.
+                instead = tuple(call) if isinstance(call, list) and len(self.payload.parameters) > 1 else (call,)
                 raise TypeError(
-                    f"enqueue_many takes tuples of arguments or task.call(…), not {call!r:.80}; write ({call!r:.80},)"
+                    f"enqueue_many takes tuples of arguments or task.call(…), not {call!r:.80}; write {instead!r:.80}"
                 )
         return made
 
