@@ -34,6 +34,21 @@ def test_an_instant_and_an_id_are_never_broken(
     assert max(map(len, received.splitlines())) <= width
 
 
+@pytest.mark.parametrize("width", [80, 400])
+def test_a_long_fact_beside_an_instant_is_printed_whole_with_its_name(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The payload of a job was cut after one line, and the names of all its facts were missing."""
+    monkeypatch.setattr(output, "WIDE", width)
+    facts = [("starts that a limit delayed", 0), ("enqueued", AT), ("payload", "z" * 1000)]
+    print_table("Job", ("", ""), facts, empty="")
+    received = capsys.readouterr().out
+    assert received.count("z") == 1000
+    assert all(name in received for name, _ in facts)
+    assert "2026-05-01 08:30:00.000Z" in received
+    assert max(map(len, received.splitlines())) <= width
+
+
 def test_a_long_list_is_printed_with_little_work(capsys: pytest.CaptureFixture[str]) -> None:
     """Ten thousand jobs took sixteen seconds to lay out: six thousand executed lines for each."""
     print_table("Jobs", COLUMNS, rows(1), empty="none", firm=["id"])  # loads what it needs

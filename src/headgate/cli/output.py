@@ -140,9 +140,11 @@ def print_table(
     if len(rows) > MANY:
         _print_plainly(title, columns, rows)
         return
-    # Ids and instants are copied and compared, so other columns are folded first.
+    # Ids and instants are copied and compared, so other columns are folded first. Without headings, a column has facts
+    # of all kinds, and the longest of them would be cut.
     is_firm = [
-        column in firm or any(isinstance(row[at], datetime) for row in rows) for at, column in enumerate(columns)
+        column in firm or (column != "" and any(isinstance(row[at], datetime) for row in rows))
+        for at, column in enumerate(columns)
     ]
     if any(columns) and _least_width(is_firm, rows) > console.width:
         _print_blocks(console, title, columns, rows)
