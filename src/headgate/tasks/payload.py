@@ -218,6 +218,10 @@ class PayloadType:
             given = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeError) as error:
             raise PayloadError(f"the arguments of {self._where} are not JSON: {error}") from None
+        except RecursionError:
+            raise PayloadError(
+                f"the arguments of {self._where} are nested too deeply, over {MAX_DEPTH} levels"
+            ) from None
         if not isinstance(given, dict):
             raise PayloadError(f"the arguments of {self._where} must be a JSON object, not {self._shown(given)}")
         known = ", ".join(self.parameters) or "none"

@@ -263,6 +263,12 @@ def test_what_is_nested_deeper_than_another_process_may_read_is_refused(depth: i
         payload_of(Any).encode_result(nested(depth))
 
 
+def test_arguments_written_as_json_that_is_nested_too_deeply_are_refused() -> None:
+    """A RecursionError came out of `headgate jobs enqueue --payload`."""
+    with pytest.raises(PayloadError, match="the arguments of task 'work' are nested too deeply, over 100 levels"):
+        payload_of(Any).parse(f'{{"x": {"[" * 100_000}{"]" * 100_000}}}')
+
+
 def test_depth_is_counted_outside_of_texts_only_and_wide_is_not_deep() -> None:
     assert there_and_back(Any, nested(98)) == nested(98)
     assert there_and_back(Any, "[" * 1_000 + '\\"{') == "[" * 1_000 + '\\"{'
