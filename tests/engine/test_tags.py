@@ -162,6 +162,50 @@ def test_annotations_outlive_failed_attempts_and_the_next_one_reads_them() -> No
     run_virtual(main)
 
 
+class Text(str):
+    """As a template engine or a parser returns it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "shown"
+
+
+class Number(float):
+    """As `numpy.float64`."""
+
+    __slots__ = ()
+
+
+class Count(int):
+    __slots__ = ()
+
+
+def test_annotations_of_subclasses_of_text_and_numbers_are_plain_ones() -> None:
+    """The handler failed: "Encoding objects of type float64 is unsupported"."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
+
+        @app.task
+        async def train() -> None:
+            values: dict[str, Any] = {
+                "loss": Number(0.25),
+                "title": Text("plain"),
+                "count": Count(3),
+                "state": JobState.FAILED,
+            }
+            current_job().annotate(**values, is_done=True)
+
+        async with app:
+            job = await train.enqueue()
+            await job.result()
+            kept = {"loss": 0.25, "title": "plain", "count": 3, "state": "failed", "is_done": True}
+            assert await annotations_of(app, job.id) == kept
+
+    run_virtual(main)
+
+
 def test_annotations_of_a_job_that_runs_for_long_are_stored_meanwhile() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

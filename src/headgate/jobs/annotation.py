@@ -47,6 +47,20 @@ def applied(before: Mapping[str, Annotation], changes: Mapping[str, Any]) -> dic
     return {name: value for name, value in {**before, **changes}.items() if value is not None}
 
 
+def plain(value: Any) -> Any:
+    """Return text or a number of a subclass as a plain one, as it is read back: numpy has such numbers."""
+    match value:
+        case bool():
+            return value
+        case str():
+            return str.__str__(value)
+        case int():
+            return int(value)
+        case float():
+            return float(value)
+    return value
+
+
 def _require_storable(name: str, value: Any) -> None:
     if not _NAME.fullmatch(name):
         raise ValueError(f"the name of annotation {name!r:.80} must be 1 to 64 letters, digits and _ . : / @ + # -")

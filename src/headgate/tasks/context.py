@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import HeadgateError
 from headgate.foreign_words import RefusesForeignWords
-from headgate.jobs.annotation import Annotation, annotated, applied
+from headgate.jobs.annotation import Annotation, annotated, applied, plain
 from headgate.jobs.job import ClaimedJob, summarize_error
 from headgate.jobs.report import kept_level
 from headgate.tasks.job_log import JobLog, Reports, format_record
@@ -272,6 +272,7 @@ class JobContext(RefusesForeignWords):
         about a second, and before the end of the attempt, however that ends; the next attempt reads them. A node that
         dies before loses them. It returns at once, and may be called from any thread. Raises ValueError.
         """
+        annotations = {name: plain(value) for name, value in annotations.items()}
         self._annotations = annotated(self.annotations, annotations)
         if self._reports is not None:
             self._reports.annotate(self._job, annotations)
