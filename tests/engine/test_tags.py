@@ -181,6 +181,26 @@ class Count(int):
     __slots__ = ()
 
 
+def test_texts_of_options_may_be_of_a_subclass() -> None:
+    """The enqueue raised TypeError: "Encoding objects of type SafeString is unsupported"."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def load() -> None: ...
+
+        async with app.open():
+            job = await load.using(
+                tags=[Text("vip")], headers={Text("by"): Text("api")}, unique_key=Text("k")
+            ).enqueue()
+            record = (await app.admin.job(job.id)).record
+            assert record.options is not None
+            assert (record.options.tags, record.headers, record.unique_key) == (("vip",), {"by": "api"}, "k")
+
+    run_virtual(main)
+
+
 def test_annotations_of_subclasses_of_text_and_numbers_are_plain_ones() -> None:
     """The handler failed: "Encoding objects of type float64 is unsupported"."""
 

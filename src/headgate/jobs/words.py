@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from headgate.errors import DeclarationError
+from headgate.jobs.annotation import plain
 
 MOST_TAGS = 20
 """How many tags a job may have, those of its task included: each is a row of an index."""
@@ -27,7 +28,7 @@ def parse_tags(tags: object, where: str) -> tuple[str, ...]:
     found = list(tags)
     for tag in found:
         require_tag(tag, where)
-    unique = sorted(set(found))
+    unique = sorted({plain(tag) for tag in found})
     if len(unique) > MOST_TAGS:
         raise DeclarationError(
             f"{where} has {len(unique)} tags, more than {MOST_TAGS}; put what differs from job to job into headers="

@@ -11,6 +11,7 @@ from uuid import UUID
 from headgate.arguments import is_utf8, parse_duration, parse_instant
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
+from headgate.jobs.annotation import plain
 from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.job import JobOptions, RetentionTerms
 from headgate.jobs.retention import own_retention
@@ -169,7 +170,7 @@ def job_template(task: TaskDefinition, options: EnqueueOptions) -> JobTemplate:
             "options": _job_options(task, options, where),
             "audit": task.audit if audit is None else audit_level(audit, where),
         },
-        dict(headers) if headers else None,
+        {plain(name): plain(value) for name, value in headers.items()} if headers else None,
         debounce if delay is None else parse_duration(delay, "delay", where),
         None if at is None else parse_instant(at, "at", where),
         *_expiry(task, expires_in, expires_at, where),
