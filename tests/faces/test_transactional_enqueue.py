@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
@@ -412,6 +413,33 @@ async def test_under_another_isolation_a_unique_key_is_refused_and_a_plain_job_i
         assert await is_there(on_postgres, job.id)
     finally:
         await connection.close()
+
+
+@pytest.mark.parametrize("begun", ["by BEGIN", "by the enqueue"])
+@pytest.mark.parametrize("how", ["an id", "many", "a unique key"])
+async def test_an_enqueue_that_comes_first_in_a_transaction_waits_for_another_writer(
+    on_sqlite: AppAndWorker, how: str, begun: str
+) -> None:
+    """It read before it wrote, and SQLite does not let a transaction wait that has read: "database is locked"."""
+    program = on_sqlite
+    own: Any = {"an id": {"id": uuid.uuid4()}, "a unique key": {"unique_key": "k"}}.get(how, {})
+    isolation: Any = None if begun == "by BEGIN" else "DEFERRED"
+    with (
+        contextlib.closing(sqlite3.connect(program.place, isolation_level=None, check_same_thread=False)) as other,
+        contextlib.closing(sqlite3.connect(program.place, isolation_level=isolation, timeout=10)) as connection,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        ending = threading.Timer(0.2, other.execute, ["COMMIT"])
+        ending.start()
+        try:
+            with connection:
+                if begun == "by BEGIN":
+                    connection.execute("BEGIN")
+                calls = [("ada",), ("eve",)] if how == "many" else [("ada",)]
+                jobs = await program.plain.using(connection=connection, **own).enqueue_many(calls)
+        finally:
+            ending.join()
+    assert all([await is_there(program, job.id) for job in jobs])
 
 
 async def test_an_object_that_is_not_a_connection_is_refused_by_its_type(on_sqlite: AppAndWorker) -> None:

@@ -60,6 +60,10 @@ WITH new AS (
 @insert_jobs
 ON CONFLICT (id) DO NOTHING
 
+-- name: begin_to_write [sqlite]
+-- Wait for other writers, and change nothing. SQLite lets no transaction wait that has read: its first write fails.
+UPDATE limit_time SET last_used = last_used WHERE id = 0
+
 -- name: highest_id [sqlite]
 -- The highest id of a job.
 SELECT max(id) FROM job

@@ -393,6 +393,9 @@ class SqliteStorage(Store):
         self._require_usable()
 
         def add(callers: sqlite3.Connection) -> Mapping[str, str]:
+            # A lone job is inserted before anything is read.
+            if len(jobs) > 1 or may_have_duplicates(jobs):
+                callers.execute(STATEMENTS["begin_to_write"].sql)
             return run_to_end(enlist(self._transaction(callers), jobs))
 
         return await run_in(await enlisted(connection), self.path, add)
