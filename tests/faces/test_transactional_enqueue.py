@@ -415,6 +415,18 @@ async def test_under_another_isolation_a_unique_key_is_refused_and_a_plain_job_i
         await connection.close()
 
 
+async def test_a_connection_that_returns_texts_as_bytes_enqueues_and_goes_on_returning_them(
+    on_sqlite: AppAndWorker,
+) -> None:
+    with contextlib.closing(sqlite3.connect(on_sqlite.place)) as connection:
+        connection.text_factory = bytes
+        with connection:
+            job = await on_sqlite.plain.using(connection=connection, unique_key="k").enqueue("ada")
+            assert await on_sqlite.plain.using(connection=connection, unique_key="k").enqueue("eve") == job
+        assert connection.execute("SELECT 'ada'").fetchone() == (b"ada",)
+    assert await is_there(on_sqlite, job.id)
+
+
 @pytest.mark.parametrize("begun", ["by BEGIN", "by the enqueue"])
 @pytest.mark.parametrize("how", ["an id", "many", "a unique key"])
 async def test_an_enqueue_that_comes_first_in_a_transaction_waits_for_another_writer(

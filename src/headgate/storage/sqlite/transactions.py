@@ -253,12 +253,17 @@ async def run_in(caller: Enlisted, path: Path, work: Callable[[sqlite3.Connectio
 
 
 def _run(connection: sqlite3.Connection, path: Path, work: Callable[[sqlite3.Connection], T]) -> T:
-    _require_same_file(connection, path)
-    _require_open_transaction(connection)
-    plain = _PlainConnection(connection)
-    # From its next commit on, this connection does not checkpoint by itself; see `Checkpointer`.
-    plain.execute("PRAGMA wal_autocheckpoint = 0")
-    return work(cast(sqlite3.Connection, plain))
+    # It belongs to the connection, so the cursors below have the caller's as well.
+    factory, connection.text_factory = connection.text_factory, str
+    try:
+        _require_same_file(connection, path)
+        _require_open_transaction(connection)
+        plain = _PlainConnection(connection)
+        # From its next commit on, this connection does not checkpoint by itself; see `Checkpointer`.
+        plain.execute("PRAGMA wal_autocheckpoint = 0")
+        return work(cast(sqlite3.Connection, plain))
+    finally:
+        connection.text_factory = factory
 
 
 class _PlainConnection:
