@@ -19,7 +19,9 @@ import asyncpg
 import psycopg
 import pytest
 import pytest_asyncio
+from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 from headgate import (
     DeclarationError,
@@ -425,6 +427,22 @@ async def test_a_connection_that_returns_texts_as_bytes_enqueues_and_goes_on_ret
             assert await on_sqlite.plain.using(connection=connection, unique_key="k").enqueue("eve") == job
         assert connection.execute("SELECT 'ada'").fetchone() == (b"ada",)
     assert await is_there(on_sqlite, job.id)
+
+
+async def test_sqlalchemy_over_another_driver_is_refused_by_the_name_of_the_driver(on_sqlite: AppAndWorker) -> None:
+    """As over psycopg2: the error said to pass a SQLAlchemy session, which it was."""
+
+    class Wrapped:
+        def __init__(self) -> None:
+            self.inner = sqlite3.connect(on_sqlite.place)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    engine = create_engine("sqlite://", creator=Wrapped)
+    with Session(engine) as session, pytest.raises(UnfitConnection, match=r"Session over .*Wrapped cannot carry"):
+        await on_sqlite.plain.using(connection=session).enqueue("ada")
+    engine.dispose()
 
 
 @pytest.mark.parametrize("begun", ["by BEGIN", "by the enqueue"])

@@ -39,9 +39,10 @@ async def enlisted(connection: Any) -> Enlisted:
             break
     found = _driver(wrapped)
     if found is None:
+        given, driver = (f"{type(each).__module__}.{type(each).__qualname__}" for each in (connection, wrapped))
         raise UnfitConnection(
-            f"connection={type(connection).__module__}.{type(connection).__qualname__} cannot carry a change of jobs; "
-            "pass a sqlite3, aiosqlite, asyncpg, psycopg or SQLAlchemy connection, or a SQLAlchemy session"
+            f"connection={given}{'' if wrapped is connection else f' over {driver}'} cannot carry a change of jobs; "
+            "pass a connection of sqlite3, aiosqlite, asyncpg or psycopg 3, or one or a session of SQLAlchemy over them"
         )
     return Enlisted(found, wrapped)
 
