@@ -445,6 +445,37 @@ async def test_sqlalchemy_over_another_driver_is_refused_by_the_name_of_the_driv
     engine.dispose()
 
 
+class Proxy:
+    """As those of wrapt, around connections."""
+
+    def __init__(self, inner: Any) -> None:
+        object.__setattr__(self, "inner", inner)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "inner"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.inner, name, value)
+
+
+async def test_a_proxy_of_a_connection_as_of_monitoring_libraries_is_the_connection(
+    on_sqlite: AppAndWorker, on_postgres: AppAndWorker
+) -> None:
+    with (
+        contextlib.closing(sqlite3.connect(on_sqlite.place)) as file,
+        psycopg.connect(on_postgres.place) as server,
+    ):
+        for program, connection in ((on_sqlite, file), (on_postgres, server)):
+            job = await program.plain.using(connection=Proxy(connection), unique_key="k").enqueue("ada")
+            assert not await is_there(program, job.id)
+            connection.commit()
+            assert await is_there(program, job.id)
+
+
 @pytest.mark.parametrize("begun", ["by BEGIN", "by the enqueue"])
 @pytest.mark.parametrize("how", ["an id", "many", "a unique key"])
 async def test_an_enqueue_that_comes_first_in_a_transaction_waits_for_another_writer(

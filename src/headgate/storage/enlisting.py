@@ -75,6 +75,6 @@ def _driver(connection: Any) -> DriverName | None:
 
 
 def _is_a(connection: Any, module: str, name: str) -> bool:
-    return any(
-        each.__name__ == name and each.__module__.partition(".")[0] == module for each in type(connection).__mro__
-    )
+    # Not its type: libraries that monitor programs put a proxy around a connection, which has the class of its own.
+    kinds = connection.__class__.__mro__
+    return any(each.__name__ == name and each.__module__.partition(".")[0] == module for each in kinds)
