@@ -34,7 +34,7 @@ from headgate.jobs.identity import IdSource, with_new_ids
 from headgate.jobs.job import summarize_error
 from headgate.jobs.query import PAGE_AND_ONE
 from headgate.schedules.calendar import Calendar
-from headgate.schedules.calendar_text import calendar_text
+from headgate.schedules.calendar_text import calendar_text, parse_calendar
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 from headgate.schedules.restricted import RestrictedTrigger, WindowTerms
@@ -226,9 +226,9 @@ class SchedulesAdmin:
     ) -> ScheduleStatus:
         """Change a schedule that no code declares: its trigger, the arguments of its jobs, or options.
 
-        It keeps what you leave out, and its number of runs, rhythm, pause and enqueued jobs; `first` cannot be
-        changed. Raises ScheduleDeclared for a schedule of the code, ScheduleNotFound, UnreadableSchedule,
-        UnknownTask, PayloadError, DeclarationError.
+        It keeps what you leave out, and its number of runs, rhythm, pause and enqueued jobs; a new `tz` alone is also
+        that of its trigger; `first` cannot be changed. Raises ScheduleDeclared for a schedule of the code,
+        ScheduleNotFound, UnreadableSchedule, UnknownTask, PayloadError, DeclarationError.
         """
         if "first" in options:
             raise DeclarationError(f"schedule {name!r}: first= applies once, when the schedule is stored")
@@ -578,6 +578,11 @@ def _edited_spec(
 ) -> ScheduleSpec:
     """Return the declaration of a stored schedule with these changes. Raises DeclarationError."""
     own, terms = _parts(stored)
+    zone = changes.get("tz")
+    if trigger is None and zone is not None and zone != _zone_of(stored) and isinstance(own, Cron | Calendar):
+        # A new zone alone is one for the trigger, too, which those of its windows follow.
+        trigger = Cron(own.expression, zone) if isinstance(own, Cron) else parse_calendar(calendar_text(own), zone)
+        changes = changes | {"tz": None}
     rules = record.rules
     options: ScheduleOptions = {
         "misfire": rules.misfire,

@@ -229,7 +229,7 @@ async def create_schedule(caller: Caller, body: NewSchedule) -> ScheduleStatus:
 async def edit_schedule(caller: Caller, name: str, body: ScheduleBody) -> ScheduleStatus:
     """Replace the definition of a schedule that no code declares; its runs, its rhythm and its pause stay.
 
-    Without `cron`, `every` and `calendar` its trigger stays, and without `payload` its arguments.
+    Without `cron`, `every` and `calendar` its trigger stays, moved to a new `tz`; and without `payload` its arguments.
     """
     require_no_mark(body.payload, caller.redaction)
     return await caller.admin.schedules.edit(name, body.trigger(), body.payload, **body.options())

@@ -564,6 +564,28 @@ async def test_the_runs_of_a_day_are_listed_for_the_schedules_that_are_due_next(
             assert (until - now, all(now < at < until for at in runs)) == (timedelta(days=1), True)
 
 
+async def test_a_new_zone_alone_moves_a_schedule_with_its_windows(app: Headgate) -> None:
+    """The fault: it was refused, or only the windows were moved."""
+    async with app.open(), browser(app) as client:
+        new = {"name": "moved", "task": "answer", "payload": {"question": "how?"}, "cron": "0 9 * * *"}
+        await act(client, "/schedules", new | {"tz": "Europe/Rome"})
+        edited = await act(client, "/schedules/moved/edit", {"tz": "Asia/Tokyo"})
+        assert edited["trigger"] == "cron 0 9 * * * (Asia/Tokyo)"
+        windows = {"between": ["8:00", "18:00"]}
+        edited = await act(client, "/schedules/moved/edit", {"tz": "Europe/Lisbon"} | windows)
+        of_lisbon = "cron 0 9 * * * (Europe/Lisbon), between 8:00 and 18:00 (Europe/Lisbon)"
+        assert edited["trigger"] == of_lisbon
+        # A form sends the zone that it was opened with.
+        edited = await act(client, "/schedules/moved/edit", {"tz": "Europe/Lisbon", "max_runs": 9} | windows)
+        assert (edited["trigger"], edited["max_runs"]) == (of_lisbon, 9)
+        weekly = {"calendar": "every 2 weeks on mon at 9:00 from 2027-01-04", "tz": "Europe/Rome"}
+        await act(client, "/schedules/moved/edit", weekly)
+        edited = await act(client, "/schedules/moved/edit", {"tz": "Asia/Tokyo"})
+        assert edited["trigger"] == "every 2 weeks on mon at 9:00 (Asia/Tokyo)"
+        definition = (await client.get("/api/v1/schedules/moved")).json()["definition"]
+        assert (definition["calendar"], definition["tz"]) == (weekly["calendar"], "Asia/Tokyo")
+
+
 async def test_schedules_are_created_and_edited(app: Headgate) -> None:
     async with app.open():
         await seed(app)
