@@ -420,6 +420,35 @@ async def test_a_store_that_counts_slowly_is_reported_as_up(monkeypatch: pytest.
         assert value(metrics, "headgate_queue_depth", queue="default", state="waiting") is None
 
 
+def test_a_store_that_counts_for_seconds_is_up_in_each_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: with counts of 3 s each scrape but the first reported the store as away, without any number of it."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        metrics = measured(app, store=True)
+        store = store_of(app)
+
+        def slow(read: Callable[..., Awaitable[Any]], seconds: float) -> Callable[..., Awaitable[Any]]:
+            async def slowly(**options: Any) -> Any:
+                await asyncio.sleep(seconds)
+                return await read(**options)
+
+            return slowly
+
+        monkeypatch.setattr(store, "nodes", slow(store.nodes, 0.01))
+        monkeypatch.setattr(store, "counts", slow(store.counts, 3))
+        depths: list[float | None] = []
+        async with app.open():
+            for _ in range(4):
+                await metrics.refresh()
+                assert value(metrics, "headgate_up") == 1
+                depths.append(value(metrics, "headgate_queue_depth", queue="default", state="waiting"))
+                await asyncio.sleep(15)
+        assert depths == [None, 0, 0, 0]
+
+    run_virtual(main)
+
+
 def test_without_metrics_no_event_of_a_job_is_made() -> None:
     app = Headgate("memory://")
     assert not bus_of(app).has_listener(JobStarted)

@@ -156,7 +156,7 @@ COUNTED_AGE = Metric(
     "headgate_queues_counted_age_seconds",
     "gauge",
     (),
-    "How long ago jobs, keys, oldest age and lag were counted; a count is reused 50 times as long as it took.",
+    "How long ago jobs, keys, oldest age and lag were counted; a slow count is shown until the next one is done.",
 )
 
 READ = tuple(each for each in vars().values() if isinstance(each, Metric) and each not in COUNTED)

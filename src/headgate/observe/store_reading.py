@@ -23,7 +23,7 @@ SILENT_AFTER = 30 * SECOND
 """Microseconds without a heartbeat; the default lease."""
 
 COUNTS_FOR = 0.5
-"""Seconds that a scrape waits for a count of the queues; if it takes longer, the scrape has the count before it."""
+"""Seconds that a scrape waits at most for a count of the queues; otherwise it has the count before it."""
 
 STORE_AWAY: tuple[Number, ...] = ((metric.UP, (), 0.0),)
 
@@ -34,8 +34,10 @@ class StoreReading:
     def __init__(self, observed: Observed, *, top_keys: int, deadline: float, max_age: float) -> None:
         self._observed = observed
         self._labels = Labels(observed.registry)
+        # The rest of the deadline is for what the store answers at once.
+        patience = min(COUNTS_FOR, deadline / 4)
         self._queues: BackgroundCounts[Sequence[Number]] = BackgroundCounts(
-            observed.clock, "queues", patience=COUNTS_FOR, first_patience=COUNTS_FOR, fresh_for=0
+            observed.clock, "queues", patience=patience, first_patience=patience, stale_patience=patience, fresh_for=0
         )
         self._top_keys = top_keys
         self._deadline = deadline

@@ -44,11 +44,11 @@ class BackgroundCounts(Generic[T]):
     """A count that is repeated in the background while it is read.
 
     `read` waits `patience` seconds (None: without end) for a running count, and returns the last result if the count
-    takes longer. Before the first result it waits `first_patience`, and 2 s if the last result is older than `max_age`
-    microseconds. A result is reused for 50 times as long as the count took, and at least for `fresh_for` microseconds,
-    but not so long that it is older than `max_age` before the next one is there. A count that takes more than a third
-    of `max_age` cannot keep to that: counts take at most half of the time. If the store refuses to count, `read`
-    returns the last result, and the next count begins after 50 times as long as the refusal took.
+    takes longer. Before the first result it waits `first_patience`, and `stale_patience` if the last result is older
+    than `max_age` microseconds. A result is reused for 50 times as long as the count took, and at least for `fresh_for`
+    microseconds, but not so long that it is older than `max_age` before the next one is there. A count that takes more
+    than a third of `max_age` cannot keep to that: counts take at most half of the time. If the store refuses to count,
+    `read` returns the last result, and the next count begins after 50 times as long as the refusal took.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class BackgroundCounts(Generic[T]):
         *,
         patience: float | None = PATIENCE,
         first_patience: float | None = PATIENCE,
+        stale_patience: float = STALE_PATIENCE,
         fresh_for: int = FRESH_FOR,
         max_age: int = MAX_AGE,
     ) -> None:
@@ -65,6 +66,7 @@ class BackgroundCounts(Generic[T]):
         self._what = what
         self._patience = patience
         self._first_patience = first_patience
+        self._stale_patience = stale_patience
         self._fresh_for = fresh_for
         self._max_age = max_age
         self._began_at = 0
@@ -93,7 +95,7 @@ class BackgroundCounts(Generic[T]):
         if counting is not None:
             patience = self._first_patience if self._known is None else self._patience
             if self._known is not None and patience is not None and self._is_stale:
-                patience = max(patience, STALE_PATIENCE)
+                patience = max(patience, self._stale_patience)
             await asyncio.wait([counting], timeout=patience)
             if counting.done():
                 self._counting = None
