@@ -7,9 +7,10 @@ import logging
 
 import pytest
 
-from headgate import Headgate, RateLimit
+from headgate import Headgate, Mutex, RateLimit
 from headgate.clock import SECOND
 from headgate.jobs.event import Event, JobThrottled, LimitsClosed, LimitThrottled
+from headgate.limits.limit import Limit
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
@@ -75,6 +76,29 @@ def test_what_was_met_since_the_last_event_is_published_when_the_node_stops() ->
         assert last.at >= began_at + 42 * SECOND
 
     run_virtual(main)
+
+
+@pytest.mark.parametrize("rule", [RateLimit("1/s", burst=1, name="calls"), Mutex("{tenant}", name="calls")])
+def test_the_last_line_of_a_node_counts_no_job_that_has_run(rule: Limit, caplog: pytest.LogCaptureFixture) -> None:
+    """The fault: a worker that had run all jobs ended with "1 job waiting behind key 'acme'", even hours later."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[rule])
+        async def call(tenant: str) -> None:
+            await asyncio.sleep(0.5)
+
+        async with app:
+            await app.tasks[call.name].enqueue_many([("acme",)] * 4)
+            await asyncio.sleep(3.6)
+
+    with caplog.at_level(logging.INFO, logger="headgate"):
+        run_virtual(main)
+    first, last = [record.getMessage() for record in caplog.records if record.getMessage().startswith("limit calls")]
+    assert " waiting behind key " in first
+    assert last.startswith("limit calls: no jobs waiting any more [throttled limit=calls key=")
+    assert " keys=0 waiting=0 count=" in last
 
 
 def test_throttle_events_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from headgate.clock import SECOND, Timer, sleep
 from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import publish_use
@@ -33,6 +35,9 @@ CHANGED_PAUSE = 60 * SECOND
 
 THROTTLE_WINDOW = 30 * SECOND
 """For how long one event tells how often claims found a bucket or a limit closed."""
+
+OPEN_FOR = SECOND
+"""For how long a bucket has been open at most whose jobs are still said to wait behind it: a claim takes a while."""
 
 MAX_BUCKETS = 10_000
 """How many closed buckets, and keys of a closed limit, are counted at once."""
@@ -295,6 +300,7 @@ class ClaimNotices(WithServices):
 
     def take(self, claimed: Claimed) -> None:
         """Handle everything in the result of a claim but its jobs."""
+        self._throttles.note_started(claimed.jobs)
         self.publish_throttled(claimed.throttled)
         if claimed.dropped:
             self._publish_dropped(claimed.dropped)
@@ -313,7 +319,7 @@ class ClaimNotices(WithServices):
                 for bucket_event in self._throttles.by_bucket(throttled, at, now):
                     self._bus.publish(bucket_event)
             if self._bus.has_listener(LimitThrottled):
-                for limit_event in self._throttles.by_limit(throttled, at, now):
+                for limit_event in self._throttles.by_limit(throttled, at, now, self._storage.now()):
                     self._bus.publish(limit_event)
         if self._bus.has_listener(LimitsClosed):
             limits = tuple([met.ref.limit for met in throttled])
@@ -321,14 +327,15 @@ class ClaimNotices(WithServices):
 
     def close(self) -> None:
         """Publish the summaries of throttling that are not due yet."""
-        for event in self._throttles.close(self._clock.now()):
+        for event in self._throttles.close(self._clock.now(), self._storage.now()):
             self._bus.publish(event)
 
 
 class ThrottleLog:
     """Turns the closed buckets of each claim into few events, for each bucket and for each limit.
 
-    What was met is published at the end of its window, or by `close`. Instants `at` are wall time, `now` is monotonic.
+    What was met is published at the end of its window, or by `close`. Instants `at` are wall time, `now` is monotonic,
+    `store_now` the wall time of the store.
     """
 
     def __init__(self) -> None:
@@ -355,24 +362,33 @@ class ThrottleLog:
                 events.append(_of_bucket(oldest.latest, at, oldest.count))
         return events
 
-    def by_limit(self, throttled: Iterable[Throttled], at: int, now: int) -> list[LimitThrottled]:
+    def note_started(self, jobs: Iterable[ClaimedJob]) -> None:
+        """Note that these jobs do not wait any more."""
+        for job in jobs if self._limits else ():
+            for ref in job.buckets:
+                window = self._limits.get(ref.limit)
+                if window is not None and (met := window.by_key.get(ref.key)) is not None:
+                    window.by_key[ref.key] = replace(met, waiting=max(0, met.waiting - 1))
+
+    def by_limit(self, throttled: Iterable[Throttled], at: int, now: int, store_now: int) -> list[LimitThrottled]:
         """Return the events of limits to publish, also of limits that were met before."""
         for met in throttled:
             window = self._limits.setdefault(met.ref.limit, _LimitWindow())
             window.count += 1
+            window.latest = met.ref.key
             if len(window.by_key) < MAX_BUCKETS or met.ref.key in window.by_key:
                 window.by_key[met.ref.key] = met
         events: list[LimitThrottled] = []
         for limit, window in self._limits.items():
             if window.count and (window.ends_at is None or now >= window.ends_at):
-                events.append(_of_limit(limit, window, at))
+                events.append(_of_limit(limit, window, at, store_now))
                 self._limits[limit] = _LimitWindow(now + THROTTLE_WINDOW)
         return events
 
-    def close(self, at: int) -> list[JobThrottled | LimitThrottled]:
+    def close(self, at: int, store_now: int) -> list[JobThrottled | LimitThrottled]:
         """Return the events of what was met and not published yet, and forget it."""
         buckets = [_of_bucket(window.latest, at, window.count) for window in self._buckets.values() if window.count]
-        limits = [_of_limit(limit, window, at) for limit, window in self._limits.items() if window.count]
+        limits = [_of_limit(limit, window, at, store_now) for limit, window in self._limits.items() if window.count]
         self._buckets.clear()
         self._limits.clear()
         return [*buckets, *limits]
@@ -389,10 +405,11 @@ class _BucketWindow:
 
 @dataclass(slots=True)
 class _LimitWindow:
-    """How often claims found this limit closed since the last event, and the last state of each key."""
+    """How often claims found this limit closed since the last event, the last state of each key, and the latest key."""
 
     ends_at: int | None = None
     count: int = 0
+    latest: str = ""
     by_key: dict[str, Throttled] = field(default_factory=dict)
 
 
@@ -408,14 +425,20 @@ def _of_bucket(met: Throttled, at: int, count: int) -> JobThrottled:
     )
 
 
-def _of_limit(limit: str, window: _LimitWindow, at: int) -> LimitThrottled:
-    fullest = max(window.by_key.values(), key=lambda met: met.waiting)
+def _of_limit(limit: str, window: _LimitWindow, at: int, store_now: int) -> LimitThrottled:
+    # Of a bucket that has opened since and was not met again, another node may have started the jobs.
+    closed = [
+        met
+        for met in window.by_key.values()
+        if met.waiting and (met.opens_at is None or met.opens_at > store_now - OPEN_FOR)
+    ]
+    fullest = max(closed, key=lambda met: met.waiting, default=None)
     return LimitThrottled(
         at=at,
         limit=limit,
-        keys=len(window.by_key),
-        waiting=sum(met.waiting for met in window.by_key.values()),
+        keys=len(closed),
+        waiting=sum(met.waiting for met in closed),
         count=window.count,
-        key=fullest.ref.key,
-        opens_at=fullest.opens_at,
+        key=window.latest if fullest is None else fullest.ref.key,
+        opens_at=None if fullest is None else fullest.opens_at,
     )
