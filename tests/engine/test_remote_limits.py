@@ -335,6 +335,34 @@ def test_while_the_other_store_is_unavailable_jobs_run_or_wait_as_declared() -> 
     run_virtual(main)
 
 
+def test_a_store_that_is_away_and_back_is_reported_for_each_limit_that_it_keeps() -> None:
+    """The fault: the log said that the store of one limit was away, and that the one of another was back."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        shared.is_away = True
+        app = Headgate("memory://", clock=clock)
+        events: list[Event] = []
+        app.subscribe(events.append, LimitStoreFailed, LimitStoreRecovered)
+
+        for name in ("one", "two"):
+
+            @app.task(name=name, limits=[StrictRate("5/m", name=name, store=shared, on_store_error="wait")])
+            async def call() -> None: ...
+
+        async with app:
+            await asyncio.gather(*(task.enqueue() for task in app.tasks.values()))
+            await asyncio.sleep(20)
+            failed = {event.limit: event.error for event in events if isinstance(event, LimitStoreFailed)}
+            assert failed == {"one": "away", "two": "away"}
+            assert len(events) <= 8, "once for each limit, and each time that the store was really asked"
+            shared.is_away = False
+            await asyncio.sleep(60)
+            assert sorted(event.limit for event in events if isinstance(event, LimitStoreRecovered)) == ["one", "two"]
+
+    run_virtual(main)
+
+
 def test_starts_without_a_limit_are_not_kept_until_its_store_is_back() -> None:
     """The fault: they were granted for all free slots, and those that no job took started jobs half an hour later."""
 

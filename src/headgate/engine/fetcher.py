@@ -129,6 +129,7 @@ class StoreFetcher(WithServices):
         self._shares = StoredBuckets(services.storage)
         self._breaker = Breaker()
         self._failed_at: dict[str, int] = {}
+        self._error = ""
         self._advised: set[str] = set()
         self._published: set[tuple[str, str]] = set()
         self._taken: dict[BucketRef, int] = {}
@@ -229,7 +230,9 @@ class StoreFetcher(WithServices):
         if self._store.advice is not None:
             self._advise(limit, self._store.advice)
         if breaker.has_failed:
-            self._bus.publish(LimitStoreRecovered(at=self._clock.now(), limit=limit))
+            # Whichever limit is asked first finds out for all of them.
+            for each in sorted(self._failed_at) or [limit]:
+                self._bus.publish(LimitStoreRecovered(at=self._clock.now(), limit=each))
             self._failed_at.clear()
         breaker.succeed()
         left = taken.granted * needed.cost
@@ -259,17 +262,20 @@ class StoreFetcher(WithServices):
         monotonic = self._clock.monotonic()
         limit = self._limits[needed.ref.limit]
         rule = needed.rule.real.describe()
-        if not self._breaker.is_open(monotonic):
+        is_asked = not self._breaker.is_open(monotonic)
+        if is_asked:
+            self._breaker.fail(monotonic)
+            self._error = str(error)
+        if is_asked or needed.ref.limit not in self._failed_at:
             self._bus.publish(
                 LimitStoreFailed(
                     at=self._clock.now(),
                     limit=needed.ref.limit,
-                    error=str(error),
+                    error=self._error,
                     jobs_run=limit.on_store_error == "run",
                     sharers=limit.sharers,
                 )
             )
-            self._breaker.fail(monotonic)
         self._failed_at[needed.ref.limit] = monotonic
         granted, opens_at = 0, now + ASK_AGAIN
         if limit.on_store_error == "run":
@@ -380,6 +386,7 @@ class StoreFetcher(WithServices):
             is_away = isinstance(error, StorageUnavailable) and not error.has_answered
             if is_away and not breaker.is_open(self._clock.monotonic()):
                 breaker.fail(self._clock.monotonic())
+                self._error = str(error)
             self._publish_failure(doing, error)
             return False
         return True
