@@ -18,8 +18,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from headgate import Headgate, RateLimited, RetryPolicy, StrictRate
 from headgate.clock import SECOND
 from headgate.errors import DeclarationError, HeadgateError
-from headgate.jobs.event import JobEnqueued, JobFinished, JobStarted, NodeMeasured
-from headgate.jobs.job import JobState
+from headgate.jobs.event import (
+    Event,
+    JobEnqueued,
+    JobFinished,
+    JobStarted,
+    NodeCrashed,
+    NodeMeasured,
+    StorageFailed,
+)
+from headgate.jobs.job import JobError, JobState
 from headgate.observe import tally
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -243,6 +251,31 @@ def test_an_event_loop_that_is_blocked_now_shows_in_a_scrape() -> None:
             assert value(metrics, "headgate_event_loop_lag_seconds") == 0
             await asyncio.sleep(68)
             assert value(metrics, "headgate_event_loop_lag_seconds") == 80
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("how", ["crashed", "could not leave"])
+def test_a_node_that_has_ended_has_no_slots_and_no_event_loop(how: str) -> None:
+    """The fault: of a program that went on without its node, the event loop was reported as blocked for hours."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        metrics = measured(app)
+        async with app.open():
+            received: Event = NodeMeasured(
+                at=0, node="node-1", slots={"default": 4}, busy={}, lingering=0, unrecorded=0, loop_lag=0, clock_skew=0
+            )
+            bus_of(app).publish(received)
+            assert value(metrics, "headgate_worker_slots", queue="default", state="free") == 4
+            if how == "crashed":
+                received = NodeCrashed(at=0, node="node-1", error=JobError("ValueError", "a mistake"))
+            else:
+                received = StorageFailed(at=0, doing="leaving", error="away")
+            bus_of(app).publish(received)
+            await asyncio.sleep(80)
+            assert value(metrics, "headgate_worker_slots", queue="default", state="free") is None
+            assert value(metrics, "headgate_event_loop_lag_seconds") is None
 
     run_virtual(main)
 

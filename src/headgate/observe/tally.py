@@ -24,6 +24,7 @@ from headgate.jobs.event import (
     LimiterRefused,
     LimitsClosed,
     LimitStoreFailed,
+    NodeCrashed,
     NodeLost,
     NodeMeasured,
     NodeStarted,
@@ -140,12 +141,13 @@ class Tally:
                 EndingRefused: lambda event: self._count(metric.FENCED, self._labels.task(event.task)),
                 CallbackFailed: lambda event: self._count(metric.CALLBACKS_FAILED, self._labels.task(event.task)),
                 OccurrencesSkipped: lambda event: self._count(metric.SKIPPED, event.reason, by=event.count),
-                StorageFailed: lambda event: self._count(metric.STORE_ERRORS, OPS.get(event.doing, "other")),
+                StorageFailed: self._failed,
                 StorageUsed: self._used,
                 NodeStarted: self._begin,
                 NodeLost: self._lost,
                 NodeMeasured: self._note_measured,
                 NodeStopped: self._stopped,
+                NodeCrashed: self._stopped,
             }
         )
 
@@ -250,8 +252,14 @@ class Tally:
         self._lags.append(event.loop_lag)
         self._measured_at = self._observed.clock.monotonic()
 
-    def _stopped(self, event: NodeStopped) -> None:
+    def _stopped(self, event: NodeStopped | NodeCrashed) -> None:
         self._measured.pop(event.node, None)
+
+    def _failed(self, event: StorageFailed) -> None:
+        self._count(metric.STORE_ERRORS, OPS.get(event.doing, "other"))
+        if event.doing == "leaving":
+            # It has stopped, although its row is still there.
+            self._measured.clear()
 
     # ---------------------------------------------------------------------------------------------- reading
 
