@@ -21,7 +21,7 @@ from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite import StorageConformance
 from tests.conformance.storage_suite.fair_queues import ORDER, turns
 from tests.conformance.storage_suite.schedules import ScheduleUser
-from tests.conformance.storage_suite.store_user import StoreUser, rate
+from tests.conformance.storage_suite.store_user import StoreUser, beat_of, rate
 from tests.kept_pools import KeptPools
 
 
@@ -221,6 +221,32 @@ class TestPostgresStorage(StorageConformance):
             assert await storage.add_missing_nodes() == 0
         finally:
             await connection.close()
+
+    @pytest.mark.parametrize("known", ["left", "dead"])
+    async def test_jobs_that_were_locked_when_their_node_went_are_not_those_of_a_node_that_dies_now(
+        self, store_user: StoreUser, postgres_url: str, postgres_schema: str, known: str
+    ) -> None:
+        """The fault: a worker that had left was counted as dead, and one that had died was counted twice."""
+        storage = store_user.storage
+        await storage.join("node-b", "b")
+        await store_user.add()
+        job = await store_user.take_one(node="node-b")
+        beat = await beat_of(store_user, "node-b")
+        connection = await asyncpg.connect(postgres_url)
+        try:
+            async with connection.transaction():
+                await connection.execute(f"SELECT FROM \"{postgres_schema}\".job WHERE state = 'running' FOR UPDATE")
+                if known == "left":
+                    assert not (await storage.leave("node-b")).returned
+                else:
+                    died = await storage.recover("node-b", beat)
+                    assert died is not None
+                    assert (died.known, list(died.returned)) == (None, [])
+        finally:
+            await connection.close()
+        recovered = await storage.recover("node-b", beat)
+        assert recovered is not None
+        assert (recovered.known, list(recovered.returned)) == (known, [job.id])
 
     async def test_each_of_several_enqueues_that_fail_together_raises_its_own_error(
         self, store_user: StoreUser, monkeypatch: pytest.MonkeyPatch

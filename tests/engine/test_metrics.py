@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import pytest
 from fastapi import FastAPI
@@ -24,6 +24,7 @@ from headgate.jobs.event import (
     JobFinished,
     JobStarted,
     NodeCrashed,
+    NodeLost,
     NodeMeasured,
     StorageFailed,
 )
@@ -251,6 +252,20 @@ def test_an_event_loop_that_is_blocked_now_shows_in_a_scrape() -> None:
             assert value(metrics, "headgate_event_loop_lag_seconds") == 0
             await asyncio.sleep(68)
             assert value(metrics, "headgate_event_loop_lag_seconds") == 80
+
+    run_virtual(main)
+
+
+def test_a_node_that_had_left_or_was_known_to_be_dead_is_not_counted_as_a_death() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        metrics = measured(app)
+        known: Literal["left", "dead"] | None
+        async with app.open():
+            for known in (None, "dead", "left"):
+                bus_of(app).publish(NodeLost(at=0, node="node-1", returned=2, poisonous=0, known=known))
+            assert value(metrics, "headgate_leases_expired_total") == 1
+            assert value(metrics, "headgate_jobs_recovered_total", outcome="returned") == 6
 
     run_virtual(main)
 

@@ -415,23 +415,15 @@ class _LimitWindow:
 
 def _of_bucket(met: Throttled, at: int, count: int) -> JobThrottled:
     return JobThrottled(
-        at=at,
-        limit=met.ref.limit,
-        key=met.ref.key,
-        job_id=met.job_id,
-        opens_at=met.opens_at,
-        waiting=met.waiting,
+        at=at, limit=met.ref.limit, key=met.ref.key, job_id=met.job_id, opens_at=met.opens_at, waiting=met.waiting,
         count=count,
-    )
+    )  # fmt: skip
 
 
 def _of_limit(limit: str, window: _LimitWindow, at: int, store_now: int) -> LimitThrottled:
     # Of a bucket that has opened since and was not met again, another node may have started the jobs.
-    closed = [
-        met
-        for met in window.by_key.values()
-        if met.waiting and (met.opens_at is None or met.opens_at > store_now - OPEN_FOR)
-    ]
+    opened = store_now - OPEN_FOR
+    closed = [met for met in window.by_key.values() if met.waiting and (met.opens_at or store_now) > opened]
     fullest = max(closed, key=lambda met: met.waiting, default=None)
     return LimitThrottled(
         at=at,

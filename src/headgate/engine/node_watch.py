@@ -101,8 +101,10 @@ class NodeWatch(WithServices):
         """Recover the jobs of the dead among these nodes. Every node does, so no leader is needed."""
         for dead in self._peers.dead(nodes, self._membership.id, self._clock.monotonic()):
             recovered = await self._storage.recover(dead.id, dead.beat)
-            if recovered is not None:
-                self._callback_runner.submit_on_error(recovered.poisonous)
+            if recovered is None:
+                continue
+            self._callback_runner.submit_on_error(recovered.poisonous)
+            if recovered.known is None or recovered.returned or recovered.poisonous or recovered.completed:
                 self._bus.publish(
                     NodeLost(
                         at=self._clock.now(),
@@ -111,6 +113,7 @@ class NodeWatch(WithServices):
                         poisonous=len(recovered.poisonous),
                         completed=len(recovered.completed),
                         poisonous_jobs=tuple(recovered.poisonous),
+                        known=recovered.known,
                     )
                 )
 

@@ -647,7 +647,8 @@ class NodeCrashed(Event, frozen=True):
 class NodeLost(Event, frozen=True):
     """A node is dead; its jobs wait again, except the poisonous ones, which fail, and complete ones, which succeed.
 
-    `poisonous_jobs` has the ids of the poisonous ones.
+    `poisonous_jobs` has the ids of the poisonous ones. `known`: it had left, or was found dead, before, and other
+    transactions had locked these jobs.
     """
 
     node: str
@@ -655,6 +656,7 @@ class NodeLost(Event, frozen=True):
     poisonous: int
     completed: int = 0
     poisonous_jobs: tuple[str, ...] = ()
+    known: Literal["left", "dead"] | None = None
 
     def line(self) -> str:
         completed = f", {self.completed} were complete and succeeded" if self.completed else ""
@@ -662,9 +664,10 @@ class NodeLost(Event, frozen=True):
         if self.poisonous_jobs:
             more = ", …" if len(self.poisonous_jobs) > MOST_NAMES else ""
             poisonous += f": {', '.join(self.poisonous_jobs[:MOST_NAMES])}{more}"
+        gone = "had left" if self.known == "left" else "died"
         if not (self.returned or poisonous or completed):
-            return f"{self.node} died; it ran no job"
-        return f"{self.node} died: {self.returned} of its jobs wait again{completed}{poisonous}"
+            return f"{self.node} {gone}; it ran no job"
+        return f"{self.node} {gone}: {self.returned} of its jobs wait again{completed}{poisonous}"
 
 
 @logged(logging.INFO)

@@ -241,7 +241,7 @@ class Tally:
         self._store[event.verb].observe(event.seconds)
 
     def _lost(self, event: NodeLost) -> None:
-        self._count(metric.LEASES_EXPIRED)
+        self._count(metric.LEASES_EXPIRED, by=event.known is None)
         self._count(metric.RECOVERED, "returned", by=event.returned)
         self._count(metric.RECOVERED, "poisonous", by=event.poisonous)
         self._count(metric.RECOVERED, "completed", by=event.completed)

@@ -25,6 +25,8 @@ from headgate.storage.fetched import FetchedBalance
 
 T = TypeVar("T")
 
+Gone = Literal["left", "dead"]
+
 LIMIT_SET_LIVES = 180 * SECOND
 """How long a limit set lives after it was last noted, if the caller gives no other time, in microseconds."""
 
@@ -294,11 +296,15 @@ class Beat(msgspec.Struct, frozen=True):
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """The jobs of a dead node: the ids of those that wait again, that failed as poisonous, and that were complete."""
+    """The jobs of a dead node: the ids of those that wait again, that failed as poisonous, and that were complete.
+
+    `known`: the node had left, or was found dead, before, and other transactions had locked these jobs.
+    """
 
     returned: Sequence[str] = ()
     poisonous: Sequence[str] = ()
     completed: Sequence[str] = ()
+    known: Gone | None = None
 
 
 class QueueCounts(msgspec.Struct, frozen=True, array_like=True):

@@ -89,6 +89,10 @@ def test_the_line_of_a_dead_node_has_no_zeros() -> None:
     """The fault: "0 of its jobs wait again, 0 failed as poisonous", of a script that was killed between two jobs."""
     assert NodeLost(at=1, node="n", returned=0, poisonous=0).line() == "n died; it ran no job"
     assert NodeLost(at=1, node="n", returned=3, poisonous=0).line() == "n died: 3 of its jobs wait again"
+    assert NodeLost(at=1, node="n", returned=3, poisonous=0, known="dead").line() == "n died: 3 of its jobs wait again"
+    assert (
+        NodeLost(at=1, node="n", returned=1, poisonous=0, known="left").line() == "n had left: 1 of its jobs wait again"
+    )
     assert NodeLost(at=1, node="n", returned=0, poisonous=1, completed=2).line() == (
         "n died: 0 of its jobs wait again, 2 were complete and succeeded, 1 failed as poisonous (three lost attempts)"
     )

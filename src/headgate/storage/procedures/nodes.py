@@ -9,9 +9,9 @@ import functools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.jobs.audit import AuditRecord
@@ -36,6 +36,7 @@ from headgate.storage.records import (
     Beat,
     DeployRecord,
     EditNode,
+    Gone,
     LostNode,
     NodeControls,
     NodeRecord,
@@ -45,8 +46,6 @@ from headgate.storage.records import (
 )
 from headgate.storage.statements import as_json, optional_json
 from headgate.storage.stored_rows import RowDecoder
-
-Gone = Literal["left", "dead"]
 
 
 class _Process(msgspec.Struct):
@@ -334,7 +333,7 @@ async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = 
     has_changed = recovered.returned or recovered.poisonous or recovered.completed
     if gone is not None and not is_removed and not has_changed:
         return None
-    return recovered
+    return replace(recovered, known=gone)
 
 
 async def missing_nodes(tx: Transaction) -> list[MissingNode]:
