@@ -10,7 +10,8 @@ import pytest
 
 from headgate import Headgate
 from headgate.clock import SECOND
-from headgate.jobs.event import Event, JobFinished
+from headgate.engine.bus import ROOM
+from headgate.jobs.event import Event, JobFinished, LoopBlocked
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import bus_of
 
@@ -48,6 +49,22 @@ def test_a_subscriber_that_hangs_does_not_delay_closing_the_app(caplog: pytest.L
             again = await work.enqueue()
             await again.result()
         assert ended == [jobs[0].id, again.id]
+
+    run_virtual(main)
+
+
+def test_events_that_a_subscriber_has_lost_stay_counted_when_it_unsubscribes() -> None:
+    """The fault: `headgate_events_lost_total` fell, which Prometheus takes for a restart, and counts the rest again."""
+
+    async def main(clock: VirtualClock) -> None:
+        bus = bus_of(Headgate("memory://", clock=clock))
+        unsubscribe = [bus.subscribe(lambda event: None, LoopBlocked) for _ in range(2)]
+        for _ in range(ROOM + 3):
+            bus.publish(LoopBlocked(at=0, seconds=1))
+        assert bus.lost == 6
+        for _ in range(2):
+            unsubscribe[0]()
+        assert bus.lost == 6
 
     run_virtual(main)
 

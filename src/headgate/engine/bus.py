@@ -86,6 +86,8 @@ class EventBus:
 
     def __init__(self) -> None:
         self._subscriptions: list[Subscription] = []
+        # By those that have been unsubscribed since.
+        self._lost = 0
         self._taps: dict[type[Event], tuple[Tap, ...]] = {}
         # The taps and subscribers of each kind, cached because they are needed for every job.
         self._routes: dict[type[Event], tuple[tuple[Tap, ...], tuple[Subscription, ...]]] = {}
@@ -99,6 +101,7 @@ class EventBus:
         def unsubscribe() -> None:
             if subscription in self._subscriptions:
                 self._subscriptions.remove(subscription)
+                self._lost += subscription.lost
                 self._routes.clear()
 
         return unsubscribe
@@ -158,7 +161,7 @@ class EventBus:
     @property
     def lost(self) -> int:
         """How many events slow subscribers have lost."""
-        return sum(subscription.lost for subscription in self._subscriptions)
+        return self._lost + sum(subscription.lost for subscription in self._subscriptions)
 
 
 def publish_use(bus: EventBus, clock: Clock, verb: str, asked_at: int, jobs: int) -> None:
