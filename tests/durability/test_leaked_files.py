@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headgate import Headgate, JobFailed, RetryPolicy, StorageUnavailable, current_job
-from headgate.engine import executor
+from headgate.engine import attempt
 from headgate.storage.procedures.nodes import is_running, process_started
 from tests.durability.processes import Child, Children
 from tests.durability.stores import open_store
@@ -169,7 +169,7 @@ async def test_a_job_whose_transaction_cannot_open_the_file_is_returned(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault: it spent its attempt, and failed, with an error of sqlite3."""
-    monkeypatch.setattr(executor, "REFUSAL_PAUSE", 1)
+    monkeypatch.setattr(attempt, "REFUSAL_PAUSE", 1)
     runs: list[int] = []
     app = Headgate(f"sqlite:///{database}")
 

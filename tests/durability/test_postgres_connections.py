@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from headgate import Headgate, RetryPolicy, StorageUnavailable, current_job
-from headgate.engine import executor
+from headgate.engine import attempt
 from headgate.storage.postgres import database, wake_ups
 from headgate.storage.postgres import storage as postgres_storage
 from headgate.storage.postgres.storage import PostgresStorage
@@ -142,7 +142,7 @@ async def test_a_job_whose_transaction_cannot_begin_is_returned(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(postgres_storage, "COMMAND_TIMEOUT", 0.5)
-    monkeypatch.setattr(executor, "REFUSAL_PAUSE", 1)
+    monkeypatch.setattr(attempt, "REFUSAL_PAUSE", 1)
     runs: list[int] = []
     async with TcpProxy.to(postgres.port) as proxy:
         app = Headgate(postgres.url_at(proxy.port))
