@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -290,6 +291,19 @@ async def test_a_path_object_in_sys_path_does_not_break_process_tasks(
     pid = app.task(queue="computing", process=True)(bodies.pid)
     async with app:
         assert await result_within(await pid.enqueue(), 15) > 0
+
+
+async def test_a_default_timeout_for_sockets_does_not_end_process_tasks(tmp_path: Path) -> None:
+    """The fault: no child became ready, and the error was about the code of the main program."""
+    app = make_app()
+    compute = app.task(queue="computing", process=True)(bodies.compute)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0.3)
+    try:
+        async with app:
+            assert await result_within(await compute.enqueue(str(tmp_path), 1.0), 15) == "done"
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 async def test_a_timeout_that_is_shorter_than_the_start_of_a_child_costs_no_more_than_one_attempt(

@@ -74,6 +74,9 @@ class Child:
 
     def __init__(self, module: str, hooks: tuple[ChildHook, ...]) -> None:
         here, there = socket.socketpair()
+        for end in (here, there):
+            # The program may have set a default timeout for its sockets; these wait for as long as a function runs.
+            end.settimeout(None)
         try:
             with there:
                 self._process = subprocess.Popen(
