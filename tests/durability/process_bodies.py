@@ -147,6 +147,11 @@ def speaks(lines: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def speaks_and_computes() -> None:
+    current_job().progress(0.5)
+    time.sleep(600)
+
+
 def annotates() -> dict[str, object]:
     job = current_job()
     if job.attempt == 1:

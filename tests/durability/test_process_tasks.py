@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import socket
 import sys
@@ -17,8 +18,9 @@ from typing import Any
 import pytest
 
 from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, ProcessDied, RetryPolicy, StrictRate
-from headgate.engine.child_messages import Answer
+from headgate.engine.child_messages import Answer, AttemptRequest, encode
 from headgate.engine.children import Child
+from headgate.jobs.job import ClaimedJob
 from headgate.jobs.report import too_many
 from headgate.tasks.context import AttemptContext
 from tests.durability import process_bodies as bodies
@@ -489,6 +491,21 @@ async def test_children_end_with_a_worker_that_was_killed(database: Path, tmp_pa
         assert is_there(busy)
         await worker.kill()
         await until(lambda: not is_there(busy) and not is_there(idle), 10)
+
+
+def test_a_child_ends_with_a_node_that_had_not_read_all_of_its_messages() -> None:
+    """The fault: the thread that notices the end of the node ended with ConnectionResetError, and the child ran on."""
+    child = Child(bodies.__name__, ())
+    child.make_ready()
+    job = ClaimedJob("id", "speaks", "default", "{}", 1, 1, 0, 0, 0, 0)
+    child._write(encode(AttemptRequest(bodies.__name__, "speaks_and_computes", job, (), 1000)))
+    assert select.select([child._socket], [], [], patient(5))[0]
+    child.hang_up()
+    try:
+        assert child._process.wait(patient(5)) == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.wait()
 
 
 async def test_a_worker_that_is_asked_to_stop_kills_its_children_and_returns_their_jobs_without_spending_an_attempt(

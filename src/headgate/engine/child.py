@@ -183,9 +183,11 @@ class _Child:
 
     def _listen(self) -> None:
         """Read requests in a thread, so that the end of the node is noticed while a function runs."""
-        while (line := self._file.readline()).endswith(b"\n"):
-            self._is_busy = True
-            self._requests.put(line)
+        # The connection is reset, not closed, if the node has ended before it has read all that was sent.
+        with contextlib.suppress(OSError):
+            while (line := self._file.readline()).endswith(b"\n"):
+                self._is_busy = True
+                self._requests.put(line)
         if not self._is_busy:
             self._requests.put(None)
             threading.Event().wait(IDLE_EXIT_TIMEOUT)
