@@ -32,6 +32,21 @@ class Broken(ValueError):
         return f"broken: {self.why}"
 
 
+class Score(float):
+    """A float as those of numpy: of a subclass."""
+
+
+class Unit(str):
+    __slots__ = ()
+
+
+class TooLow(Exception):
+    def __init__(self, score: float, unit: str) -> None:
+        super().__init__("too low")
+        self.score = score
+        self.unit = unit
+
+
 @dataclass
 class Picture:
     width: int
@@ -83,6 +98,8 @@ def fail(kind: str) -> None:
     match kind:
         case "broken":
             raise Broken(7, why="the machine")
+        case "low":
+            raise TooLow(Score(0.25), Unit("points"))
         case "exit":
             sys.exit(3)
         case "huge":

@@ -349,6 +349,24 @@ async def test_errors_of_a_child_are_filtered_by_class_and_stored_with_their_tra
         assert (await retried.status()).attempt == 6, "a KeyError is not"
 
 
+async def test_an_error_of_a_child_keeps_attributes_of_a_subclass_of_float_or_str() -> None:
+    """The fault: they could not be sent, so the child ended, and the error was that it had ended with exit code 1."""
+    app = make_app()
+    errors: list[BaseException] = []
+    policy = RetryPolicy(retries=1, base=0, retry_on=lambda error: error.score < 0.5)  # type: ignore[attr-defined]
+    fail = app.task(queue="computing", process=True, retry=policy)(bodies.fail)
+    fail.on_error(lambda job, error: errors.append(error))
+    async with app:
+        job = await fail.enqueue("low")
+        with pytest.raises(JobFailed, match="too low") as failed:
+            await result_within(job, 15)
+        assert failed.value.error_type == "tests.durability.process_bodies.TooLow"
+        assert (await job.status()).attempt == 2
+        await until(lambda: bool(errors))
+    assert isinstance(errors[0], bodies.TooLow)
+    assert (errors[0].score, errors[0].unit) == (0.25, "points")
+
+
 async def test_no_error_of_a_function_ends_its_child_or_grows_beyond_what_a_row_holds() -> None:
     app = make_app(concurrency=1)
     fail = app.task(queue="computing", process=True)(bodies.fail)

@@ -28,11 +28,20 @@ def describe_class(error: BaseException, depth: int = 5) -> ErrorClass:
 
 
 def _attributes(error: BaseException) -> dict[str, PlainValue]:
-    """Return the attributes of the error that cross to the node as they are."""
+    """Return the attributes of the error that cross to the node, those of subclasses as the plain values they hold."""
     found = dict(getattr(error, "__dict__", {}))
     if isinstance(error, OSError):
         found["errno"] = error.errno
-    return {name: value for name, value in found.items() if _crosses(value)}
+    return {name: _plain(value) for name, value in found.items() if _crosses(value)}
+
+
+def _plain(value: Any) -> PlainValue:
+    # A message holds no instance of a subclass, such as a float of numpy. An Enum prints as its name.
+    for kind in (str, float, int):
+        if isinstance(value, kind) and not isinstance(value, bool):
+            plain: PlainValue = getattr(kind, f"__{kind.__name__}__")(value)
+            return plain
+    return value  # type: ignore[no-any-return]
 
 
 def _crosses(value: object) -> bool:
