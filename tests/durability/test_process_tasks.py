@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -183,10 +184,29 @@ async def test_a_child_is_kept_for_the_next_job_and_replaced_when_it_died_meanwh
         second = await result_within(await pid.enqueue(), 15)
         assert second != first
         # Signals that end a group of processes, or come from a terminal, are for the worker to answer.
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             os.kill(second, number)
         assert await result_within(await pid.enqueue(), 15) == second
     assert not is_there(second), "the children of a node end with it"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+async def test_a_child_ignores_signals_also_while_it_is_starting(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: one that was starting when its service was stopped was killed, and the attempt was spent."""
+    start = subprocess.Popen
+
+    def start_and_signal(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = start(*arguments, **options)
+        process.send_signal(number)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start_and_signal)
+    app = make_app()
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    async with app:
+        assert await result_within(await pid.enqueue(), 15) > 0
 
 
 async def test_a_child_is_replaced_after_so_many_attempts_and_calls_its_shutdown_functions(
@@ -353,7 +373,7 @@ async def test_an_error_of_a_child_keeps_attributes_of_a_subclass_of_float_or_st
     """The fault: they could not be sent, so the child ended, and the error was that it had ended with exit code 1."""
     app = make_app()
     errors: list[BaseException] = []
-    policy = RetryPolicy(retries=1, base=0, retry_on=lambda error: error.score < 0.5)  # type: ignore[attr-defined]
+    policy = RetryPolicy(retries=1, base=0, retry_on=lambda error: error.score < 0.5)
     fail = app.task(queue="computing", process=True, retry=policy)(bodies.fail)
     fail.on_error(lambda job, error: errors.append(error))
     async with app:

@@ -20,6 +20,7 @@ from multiprocessing import spawn
 from typing import IO, Any, cast
 
 from headgate.engine.child_messages import (
+    IGNORED_SIGNALS,
     Annotated,
     Answer,
     ArgumentsRejected,
@@ -52,9 +53,6 @@ from headgate.tasks.hooks import Moment
 from headgate.tasks.modules import declaring_only
 from headgate.tasks.payload import PayloadType
 
-IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that the node handles; they are sent to whole groups of processes."""
-
 
 def keep_from_forks(descriptor: int, on_fork: Callable[[], None]) -> None:
     """Ignore these signals and hold the connection in this process only; a fork calls `on_fork` first.
@@ -68,6 +66,8 @@ def keep_from_forks(descriptor: int, on_fork: Callable[[], None]) -> None:
     before = {number: signal.signal(number, _ignore) for number in IGNORED_SIGNALS}
     for number in IGNORED_SIGNALS:
         signal.siginterrupt(number, False)
+    # The node has blocked them for the time until now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
     masks = threading.local()
     is_fork = False
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+
 import msgspec
 
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.job import ClaimedJob, JobError
 from headgate.tasks.hooks import Moment
+
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that the node handles; they are sent to whole groups of processes. A child ignores them from its start."""
 
 
 class ChildHook(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headgate.engine.child_messages import (
+    IGNORED_SIGNALS,
     Annotated,
     Answer,
     AttemptRequest,
@@ -77,6 +78,8 @@ class Child:
         for end in (here, there):
             # The program may have set a default timeout for its sockets; these wait for as long as a function runs.
             end.settimeout(None)
+        # They would end a child that cannot ignore them yet: it starts with those blocked that this thread has blocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             with there:
                 self._process = subprocess.Popen(
@@ -88,6 +91,8 @@ class Child:
         except BaseException:
             here.close()
             raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._socket = here
         self._file = here.makefile("rwb")
         self._module = module
