@@ -726,7 +726,7 @@ class Headgate(RefusesForeignWords):
 
     def _make_node(self, configure: Callable[[], NodeConfig] | None = None) -> Node:
         """Return a node; `configure` (default: `_node_config`) returns how it behaves, once all tasks are imported."""
-        if IN_CHILD.get():
+        if IN_CHILD.is_set():
             raise DeclarationError(
                 "this child process runs process tasks for a node and must not start a node itself; put the code of "
                 'the main program under `if __name__ == "__main__":`, because child processes import it'

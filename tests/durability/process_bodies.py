@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -143,6 +144,11 @@ def enqueue_another(url: str) -> str:
         return task.sync.enqueue().id
     finally:
         app.sync.close()
+
+
+def enqueue_another_in_a_thread(url: str) -> str:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(enqueue_another, url).result()
 
 
 def give_back_an_object() -> Any:

@@ -479,12 +479,14 @@ async def test_a_function_in_a_child_enqueues_where_others_can_see_it(database: 
     url = f"sqlite:///{database}"
     app = Headgate(url, retry=ONCE, concurrency=2)
     enqueue_another = app.task(process=True)(bodies.enqueue_another)
+    in_a_thread = app.task(process=True)(bodies.enqueue_another_in_a_thread)
     app.task(name="pid")(bodies.pid)
     async with app:
-        other = await result_within(await enqueue_another.enqueue(url), 15)
-        assert await result_within(app.job(other), 15) == os.getpid()
-        with pytest.raises(JobFailed, match="in the memory of another process"):
-            await result_within(await enqueue_another.enqueue("memory://"), 15)
+        for task in (enqueue_another, in_a_thread):
+            other = await result_within(await task.enqueue(url), 15)
+            assert await result_within(app.job(other), 15) == os.getpid()
+            with pytest.raises(JobFailed, match="in the memory of another process"):
+                await result_within(await task.enqueue("memory://"), 15)
 
 
 async def test_a_payload_of_an_older_release_is_upgraded_before_a_child_gets_it() -> None:

@@ -170,7 +170,7 @@ class Client:
         from that of the app.
         """
         require_not_imported()
-        if IN_CHILD.get() and self.storage.is_in_process:
+        if IN_CHILD.is_set() and self.storage.is_in_process:
             raise DeclarationError(
                 "jobs on memory:// are in the memory of another process, so a process task cannot enqueue; "
                 "use sqlite:///path or postgresql://…"

@@ -130,7 +130,7 @@ class _Child:
         setup = decode_setup(self._file.readline())
         self._functions = _Functions(setup)
         threading.Thread(target=self._listen, name="headgate-node", daemon=True).start()
-        IN_CHILD.set(True)
+        IN_CHILD.set()
         JobLogCapture(self).start()
         sys.argv = setup.arguments
         try:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable
-from contextvars import ContextVar
 from enum import StrEnum
 from typing import Any
 
 from headgate.errors import DeclarationError
 
-IN_CHILD: ContextVar[bool] = ContextVar("headgate_in_child", default=False)
-"""Whether this is the main thread of a process that runs process tasks, or was started from it."""
+IN_CHILD = threading.Event()
+"""Set in a process that runs process tasks, for all its threads, and in its forks."""
 
 
 class Executor(StrEnum):
