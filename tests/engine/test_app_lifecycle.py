@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,37 @@ def test_a_child_that_is_forked_while_the_app_is_being_opened_does_not_wait_for_
         assert os.waitpid(child, 0)[1] == 0
         runner.run(end())
     assert not opening.is_open
+
+
+def test_of_two_threads_that_come_first_after_a_fork_one_opens_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: the other one forgot that the app was being opened, and opened it on its own loop beside."""
+    parent, opened = os.getpid(), 0
+    is_asked, is_opening, may_open = (threading.Event() for _ in range(3))
+
+    async def open() -> None:
+        nonlocal opened
+        opened += 1
+        is_opening.set()
+        await asyncio.to_thread(may_open.wait, patient(5))
+
+    def child() -> int:
+        if threading.current_thread().name.startswith("late") and not is_asked.is_set():
+            is_asked.set()
+            is_opening.wait(patient(5))
+        return parent + 1
+
+    opening = AppLifecycle(open=open, before_close=nothing, close=nothing)
+    monkeypatch.setattr(os, "getpid", child)
+    with ThreadPoolExecutor(1, "late") as late, ThreadPoolExecutor(1) as early:
+        second = late.submit(lambda: asyncio.run(opening.enter()))
+        assert is_asked.wait(patient(5))
+        first = early.submit(lambda: asyncio.run(opening.enter()))
+        wait([second], timeout=0.5)
+        may_open.set()
+        first.result(patient(5))
+        with pytest.raises(DeclarationError, match="open on another event loop"):
+            second.result(patient(5))
+    assert opened == 1
 
 
 def test_an_app_whose_closing_is_cancelled_is_closed() -> None:

@@ -34,6 +34,8 @@ class AppLifecycle:
         self._transition: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
+        # A lock for each process that was forked from this one, or from one of its children.
+        self._forgetting: dict[int, threading.Lock] = {}
 
     @property
     def is_open(self) -> bool:
@@ -125,9 +127,13 @@ class AppLifecycle:
 
     def _own_lock(self) -> threading.Lock:
         """Return the lock of this process. After a fork it is a new one: what the parent was doing never ends here."""
-        if self._pid != os.getpid():
-            self._pid, self._lock = os.getpid(), threading.Lock()
-            self._transition = self._loop = None
+        pid = os.getpid()
+        if self._pid != pid:
+            # One of the threads that come here first does it: what it sets afterwards must not be dropped by another.
+            with self._forgetting.setdefault(pid, threading.Lock()):
+                if self._pid != pid:
+                    self._lock, self._transition, self._loop = threading.Lock(), None, None
+                    self._pid = pid
         return self._lock
 
     def _require_one_loop(self) -> None:
