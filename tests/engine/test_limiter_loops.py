@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -158,6 +159,32 @@ async def test_sync_on_the_loop_that_runs_the_limiter_is_refused_with_what_to_wr
     with pytest.raises(HeadgateError, match=r"write `await`, without \.sync, as in `await limiter\.acquire"):
         limiter.sync.try_acquire("acme")
     await limiter.close()
+
+
+def test_of_two_threads_that_come_first_after_a_fork_one_makes_the_home(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: the other one dropped the home of the first, with a start that was waited for on it."""
+    parent, is_asked, is_used = os.getpid(), threading.Event(), threading.Event()
+
+    def child() -> int:
+        if threading.current_thread().name.startswith("late") and not is_asked.is_set():
+            is_asked.set()
+            is_used.wait(patient(5))
+        return parent + 1
+
+    limiter = limiter_at(redis_url)
+    home = cast(Any, limiter)._budget.home
+    monkeypatch.setattr(os, "getpid", child)
+    with ThreadPoolExecutor(1, "late") as late:
+        second = late.submit(limiter.sync.try_acquire, "acme")
+        assert is_asked.wait(patient(5))
+        assert limiter.sync.try_acquire("acme")
+        first = home._home
+        is_used.set()
+        assert second.result(patient(5))
+    assert home._home is first
+    limiter.sync.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

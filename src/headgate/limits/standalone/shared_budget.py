@@ -177,6 +177,8 @@ class HomeLoop:
         self._was_left = False
         self._is_closed = False
         self._pid = os.getpid()
+        # A lock for each process that was forked from this one, or from one of its children.
+        self._forgetting: dict[int, threading.Lock] = {}
         self._inherited: list[_Home | None] = []
 
     async def run(
@@ -262,12 +264,17 @@ class HomeLoop:
             loop = None
         if home is not None and home.loop is running and loop in (None, running):
             return home
-        if self._pid != os.getpid():
+        pid = os.getpid()
+        if self._pid != pid:
             if home is not None and not self._renews:
                 raise ForkedConnection("this limiter and its store were in use before the fork; make both after it")
-            # The parent's lock may never be free here. Its home is kept: its end would close the parent's connections.
-            self._inherited.append(home)
-            self._lock, self._home, self._pid = threading.Lock(), None, os.getpid()
+            # One of the threads that come here first does it: what it sets afterwards must not be dropped by another.
+            with self._forgetting.setdefault(pid, threading.Lock()):
+                if self._pid != pid:
+                    # The parent's lock may never be free here. Its home is kept: its end would close its connections.
+                    self._inherited.append(home)
+                    self._lock, self._home = threading.Lock(), None
+                    self._pid = pid
         with self._lock:
             home = self._home
             if home is not None and loop is not None and home.loop is not loop:
