@@ -161,6 +161,18 @@ async def test_sync_on_the_loop_that_runs_the_limiter_is_refused_with_what_to_wr
     await limiter.close()
 
 
+async def test_a_limiter_whose_close_was_refused_on_its_loop_can_still_be_used_and_closed(redis_url: str) -> None:
+    """The fault: it counted as closed, so `await limiter.close()` left its connection open."""
+    limiter = limiter_at(redis_url)
+    assert await limiter.try_acquire("acme")
+    with pytest.raises(HeadgateError, match=r"write `await`, without \.sync"):
+        limiter.sync.close()
+    assert await limiter.try_acquire("acme")
+    await limiter.close()
+    with pytest.raises(GateClosed):
+        await limiter.try_acquire("acme")
+
+
 def test_of_two_threads_that_come_first_after_a_fork_one_makes_the_home(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,12 @@ class SharedBudget:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self.home.run_sync(self.session_kind.close)
+            try:
+                self.home.run_sync(self.session_kind.close)
+            except HeadgateError:
+                # It was called on the home loop: `close_async` can still close it.
+                self._is_closed = False
+                raise
             self.home.close()
 
     async def close_async(self) -> None:
