@@ -48,7 +48,13 @@ class LoopLock:
 
 def in_thread(pool: Pool | None, call: Callable[[], T]) -> asyncio.Future[T]:
     """Run `call` in a thread of `pool` (None: of the event loop) and return its future."""
-    return asyncio.get_running_loop().run_in_executor(pool, _guarded, call)
+    waiting = [call]
+    try:
+        return asyncio.get_running_loop().run_in_executor(pool, _guarded, waiting)
+    except RuntimeError:
+        # No thread can be started; a ThreadPoolExecutor would make the call later, in a thread that becomes free.
+        waiting.clear()
+        raise
 
 
 def is_cancellation(error: BaseException) -> bool:
@@ -75,7 +81,8 @@ def read_error(done: asyncio.Future[Any]) -> None:
         done.exception()
 
 
-def _guarded(call: Callable[[], T]) -> T:
+def _guarded(waiting: list[Callable[[], T]]) -> T:
+    call = waiting.pop()
     try:
         return call()
     except StopIteration as error:

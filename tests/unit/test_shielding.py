@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from headgate.shielding import shield_until_done
+from headgate.shielding import in_thread, shield_until_done
+from tests.until import patient
 
 
 async def _until(proceed: asyncio.Event, done: list[str]) -> str:
@@ -60,3 +63,22 @@ async def test_work_that_is_cancelled_from_outside_ends_the_wait() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert working.cancelled()
+
+
+async def test_a_call_for_which_no_thread_can_be_started_is_not_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: the pool kept it for a thread that became free, so a job ran beside the next attempt of it."""
+    may_end, made = threading.Event(), list[str]()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with ThreadPoolExecutor(2) as pool:
+        first = in_thread(pool, lambda: may_end.wait(patient(5)))
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                in_thread(pool, lambda: made.append("late"))
+        may_end.set()
+        await first
+        await in_thread(pool, lambda: made.append("next"))
+    assert made == ["next"]
