@@ -200,6 +200,36 @@ class DeploysConformance(Conformance):
         await store_user.storage.cancel(id)
         assert (await store_user.record(id)).state is JobState.RUNNING
 
+    @pytest.mark.parametrize("is_tried", [False, True])
+    async def test_a_moved_job_waits_as_long_as_its_new_limits_let_it(
+        self, store_user: StoreUser, clock: ManualClock, is_tried: bool
+    ) -> None:
+        """The fault: without its max_wait it still failed at the end of that, as expired; a new one had no effect."""
+        store_user.rules = {"api": strict(1, per=3600), "old": strict(100)}
+        await store_user.add(buckets=[("api", "acme")])
+        await store_user.take()
+        ids = [await store_user.add_one(buckets=[("old", "acme")], patience=each) for each in (20, 20, None)]
+        if is_tried:
+            for job in await store_user.take():
+                await store_user.retry_later(job, 0)
+        clock.advance(15)
+        terms = [None, LimitTerms(patience=30 * SECOND), LimitTerms(patience=30 * SECOND)]
+        before = (BucketRef("old", "acme"),)
+        moves = [LimitSetChange(id, before, (ACME,), None, each) for id, each in zip(ids, terms, strict=True)]
+        assert await store_user.storage.change_limit_sets(moves) == 3
+        clock.advance(14)
+        assert list(await store_user.storage.expire()) == []
+        clock.advance(1)
+        assert [dropped.id for dropped in await store_user.storage.expire()] == [ids[1]]
+        clock.advance(14)
+        assert list(await store_user.storage.expire()) == []
+        # It had none before, so it counts from the move.
+        clock.advance(1)
+        assert [dropped.id for dropped in await store_user.storage.expire()] == [ids[2]]
+        clock.advance(3000)
+        assert list(await store_user.storage.expire()) == []
+        assert (await store_user.record(ids[0])).state is JobState.WAITING
+
     async def test_a_moved_job_leaves_its_old_starts_behind(self, store_user: StoreUser, clock: ManualClock) -> None:
         """They were charged to another limit: this one would have more recorded starts than it allows."""
         store_user.rules = {"api": strict(1), "old": strict(5)}

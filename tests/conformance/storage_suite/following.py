@@ -13,6 +13,7 @@ from headgate.jobs.job import BucketRef, JobState, Origin
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.jobs.limit_sets import LimitSetChange
 from headgate.jobs.query import JobFilter
+from headgate.jobs.terms import LimitTerms
 from headgate.storage.endings import EXPIRED_ERROR, LEADER_NOT_SUCCEEDED, REJECTED
 from headgate.storage.procedures.following import FOLLOWERS_AT_ONCE
 from headgate.testing.manual_clock import ManualClock
@@ -557,7 +558,9 @@ class FollowingConformance(Conformance):
 
     # ---------------------------------------------------------------------------------------------- deploys
 
-    async def test_blocked_jobs_are_moved_to_the_current_limits_of_their_task(self, store_user: StoreUser) -> None:
+    async def test_blocked_jobs_are_moved_to_the_current_limits_of_their_task(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
         store_user.rules = {"api": strict(1), "new": strict(5)}
         (first,) = await store_user.add()
         second = await follow(store_user, first, buckets=[("api", "acme")])
@@ -569,10 +572,12 @@ class FollowingConformance(Conformance):
         buckets = (BucketRef("new", "acme"),)
         assert (
             await store_user.storage.change_limit_sets(
-                [LimitSetChange(second, (BucketRef("api", "acme"),), buckets, None, None)]
+                [LimitSetChange(second, (BucketRef("api", "acme"),), buckets, None, LimitTerms(patience=SECOND))]
             )
             == 1
         )
+        clock.advance(2)
+        assert list(await store_user.storage.expire()) == []
         assert await is_blocked(store_user, second)
         await store_user.succeed(await store_user.take_one())
         job = await store_user.take_one()

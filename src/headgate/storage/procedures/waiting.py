@@ -15,7 +15,7 @@ from headgate.jobs.bucket_mask import NO_BUCKETS, chosen, difference, intersecti
 from headgate.jobs.job import BucketRef, JobState
 from headgate.jobs.lifecycle import new_time, require_retriable, require_scheduled, require_waiting
 from headgate.jobs.limit_sets import LimitSetChange
-from headgate.jobs.terms import kept_permits
+from headgate.jobs.terms import LimitTerms, kept_permits
 from headgate.jobs.uniqueness import key_taken
 from headgate.limits.concurrency import load_permits
 from headgate.storage.driver import Transaction
@@ -281,11 +281,12 @@ async def _change_plain_limit_sets(tx: Transaction, jobs: Sequence[LimitSetChang
         job = by_id[row.id]
         if row.buckets == job.before:
             lane = lane_of(row.queue, job.buckets, job.terms)
-            moved[job.id] = (job.id, job.buckets, job.costs, job.terms, lane.id, job.limit_set)
+            waits = (_patience(row.terms), _patience(job.terms))
+            moved[job.id] = (job.id, job.buckets, job.costs, job.terms, lane.id, job.limit_set, *waits)
             arrivals.append(Arrival(row.lane, -1))
             arrivals.append(arrival_of(lane, row.run_at, row.rank, delayed=row.delayed))
     if moved:
-        await tx.execute("change_plain_limit_sets", changed=list(moved.values()))
+        await tx.execute("change_plain_limit_sets", changed=list(moved.values()), now=tx.now)
         await add_arrivals(tx, arrivals)
     return set(moved)
 
@@ -311,11 +312,18 @@ async def _change_limit_set(tx: Transaction, job: LimitSetChange) -> bool:
         passed=passed,
         lane=lane.id,
         limit_set=job.limit_set,
+        had=_patience(found.terms),
+        patience=_patience(job.terms),
+        now=tx.now,
     )
     if not found.is_blocked:
         await leave(tx, found.lane, have_costs=found.has_costs)
         await add_arrivals(tx, [arrival_of(lane, found.run_at, found.rank, delayed=found.delayed)])
     return True
+
+
+def _patience(terms: LimitTerms | None) -> int | None:
+    return None if terms is None else terms.patience or None
 
 
 async def release_failed(tx: Transaction, jobs: Sequence[LimitSetChange]) -> int:

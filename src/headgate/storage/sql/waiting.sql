@@ -164,11 +164,16 @@ WHERE job = :id::job_id AND charged_at IS NOT NULL AND EXISTS (
     SELECT 1 FROM headgate.job WHERE id = :id::job_id AND (buckets <> :buckets OR coalesce(costs, '') <> coalesce(:costs, ''))
 )
 
+-- part: gives_up(had, patience)
+-- The end of another max_wait: it counts from when the one before did, and from now if there was none.
+coalesce(give_up_at - $had, {greatest}(run_at, :now::bigint)) + $patience
+
 -- name: change_limit_set
 -- Give a waiting job, which is locked, other buckets and another lane; a blocked one will wait there.
 UPDATE headgate.job
 SET buckets = :buckets, costs = :costs, terms = :terms, held = :held, passed = :passed, lane = :lane,
-    limit_set = coalesce(nullif(:limit_set, ''), limit_set)
+    limit_set = coalesce(nullif(:limit_set, ''), limit_set),
+    give_up_at = CASE WHEN waiting THEN @gives_up(:had::bigint, :patience::bigint) END
 WHERE id = :id::job_id AND finished_at IS NULL
 
 -- name: lock_plain
@@ -184,8 +189,11 @@ ORDER BY id
 -- Give waiting jobs, which are locked, other buckets and other lanes.
 UPDATE headgate.job
 SET buckets = changed.buckets, costs = changed.costs, terms = changed.terms, lane = changed.lane,
-    limit_set = coalesce(nullif(changed.limit_set, ''), job.limit_set)
-FROM {rows:changed(id job_id, buckets json, costs json, terms json, lane text, limit_set text)}
+    limit_set = coalesce(nullif(changed.limit_set, ''), job.limit_set),
+    give_up_at = @gives_up(changed.had, changed.patience)
+FROM {rows:changed(
+    id job_id, buckets json, costs json, terms json, lane text, limit_set text, had bigint, patience bigint
+)}
 WHERE @by_key(job.id, changed.id)
 
 -- name: change_limit_set_names
