@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
-from headgate import AttemptContext, Headgate, RateLimit, RetryPolicy, Zlib, batch, chain, result_of
+from headgate import AttemptContext, Headgate, RateLimit, RetryPolicy, StrictRate, Zlib, batch, chain, result_of
 from headgate.client.plan import ChainSteps
 from headgate.errors import DeclarationError, JobFailed, JobNotFound, PayloadError
+from headgate.jobs.event import Event, JobNotMigrated
 from headgate.jobs.state import JobState
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.hooks import JobDraft
@@ -307,6 +310,80 @@ async def test_arguments_that_are_results_may_be_larger_together_than_what_is_st
         pages = batch([page.call(number) for number in range(4)])
         stored = await batch([pages, task.call(result_of(pages))]).enqueue()
         assert await result_within(stored.jobs[-1], 15) == 16_000
+
+
+async def renamed(customer: int, rows: list[str]) -> None: ...
+
+
+async def partly_renamed(customer: int, pages: list[str]) -> None: ...
+
+
+async def retyped(tenant: int, pages: list[str]) -> None: ...
+
+
+@pytest.mark.parametrize("before", [renamed, partly_renamed, retyped])
+def test_a_job_that_takes_a_result_moves_to_the_limits_of_its_upgraded_arguments(before: Callable[..., Any]) -> None:
+    """The fault: a renamed argument was no key, so it started without the limit; a retyped one let it wait."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, started = MemoryStorage(clock), list[str]()
+        old, new = app_on(store, clock=clock), app_on(store, clock=clock)
+        tenant, pages = inspect.signature(before).parameters
+
+        async def fetch() -> list[str]:
+            return ["page"]
+
+        def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
+            return {"tenant": f"t-{stored[tenant]}", "pages": stored[pages]}
+
+        old_fetch, _ = old.task(fetch), new.task(fetch)
+        old_send = old.task(name="send", limits=[StrictRate("1/h", key=f"{{{tenant}}}")])(before)
+
+        @new.task(upgrade=upgrade, limits=[StrictRate("1/h", key="tenant {tenant}", margin=0)])
+        async def send(tenant: str, pages: list[str]) -> None:
+            started.append(f"{tenant} {pages}")
+
+        async with old.open():
+            for _ in range(3):
+                first = old_fetch.call()
+                await chain(first, old_send.call(**{tenant: 7, pages: result_of(first)})).enqueue()
+        async with new:
+            await asyncio.sleep(60)
+            assert started == ["t-7 ['page']"]
+            await asyncio.sleep(3600)
+            assert len(started) == 2
+
+    run_virtual(main)
+
+
+def test_a_job_that_takes_a_result_waits_if_its_other_arguments_do_not_fit() -> None:
+    """The fault: it was moved to no limit at all."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, received = MemoryStorage(clock), list[Event]()
+        old, new = app_on(store, clock=clock), app_on(store, clock=clock)
+
+        async def fetch() -> list[str]:
+            return ["page"]
+
+        old_fetch, _ = old.task(fetch), new.task(fetch)
+        old_send = old.task(name="send", limits=[StrictRate("1/h", key="{customer}")])(partly_renamed)
+
+        @new.task(limits=[StrictRate("1/h", key="{tenant}")])
+        async def send(tenant: int, pages: list[str]) -> None: ...
+
+        new.subscribe(received.append, JobNotMigrated)
+        async with old.open():
+            first = old_fetch.call()
+            stored = await chain(first, old_send.call(7, result_of(first))).enqueue()
+        async with new:
+            await asyncio.sleep(60)
+            record = (await new.admin.job(stored.jobs[1].id)).record
+            assert (record.state, record.attempt) == (JobState.WAITING, 0)
+            assert [ref.limit for ref in record.buckets] == ["send:rate"]
+        assert [event.job_id for event in received] == [stored.jobs[1].id]  # type: ignore[attr-defined]
+
+    run_virtual(main)
 
 
 def test_encoded_results_are_arguments() -> None:

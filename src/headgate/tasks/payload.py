@@ -35,6 +35,7 @@ MAX_PAYLOAD = 256 * 1024
 """The maximum of JSON bytes for one job's arguments, or for its result."""
 
 _ABSENT = msgspec.UNSET
+_LATER = object()
 _by_name = msgspec.structs.asdict
 
 _MISFIT = re.compile(r"(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`", re.DOTALL)
@@ -191,13 +192,26 @@ class PayloadType:
         return payload, KnownArguments(arguments, later)
 
     def decode_part(self, payload: str, later: Iterable[str]) -> KnownArguments:
-        """Return a stored call's arguments by name, with defaults, but without those `later`. Raises PayloadError."""
-        payload = self._codecs.decode(payload, self._arguments_text)
-        try:
-            given = decoder(TypedDict("Payload", self.kinds, total=False)).decode(payload)  # type: ignore[operator]
-        except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
-            raise self._mismatch(error) from None
-        return KnownArguments({**self.defaults, **given}, frozenset(later))
+        """Return a stored call's arguments by name, with defaults, but without those `later`. Raises PayloadError.
+
+        The task's own upgrade gets an object in place of each that comes later, and may give it another name.
+        """
+        unknown, upgrade, part = set(later), self._upgrade, copy.copy(self)
+
+        def decode(text: str | bytes) -> Any:
+            part.defaults = {name: value for name, value in self.defaults.items() if name not in unknown}
+            kinds = {name: kind for name, kind in self.kinds.items() if name not in unknown}
+            return part._make_decoders(kinds)[0](text)
+
+        def upgraded(stored: dict[str, Any]) -> dict[str, Any]:
+            assert upgrade is not None
+            current = upgrade({**dict.fromkeys(unknown, _LATER), **stored})
+            unknown.update([name for name, value in current.items() if value is _LATER])
+            return {name: value for name, value in current.items() if name not in unknown}
+
+        part._decode, part._positional_only = decode, ()
+        part._upgrade = None if upgrade is None else upgraded
+        return KnownArguments(part.arguments(payload), frozenset(unknown))
 
     def decode(self, payload: str) -> tuple[list[Any], dict[str, Any]]:
         """Return the stored call, as positional and named arguments.
