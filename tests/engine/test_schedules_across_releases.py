@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Cron, Every, Headgate, chain, current_job
+from headgate import Cron, Every, Headgate, StrictRate, chain, current_job
 from headgate.clock import SECOND, SystemClock, from_datetime
 from headgate.jobs.event import (
     Event,
@@ -291,6 +291,45 @@ def test_the_older_declaration_applies_again_after_a_release_with_a_step_of_a_ne
             status = await old.admin.schedules.status("nightly")
             assert (status.tasks, status.problem) == (["step_0"], None)
         assert len(failed) == 1
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("declares", [True, False])
+def test_an_occurrence_whose_arguments_fit_only_the_newer_release_is_left_to_it(declares: bool) -> None:
+    """The fault: an older worker that found it first stored it as failed, if a limit has a key from its arguments."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, ran, failed = MemoryStorage(clock), list[str](), list[Event]()
+        old, new = app_on(store, clock=clock), app_on(store, clock=clock)
+        limits = [StrictRate("1/s", key="{tenant}")]
+
+        async def pull(tenant: str) -> None:
+            ran.append(tenant)
+
+        task = old.task(limits=limits)(pull)
+        if declares:
+            old.schedule(Every(minutes=2), args=["acme"])(task)
+
+        @new.schedule(Every(minutes=2), args=["acme", "eu"])
+        @new.task(name="pull", limits=limits)
+        async def pull_from(tenant: str, region: str) -> None:
+            ran.append(f"{tenant} in {region}")
+
+        old.subscribe(failed.append, ScheduleFailed)
+        async with old:
+            await asyncio.sleep(10)
+            async with new:
+                await asyncio.sleep(10)
+            await asyncio.sleep(110)
+            assert await old.admin.jobs() == []
+            async with new:
+                await asyncio.sleep(50)
+            assert ran == ["acme in eu"]
+            assert len(failed) == 1
+            # After a rollback the older declaration applies again.
+            await asyncio.sleep(600)
+            assert bool(ran[1:]) is declares
 
     run_virtual(main)
 

@@ -16,11 +16,19 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Timer, sleep
 from headgate.engine.max_wait import late_starts, rejected
 from headgate.engine.occurrence import last_job_of, occurrence
-from headgate.engine.schedule_declaration import Code, declare, signature, trigger_of, warn_if_too_fast
+from headgate.engine.schedule_declaration import (
+    Code,
+    declare,
+    is_same_call,
+    signature,
+    trigger_of,
+    warn_if_too_fast,
+)
 from headgate.engine.services import Services, WithServices
 from headgate.errors import (
     USER_CODE_ERRORS,
     LeaderNotFound,
+    PayloadError,
     StorageUnavailable,
     UnknownTask,
     UnreadableSchedule,
@@ -227,6 +235,12 @@ class Recurring(WithServices):
             jobs += new.jobs
             batches += new.batches
             before = new.id if is_queued else None
+        misfits = [job.rejection.message for job in jobs if job.rejection is not None]
+        if misfits and self._is_of_another_release(record):
+            # Stored as failed, the occurrence would be lost, although the arguments fit that release.
+            self._failed.add(record.name)
+            self._declarer.publish_failed(record.name, PayloadError(misfits[0].partition(";")[0]))
+            return None
         # The jobs of a queue follow each other, so none of several can be left out; nor can one of a graph.
         is_alone = record.call.graph is None and (len(jobs) == 1 or not is_queued)
         if is_alone and any(job.terms is not None and job.terms.patience is not None for job in jobs):
@@ -239,6 +253,12 @@ class Recurring(WithServices):
             record.name, record.revision, firing.next_at, firing.last_at, jobs, firing.skipped, skipped_at,
             firing.skips, batches,
         )  # fmt: skip
+
+    def _is_of_another_release(self, record: ScheduleRecord) -> bool:
+        """Whether code has declared the schedule as it is stored, and the code of this node has not."""
+        own = self._registry.schedules.get(record.name)
+        is_own = own is not None and is_same_call(record.call, own.call, self._registry.codecs)
+        return record.is_declared and not is_own
 
     async def _without_refused(
         self, record: ScheduleRecord, firing: DueOccurrences, jobs: list[NewJob]

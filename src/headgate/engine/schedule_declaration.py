@@ -69,7 +69,7 @@ async def declare(
             rules = replace(rules, first_at=known.rules.first_at)
             trigger = counted_from(spec.trigger, known.course.started_at)
             course = updated_progress(known.course, rules, trigger, now, is_unchanged=rules == known.rules)
-            is_same = codecs.encodes and _is_same_call(known.call, call, codecs)
+            is_same = codecs.encodes and is_same_call(known.call, call, codecs)
             record = replace(known, name=spec.name, call=known.call if is_same else call, rules=rules, course=course)
             if code is not None:
                 formerly = known.formerly if known is stored else known.name
@@ -129,7 +129,7 @@ async def _before(storage: Store, name: str, code: Code, *, is_stored: bool) -> 
     return None
 
 
-def _is_same_call(known: ScheduledCall, call: ScheduledCall, codecs: Codecs) -> bool:
+def is_same_call(known: ScheduledCall, call: ScheduledCall, codecs: Codecs) -> bool:
     """Return whether two calls are the same, and encoded by the same codecs: an encryption differs each time."""
     if len(known.calls) != len(call.calls):
         return False
