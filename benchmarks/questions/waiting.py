@@ -16,6 +16,7 @@ from benchmarks.question import Goal, Metric, Params, Question, Scenario
 from benchmarks.support import Latencies
 from benchmarks.worker import headgate_worker
 from benchmarks.worker_app import Probed
+from headgate.engine.history_writer import WRITE_EVERY
 
 QUIET_SETTINGS = {"heartbeat": 120.0, "lease": 600.0}
 """The heartbeat is a write of its own; what is counted here is what waiting costs."""
@@ -29,8 +30,8 @@ def probe(folder: Path, *, full: bool, probes: int, quiet: float, store: str = "
         headgate_worker(url, receiver.path, **QUIET_SETTINGS) as worker,
     ):
         metrics = asyncio.run(_probe(url, receiver, probes))
-        # Endings of the last probes are written by then, and their lanes' counts brought up to date.
-        time.sleep(1.5)
+        # By then the endings of the last probes are written, and the charts of the ten seconds in which they ran.
+        time.sleep(WRITE_EVERY + 1.5)
         cpu, began = worker.cpu_seconds(), time.monotonic()
         metrics["commits"] = asyncio.run(_postgres_commits(url, quiet)) if store == "postgres" else _commits(url, quiet)
         metrics["cpu"] = 100 * (worker.cpu_seconds() - cpu) / (time.monotonic() - began)
