@@ -520,6 +520,54 @@ async def test_process_tasks_have_the_functions_in_the_node_and_startup_function
     assert list(tmp_path.iterdir()) == [tmp_path / f"stopped-{pid}"]  # noqa: ASYNC240
 
 
+class Text(str):
+    """As a template engine or a parser returns it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "shown"
+
+
+def test_headers_that_a_function_sets_may_be_of_a_subclass_of_text() -> None:
+    """The enqueue raised TypeError: "Encoding objects of type SafeString is unsupported"."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.around_enqueue
+        async def tag(jobs: Sequence[JobDraft], enqueue: Enqueue) -> None:
+            for job in jobs:
+                job.headers[Text("tenant")] = Text("acme")
+            await enqueue()
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            record = (await app.admin.job((await work.enqueue()).id)).record
+            assert record.headers == {"tenant": "acme"}
+
+    run_virtual(main)
+
+
+async def test_headers_that_a_function_sets_for_a_process_are_plain_text() -> None:
+    """The attempt failed: "Encoding objects of type SafeString is unsupported"; with 5, the child ended with code 1."""
+    app = Headgate("memory://", retry=ONCE)
+    values: list[Any] = [Text("acme"), 5]
+
+    @app.around_attempt
+    async def change(job: AttemptContext, run: Run) -> Any:
+        job.headers["tenant"] = values.pop()
+        return await run()
+
+    describe = app.task(process=True)(hooked_bodies.describe)
+    async with app:
+        with pytest.raises(JobFailed, match="header 'tenant'=5 is not text"):
+            await result_within(await describe.enqueue("a"), 15)
+        assert (await result_within(await describe.enqueue("a"), 15)).startswith("a acme ")
+
+
 async def test_a_startup_function_that_raises_in_a_child_fails_the_attempt() -> None:
     app = Headgate("memory://", retry=ONCE)
     app.on_startup(scope="child")(hooked_bodies.refuse)

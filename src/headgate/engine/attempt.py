@@ -50,6 +50,7 @@ from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import AroundAttempt, call_around
 from headgate.tasks.job_log import Reports
+from headgate.tasks.options import plain_headers
 from headgate.tasks.registry import Registry
 from headgate.tasks.signals import Cancel, Fail, RateLimited, Retry, Snooze
 from headgate.tasks.tracing import Tracing
@@ -412,7 +413,8 @@ class RunningAttempt:
             arguments, named = task.payload.decode(payload)
             job = replace(job, payload=payload)
         if task.executor is Executor.PROCESS:
-            job = replace(job, headers=context.headers or None, annotations=dict(context.annotations) or None)
+            headers = plain_headers(context.headers, f"task {task.name!r}")
+            job = replace(job, headers=headers or None, annotations=dict(context.annotations) or None)
             return self._result_of_child(await self._in_child(job))
         if task.needs:
             await self._with_resources(arguments, named)

@@ -34,7 +34,7 @@ from headgate.tasks.call import Call, FlowCall, NumberedGraph
 from headgate.tasks.definition import JobTemplate, TaskDefinition, job_template
 from headgate.tasks.hooks import AroundEnqueue, JobDraft, call_around
 from headgate.tasks.limit_set import UNGATED, GatedCall, ignore_skip
-from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, options_of_call, require_headers
+from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, options_of_call, plain_headers
 from headgate.tasks.schedule import ScheduleSpec
 from headgate.tasks.status import EnqueuePrediction
 from headgate.tasks.tracing import Tracing
@@ -517,8 +517,8 @@ def _draft(task: TaskDefinition, queue: str, headers: Mapping[str, str] | None, 
 
 
 def _changed(task: TaskDefinition, call: Call[Any], draft: JobDraft) -> Call[Any]:
-    require_headers(draft.headers, f"task {task.name!r}")
+    headers = plain_headers(draft.headers, f"task {task.name!r}")
     if call.later:
-        return replace(call, kwargs=dict(draft.arguments), headers=dict(draft.headers))
+        return replace(call, kwargs=dict(draft.arguments), headers=headers)
     positional, named = task.payload.as_call(draft.arguments)
-    return Call(tuple(positional), named, call.task, dict(draft.headers))
+    return Call(tuple(positional), named, call.task, headers)

@@ -11,7 +11,6 @@ from uuid import UUID
 from headgate.arguments import is_utf8, parse_duration, parse_instant
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
-from headgate.jobs.annotation import plain
 from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.job import JobOptions, RetentionTerms
 from headgate.jobs.retention import own_retention
@@ -28,7 +27,7 @@ from headgate.tasks.options import (
     checked_expiry,
     checked_timeout,
     merged,
-    require_headers,
+    plain_headers,
     require_names,
     require_priority,
     require_switch,
@@ -157,8 +156,6 @@ def job_template(task: TaskDefinition, options: EnqueueOptions) -> JobTemplate:
     priority, headers, audit = options.get("priority"), options.get("headers"), options.get("audit")
     if priority is not None:
         require_priority(priority, where)
-    if headers:
-        require_headers(headers, where)
     unique = uniqueness(task.unique, options, where)
     debounce = None if unique is None else unique.debounce
     if debounce is not None and (delay is not None or at is not None):
@@ -170,7 +167,7 @@ def job_template(task: TaskDefinition, options: EnqueueOptions) -> JobTemplate:
             "options": _job_options(task, options, where),
             "audit": task.audit if audit is None else audit_level(audit, where),
         },
-        {plain(name): plain(value) for name, value in headers.items()} if headers else None,
+        plain_headers(headers, where) if headers else None,
         debounce if delay is None else parse_duration(delay, "delay", where),
         None if at is None else parse_instant(at, "at", where),
         *_expiry(task, expires_in, expires_at, where),

@@ -10,6 +10,7 @@ from uuid import UUID
 from headgate.arguments import parse_duration, parse_seconds
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
+from headgate.jobs.annotation import plain
 from headgate.jobs.audit import AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
 from headgate.jobs.retention import OwnRetention
@@ -237,8 +238,8 @@ def require_switch(value: object, name: str, where: str) -> None:
         raise DeclarationError(f"{where}: {name}={value!r} is not True or False")
 
 
-def require_headers(headers: Mapping[str, str], where: str) -> None:
-    """Raise DeclarationError unless they are text of an allowed size."""
+def plain_headers(headers: Mapping[str, str], where: str) -> dict[str, str]:
+    """Return headers as plain text. Raises DeclarationError unless they are text of an allowed size."""
     size = 0
     for key, value in headers.items():
         if not isinstance(key, str) or not isinstance(value, str):
@@ -252,3 +253,4 @@ def require_headers(headers: Mapping[str, str], where: str) -> None:
             f"{where}: headers of {size} bytes are more than {MAX_HEADERS}; they are read with every list of jobs, so "
             "put what is large into the arguments"
         )
+    return {plain(name): plain(value) for name, value in headers.items()}
