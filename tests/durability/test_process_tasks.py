@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -19,10 +20,12 @@ from typing import Any
 import pytest
 
 from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, ProcessDied, RetryPolicy, StrictRate
+from headgate.engine import attempt
 from headgate.engine.child_messages import Answer, AttemptRequest, encode
 from headgate.engine.children import Child
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.report import too_many
+from headgate.shielding import in_thread
 from headgate.tasks.context import AttemptContext
 from tests.durability import process_bodies as bodies
 from tests.durability import slow_bodies
@@ -594,6 +597,30 @@ async def test_a_node_ends_its_children_while_handlers_use_all_threads_of_the_ev
         assert not is_there(child)
     finally:
         release.set()
+
+
+async def test_a_child_whose_function_no_thread_could_run_runs_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault: it stayed until the end of its node, busy with nothing, and the next attempt started another one."""
+    app = make_app()
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    made = 0
+
+    def refuse_second(pool: Pool | None, call: Callable[[], Any]) -> asyncio.Future[Any]:
+        nonlocal made
+        made += 1
+        if made == 2:
+            raise RuntimeError("can't start new thread")
+        return in_thread(pool, call)
+
+    async with app:
+        child = await result_within(await pid.enqueue(), 15)
+        with monkeypatch.context() as patched:
+            patched.setattr(attempt, "in_thread", refuse_second)
+            with pytest.raises(JobFailed, match="can't start new thread"):
+                await result_within(await pid.enqueue(), 15)
+        assert await result_within(await pid.enqueue(), 15) == child
 
 
 async def test_a_program_without_a_guard_fails_its_jobs_and_starts_no_workers_in_children(

@@ -587,6 +587,10 @@ class RunningAttempt:
             assert self.thread is not None
             self.thread = asyncio.get_running_loop().create_task(self._release_after_kill(call, self.thread))
             raise
+        except Exception:
+            # There was no thread to run it in. Otherwise it is released already.
+            call.release()
+            raise
         return self._outcome_of_answer(answer)
 
     async def _release_after_kill(self, call: ChildCall, work: asyncio.Future[Any]) -> None:
