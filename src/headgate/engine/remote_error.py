@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from headgate.engine.child_messages import ErrorClass, PlainValue
+from headgate.jobs.annotation import plain
 from headgate.jobs.job import storable, truncated_error
 
 LONGEST_ATTRIBUTE = 2048
@@ -32,16 +33,7 @@ def _attributes(error: BaseException) -> dict[str, PlainValue]:
     found = dict(getattr(error, "__dict__", {}))
     if isinstance(error, OSError):
         found["errno"] = error.errno
-    return {name: _plain(value) for name, value in found.items() if _crosses(value)}
-
-
-def _plain(value: Any) -> PlainValue:
-    # A message holds no instance of a subclass, such as a float of numpy. An Enum prints as its name.
-    for kind in (str, float, int):
-        if isinstance(value, kind) and not isinstance(value, bool):
-            plain: PlainValue = getattr(kind, f"__{kind.__name__}__")(value)
-            return plain
-    return value  # type: ignore[no-any-return]
+    return {name: plain(value) for name, value in found.items() if _crosses(value)}
 
 
 def _crosses(value: object) -> bool:
