@@ -211,17 +211,15 @@ class ClaimLoop(WithServices):
         if self._fetcher.has_limits:
             self._fetcher.note_taken(claimed.jobs)
             self._fetcher.request(claimed.needed_fetches, self._slots.free)
+        counts = Counter([job.queue for job in claimed.jobs])
+        unfilled = {queue for queue, free in claim.free_slots.items() if counts[queue] < free.slots}
+        self._backlogged = (self._backlogged | claim.free_slots.keys()) - unfilled
         if claimed.more:
             self._wakeup.wake(claim.free_slots)
         elif not self._fetcher.has_limits:
             # How much is fetched from other stores depends on the slots that are free then.
-            self._slots.note_claimed(claim.free_slots, claimed.jobs)
-        counts = Counter([job.queue for job in claimed.jobs])
-        for queue, free in claim.free_slots.items():
-            if counts[queue] < free.slots:
-                self._backlogged.discard(queue)
-            else:
-                self._backlogged.add(queue)
+            self._slots.note_unfilled(unfilled)
+        for queue in claim.free_slots:
             if claimed.next_in is None:
                 self._due.pop(queue, None)
             else:

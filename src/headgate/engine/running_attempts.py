@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from functools import partial
@@ -406,7 +405,7 @@ class Slots:
     def free_slots(self, queues: Iterable[str] | None = None) -> dict[str, FreeSlots]:
         """Return what the next claim may ask for in these queues (default: all).
 
-        Queues without a free slot are left out, in a quiet node all. They count as short of slots until `note_claimed`
+        Queues without a free slot are left out, in a quiet node all. They count as short of slots until `note_unfilled`
         shows otherwise, because a claim does not ask for slots that are released during it.
         """
         free_slots: dict[str, FreeSlots] = {}
@@ -435,15 +434,11 @@ class Slots:
         shared = self._shared
         return None if shared is None or sum(free.slots for free in free_slots.values()) <= shared else shared
 
-    def note_claimed(self, free_slots: Mapping[str, FreeSlots], jobs: Sequence[ClaimedJob]) -> None:
-        """Note the queues that were not short of slots: a claim for `free_slots` returned fewer jobs than slots."""
-        if self._most is not None:
-            # A queue may have got fewer than its free slots because others had their parts.
-            return
-        counts = Counter([job.queue for job in jobs])
-        self._short_of_slots.difference_update(
-            queue for queue, free in free_slots.items() if counts[queue] < free.slots
-        )
+    def note_unfilled(self, queues: Iterable[str]) -> None:
+        """Note that these queues were not short of slots: a claim returned fewer jobs of each than its free slots."""
+        if self._most is None:
+            # Otherwise a queue may have got fewer because others had their parts.
+            self._short_of_slots.difference_update(queues)
 
 
 class OutcomeRecorder(WithServices):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 from headgate.engine.running_attempts import Slots
 
 
@@ -66,17 +63,16 @@ def test_a_quiet_node_has_no_free_slot() -> None:
 
 def test_a_freed_slot_is_a_reason_to_claim_only_if_the_last_claim_was_short_of_slots() -> None:
     slots = Slots({"mail": 2})
-    job: Any = SimpleNamespace(queue="mail")
-    slots.note_claimed(slots.free_slots(), [job])
+    slots.note_unfilled(slots.free_slots())
     slots.take("mail")
     assert not slots.release("mail")
-    slots.note_claimed(slots.free_slots(), [job, job])
+    assert slots.free_slots()
     slots.take("mail")
     assert slots.release("mail")
-    slots.note_claimed(slots.free_slots(), [])
+    slots.note_unfilled(slots.free_slots())
     slots.take("mail")
     free_slots = slots.free_slots()
     assert slots.release("mail"), "a claim that is on its way did not ask for it"
-    slots.note_claimed(free_slots, [])
+    slots.note_unfilled(free_slots)
     slots.take("mail")
     assert not slots.release("mail")
