@@ -14,7 +14,7 @@ from typing import Any, assert_never
 from msgspec.structs import replace
 
 from headgate.arguments import LONGEST
-from headgate.clock import FARTHEST, SECOND, Clock, Timer
+from headgate.clock import FARTHEST, SECOND, Clock, Timer, wait_until_done
 from headgate.engine import child_messages
 from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge, StartDecision, decide_start
@@ -159,17 +159,12 @@ class RunningAttempt:
     def context(self) -> JobContext:
         """The context of the job for its handler and callbacks."""
         if self._context is None:
-            dependencies = self._dependencies
-            self._context = JobContext(
-                self.job, self.task.limit_set.names, self.charge, dependencies.reports, dependencies.completion
-            )
+            self._context = self._new_context(JobContext)
         return self._context
 
-    def _new_attempt_context(self, arguments: list[Any], named: dict[str, Any]) -> AttemptContext:
-        dependencies, by_name = self._dependencies, self.task.payload.by_name(arguments, named)
-        return AttemptContext(
-            self.job, self.task.limit_set.names, self.charge, dependencies.reports, dependencies.completion, by_name
-        )
+    def _new_context(self, kind: Callable[..., JobContext], *arguments: Any) -> JobContext:
+        uses = self._dependencies
+        return kind(self.job, self.task.limit_set.names, self.charge, uses.reports, uses.completion, *arguments)
 
     @property
     def timeout(self) -> float | None:
@@ -263,11 +258,6 @@ class RunningAttempt:
         except asyncio.CancelledError:
             return outcome
 
-    def _put_back(self, error: FolderUnavailable) -> Snoozed:
-        """Return the job for a while, without spending the attempt, because the folder cannot be read."""
-        self.context.log.warning("job %s waits %d s for its payload: %s", self.job.id, FOLDER_PAUSE, error)
-        return Snoozed(FOLDER_PAUSE * SECOND)
-
     async def _run(self) -> Outcome:
         task = self.task
         in_child = not task.is_async and task.executor is Executor.PROCESS
@@ -288,7 +278,7 @@ class RunningAttempt:
             except PayloadError as error:
                 return self._unreadable(error)
         if around:
-            self._context = self._new_attempt_context(arguments, named)
+            self._context = self._new_context(AttemptContext, task.payload.by_name(arguments, named))
         enter(self.context, with_thread=not task.is_async)
         timer = None
         timeout = self.timeout
@@ -331,7 +321,8 @@ class RunningAttempt:
         try:
             payload = await reading
         except FolderUnavailable as error:
-            return self._put_back(error)
+            self.context.log.warning("job %s waits %d s for its payload: %s", self.job.id, FOLDER_PAUSE, error)
+            return Snoozed(FOLDER_PAUSE * SECOND)
         except StorageUnavailable:
             return Interrupted()
         except ResultUnavailable as error:
@@ -449,10 +440,8 @@ class RunningAttempt:
         match outcome:
             case Succeeded():
                 return self.result
-            case Interrupted():
-                raise _TooLate
             case _ if self.error is None:
-                # The attempt was cancelled.
+                # It was too late, or the attempt was cancelled.
                 raise _TooLate
             case _:
                 self._child_failure = outcome
@@ -598,12 +587,9 @@ class RunningAttempt:
 
         A child that is still starting is not killed for a timeout, but kept for the retry, which then starts faster.
         """
-        clock = self._dependencies.clock
-        timer = clock.call_at(clock.monotonic() + round(CHILD_START_TIMEOUT * SECOND), call.kill)
-        try:
+        if not await wait_until_done(self._dependencies.clock, work, CHILD_START_TIMEOUT):
+            call.kill()
             await asyncio.wait([work])
-        finally:
-            timer.cancel()
         read_error(work)
         await in_thread(self._dependencies.pool, call.release)
 

@@ -97,11 +97,7 @@ class ResultWatch:
 
     async def _poll_while_awaited(self) -> None:
         while self._waiting:
-            timer = self._clock.call_at(self._clock.monotonic() + POLL_INTERVAL, self._changed.set)
-            try:
-                await self._changed.wait()
-            finally:
-                timer.cancel()
+            await wait_for_event(self._clock, self._changed, POLL_INTERVAL / SECOND)
             self._changed.clear()
             try:
                 records = await self._storage.final(list(self._waiting))
