@@ -173,17 +173,14 @@ class AlertReadings(WithServices):
         is_failures = condition.kind == "failures"
         about = (condition.kind, condition.subject, condition.period) if is_failures else condition.kind
         if about not in self._known:
-            self._known[about] = await self._try_read(condition)
+            try:
+                self._known[about] = await self._read(condition)
+            except Exception as error:
+                # The count of a large backlog may take too long, which is no reason to miss a lost node.
+                self._publish_failure(f"reading {condition.kind} for alerts", error)
+                self._known[about] = None
         readings = self._known[about]
         return None if readings is None else condition.holding(readings)
-
-    async def _try_read(self, condition: Condition) -> Sequence[Reading] | None:
-        try:
-            return await self._read(condition)
-        except Exception as error:
-            # The count of a large backlog may take too long, which is no reason to miss a lost node.
-            self._publish_failure(f"reading {condition.kind} for alerts", error)
-            return None
 
     async def _read(self, condition: Condition) -> Sequence[Reading]:
         storage, now = self._storage, self._storage.now()

@@ -68,13 +68,10 @@ class Subscription:
                     answer = self.callback(event)
                     if answer is not None:
                         await answer
-                except (Exception, SystemExit, KeyboardInterrupt):
-                    # Raised out of a task, the last two would end the program.
-                    logger.exception("a subscriber failed on %s", type(event).__name__)
-                except asyncio.CancelledError:
-                    if self._is_abandoned:
+                except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+                    if self._is_abandoned and isinstance(error, asyncio.CancelledError):
                         raise
-                    # The subscriber was not cancelled; something that it awaited was.
+                    # SystemExit would end the program, and something that the subscriber awaited was cancelled.
                     logger.exception("a subscriber failed on %s", type(event).__name__)
         finally:
             self._delivering = None

@@ -74,6 +74,8 @@ class Child:
     """One process in its own process group. All methods but `kill` block, so they are called in threads."""
 
     def __init__(self, module: str, hooks: tuple[ChildHook, ...]) -> None:
+        # Import ignores entries that are not text.
+        search_path = [entry for entry in sys.path if isinstance(entry, str)]
         here, there = socket.socketpair()
         for end in (here, there):
             # The program may have set a default timeout for its sockets; these wait for as long as a function runs.
@@ -83,7 +85,7 @@ class Child:
         try:
             with there:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", BOOT.format(there.fileno()), json.dumps(_search_path())],
+                    [sys.executable, "-c", BOOT.format(there.fileno()), json.dumps(search_path)],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[there.fileno()],
                     process_group=0,
@@ -362,11 +364,6 @@ def _setup(module: str, hooks: tuple[ChildHook, ...]) -> ChildSetup:
         module=module,
         hooks=hooks,
     )
-
-
-def _search_path() -> list[str]:
-    """Return the import path without entries that are not text, which import ignores."""
-    return [entry for entry in sys.path if isinstance(entry, str)]
 
 
 def _signal_name(number: int) -> str:

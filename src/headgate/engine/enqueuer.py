@@ -178,7 +178,7 @@ class Enqueuer(WithServices):
         self._publish_enqueued(jobs, duplicates)
         if has_max_wait:
             # A job that was merged into an existing one is not stored.
-            self._publish_rejected([job for job in jobs if job.id not in duplicates])
+            self._publish_dropped(rejected([job for job in jobs if job.id not in duplicates]))
         return resolved_ids(jobs, duplicates)
 
     def check(self, task: TaskDefinition, call: Call[Any]) -> None:
@@ -207,7 +207,7 @@ class Enqueuer(WithServices):
                 self._ids.set_producer(None)
                 raise
         self._publish_enqueued(jobs, {})
-        self._publish_rejected(jobs)
+        self._publish_dropped(rejected(jobs))
 
     async def jobs_for_transaction(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[NewJob]:
         """Return jobs for a transaction of the caller; `max_wait` is checked after the caller has committed."""
@@ -428,9 +428,6 @@ class Enqueuer(WithServices):
                 raise _NeedsLoop
             self._skipped.add((task, limit))
             self._bus.publish(LimitSkipped(at=self._clock.now(), task=task, limit=limit, reason=reason))
-
-    def _publish_rejected(self, jobs: Sequence[NewJob]) -> None:
-        self._publish_dropped(rejected(jobs))
 
     def _publish_enqueued(self, jobs: Sequence[NewJob], duplicates: Mapping[str, str]) -> None:
         self._history_writer.note_enqueued(jobs, duplicates)

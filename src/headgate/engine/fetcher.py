@@ -293,7 +293,7 @@ class StoreFetcher(WithServices):
         """
         ref = needed.ref
         try:
-            share = Bucket(share_name(ref.limit), ref.key, needed.rule.real.divided(sharers))
+            share = Bucket(f"{ref.limit} (share)", ref.key, needed.rule.real.divided(sharers))
             taken = await self._shares.take(share, needed.cost, count=room)
         except (CostExceedsLimit, DeclarationError) as error:
             # Of a rule that was set at run time, or of a computed cost. They wait for the store.
@@ -404,11 +404,6 @@ class StoreFetcher(WithServices):
             await self._storage.visit(ref, {ref.limit: FetchedStarts(self._limits[ref.limit].rule)}, reopen)
         except StorageUnavailable as error:
             self._publish_failure("reopening a bucket after a refund", error)
-
-
-def share_name(limit: str) -> str:
-    """Return the name under which the share of a limit is counted while its store is away."""
-    return f"{limit} (share)"
 
 
 def _bucket(ref: BucketRef, rule: AnyRule) -> Bucket:

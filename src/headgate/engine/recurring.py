@@ -16,14 +16,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Timer, sleep
 from headgate.engine.max_wait import late_starts, rejected
 from headgate.engine.occurrence import last_job_of, occurrence
-from headgate.engine.schedule_declaration import (
-    Code,
-    declare,
-    is_same_call,
-    signature,
-    trigger_of,
-    warn_if_too_fast,
-)
+from headgate.engine.schedule_declaration import Code, declare, is_same_call, signature, trigger_of, warn_if_too_fast
 from headgate.engine.services import Services, WithServices
 from headgate.errors import (
     USER_CODE_ERRORS,

@@ -164,7 +164,17 @@ class Reporter(WithServices):
                 # Another node owns the job, or it is final: the output of this attempt is dropped.
                 self.forget([job])
             elif report.progress is not None and self._bus.has_listener(JobProgressed):
-                self._bus.publish(_progressed(job, report.progress))
+                self._bus.publish(
+                    JobProgressed(
+                        at=report.progress.at,
+                        job_id=job.id,
+                        task=job.task,
+                        queue=job.queue,
+                        attempt=job.attempt,
+                        fraction=report.progress.fraction,
+                        message=report.progress.message,
+                    )
+                )
         return locked
 
     def _drop_report(self, job: ClaimedJob, error: Exception) -> None:
@@ -239,15 +249,3 @@ class _AttemptOutput:
 
 
 _number = attrgetter("number")
-
-
-def _progressed(job: ClaimedJob, progress: Progress) -> JobProgressed:
-    return JobProgressed(
-        at=progress.at,
-        job_id=job.id,
-        task=job.task,
-        queue=job.queue,
-        attempt=job.attempt,
-        fraction=progress.fraction,
-        message=progress.message,
-    )

@@ -6,25 +6,17 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain, repeat
 
 
 @contextmanager
 def on_stop_signals(first: Callable[[], object], second: Callable[[], object]) -> Iterator[None]:
     """Call `first` on the first SIGTERM or SIGINT and `second` on each one after it, until the block ends."""
     loop = asyncio.get_running_loop()
-    count = 0
-
-    def on_signal() -> None:
-        nonlocal count
-        count += 1
-        if count == 1:
-            first()
-        else:
-            second()
-
+    calls = chain([first], repeat(second))
     caught = (signal.SIGTERM, signal.SIGINT)
     for number in caught:
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, lambda: next(calls)())
     try:
         yield
     finally:
