@@ -124,6 +124,15 @@ def test_a_limit_that_a_gate_does_not_support_is_refused(m: Any) -> None:
         m.gate._declared.clear()
 
 
+def test_an_actor_whose_limit_is_refused_keeps_no_line_of_others_waiting() -> None:
+    """The fault: nothing was released for any actor, in each process that declares such a limit."""
+    broker = StubBroker()
+    gate: Any = DramatiqGate(broker, store=AWAY)
+    for name, limit in {"refused": Concurrency(3), "work": StrictRate("1/s", name="calls")}.items():
+        dramatiq.actor(broker=broker, actor_name=name, limit=limit)(print)
+    assert list(gate._gated.limits()) == ["calls"]
+
+
 def test_a_second_limit_of_an_actor_and_a_second_gate_of_a_broker_are_refused() -> None:
     broker = StubBroker()
     gate = DramatiqGate(broker, store=AWAY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.argument_fields import ArgumentFields, read_types
@@ -138,5 +139,10 @@ class GatedTasks:
         return None if gated is None else gated.line(args, kwargs)
 
     def limits(self) -> Limits:
-        """Return the limits that the tasks have."""
-        return {gated.name: gated.line_of_key for name in list(self._names()) if (gated := self.of(name))}
+        """Return the limits that the tasks have, without those that are refused where a call is published."""
+        limits: dict[str, Callable[[str], BucketLine]] = {}
+        for name in list(self._names()):
+            with suppress(DeclarationError):
+                if gated := self.of(name):
+                    limits[gated.name] = gated.line_of_key
+        return limits
