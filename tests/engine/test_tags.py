@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from headgate import DeclarationError, Every, Headgate, JobFailed, JobState, RetryPolicy, batch, chain, current_job
+from headgate import (
+    DeclarationError,
+    Every,
+    Headgate,
+    JobFailed,
+    JobState,
+    RateLimit,
+    RetryPolicy,
+    batch,
+    chain,
+    current_job,
+)
 from headgate.admin import JobQuery
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.context import AttemptContext, JobContext, current_jobs
@@ -197,6 +208,22 @@ def test_texts_of_options_may_be_of_a_subclass() -> None:
             record = (await app.admin.job(job.id)).record
             assert record.options is not None
             assert (record.options.tags, record.headers, record.unique_key) == (("vip",), {"by": "api"}, "k")
+
+    run_virtual(main)
+
+
+def test_a_settled_cost_may_be_of_a_subclass_of_int() -> None:
+    """The job failed although its work was done: "how this attempt ended could not be stored"."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[RateLimit("9/h", name="tokens", burst=9, cost=6)])
+        async def ask() -> None:
+            current_job().settle("tokens", Count(2))
+
+        async with app:
+            await (await ask.enqueue()).result()
 
     run_virtual(main)
 

@@ -213,7 +213,7 @@ class JobContext(RefusesForeignWords):
                 f"task {self.task!r} has no limit {limit!r} to settle; it has: {', '.join(self._limits) or 'none'}"
             )
         if self._charge is not None:
-            self._charge.settle(limit, actual)
+            self._charge.settle(limit, plain(actual))
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         """Complete the job together with what is written in the block: both are committed, or neither is.
