@@ -21,6 +21,7 @@ from headgate import (
     current_job,
 )
 from headgate.admin import JobQuery
+from headgate.jobs.job import BucketRef
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.context import AttemptContext, JobContext, current_jobs
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -224,6 +225,34 @@ def test_a_settled_cost_may_be_of_a_subclass_of_int() -> None:
 
         async with app:
             await (await ask.enqueue()).result()
+
+    run_virtual(main)
+
+
+class Safe(Text):
+    """As in Django, whose texts stay safe when they are made texts."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self
+
+
+def test_functions_of_limits_and_unique_keys_may_return_a_subclass_of_text() -> None:
+    """The enqueue raised TypeError: "Encoding objects of type SafeString is unsupported"."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        def key(tenant: str) -> str:
+            return Safe(tenant)
+
+        @app.task(limits=[RateLimit("9/h", name="calls", key=key)], unique_key=key)
+        async def call(tenant: str) -> None: ...
+
+        async with app.open():
+            record = (await app.admin.job((await call.enqueue("acme")).id)).record
+            assert (record.buckets, record.unique_key) == ((BucketRef("calls", "acme"),), "acme")
 
     run_virtual(main)
 

@@ -132,7 +132,8 @@ def key_text(value: object) -> str:
     TypeError for what has no JSON form.
     """
     kind: Any = type(value)
-    return _to_sorted_json(value).decode() if _is_written_as_json(kind) else str(value)
+    # What `__str__` returns may be of a subclass, too.
+    return _to_sorted_json(value).decode() if _is_written_as_json(kind) else str.__str__(str(value))
 
 
 @lru_cache(1000)
