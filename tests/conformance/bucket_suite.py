@@ -31,6 +31,7 @@ from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Tak
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.fixed_window import FixedWindow
+from headgate.limits.leases import Leases
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.sliding_window import SlidingWindow
@@ -418,6 +419,21 @@ class BucketStoreConformance:
         taken = await store.take(used)
         await store.amend(used, taken.now, 1, taken.now + SECOND, 1)
         assert (await store.take(used)).opens_at == taken.now + SECOND + HOUR
+
+    async def test_an_amendment_says_when_it_was_made_and_whether_it_has_changed_anything(
+        self, store: BucketStore
+    ) -> None:
+        used = bucket(Leases(1, SECOND))
+        first = await store.take(used)
+        changed_at = await store.amend(used, first.now, 1, first.now + 1, 1)
+        assert changed_at is not None
+        assert first.now <= changed_at < first.now + SECOND
+        await self.elapse(store, 1.1)
+        second = await store.take(used)
+        assert second.granted == 1
+        # Another has got the lease, which the first holder renews too late.
+        assert await store.amend(used, first.now + 1, 1, second.now, 1) == 0
+        assert (await store.take(used)).opens_at == second.now + SECOND
 
     # -------------------------------------------------------------------------------------------------- refusals
 

@@ -73,8 +73,12 @@ class BucketStore(Protocol):
         """Give back a reservation whose slot is still ahead, if it is the newest of its bucket; False if it stays."""
         ...
 
-    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
-        """Count a start that was charged as `cost` at one instant as `actual` at another; see `Rule.amend`."""
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> int | None:
+        """Count a start that was charged as `cost` at one instant as `actual` at another; see `Rule.amend`.
+
+        Returns the limit time of the change; 0 if it changed nothing, as for a lease that has ended and was granted to
+        another holder since. A store that returns None does not say.
+        """
         ...
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:

@@ -55,12 +55,14 @@ class StoredBuckets:
     async def cancel(self, bucket: Bucket, *, id: str) -> bool:
         return await self._visit(bucket, _cancel, id)
 
-    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
-        def change(visit: BucketVisit) -> None:
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> int | None:
+        def change(visit: BucketVisit) -> int:
+            before = visit.view.home.state
             visit.view.amend(charged_at, cost, started_at, actual)
             visit.reopens = actual < cost
+            return 0 if visit.view.home.state == before else visit.now
 
-        await self._visit(bucket, change)
+        return await self._visit(bucket, change)
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
         ref = BucketRef(bucket.limit, bucket_key(bucket.key))

@@ -147,10 +147,11 @@ class RedisBuckets:
         (done,) = await self._client(bucket).ask(b"cancel", id=id, may_repeat=False)
         return bool(done)
 
-    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> int | None:
         client = self._client(bucket)
         check_change(bucket.rule, cost, actual)
-        await client.ask(b"amend", charged_at, cost, started_at, actual, may_repeat=False)
+        (now,) = await client.ask(b"amend", charged_at, cost, started_at, actual, may_repeat=False)
+        return int(now)
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
         await self._client(bucket).ask(b"penalize", closed_for)

@@ -261,10 +261,19 @@ class BucketTable:
             self._notify(key)
             return True
 
-    def amend(self, key: str, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+    def amend(self, key: str, charged_at: int, cost: int, started_at: int, actual: int) -> int:
         """Same as `BucketStore.amend`."""
         with self.lock:
-            self._change(key, charged_at, cost, started_at, actual, self.clock.monotonic() + self.ahead)
+            rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
+            state = self._find(key, now)
+            if state is None:
+                after = rule.amend_forgotten(charged_at, started_at, actual)
+            else:
+                after = rule.amend(state, charged_at, cost, started_at, actual)
+            if after is not None:
+                self._keep(key, after)
+                self._notify(key)
+            return 0 if after == state else now
 
     def give_back(self, key: str, cost: int) -> None:
         """Return permits. Raises ValueError for more than are held."""
@@ -378,16 +387,6 @@ class BucketTable:
         if until <= now:
             return Decision(False, now, opens_at, rule, state)
         return Decision(False, now, opens_at, FROM_STORE, _taken(0, opens_at, now, rule, state, until))
-
-    def _change(self, key: str, charged_at: int, cost: int, started_at: int, actual: int, now: int) -> None:
-        rule, state = self._rule_of(key), self._find(key, now)
-        if state is None:
-            after = rule.amend_forgotten(charged_at, started_at, actual)
-        else:
-            after = rule.amend(state, charged_at, cost, started_at, actual)
-        if after is not None:
-            self._keep(key, after)
-            self._notify(key)
 
     def _notify(self, key: str) -> None:
         self.lines.call_first(key)

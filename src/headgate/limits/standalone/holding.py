@@ -24,7 +24,8 @@ class Lease:
     """A lease that was granted at limit time `token`, to a request of clock time `asked_at` (monotonic µs).
 
     The store granted or renewed it after it was asked, so its holder, who relies on it for `duration` from then on,
-    never relies on it for longer than the store does. That is checked on the clock of the holder alone.
+    never relies on it for longer than the store does. That is checked on the clock of the holder, and with each renewal
+    on that of the store, which may have gone further: the machine was paused, or the server's clock was set.
     """
 
     def __init__(self, key: str, cost: int, token: int, asked_at: int, duration: int) -> None:
@@ -39,7 +40,8 @@ class Lease:
         self.is_given_back: bool = False
         self.on_lost: Callable[[], object] | None = None
         """Is called once when it is lost, on the event loop of the session."""
-        self._first_asked_at = asked_at
+        # How far the store's limit time is ahead of the holder's clock, at most.
+        self._ahead = token - asked_at
 
     @property
     def decision(self) -> Decision:
@@ -59,12 +61,21 @@ class Lease:
 
     def start_for(self, asked_at: int) -> int:
         """Return the start that a renewal of that clock time moves it to; it is not before that time on the store."""
-        return self.token + asked_at - self._first_asked_at
+        return asked_at + self._ahead
 
-    def renewed(self, asked_at: int) -> None:
-        """Note that a renewal was answered in time."""
-        self.asked_at = asked_at
-        self.starts = [self.start_for(asked_at)]
+    def renewed(self, asked_at: int, now: int | None) -> None:
+        """Note that a renewal was answered in time, at limit time `now` (None: the store does not say).
+
+        0: there was nothing to renew, as the lease had ended and another holder has got it.
+        """
+        if now == 0:
+            self.lose()
+            return
+        start = self.starts[-1]
+        now = start if now is None else now
+        self.starts = [start]
+        # The store counts from `start`: where that is late already, it ends so much sooner.
+        self.asked_at, self._ahead = asked_at - max(0, now - start), now - asked_at
 
     def lose(self) -> None:
         """Note that it may have been granted to another holder."""

@@ -167,7 +167,7 @@ class LeaseSession(SharedSession):
             return
         error = renewing.exception()
         if error is None:
-            lease.renewed(asked_at)
+            lease.renewed(asked_at, renewing.result())
         elif isinstance(error, StorageUnavailable):
             if len(lease.starts) == 2:  # the first failure since a renewal
                 logger.warning("the lease of %r could not be renewed; trying again: %s", lease.key, error)
@@ -175,11 +175,13 @@ class LeaseSession(SharedSession):
         else:
             raise error
 
-    async def _move(self, lease: Lease, start: int) -> None:
+    async def _move(self, lease: Lease, start: int) -> int | None:
+        """Move the lease to this start; return the limit time of that, 0 if it is not there any more."""
         before = list(lease.starts)
         lease.starts.append(start)
-        for each in before:
-            await self._store.amend(self._bucket(lease.key), each, lease.cost, start, lease.cost)
+        bucket, cost = self._bucket(lease.key), lease.cost
+        answers = [await self._store.amend(bucket, each, cost, start, cost) for each in before]
+        return None if None in answers else max(each or 0 for each in answers)
 
 
 class _Turn:

@@ -54,8 +54,8 @@ class MemoryBuckets:
     async def cancel(self, bucket: Bucket, *, id: str) -> bool:
         return self._table_of(bucket).cancel(bucket.key, id)
 
-    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
-        self._table_of(bucket).amend(bucket.key, charged_at, cost, started_at, actual)
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> int | None:
+        return self._table_of(bucket).amend(bucket.key, charged_at, cost, started_at, actual)
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
         self._table_of(bucket).penalize(bucket.key, closed_for)

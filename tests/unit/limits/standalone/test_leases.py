@@ -33,7 +33,7 @@ from headgate.contrib.asgi import AsgiLimitMiddleware
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
-from headgate.testing.virtual_time import VirtualClock, run_virtual
+from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 from tests.until import becomes, patient, until_now
 
 
@@ -44,6 +44,7 @@ class LeaseStore:
         self.buckets = MemoryBuckets(clock)
         self.is_away = False
         self.loses_answers = 0
+        self.says_when = True
         self.taken = 0
         self.last: Bucket | None = None
         self.on_answer: Callable[[], object] = bool
@@ -70,13 +71,14 @@ class LeaseStore:
     async def cancel(self, bucket: Bucket, *, id: str) -> bool:
         raise NotImplementedError
 
-    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> int | None:
         await self._there()
-        await self.buckets.amend(bucket, charged_at, cost, started_at, actual)
+        changed_at = await self.buckets.amend(bucket, charged_at, cost, started_at, actual)
         if self.loses_answers:
             self.loses_answers -= 1
             raise StorageUnavailable("the answer was lost")
         await asyncio.sleep(0.001)
+        return changed_at if self.says_when else None
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
         raise NotImplementedError
@@ -95,6 +97,21 @@ class LeaseStore:
         await asyncio.sleep(0.001)
         if self.is_away:
             raise StorageUnavailable("the store is away")
+
+
+class ServerClock(VirtualClock):
+    """The clock of a server: it may be ahead of the machines, which are paused or run too slowly."""
+
+    ahead = 0
+
+    def monotonic(self) -> int:
+        return super().monotonic() + self.ahead
+
+
+def virtual_loop() -> VirtualTimeLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    return loop
 
 
 class Record:
@@ -191,6 +208,64 @@ def test_a_lease_that_cannot_be_renewed_cancels_its_block_before_another_holder_
         assert lost.value.token == record.held[0][2]
         store.is_away = False
         await record.hold(other, 1)
+        record.check()
+        await one.close()
+        await other.close()
+
+    play(scene)
+
+
+def test_a_holder_whose_machine_was_paused_for_longer_than_its_lease_loses_it_when_another_has_it() -> None:
+    async def scene(clock: VirtualClock, store: LeaseStore, record: Record) -> None:
+        server = ServerClock(virtual_loop())
+        store = LeaseStore(server)
+        one, other = new(store, clock), new(store, clock)
+        holding = asyncio.create_task(record.hold(one, 1000))
+        await asyncio.sleep(1)
+        server.ahead = 60 * SECOND
+        async with other.hold("42", timeout=1) as held:
+            with pytest.raises(LeaseLost):
+                await asyncio.wait_for(holding, 10 / 3)
+            assert held.fencing_token > record.held[0][2]
+            await asyncio.sleep(60)
+            assert not held.is_lost
+        await one.close()
+        await other.close()
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("pause", "slow_for"), [(6, 0), (0, 1500)])
+def test_a_holder_whose_clock_falls_behind_keeps_its_lease_for_as_long_as_it_says(pause: int, slow_for: int) -> None:
+    async def scene(clock: VirtualClock, store: LeaseStore, record: Record) -> None:
+        server = ServerClock(virtual_loop())
+        store = LeaseStore(server)
+        one, other = new(store, clock), new(store, clock)
+        holding = asyncio.create_task(record.hold(one, 60 + slow_for))
+        await asyncio.sleep(1)
+        server.ahead = pause * SECOND
+        for _ in range(slow_for):
+            server.ahead += SECOND // 100
+            await asyncio.sleep(1)
+        with pytest.raises(TimeoutError):
+            await record.hold(other, 1, timeout=20)
+        await holding
+        await record.hold(other, 1, timeout=1)
+        record.check()
+        await one.close()
+        await other.close()
+
+    play(scene)
+
+
+def test_a_lease_is_renewed_on_a_store_that_does_not_say_when_it_changed_a_start() -> None:
+    async def scene(clock: VirtualClock, store: LeaseStore, record: Record) -> None:
+        store.says_when = False
+        one, other = new(store, clock), new(store, clock)
+        holding = asyncio.create_task(record.hold(one, 30))
+        await asyncio.sleep(1)
+        await record.hold(other, 1)
+        await holding
         record.check()
         await one.close()
         await other.close()

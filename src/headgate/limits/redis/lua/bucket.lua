@@ -10,7 +10,7 @@
 --          of penalize: for how long; of refuse (of a rule that adapts only): charged_at or ""
 --          10.. the rule's numbers
 -- returns  take, reserve: {granted, opens_at, now, available, full_at}
---          cancel: {1 or 0}; amend, penalize, refuse, reset: {1}; snapshot: {now, the bucket's text or false, closed until}
+--          cancel: {1 or 0}; amend: {now, or 0}; penalize, refuse, reset: {1}; snapshot: {now, the bucket's text or false, closed until}
 --          all but the last two: {-1, now, offset, text} if the text is not of this rule; nothing has been done then
 --
 -- All numbers are whole and below 2^53, where doubles count exactly. `%` rounds its quotient, so it is math.fmod here.

@@ -72,10 +72,11 @@ end
 if verb == 'amend' then
   local charged_at, cost = tonumber(ARGV[6]), tonumber(ARGV[7])
   local started_at, actual = tonumber(ARGV[8]), tonumber(ARGV[9])
+  local before = state and dump(state)
   if not state then
     -- The bucket was forgotten when nothing else counted in it, so the state holds only this start: see Rule.
     if actual == 0 then
-      return {1}
+      return {0}
     end
     cost = 1
     local _, alone = take(nil, charged_at, cost)
@@ -86,7 +87,7 @@ if verb == 'amend' then
     return too_far()
   end
   save()
-  return {1}
+  return {dump(state) == before and 0 or now}
 end
 
 if verb == 'penalize' then
