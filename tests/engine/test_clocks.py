@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from random import Random
+from typing import Any
 
 import pytest
 
-from headgate import Headgate, JobState, RateLimited, RetryPolicy, Snooze, StrictRate, current_job
-from headgate.clock import SECOND, from_datetime
-from headgate.jobs.event import ClockSkewed, Event, JobEnqueued, JobStarted
+from headgate import Every, Headgate, JobState, Mutex, RateLimited, RetryPolicy, Snooze, StrictRate, current_job
+from headgate.clock import SECOND, SystemClock, from_datetime
+from headgate.jobs.event import ClockSkewed, Event, JobEnqueued, JobStarted, LeaseNotRenewed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
+from tests.engine.faulty_storage import Faults, FaultyStorage, History
 from tests.internals import app_on
 
 HOUR = 3600
@@ -208,6 +211,80 @@ def test_a_step_of_the_stores_clock_wakes_a_node_for_the_delayed_jobs_that_are_d
             clock.step_wall(HOUR)
             await asyncio.sleep(1.5)
             assert started.is_set()
+
+    run_virtual(main)
+
+
+class MachineClock(SystemClock):
+    """The clock of a machine that may sleep: it counts that time, and the timers of the event loop do not."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._slept = 0
+
+    def now(self) -> int:
+        return self._clock.now() + self._slept
+
+    def monotonic(self) -> int:
+        return self._clock.monotonic() + self._slept
+
+    def sleep(self, seconds: float) -> None:
+        self._slept += round(seconds * SECOND)
+
+
+def test_a_node_whose_machine_has_slept_starts_what_became_due_at_once() -> None:
+    async def main(clock: VirtualClock) -> None:
+        machine = MachineClock(clock)
+        app = app_on(MemoryStorage(machine), clock=machine)
+        started: list[str] = []
+
+        @app.task
+        async def delayed() -> None:
+            started.append("delayed")
+
+        @app.schedule(Every(hours=1))
+        async def hourly() -> None:
+            started.append("hourly")
+
+        async with app:
+            await delayed.using(delay=HOUR).enqueue()
+            await asyncio.sleep(4.5)
+            machine.sleep(HOUR)
+            await asyncio.sleep(1.5)
+            assert sorted(started) == ["delayed", "hourly"]
+
+    run_virtual(main)
+
+
+def test_a_node_whose_machine_has_slept_beyond_its_lease_leaves_a_mutex_before_it_reaches_the_store() -> None:
+    async def main(clock: VirtualClock) -> None:
+        machine, faults = MachineClock(clock), Faults()
+        line: Any = FaultyStorage("node", MemoryStorage(machine), faults, Random(1), History())
+        app = app_on(line, clock=machine)
+        left_at: list[int] = []
+        seen: list[Event] = []
+        app.subscribe(seen.append, LeaseNotRenewed)
+
+        @app.task(limits=[Mutex("door")])
+        async def enter() -> None:
+            try:
+                await asyncio.sleep(2 * HOUR)
+            finally:
+                left_at.append(clock.monotonic())
+
+        async with app:
+            await enter.enqueue()
+            await asyncio.sleep(4.5)
+            machine.sleep(HOUR)
+            woke_at = clock.monotonic()
+            # The network comes back later.
+            faults.freeze("node")
+            await asyncio.sleep(20)
+            assert [at - woke_at <= SECOND for at in left_at] == [True]
+            faults.thaw("node")
+            await asyncio.sleep(5)
+            assert len(seen) == 1
 
     run_virtual(main)
 

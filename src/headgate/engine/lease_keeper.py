@@ -180,21 +180,30 @@ class LeaseKeeper(WithServices):
         """Cancel attempts that must not run twice whenever the lease ends from now on."""
         self._is_guarding = True
 
+    def check(self) -> None:
+        """End a lease that has ended while the machine slept, which its timer does not notice at once."""
+        if self._timer is not None and not self.holds:
+            self._lease_ended()
+
     def close(self) -> None:
         """Cancel the timer for the end of the lease."""
         self._is_guarding = False
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
 
     def _renew(self, sent_at: int) -> None:
         self._own_lease.renew(sent_at)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         if self._is_guarding:
             self._timer = self._clock.call_at(self._own_lease.ends_at, self._lease_ended)
 
     def _lease_ended(self) -> None:
         """Cancel attempts that must not run twice or have not started: other nodes may soon recover their jobs."""
+        self._cancel_timer()
         cancelled = self._attempts.cancel_exclusive()
         seconds = self._own_lease.unrenewed_for() / SECOND
         node = self._membership.id

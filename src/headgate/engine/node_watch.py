@@ -68,9 +68,12 @@ class NodeWatch(WithServices):
             # Measured from here: a slow store does not mean that the event loop is blocked.
             expected = self._clock.monotonic() + SECOND
             await sleep(self._clock, 1.0)
+            late = (self._clock.monotonic() - expected) / SECOND
             stepped = self._storage.now() - self._clock.monotonic() - ahead
-            if abs(stepped) > SECOND // 2:
-                # The timer of the next delayed job was set by the store's old wall time.
+            if late > 1.0:
+                self._lease.check()
+            if abs(stepped) > SECOND // 2 or late > 1.0:
+                # Timers were set by the store's old wall time, or do not count the time for which the machine slept.
                 ahead += stepped
                 self._wakeup.wake()
                 self._recurring.wake()
@@ -78,7 +81,7 @@ class NodeWatch(WithServices):
             if turns % SWEEP_EVERY == 0:
                 self._wakeup.sweep()
                 self._recurring.wake()
-            self._measure((self._clock.monotonic() - expected) / SECOND)
+            self._measure(late)
 
     async def _check_store(self) -> None:
         update = await self._storage.node_update(self._membership.id)
