@@ -73,7 +73,7 @@ class Calendar(
             value = getattr(self, name)
             if isinstance(value, list):
                 force_setattr(self, name, tuple(value))
-        if isinstance(self.start, datetime):
+        if isinstance(self.start, datetime) or not isinstance(self.start, date | None):
             raise _error(f"start={self.start!r} must be a date, as date(2027, 1, 31)")
         if self._wall_clock.next_after(0) is None:
             raise _error(f"{self.describe()} has no day that ever comes")

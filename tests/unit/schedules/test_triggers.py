@@ -264,6 +264,8 @@ def test_a_zone_that_does_not_exist_is_refused_with_a_similar_one() -> None:
         ({"at": "9"}, "at='9' is not a time of day"),
         ({"at": []}, "at is empty"),
         ({"start": datetime(2026, 1, 1, tzinfo=UTC)}, "must be a date"),
+        ({"start": "2026-01-01"}, "start='2026-01-01' must be a date, as date(2027, 1, 31)"),
+        ({"start": ""}, "start='' must be a date"),
         ({"on": {1, 2}}, "neither a value nor a list of values"),
     ],
 )
