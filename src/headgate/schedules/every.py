@@ -66,8 +66,8 @@ class Every(
             self._take_length()
         for unit in _UNITS:
             value = getattr(self, unit)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise DeclarationError(f"Every: {unit}={value!r} is not a length of time; write Every(minutes=5)")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= FARTHEST:
+                raise DeclarationError(f"Every: {unit}={value!r:.80} is not a length of time; write Every(minutes=5)")
         if not LEAST <= self.period <= FARTHEST:
             raise DeclarationError(
                 f"{self._call()} has a period of {self.period / 1_000_000:g} s; use 0.1 s to a hundred years, "

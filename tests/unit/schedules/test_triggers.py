@@ -284,6 +284,8 @@ def test_an_impossible_calendar_is_refused_at_declaration(arguments: dict[str, o
         ({"minutes": -5}, "minutes=-5 is not a length of time"),
         ({"minutes": float("nan")}, "minutes=nan is not a length of time"),
         ({"minutes": "5"}, "minutes='5' is not a length of time"),
+        ({"weeks": 1e304}, "weeks=1e+304 is not a length of time"),
+        ({"seconds": 10**400}, "is not a length of time"),
         ({"minutes": 5, "start": datetime(2026, 1, 1)}, "must be an aware datetime"),  # noqa: DTZ001
     ],
 )
