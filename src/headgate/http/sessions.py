@@ -138,7 +138,7 @@ class Sessions:
             padded = content + "=" * (-len(content) % 4)
             claims = msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=_Claims)
             user = User(claims.name, claims.role)
-        except (msgspec.MsgspecError, ValueError, DeclarationError):
+        except (msgspec.MsgspecError, ValueError, RecursionError, DeclarationError):
             return None
         if not hmac.compare_digest(signature.encode(), self._signature(content, user).encode()):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 from typing import Any
 
@@ -268,6 +269,7 @@ async def test_a_cookie_that_was_changed_or_made_elsewhere_opens_nothing() -> No
         await sign_in(elsewhere)
         forged = [elsewhere.cookies["headgate_session_8000"], "", ".", "a.b", content, f"{content}.", "é.ü"]
         forged += [f"{content[:-4]}AAAA.{signature}", f"{content}.{signature[:-1]}", "=" * 5000]
+        forged += [base64.b64encode(b'["a","ada","admin",1,' + b"[" * 3000).decode()]
         for value in forged:
             header = b"headgate_session_8000=" + value.encode("latin-1")
             caller.cookies.clear()
