@@ -113,6 +113,8 @@ class AccessControl:
         `name` is as it was shown: it may differ from the name of the result, which counts. An auth without a sign-in
         may use the same header for a check of its own that waits for others, so only those with one are bounded.
         """
+        # Beside a token anybody can show another name each time.
+        name = name if self.form is not None and self.form.has_name else ""
         address = self.address(request)
         is_bounded = self._signs_in is not None and shown is not None
         try:

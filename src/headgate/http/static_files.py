@@ -116,10 +116,8 @@ class StaticFiles:
         self._assets = _joined(folder)
         self._version = _digest("".join(asset.tag for asset in self._assets.values()).encode())[:16]
         # The icon is in the page: it is small, and would be loaded as the icon of the page and again as a picture.
-        icon = base64.b64encode((folder / "icon.svg").read_bytes()).decode()
-        page = (
-            (folder / "index.html").read_text("utf-8").replace("static/icon.svg", f"data:image/svg+xml;base64,{icon}")
-        )
+        icon = f"data:image/svg+xml;base64,{base64.b64encode((folder / 'icon.svg').read_bytes()).decode()}"
+        page = (folder / "index.html").read_text("utf-8").replace("static/icon.svg", icon)
         self._page = page.replace('="static/', f'="static/{self._version}/')
 
     async def page(self, request: Request, status: int = 200) -> Response:

@@ -13,7 +13,7 @@ import pytest
 from starlette.requests import Request
 
 from headgate.clock import SECOND, sleep
-from headgate.http import BasicAuth, CallbackAuth, User, WrongCredential, dashboard
+from headgate.http import BasicAuth, BearerAuth, CallbackAuth, User, WrongCredential, dashboard
 from headgate.http.auth import Auth
 from headgate.http.failures import LONGEST_DELAY, LONGEST_TURN, MOST_CHECKS, MOST_REMEMBERED, SignInFailures
 from headgate.password_hash import PasswordHash
@@ -204,6 +204,27 @@ def test_delays_reveal_nothing_about_passwords_guessed_concurrently() -> None:
         assert [status for status, _ in answers] == [401] * 5 + [503] * 15
 
     in_virtual_time(test)
+
+
+def test_a_name_beside_a_guessed_token_gives_the_guess_no_turn_of_its_own() -> None:
+    token = "a token of sixteen characters"
+
+    async def test(it: DashboardClient) -> None:
+        for number in range(10):
+            assert (await it.status(f"user {number}", f"guess {number}"))[0] == 401
+        guesses = [f"another {number}" for number in range(20)]
+        guesses[7] = token
+        answers = await asyncio.gather(*(it.status(f"user {guess}", guess) for guess in guesses))
+        assert [status for status, _ in answers] == [401] * 5 + [503] * 15
+        async with client(it.site, peer=ADDRESS) as caller:
+            guesses = [f"of a form {number}" for number in range(20)]
+            guesses[7] = token
+            forms = ({"name": f"user {guess}", "secret": guess, "place": ""} for guess in guesses)
+            sent = await asyncio.gather(*(caller.post("/login", data=form) for form in forms))
+        assert [answer.status_code for answer in sent] == [401] * 5 + [503] * 15
+        assert await it.status("deploy", token) == (200, 0)
+
+    in_virtual_time(test, lambda: BearerAuth({token: User("deploy")}))
 
 
 def test_a_right_password_or_ten_quiet_minutes_end_the_delay() -> None:
