@@ -253,6 +253,10 @@ def test_a_job_explains_that_all_nodes_of_its_queue_are_quiet() -> None:
         job = await steered.work.enqueue(1.0)
         explanation = await steered.app.admin.explain(job.id)
         assert explanation.reason.endswith("are quiet; resume one: `headgate nodes resume steered`")
+        # A name may have what a shell reads as a command.
+        await steered.app.admin.rename_node("steered", "web;reboot")
+        explanation = await steered.app.admin.explain(job.id)
+        assert explanation.reason.endswith("resume one: `headgate nodes resume 'web;reboot'`")
 
     steering(main)
 

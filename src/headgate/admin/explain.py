@@ -158,7 +158,7 @@ def _node_reason(
         labels = " ".join(f"--label {label}" for label in sorted(requires))
         return f"task {status.task!r} requires labels that no node has; start one with `headgate worker {labels}`"
     serving = [node for node in running if node.controls.queues.get(status.queue)]
-    quiet = [node.name for node in serving if node.controls.is_quiet]
+    quiet = [shlex.quote(node.name) for node in serving if node.controls.is_quiet]
     if quiet and len(quiet) == len(serving):
         return f"all nodes that serve queue {status.queue!r} are quiet; resume one: `headgate nodes resume {quiet[0]}`"
     return None

@@ -398,7 +398,7 @@ class ScheduleOverdue(Event, frozen=True):
         )
         return (
             f"schedule {self.schedule} is overdue since {_second(self.due_at)}, and {lacks} or remove it: "
-            f"headgate schedules remove {self.schedule}"
+            f"headgate schedules remove {shlex.quote(self.schedule)}"
         )
 
 
