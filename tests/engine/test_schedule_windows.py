@@ -13,6 +13,7 @@ from headgate import Calendar, Cron, Every, Headgate
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.event import ScheduleFailed
+from headgate.schedules.restricted import restricted
 from headgate.schedules.schedule import ScheduleRules, ready_at
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
 from tests.until import until
@@ -228,6 +229,19 @@ def test_invalid_windows_are_refused_with_what_to_write(options: dict[str, Any],
         @app.schedule(Cron("0 6 * * *"), **options)
         @app.task
         async def report() -> None: ...
+
+
+def test_a_rare_window_that_the_trigger_never_meets_is_found_soon() -> None:
+    asked = list[date]()
+
+    def excluded(day: date) -> bool:
+        asked.append(day)
+        return (day.month, day.day) != (1, 1)
+
+    # Each few years a first of January is a Monday, up to the year 9999.
+    trigger = restricted(Cron("0 0 2 1 *"), "a schedule", between=None, on="mon", exclude=excluded, tz=None)
+    assert trigger.next_after(START) is None
+    assert len(asked) < 10_000
 
 
 def test_a_window_that_the_trigger_never_meets_is_refused() -> None:

@@ -177,8 +177,8 @@ def _day_of(text: str) -> tuple[int, ...] | None:
     return (month, day) if year is None else (int(year), month, day)
 
 
-MOST_TRIED = 5000
-"""How many occurrences are tried to find one inside of the windows."""
+MOST_TRIED, MOST_PASSED = 5000, 50_000 * DAY
+"""How many occurrences are tried, and how many closed seconds are passed, to find one inside of the windows."""
 
 MOST_LISTED = 6
 """The most excluded days that the description of a stored trigger lists."""
@@ -247,9 +247,8 @@ class _Restricted:
             daily = replace(trigger, days=1, weeks=None, months=None, in_months=None)
             found = replace(self, trigger=daily).next_after((midnight or instant) - 1)  # type: ignore[type-var]
             second = None if found is None else found // SECOND
-        if second is not None and second > instant // SECOND:
-            instant = second * SECOND
-        return replace(self, trigger=trigger.starting(instant))  # type: ignore[type-var]  # both kinds are structs
+        begin = instant if second is None else max(instant, second * SECOND)
+        return replace(self, trigger=trigger.starting(begin))  # type: ignore[type-var]  # both kinds are structs
 
     def next_after(self, instant: int) -> int | None:
         return self._inside(self.trigger.next_after(instant), 1)
@@ -259,13 +258,14 @@ class _Restricted:
 
     def _inside(self, found: int | None, step: int) -> int | None:
         """Return this occurrence if it is inside of the windows, else the next one that is (`step` 1), or the last."""
-        windows = self._windows
+        windows, passed = self._windows, 0
         for _ in range(MOST_TRIED):
             second = None if found is None else windows.nearest_open(found // SECOND, step)
-            if found is None or second is None:
+            if found is None or second is None or passed > MOST_PASSED:
                 return None
             if second == found // SECOND:
                 return found
+            passed += abs(second - found // SECOND)
             if step > 0:
                 found = self.trigger.next_after(second * SECOND - 1)
             else:
