@@ -87,6 +87,7 @@ def make_app(url: str, **settings: Any) -> Headgate:
         is_gift: bool = False,
         at: datetime | None = None,
         notes: Mapping[str, Any] | None = None,
+        constructor: str = "",
     ) -> None: ...
 
     @app.task(queue=FAIR, tags=["import"])

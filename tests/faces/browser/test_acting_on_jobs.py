@@ -88,10 +88,12 @@ async def test_the_arguments_of_a_job_have_fields_by_their_types(browser: Browse
             ("size, choice, optional", "0"),
             ("at, date and time, optional", ""),
             ("notes, JSON, optional", ""),
+            ("constructor, text, optional", ""),
         ):
             await expect(dialog.get_by_label(label)).to_have_value(value)
         await expect(dialog.get_by_label("is_gift, yes or no, optional")).not_to_be_checked()
         assert await axe_violations(visit, AXE) == []
+        await expect(dialog.get_by_label("constructor, text")).not_to_have_attribute("aria-invalid", "true")
         await enqueue.click()
         sku, count = dialog.get_by_label("sku, text"), dialog.get_by_label("count, integer")
         await expect(sku).to_be_focused()
@@ -118,6 +120,7 @@ async def test_the_arguments_of_a_job_have_fields_by_their_types(browser: Browse
         await expect(dialog.get_by_label("Arguments (JSON)")).to_have_value(re.compile('"size": "large"'))
         await visit.press("Write the arguments in fields")
         await expect(dialog.get_by_label("is_gift")).to_be_checked()
+        await expect(dialog.get_by_label("constructor, text")).to_have_value("")
         await expect(dialog.get_by_label("at, date and time")).to_have_value(re.compile("^2027-05-06T07:08"))
         await visit.agree("Enqueue")
         await expect(page).to_have_url(re.compile(r"/jobs/[0-9a-v]{13}$"))

@@ -34,15 +34,15 @@ export class ArgumentsForm {
   #arguments = null;
   /** What is written in each field. @type {Record<string, string>} */
   #values = {};
-  /** @type {Record<string, string>} */
-  #errors = {};
+  /** Without a prototype: an argument may be named `constructor`. @type {Record<string, string>} */
+  #errors = Object.create(null);
   #task = "";
 
   /** Read the arguments of another task. @param {string} task @param {() => void} update */
   async #choose(task, update) {
     this.#task = task;
     this.#arguments = null;
-    this.#errors = {};
+    this.#errors = Object.create(null);
     this.error = "";
     try {
       const { arguments: found } = await get(path("tasks", task));
@@ -65,7 +65,7 @@ export class ArgumentsForm {
 
   /** Return the arguments by name. Throws an Error, and has the errors of its fields, if they are not complete. @returns {any} */
   read() {
-    this.#errors = {};
+    this.#errors = Object.create(null);
     if (this.isJson || this.#arguments === null) return argumentsOf(this.payload) ?? {};
     for (const each of this.#arguments) {
       const part = this.#part(each);
@@ -118,7 +118,7 @@ export class ArgumentsForm {
       this.isJson = true;
     } else {
       const written = objectOf(this.payload);
-      const values = written && names.map((each) => [each.name, each.name in written ? shown(each, written[each.name]) : initial(each)]);
+      const values = written && names.map((each) => [each.name, Object.hasOwn(written, each.name) ? shown(each, written[each.name]) : initial(each)]);
       if (!written || Object.keys(written).some((name) => !names.some((each) => each.name === name))) {
         this.error = t("These arguments do not fit the fields: check their names and the JSON");
         update();
