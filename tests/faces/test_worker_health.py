@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate.observe.health import MOST_CONNECTIONS
 from tests.postgres_server import free_port
 from tests.until import patient, until_now
 
@@ -122,6 +123,22 @@ def test_an_invalid_request_does_not_disturb_the_server(tmp_path: Path, sent: by
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
         assert probe(port, "/ready") == (200, "ready")
+
+
+def test_connections_that_send_nothing_take_no_files_from_the_jobs(tmp_path: Path) -> None:
+    port = free_port()
+    with contextlib.ExitStack() as opened, worker(tmp_path, "sqlite:///jobs.db", "--health-port", str(port)) as process:
+        answer_when(port, "/ready", 200)
+        files = Path(f"/proc/{process.pid}/fd")
+        before = len(list(files.iterdir()))
+        for _ in range(3 * MOST_CONNECTIONS):
+            connection = opened.enter_context(socket.create_connection(("127.0.0.1", port), patient(10)))
+            connection.sendall(b"GET /live HTTP/1.1\r\n")
+        # The last one is accepted after all others.
+        assert probe(port, "/live")[0] == 200
+        assert len(list(files.iterdir())) < before + 2 * MOST_CONNECTIONS
+        process.kill()
+        assert "Traceback" not in process.communicate(timeout=patient(20))[1]
 
 
 def test_a_taken_port_is_reported_immediately(tmp_path: Path) -> None:

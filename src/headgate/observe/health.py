@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from headgate.clock import wait_until_done
@@ -22,7 +24,8 @@ REQUEST_DEADLINE = 5.0
 
 MOST_BYTES = 8192
 
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+MOST_CONNECTIONS = 32
+"""Connections at once, each of them an open file of the worker; a further one closes the one that came first."""
 
 
 class HealthServer:
@@ -37,6 +40,7 @@ class HealthServer:
         self._observed: Observed | None = None
         self._is_started = False
         self._is_stopping = False
+        self._newest: deque[asyncio.StreamWriter] = deque()
 
     def attach(self, observed: Observed) -> None:
         self._observed = observed
@@ -62,14 +66,19 @@ class HealthServer:
         self._is_stopping = True
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._newest.append(writer)
+        if len(self._newest) > MOST_CONNECTIONS:
+            self._newest.popleft().transport.abort()
         status, text = 400, "no request came"
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             request = await self._request(reader)
             if request is not None:
                 status, text = await self._status(*request)
+        if writer.is_closing():
+            return
         body = f"{text}\n".encode()
         head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
             f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
         )
         with contextlib.suppress(OSError):

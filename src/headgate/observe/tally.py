@@ -118,7 +118,7 @@ class Tally:
         self._labels = Labels(observed.registry)
         self._known: dict[tuple[str, str], _Jobs] = {}
         self._jobs: dict[Values, _Jobs] = {}
-        self._limits: dict[str, _LimitCounts] = {}
+        self._limits: defaultdict[str, _LimitCounts] = defaultdict(_LimitCounts)
         self._counters: defaultdict[str, Counter[Values]] = defaultdict(Counter)
         self._store: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(metric.STORE_BUCKETS))
         self._measured: dict[str, NodeMeasured] = {}
@@ -159,9 +159,7 @@ class Tally:
 
     def _new_series(self, queue: str, task: str) -> _Jobs:
         labels = (self._labels.queue(queue), self._labels.task(task))
-        found = self._jobs.get(labels)
-        if found is None:
-            found = self._jobs[labels] = _Jobs(labels)
+        found = self._jobs.setdefault(labels, _Jobs(labels))
         if labels[0] == queue and task in self._observed.registry.names:
             # Only declared names are kept: the store may hold any names, and any number of them.
             self._known[queue, task] = found
@@ -185,13 +183,7 @@ class Tally:
             self._count(metric.STORE_ERRORS, op, by=0)
 
     def _limit(self, name: str) -> _LimitCounts:
-        found = self._limits.get(name)
-        if found is None:
-            label = self._labels.limit(name)
-            found = self._limits.get(label)
-            if found is None:
-                found = self._limits[label] = _LimitCounts()
-        return found
+        return self._limits[name if name in self._limits else self._labels.limit(name)]
 
     def _count(self, metric: metric.Metric, *labels: str, by: int = 1) -> None:
         self._counters[metric.name][labels] += by
@@ -209,26 +201,24 @@ class Tally:
             limit.decisions["unlimited" if name in event.unlimited else "granted"] += 1
             limit.throttled.observe(event.throttled)
 
-    def _finished(self, event: JobFinished) -> None:
+    def _ended(self, event: JobFinished | JobRetried | JobReturned) -> _Jobs:
+        """Count how long an attempt has run; return the series of its job."""
         series = self._series(event)
-        series.finished[event.state.value] += 1
         if event.ran is not None:
             series.run.observe(event.ran)
+        return series
+
+    def _finished(self, event: JobFinished) -> None:
+        self._ended(event).finished[event.state.value] += 1
         error = event.error
         if error is not None and error.type == REJECTED and error.data is not None:
             self._limit(str(error.data.get("limit"))).decisions["rejected"] += 1
 
     def _retried(self, event: JobRetried) -> None:
-        series = self._series(event)
-        series.retried += 1
-        if event.ran is not None:
-            series.run.observe(event.ran)
+        self._ended(event).retried += 1
 
     def _returned(self, event: JobReturned) -> None:
-        series = self._series(event)
-        series.returned[event.reason] += 1
-        if event.ran is not None:
-            series.run.observe(event.ran)
+        self._ended(event).returned[event.reason] += 1
 
     def _closed(self, event: LimitsClosed) -> None:
         for name in event.limits:
