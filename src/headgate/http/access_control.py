@@ -181,7 +181,7 @@ class AccessControl:
 
     def require_same_site(self, request: Request) -> None:
         """Raise HttpError for a request that a page of another site has made."""
-        if not is_same_site(request.headers, self._host(request)):
+        if not is_same_site(request.headers, self._forwarded(request, "host") or request.headers.get("host", "")):
             raise HttpError(
                 403,
                 "other_site",
@@ -193,15 +193,13 @@ class AccessControl:
         """Whether the browser uses HTTPS, according to the browser, the server or a trusted proxy."""
         if request.headers.get("origin", "").startswith("https://"):
             return True
-        peer = "" if request.client is None else request.client.host
-        forwarded = request.headers.get("x-forwarded-proto") if canonical(peer) in self._trusted else None
-        return (forwarded or str(request.scope.get("scheme", ""))).strip().lower() == "https"
+        return (self._forwarded(request, "proto") or str(request.scope.get("scheme", ""))).lower() == "https"
 
-    def _host(self, request: Request) -> str:
-        """Return the host name of the request, as the browser sees it."""
+    def _forwarded(self, request: Request, name: str) -> str:
+        """Return what a trusted proxy passes on; of several proxies, the first one has it from the browser."""
         peer = "" if request.client is None else request.client.host
-        forwarded = request.headers.get("x-forwarded-host") if canonical(peer) in self._trusted else None
-        return forwarded or request.headers.get("host", "")
+        passed = request.headers.get(f"x-forwarded-{name}", "") if canonical(peer) in self._trusted else ""
+        return passed.partition(",")[0].strip()
 
 
 def _missing_auth(auth: object) -> str:

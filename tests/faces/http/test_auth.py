@@ -232,6 +232,9 @@ async def test_the_host_is_taken_from_a_trusted_proxy() -> None:
     async with app.open(), client(site, peer="10.0.0.1") as proxy, client(site, peer="10.0.0.2") as other_caller:
         asked["X-Headgate-Token"] = (await proxy.get("/api/v1/session", headers=of("admin"))).json()["token"]
         assert (await proxy.post("/api/v1/queues/default/pause", headers=asked)).status_code == 200
+        # Each of several proxies adds the host that it was asked for.
+        chained = asked | {"X-Forwarded-Host": "jobs.example, inner.example"}
+        assert (await proxy.post("/api/v1/queues/default/pause", headers=chained)).status_code == 200
         assert (await other_caller.post("/api/v1/queues/default/pause", headers=asked)).status_code == 403
 
 

@@ -130,6 +130,7 @@ async def test_a_browser_that_came_by_https_through_a_proxy_gets_a_secure_cookie
     for peer, headers, is_secure in (
         ("10.0.0.9", by_origin, True),
         ("10.0.0.1", {"X-Forwarded-Proto": "https"}, True),
+        ("10.0.0.1", {"X-Forwarded-Proto": "https, http"}, True),
         ("10.0.0.9", {"X-Forwarded-Proto": "https"}, False),
     ):
         async with client(site, peer=peer) as caller:
