@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headgate.jobs import event as events
-from headgate.jobs.event import Event, JobFailure, NodeLost, NodeStarted, NodeStopping
+from headgate.jobs.event import Event, JobFailure, NodeLost, NodeStarted, NodeStopping, ScheduleOverdue
 from headgate.jobs.job import JobError, JobState
 from headgate.observe.log import LOGGED, log_event, logged_kinds
 
@@ -83,6 +83,11 @@ def test_a_node_without_tasks_and_one_that_stops_with_running_jobs_warn() -> Non
     assert "; no tasks yet; " in in_notebook.line()
     assert NodeStopping(at=1, node="n", running=1).own_level == logging.WARNING
     assert NodeStopping(at=1, node="n", running=0).own_level == logging.INFO
+
+
+def test_the_command_of_an_overdue_schedule_has_its_name_as_one_word() -> None:
+    event = ScheduleOverdue(at=0, schedule="every day; reboot", task="sync", lacks="task", due_at=0)
+    assert event.line().endswith("headgate schedules remove 'every day; reboot'")
 
 
 def test_the_line_of_a_dead_node_has_no_zeros() -> None:
