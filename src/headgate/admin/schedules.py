@@ -34,7 +34,7 @@ from headgate.jobs.identity import IdSource, with_new_ids
 from headgate.jobs.job import summarize_error
 from headgate.jobs.query import PAGE_AND_ONE
 from headgate.schedules.calendar import Calendar
-from headgate.schedules.calendar_text import calendar_text, parse_calendar
+from headgate.schedules.calendar_text import calendar_text
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 from headgate.schedules.restricted import RestrictedTrigger, WindowTerms
@@ -579,10 +579,10 @@ def _edited_spec(
     """Return the declaration of a stored schedule with these changes. Raises DeclarationError."""
     own, terms = _parts(stored)
     zone = changes.get("tz")
-    if trigger is None and zone is not None and zone != _zone_of(stored) and isinstance(own, Cron | Calendar):
+    if trigger is None and zone is not None and isinstance(own, Cron | Calendar):
         # A new zone alone is one for the trigger, too, which those of its windows follow.
-        trigger = Cron(own.expression, zone) if isinstance(own, Cron) else parse_calendar(calendar_text(own), zone)
-        changes = changes | {"tz": None}
+        trigger = own if zone == _zone_of(stored) else replace(own, tz=zone)
+        changes = changes | {"tz": zone if trigger.tz != zone else None}
     rules = record.rules
     options: ScheduleOptions = {
         "misfire": rules.misfire,

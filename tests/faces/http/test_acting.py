@@ -16,7 +16,7 @@ import httpx
 import msgspec
 import pytest
 
-from headgate import AesGcm, Every, Headgate, JobState, StrictRate, Zlib, batch
+from headgate import AesGcm, Cron, Every, Headgate, JobState, StrictRate, Zlib, batch
 from headgate.clock import SECOND
 from headgate.http import CallbackAuth, User
 from headgate.storage.records import NodeControls
@@ -584,6 +584,24 @@ async def test_a_new_zone_alone_moves_a_schedule_with_its_windows(app: Headgate)
         assert edited["trigger"] == "every 2 weeks on mon at 9:00 (Asia/Tokyo)"
         definition = (await client.get("/api/v1/schedules/moved")).json()["definition"]
         assert (definition["calendar"], definition["tz"]) == (weekly["calendar"], "Asia/Tokyo")
+
+
+async def test_an_edit_with_the_zone_that_a_schedule_has_is_no_error(app: Headgate) -> None:
+    """The fault: an edit with a zone was refused when it was sent again, as if it were one for windows only."""
+    async with app.open(), browser(app) as client:
+        new = {"name": "moved", "task": "answer", "payload": {"question": "how?"}, "cron": "0 9 * * *"}
+        await act(client, "/schedules", new | {"tz": "Europe/Rome"})
+        for windows in ({}, {}, {"between": ["8:00", "18:00"]}, {}):
+            edited = await act(client, "/schedules/moved/edit", {"tz": "Asia/Tokyo", "max_runs": 9} | windows)
+            shown = "cron 0 9 * * * (Asia/Tokyo)" + (", between 8:00 and 18:00 (Asia/Tokyo)" if windows else "")
+            assert (edited["trigger"], edited["max_runs"]) == (shown, 9)
+        # Windows may have a zone of their own; a form sends that.
+        await app.admin.schedules.remove("moved")
+        arguments, between = {"question": "how?"}, ("8:00", "18:00")
+        trigger = Cron("0 9 * * *", tz="Europe/Rome")
+        await app.admin.schedules.create("moved", "answer", trigger, arguments, between=between, tz="Europe/Lisbon")
+        edited = await act(client, "/schedules/moved/edit", {"tz": "Europe/Lisbon", "between": list(between)})
+        assert edited["trigger"] == "cron 0 9 * * * (Europe/Rome), between 8:00 and 18:00 (Europe/Lisbon)"
 
 
 async def test_schedules_are_created_and_edited(app: Headgate) -> None:
