@@ -150,7 +150,7 @@ class TestApp(InTest):
             replace(self._client.services, storage=storage, callback_runner=callback_runner),
             self._node_config(),
             tracing=self._client.enqueuer.tracing,
-            pool=waiting_thread(),
+            pool=_waiting.get(),
             latest=self.performed,
         )
         before, self._node = self._node, new
@@ -248,11 +248,7 @@ def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Itera
 
 
 _waiting: contextvars.ContextVar[CallerThread | None] = contextvars.ContextVar("headgate_caller_thread", default=None)
-
-
-def waiting_thread() -> CallerThread | None:
-    """Return the thread that waits for this event loop to end, if any."""
-    return _waiting.get()
+"""The thread that waits for this event loop to end, if any."""
 
 
 class CallerThread(WaitingThread):

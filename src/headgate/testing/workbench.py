@@ -32,6 +32,7 @@ from headgate.storage.records import Claim, Claimed, FreeSlots
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.call import Call
 from headgate.tasks.definition import TaskDefinition
+from headgate.tasks.leading import results_in
 from headgate.tasks.options import merged
 from headgate.tasks.signals import Cancel, RateLimited, Snooze
 from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message
@@ -188,7 +189,10 @@ class Workbench:
         if isinstance(what, Call):
             if args or kwargs:
                 raise TypeError("pass task.call(…) alone, or a task and its arguments")
-            _, arguments = task.payload.encode(what.args, what.kwargs)
+            # Those that are `result_of(…)` are no arguments of the stored job yet.
+            bound = task.payload.bind(what.args, what.kwargs)
+            known = {name: value for name, value in bound.items() if not results_in(value)}
+            _, arguments = task.payload.encode_part(known, frozenset(bound.keys() - known.keys()))
             return EnqueuedQuery(task=task.name, arguments=arguments, **options)
         names = task.payload.parameters
         unknown = [name for name in kwargs if name not in names]

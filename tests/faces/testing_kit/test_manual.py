@@ -304,6 +304,9 @@ async def test_a_job_that_takes_a_result_is_found_by_its_other_arguments() -> No
         for _ in range(2):
             assert jobs.assert_enqueued(add_up, tenant="acme").arguments == {"tenant": "acme", "factor": 2}
             jobs.refute_enqueued(add_up, tenant="globex")
+            # The fault: the call that was enqueued could not be named as it was written.
+            jobs.assert_enqueued(add_up.call([result_of(first)], tenant="acme"))
+            jobs.refute_enqueued(add_up.call([result_of(first)], tenant="acme", factor=3))
             await jobs.drain()
 
 
