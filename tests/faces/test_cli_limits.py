@@ -87,6 +87,8 @@ def test_an_unused_key_is_reported_and_an_unknown_limit_is_refused(target: str) 
     assert nobody.exit_code == 1
     assert "has used nothing" in nobody.output
     assert "declares no limit 'nothing'" in call("show", target, "nothing").output
+    # The fault: it said that key '' had used nothing, which is no key of any job.
+    assert "limit 'sync:rate' has a budget for each key" in call("show", target, "sync:rate").output
     assert "declares no limit 'nothing'" in call("remove", target, "nothing", "--yes").output
 
 

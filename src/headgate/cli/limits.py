@@ -345,6 +345,8 @@ async def _list(
 async def _show(admin: Admin, *, limit: str, key: str, span: float) -> tuple[BucketStatus | None, LimitHistory, int]:
     admin.limits.declared(limit)
     found = await admin.limits.list(limit, key=key, count=1)
+    if not found:
+        admin.limits._require_key(limit, key)
     used, of_all = await admin.history.limit(limit, key, span=span), await admin.history.limit(limit, span=span)
     return (found[0] if found else None), used, of_all.unlimited
 
