@@ -161,12 +161,14 @@ async def test_a_statement_that_waits_for_another_statement_goes_on_by_itself(
     async with session_at(postgres_url) as holder, session_at(postgres_url) as waiter:
         await waiter.execute("SET application_name = 'headgate'")
         lock = "SELECT pg_advisory_xact_lock(7)"
-        holding = asyncio.create_task(holder.execute(f"{lock}, pg_sleep({patient(0.5)})"))
+        holding = asyncio.create_task(holder.execute(f"{lock}, pg_sleep({patient(60)})"))
         await until(lambda: _is_locked(stores.connection))
         waiting = asyncio.create_task(waiter.execute(f"{lock} -- {stores.schema}"))
         await until(lambda: _is_locked(stores.connection, "NOT granted"))
         assert not await stores.is_waited_for()
-        await holding
+        await stores.connection.execute("SELECT pg_cancel_backend($1)", holder.get_server_pid())
+        with pytest.raises(asyncpg.QueryCanceledError):
+            await holding
         await waiting
         async with holder.transaction():
             await holder.execute(lock)
