@@ -11,7 +11,7 @@ import os
 import sys
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
@@ -63,21 +63,17 @@ class CallLog:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The response to a request."""
+    """The response to a request; header names are in lower case."""
 
     status: int
     body: bytes = b"{}"
-    retry_after: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        lines = [
-            f"HTTP/1.1 {self.status} {_REASONS[self.status]}",
-            "Content-Type: application/json",
-            f"Content-Length: {len(self.body)}",
-        ]
-        if self.retry_after is not None:
-            lines.append(f"Retry-After: {self.retry_after / SECOND:.6f}")
-        return "\r\n".join(lines).encode() + b"\r\n\r\n" + self.body
+        headers = {"content-type": "application/json", "content-length": str(len(self.body)), **self.headers}
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join([f"HTTP/1.1 {self.status} {_REASONS[self.status]}", *lines])
+        return head.encode() + b"\r\n\r\n" + self.body
 
 
 class Api:
@@ -109,7 +105,7 @@ class Api:
             return Response(400)
         retry_after = self._ledger.enter(tenant, job, arrived)
         if retry_after is not None:
-            return Response(429, retry_after=retry_after)
+            return Response(429, headers={"retry-after": f"{retry_after / SECOND:.6f}"})
         self._in_flight[tenant] += 1
         if self._latency:
             await sleep_until(self._clock, arrived + self._latency)
@@ -149,15 +145,6 @@ def port_of(server: asyncio.Server) -> int:
     return port
 
 
-@dataclass(frozen=True, slots=True)
-class ApiResponse:
-    """A response; header names are in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
 class ApiClient:
     """Calls one server on the loopback interface; concurrent calls use separate connections."""
 
@@ -165,7 +152,7 @@ class ApiClient:
         self._port = port
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def get(self, path: str, **query: str) -> ApiResponse:
+    async def get(self, path: str, **query: str) -> Response:
         """GET a page. Raises OSError or asyncio.IncompleteReadError if the server does not answer."""
         target = f"{path}?{urlencode(query)}" if query else path
         if self._idle:
@@ -182,7 +169,7 @@ class ApiClient:
             writer.close()
             raise
         self._idle.append((reader, writer))
-        return ApiResponse(int(head[0].split(" ")[1]), headers, body)
+        return Response(int(head[0].split(" ")[1]), body, headers)
 
     def close(self) -> None:
         """Close the idle connections."""
