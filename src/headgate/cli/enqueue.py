@@ -20,7 +20,7 @@ from headgate.admin import EnqueuedJob
 from headgate.app import Headgate
 from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import locate, takes_app_and
-from headgate.cli.output import NOTHING_NEW, json_option, print_json, printing_of, progress_bar
+from headgate.cli.output import json_option, print_json, progress_bar, say_enqueued
 from headgate.cli.times import instant, seconds
 from headgate.client.task import Task
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError
@@ -172,13 +172,7 @@ def _enqueue_one(app: Headgate, task: Task[Any, Any], call: Call[Any], *, dry_ru
         _print_dry_run(1, as_json=as_json)
         return
     job, status = asyncio.run(stored())
-    with printing_of(job.id):
-        if status is not None:
-            print_json({**asdict(status), "is_new": job.is_new})
-            return
-        click.echo(job.id)
-    if not job.is_new:
-        click.echo(NOTHING_NEW, err=True)
+    say_enqueued(job, None if status is None else asdict(status))
 
 
 def _print_dry_run(count: int, *, as_json: bool) -> None:

@@ -28,14 +28,13 @@ from headgate.cli.locate import (
     takes_app_and_ids,
 )
 from headgate.cli.output import (
-    NOTHING_NEW,
     json_option,
     lasting,
     make_console,
     print_json,
     print_list,
     print_table,
-    printing_of,
+    say_enqueued,
     until,
 )
 from headgate.cli.query import note_unknown, query_at, takes_query
@@ -156,7 +155,7 @@ def retry(**given: Any) -> None:
 
     Prints the result for each id. Exit code 1 if one of them could not be retried, or if no job matched.
     """
-    _change("retry", _retry, lambda admin: admin.retry_many, **given)
+    _change("retry", _by(Admin.retry, "waits again"), lambda admin: admin.retry_many, **given)
 
 
 @jobs.command()
@@ -167,7 +166,8 @@ def run(**given: Any) -> None:
 
     Prints the result for each id. Exit code 1 if one of them is not scheduled, or if no job matched.
     """
-    _change("run", _run_now, lambda admin: admin.run_many_now, **given)
+    made_ready = _by(Admin.run_now, "is ready now; it starts when its limits allow")
+    _change("run", made_ready, lambda admin: admin.run_many_now, **given)
 
 
 @jobs.command()
@@ -209,7 +209,7 @@ def delete(**given: Any) -> None:
     running jobs are not deleted; cancel them first. `headgate purge` deletes final jobs by their age. `headgate audit`
     shows the deletion. Exit code 1 if one of the ids could not be deleted, or if no job matched.
     """
-    _change("delete", _delete, lambda admin: partial(_purge, admin), **given)
+    _change("delete", _by(Admin.delete, "deleted"), lambda admin: partial(_purge, admin), **given)
 
 
 @jobs.command(name="run-again")
@@ -227,13 +227,7 @@ def run_again(target: str, id: str, payload: str | None, as_json: bool) -> None:
     """
     given = sys.stdin.buffer.read() if payload == "-" else payload and os.fsencode(payload)
     new = ask(target, lambda admin: admin.run_again(id, given))
-    with printing_of(new.id):
-        if as_json:
-            print_json({"job": new.id, "is_new": new.is_new, "run_again": id})
-            return
-        click.echo(new.id)
-    if not new.is_new:
-        click.echo(NOTHING_NEW, err=True)
+    say_enqueued(new, {"job": new.id, "run_again": id} if as_json else None)
 
 
 @jobs.command()
@@ -344,14 +338,14 @@ async def _show_lines(admin: Admin, id: str, count: int | None, *, follow: bool,
             await sleep(clock, 0.5)
 
 
-async def _run_now(admin: Admin, id: str) -> str:
-    await admin.run_now(id)
-    return "is ready now; it starts when its limits allow"
+def _by(verb: Callable[[Admin, str], Awaitable[object]], happened: str) -> ChangeJob:
+    """Return the change that a verb of the admin makes, and what has happened then."""
 
+    async def change(admin: Admin, id: str) -> str:
+        await verb(admin, id)
+        return happened
 
-async def _retry(admin: Admin, id: str) -> str:
-    await admin.retry(id)
-    return "waits again"
+    return change
 
 
 async def _has_come_back(admin: Admin, id: str) -> bool:
@@ -360,11 +354,6 @@ async def _has_come_back(admin: Admin, id: str) -> bool:
         return (await admin.status(id)).is_blocked
     except JobNotFound:
         return False
-
-
-async def _delete(admin: Admin, id: str) -> str:
-    await admin.delete(id)
-    return "deleted"
 
 
 async def _purge(
@@ -417,7 +406,7 @@ def _change(
             except HeadgateError as error:
                 # An id that cannot be changed does not stop the others.
                 reports.append({"id": id, "ok": False, "happened": str(error)})
-        if change is _retry and any(report["ok"] for report in reports):
+        if word == "retry" and any(report["ok"] for report in reports):
             for report in reports:
                 if not report["ok"] and await _has_come_back(admin, report["id"]):
                     report.update(ok=True, happened="waits again, for the job it follows")

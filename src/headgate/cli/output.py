@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from headgate.admin import EnqueuedJob
     from headgate.admin.columns import Column
 
 T = TypeVar("T")
@@ -38,9 +39,6 @@ LEAST_COLUMN = 8
 """The narrowest readable column."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-
-NOTHING_NEW = "nothing was enqueued: this job with its unique key, or its id, was there"
-"""The text beside the id if `enqueue` has found a stored job."""
 
 
 def print_json(answer: object, *, as_line: bool = False) -> None:
@@ -209,6 +207,17 @@ def printing_of(job_id: str) -> Iterator[None]:
     except OSError:
         click.echo(f"job {job_id} is enqueued", err=True)
         raise
+
+
+def say_enqueued(job: EnqueuedJob, facts: Mapping[str, object] | None) -> None:
+    """Print the id of a job that a command has enqueued; with facts, print these as JSON."""
+    with printing_of(job.id):
+        if facts is not None:
+            print_json({**facts, "is_new": job.is_new})
+            return
+        click.echo(job.id)
+    if not job.is_new:
+        click.echo("nothing was enqueued: this job with its unique key, or its id, was there", err=True)
 
 
 def say_change(changed: bool, done: str, not_done: str, *, as_json: bool, **facts: object) -> None:
