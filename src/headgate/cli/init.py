@@ -20,7 +20,7 @@ import click
 from headgate.app import Headgate
 from headgate.cli.locate import locate, takes_app
 from headgate.cli.output import json_option, print_json
-from headgate.cli.worker import parse_queues
+from headgate.cli.worker import takes_queues
 from headgate.escaping import printable
 from headgate.settings import Settings
 from headgate.version import __version__
@@ -58,15 +58,7 @@ def _writes_files(plan: Callable[..., Plan]) -> Callable[..., None]:
     """Make a function that plans files a command that writes them."""
 
     @takes_app
-    @click.option(
-        "-q",
-        "--queue",
-        "queues",
-        multiple=True,
-        metavar="NAME[:SLOTS]",
-        callback=parse_queues,
-        help="Serve only this queue. Repeatable; default: all.",
-    )
+    @takes_queues("Serve only this queue. Repeatable; default: all.")
     @click.option("--force", is_flag=True, help="Replace files that exist; never the one with secrets.")
     @json_option
     @functools.wraps(plan)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -48,8 +48,16 @@ GIVEN = "headgate.worker.given"
 
 logger = logging.getLogger("headgate.worker")
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def parse_queues(
+
+def takes_queues(help: str) -> Callable[[F], F]:
+    """Pass the queues of -q, with their slots, to a command."""
+    metavar = "NAME[:SLOTS]"
+    return click.option("-q", "--queue", "queues", multiple=True, metavar=metavar, callback=_parse_queues, help=help)
+
+
+def _parse_queues(
     _context: click.Context, _parameter: click.Parameter, given: Sequence[str]
 ) -> Mapping[str, int | None] | None:
     queues: dict[str, int | None] = {}
@@ -87,14 +95,8 @@ class _WorkerCommand(click.Command):
 
 @click.command(cls=_WorkerCommand)
 @takes_app
-@click.option(
-    "-q",
-    "--queue",
-    "queues",
-    multiple=True,
-    metavar="NAME[:SLOTS]",
-    callback=parse_queues,
-    help="Serve this queue, with this number of slots per process (default: as declared). Repeatable; default: all.",
+@takes_queues(
+    "Serve this queue, with this number of slots per process (default: as declared). Repeatable; default: all."
 )
 @click.option(
     "--slots",
