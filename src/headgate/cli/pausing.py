@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import click
 
@@ -17,21 +18,15 @@ def add_pausing(
 ) -> None:
     """Add the two commands to a group, with these help texts."""
 
-    @takes_app_and(noun.upper())
-    @json_option
-    def pause_it(target: str, as_json: bool, **named: str) -> None:
-        name = named[noun]
-        was_running = ask(target, lambda admin: of(admin).pause(name))
-        facts = {noun: name, "is_paused": True}
-        say_change(was_running, f"{name} is paused", f"{name} was paused already", as_json=as_json, **facts)
+    def add(verb: Literal["pause", "resume"], done: str, not_done: str, help: str) -> None:
+        @group.command(name=verb, help=help)
+        @takes_app_and(noun.upper())
+        @json_option
+        def command(target: str, as_json: bool, **named: str) -> None:
+            name = named[noun]
+            changed = ask(target, lambda admin: getattr(of(admin), verb)(name))
+            facts = {noun: name, "is_paused": verb == "pause"}
+            say_change(changed, f"{name} {done}", f"{name} {not_done}", as_json=as_json, **facts)
 
-    @takes_app_and(noun.upper())
-    @json_option
-    def resume_it(target: str, as_json: bool, **named: str) -> None:
-        name = named[noun]
-        was_paused = ask(target, lambda admin: of(admin).resume(name))
-        facts = {noun: name, "is_paused": False}
-        say_change(was_paused, f"{name} is resumed", f"{name} was not paused", as_json=as_json, **facts)
-
-    group.command(name="pause", help=pause)(pause_it)
-    group.command(name="resume", help=resume)(resume_it)
+    add("pause", "is paused", "was paused already", pause)
+    add("resume", "is resumed", "was not paused", resume)
