@@ -30,9 +30,8 @@ from headgate.escaping import one_line, printable
 from headgate.jobs.job import MAX_PRIORITY
 from headgate.plural import counted
 from headgate.schedules.calendar import Calendar
-from headgate.schedules.calendar_text import parse_calendar
+from headgate.schedules.calendar_text import spelled_trigger
 from headgate.schedules.cron import Cron
-from headgate.schedules.every import Every
 from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.status import ScheduleStatus
@@ -122,11 +121,7 @@ def _takes_definition(function: Callable[..., None]) -> Callable[..., None]:
 def _trigger(cron: str | None, every: str | None, calendar: str | None, tz: str | None) -> Trigger | None:
     if sum(each is not None for each in (cron, every, calendar)) > 1:
         raise click.UsageError("--cron, --every and --calendar exclude each other")
-    if cron is not None:
-        return Cron(cron, tz="UTC" if tz is None else tz)
-    if calendar is not None:
-        return parse_calendar(calendar, tz="UTC" if tz is None else tz)
-    return None if every is None else Every(every)
+    return spelled_trigger(cron, every, calendar, tz)
 
 
 def _payload(given: str) -> bytes:

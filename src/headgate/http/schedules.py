@@ -16,9 +16,7 @@ from headgate.http.page import Count, Name, Page, page_of, view_of
 from headgate.http.tasks import Arguments, require_no_mark
 from headgate.jobs.job import MAX_PRIORITY
 from headgate.jobs.query import Instant
-from headgate.schedules.calendar_text import parse_calendar
-from headgate.schedules.cron import Cron
-from headgate.schedules.every import Every
+from headgate.schedules.calendar_text import spelled_trigger
 from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.schedule import ScheduleOptions
@@ -63,11 +61,7 @@ class ScheduleBody(JsonBody, frozen=True, kw_only=True):
             raise DeclarationError(
                 "a schedule has a cron expression, a period or a calendar; pass one of cron, every and calendar"
             )
-        if self.cron is not None:
-            return Cron(self.cron, tz=self.tz or "UTC")
-        if self.calendar is not None:
-            return parse_calendar(self.calendar, tz=self.tz or "UTC")
-        return None if self.every is None else Every(self.every)
+        return spelled_trigger(self.cron, self.every, self.calendar, self.tz)
 
     def options(self) -> ScheduleOptions:
         """Return its options; windows on a cron expression or a calendar have its zone."""

@@ -9,6 +9,8 @@ from typing import Any
 
 from headgate.errors import DeclarationError
 from headgate.schedules.calendar import MONTHS, Calendar
+from headgate.schedules.cron import Cron
+from headgate.schedules.every import Every
 
 CALENDAR_FORMS = (
     'write "every 2 weeks on mon, wed at 9:00, 17:30", "on first monday at 8:00", "on 1, 15", "every 3 months on last '
@@ -17,6 +19,17 @@ CALENDAR_FORMS = (
 
 _PARTS = re.compile(r"\b(every|on|in|at|from)\s+", re.IGNORECASE)
 _PERIOD = re.compile(r"(?:(\d{1,4})\s+)?(day|week|month)s?", re.IGNORECASE)
+
+
+def spelled_trigger(
+    cron: str | None, every: str | None, calendar: str | None, tz: str | None
+) -> Cron | Every | Calendar | None:
+    """Return the trigger that one of these texts means, in that zone (default: UTC); None if all are None."""
+    if cron is not None:
+        return Cron(cron, tz="UTC" if tz is None else tz)
+    if calendar is not None:
+        return parse_calendar(calendar, tz="UTC" if tz is None else tz)
+    return None if every is None else Every(every)
 
 
 def parse_calendar(text: str, tz: str = "UTC") -> Calendar:
