@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headgate.errors import USER_CODE_ERRORS
+from headgate.jobs.annotation import plain
 
 MAX_DEPTH = 100
 """How deep a payload may be nested; a deeper one could reach Python's recursion limit, here or in another process."""
@@ -30,10 +31,9 @@ def _encode_other(value: Any) -> Any:
     if is_model(type(value)):
         # `round_trip` leaves out computed fields; a value that does not match its field is an error.
         return msgspec.Raw(value.model_dump_json(round_trip=True, by_alias=True, warnings="error").encode())
-    for plain in (str, int, float):
-        if isinstance(value, plain):
-            # An equal value of the plain type comes back.
-            return plain(value)
+    if isinstance(value, str | int | float):
+        # An equal value of the plain type comes back.
+        return plain(value)
     raise TypeError(f"a value of the type {type(value).__qualname__} has no JSON form")
 
 

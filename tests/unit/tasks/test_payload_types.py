@@ -97,6 +97,15 @@ class Text(str):
     __slots__ = ()
 
 
+class Safe(str):
+    """As Django's `render_to_string` returns it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self
+
+
 ADDRESS = Address(street="Main", since=date(2026, 1, 1), zipCode="123")
 BOTH = timezone(timedelta(hours=2))
 
@@ -128,6 +137,8 @@ def named(value: Any) -> str:
         (float, 3),
         (str, "a\x00b"),
         (str, Text("sub")),
+        (str, Safe("<b>")),
+        (list[str], [Safe("<b>")]),
         (str, Kind.BOOK),
         (int, Size.LARGE),
         (Any, {"a": [1, 2.5, None, True]}),
