@@ -204,11 +204,12 @@ def test_texts_of_options_may_be_of_a_subclass() -> None:
 
         async with app.open():
             job = await load.using(
-                tags=[Text("vip")], headers={Text("by"): Text("api")}, unique_key=Text("k")
+                queue=Text("default"), tags=[Text("vip")], headers={Text("by"): Text("api")}, unique_key=Text("k")
             ).enqueue()
             record = (await app.admin.job(job.id)).record
             assert record.options is not None
             assert (record.options.tags, record.headers, record.unique_key) == (("vip",), {"by": "api"}, "k")
+            assert record.queue == "default"
 
     run_virtual(main)
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from headgate.arguments import is_utf8, parse_duration, parse_instant
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
+from headgate.jobs.annotation import plain
 from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.job import JobOptions, RetentionTerms
 from headgate.jobs.retention import own_retention
@@ -124,7 +125,7 @@ def _options_over(task: TaskDefinition, changes: EnqueueOptions) -> EnqueueOptio
     """Return the options of a task, overridden by others. Raises TypeError, DeclarationError."""
     require_names(changes, EnqueueOptions.__annotations__, "Task.using()")
     where, before = f"task {task.name!r}", task.options
-    new = {name: value for name, value in changes.items() if value is not None}
+    new = {name: plain(value) for name, value in changes.items() if value is not None}
     if "delay" in new and "at" in new:
         raise DeclarationError(f"{where}: pass delay or at, not both")
     if "expires_in" in new and "expires_at" in new:

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from headgate.arguments import parse_duration
 from headgate.clock import Duration
 from headgate.errors import DeclarationError, PayloadError
-from headgate.jobs.annotation import plain
 from headgate.jobs.job import JobOptions, NewJob, OnConflict, UniqueTerms
 from headgate.jobs.state import JobState
 from headgate.limits.argument_fields import ArgumentFields
@@ -98,7 +97,7 @@ def uniqueness(declared: Mapping[str, Any], options: Mapping[str, Any], where: s
         for name in UNIQUE_OPTIONS
         if (value := declared.get(name) if options.get(name) is None else options[name]) is not None
     }
-    key = plain(given.pop("unique_key", None))
+    key = given.pop("unique_key", None)
     on_conflict = given.get("on_conflict")
     if on_conflict is not None and on_conflict not in get_args(OnConflict):
         raise DeclarationError(

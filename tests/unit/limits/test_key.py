@@ -37,6 +37,21 @@ def refusal(key: object, parameters: Sequence[str]) -> str:
     return str(caught.value)
 
 
+class Safe(str):
+    """As texts of Django's templates: its text is itself."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self
+
+
+def test_a_key_of_a_subclass_of_text_is_stored_as_plain_text() -> None:
+    """The enqueue raised TypeError: "Encoding objects of type SafeString is unsupported"."""
+    assert type(bucket_key(Safe("acme"))) is str
+    assert bucket_key(Safe("acme")) == "acme"
+
+
 def test_no_key_is_one_bucket_for_all() -> None:
     assert key_of(None, tenant_id="acme") == ONE_FOR_ALL
 
