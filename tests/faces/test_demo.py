@@ -26,7 +26,6 @@ from headgate.cli.demonstration.result import (
     ideal_starts,
     judge,
     most_in_a_window,
-    percentile,
 )
 from headgate.clock import SECOND
 from headgate.testing.manual_clock import ManualClock
@@ -244,12 +243,6 @@ def test_the_most_calls_in_a_window_are_found_wherever_it_begins() -> None:
     assert most_in_a_window(calls, 10) == 3
     assert most_in_a_window(calls, 11) == 4
     assert most_in_a_window([], 10) == 0
-
-
-def test_percentiles_are_values_that_were_measured() -> None:
-    assert percentile([], 0.99) == 0
-    assert percentile([1.0], 0.99) == 1.0
-    assert percentile([float(number) for number in range(1, 201)], 0.99) == 198.0
 
 
 def test_a_scene_is_passed_to_another_process_unchanged() -> None:

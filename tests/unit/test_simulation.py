@@ -10,6 +10,7 @@ import pytest
 from headgate import Concurrency, DeclarationError, StrictRate
 from headgate.cli import gauge
 from headgate.cli.gauge import bar, spark
+from headgate.cli.output import percentile
 from headgate.cli.simulation import (
     Scenario,
     SimulatedArrival,
@@ -17,7 +18,6 @@ from headgate.cli.simulation import (
     keyed,
     make_arrivals,
     most_at_once,
-    percentile,
     read_trace,
     result_of_run,
     run_scenario,
@@ -132,8 +132,9 @@ def test_waits_are_reported_of_the_busiest_the_median_and_the_lightest_key() -> 
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
-    values = [SECOND * value for value in range(1, 11)]
-    assert [percentile(values, percent) for percent in (1, 50, 95, 100)] == [1.0, 5.0, 10.0, 10.0]
+    assert [percentile(range(1, 11), percent) for percent in (1, 50, 95, 100)] == [1, 5, 10, 10]
+    assert percentile(range(1, 201), 99) == 198
+    assert percentile([1.0], 99) == 1.0
     assert percentile([], 50) == 0.0
 
 

@@ -10,13 +10,13 @@ import platform
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from random import Random
 from typing import Any, Self
 
 from headgate.admin.checkup import Checkup
 from headgate.app import Headgate
+from headgate.cli.output import percentile
 from headgate.client.task import Task
 from headgate.clock import SECOND, Clock, SystemClock, sleep, wait_for_event
 from headgate.errors import DeclarationError, HeadgateError
@@ -89,11 +89,8 @@ class Latency:
     @classmethod
     def of(cls, microseconds: Sequence[int]) -> Self:
         ordered = sorted(microseconds)
-
-        def percentile(share: float) -> float:
-            return round(ordered[ceil(share * len(ordered)) - 1] / 1000, 2)
-
-        return cls(len(ordered), percentile(0.5), percentile(0.99))
+        p50, p99 = (round(percentile(ordered, each) / 1000, 2) for each in (50, 99))
+        return cls(len(ordered), p50, p99)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -278,6 +279,11 @@ def as_text(cell: object) -> Text:
             return Text(cell.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z"))
         case _:
             return Text(one_line(str(cell)))
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """Return the smallest value that so many percent of all do not exceed; 0 without values."""
+    return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] if ordered else 0.0
 
 
 def lasting(seconds: float | None) -> str | None:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 
 from headgate.admin.audit import highest_in_window
 from headgate.app import Headgate
-from headgate.cli.output import quiet
+from headgate.cli.output import percentile, quiet
 from headgate.client.task import Task
 from headgate.clock import SECOND, sleep, sleep_until
 from headgate.errors import DeclarationError
@@ -278,19 +278,14 @@ def result_of_run(scenario: Scenario, happened: SimulationRun) -> SimulationResu
             for percent in PERCENTS
             if (place := ceil(total * percent / 100) - 1) < len(ran) and ran
         },
-        wait_median=percentile(waits, 50),
-        wait_p95=percentile(waits, 95),
-        wait_longest=percentile(waits, 100),
+        wait_median=percentile(waits, 50) / SECOND,
+        wait_p95=percentile(waits, 95) / SECOND,
+        wait_longest=percentile(waits, 100) / SECOND,
         keys=_keys(ran),
         limits=[_held(limit, ran) for limit in scenario.limits],
         step=step,
         starts=starts,
     )
-
-
-def percentile(ordered: Sequence[int], percent: int) -> float:
-    """Return a percentile of microseconds in seconds; 0 without values."""
-    return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] / SECOND if ordered else 0.0
 
 
 def _throughput(starts: Sequence[int]) -> tuple[float, list[int]]:
@@ -319,7 +314,8 @@ def _keys(ran: Sequence[SimulatedArrival]) -> list[KeyWaits]:
 
 def _waits(which: Literal["busiest", "median", "lightest"], key: str, ran: Sequence[SimulatedArrival]) -> KeyWaits:
     waits = sorted(each.started_at - each.at for each in ran)
-    return KeyWaits(which, key, len(ran), percentile(waits, 50), waits[-1] / SECOND, ran[-1].started_at / SECOND)
+    median = percentile(waits, 50) / SECOND
+    return KeyWaits(which, key, len(ran), median, waits[-1] / SECOND, ran[-1].started_at / SECOND)
 
 
 def _held(limit: Limit, ran: Sequence[SimulatedArrival]) -> LimitPeak:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headgate.admin.audit import highest_in_window
 from headgate.cli.demonstration.api import RecordedCall
+from headgate.cli.output import percentile
 from headgate.clock import SECOND
 from headgate.plural import counted
 
@@ -111,14 +111,14 @@ def _never_over(evidence: DemoRecords) -> PromiseCheck:
 
 def _quiet_not_blocked(evidence: DemoRecords) -> PromiseCheck:
     waits = sorted(_quiet_waits(evidence))
-    p99 = percentile(waits, 0.99)
+    p99 = percentile(waits, 99)
     return PromiseCheck(
         "quiet tenants' wait, p99, seconds",
         p99 <= QUIET_BOUND,
         round(p99, 4),
         f"<= {QUIET_BOUND:g}",
         f"enqueue to call, {counted(len(waits), 'job')}, less the time without a worker; "
-        f"p50 {percentile(waits, 0.5):.3f}, longest {waits[-1] if waits else 0:.3f}",
+        f"p50 {percentile(waits, 50):.3f}, longest {waits[-1] if waits else 0:.3f}",
     )
 
 
@@ -187,11 +187,6 @@ def ideal_starts(count: int, period: int, alive: Sequence[tuple[int, int]], bega
             latest.append(at)
             total += 1
     return total
-
-
-def percentile(ordered: Sequence[float], part: float) -> float:
-    """Return the smallest value that at least this part of all does not exceed; 0 without values."""
-    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else 0.0
 
 
 def _quiet_waits(evidence: DemoRecords) -> list[float]:
