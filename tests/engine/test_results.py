@@ -6,18 +6,23 @@ import asyncio
 import re
 import traceback
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from headgate import Headgate, JobCancelled, JobFailed, JobNotFound, JobState, NotOpen, RetryPolicy, Task
+from headgate import Headgate, JobCancelled, JobFailed, JobNotFound, JobState, NotOpen, RetryPolicy, Task, batch
 from headgate.clock import SECOND
 from headgate.errors import AttemptFailed
 from headgate.jobs.job import JobRecord
+from headgate.storage.driver import Procedure, ReadKind
 from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
 
 HOUR = 3600
+
+R = TypeVar("R")
 
 
 class SlowStorage(MemoryStorage):
@@ -170,5 +175,51 @@ def test_a_result_outlives_every_process_until_its_retention_is_over(tmp_path: P
                 await second.job(job.id).status()
             with pytest.raises(JobNotFound):
                 await second.job(job.id).cancel()
+
+    run_virtual(main)
+
+
+class AwayStorage(MemoryStorage):
+    """A store whose reads are counted."""
+
+    reads = 0
+
+    async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
+        self.reads += 1
+        return await super().read(procedure, kind)
+
+
+def awaited(store: Store, clock: VirtualClock) -> tuple[Headgate, Task[[], str]]:
+    """An app, and a task for whose jobs somebody waits."""
+    app = app_on(store, clock=clock)
+
+    @app.task
+    async def work() -> str:
+        await asyncio.sleep(30)
+        return "done"
+
+    return app, work
+
+
+def test_many_who_wait_for_batches_share_their_reads() -> None:
+    """The fault: each of them read its batch after every change of any job: 200 waiters took a whole processor."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = AwayStorage(clock)
+        app, work = awaited(store, clock)
+
+        @app.task
+        async def quick(number: int) -> None: ...
+
+        async with app:
+            batches = [await batch([work.call()]).enqueue() for _ in range(200)]
+            waiting = asyncio.gather(*(each.wait() for each in batches))
+            await asyncio.sleep(1)
+            store.reads = 0
+            for number in range(20):
+                await (await quick.enqueue(number)).result()
+                await asyncio.sleep(0.1)
+            assert store.reads < 400
+            assert {status.succeeded for status in await waiting} == {1}
 
     run_virtual(main)

@@ -34,11 +34,11 @@ from headgate.engine.large_payloads import LargePayloads
 from headgate.engine.limiter_counts import LimiterCounts
 from headgate.engine.node import Node
 from headgate.engine.remote_limits import RemoteLimits
-from headgate.engine.results import ResultWatch, result_of, wait_for_batch
+from headgate.engine.results import EndWatch, result_of
 from headgate.engine.services import Services
-from headgate.errors import DeclarationError, JobNotFound, JobSkipped, NotOpen, StorageUnavailable
+from headgate.errors import BatchNotFound, DeclarationError, JobNotFound, JobSkipped, NotOpen, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.batch import NewBatch
+from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused, QueueUnserved, unserved_text
 from headgate.jobs.identity import IdSource, with_new_ids
 from headgate.jobs.job import JobRecord, JobState
@@ -146,7 +146,8 @@ class Client:
         self._log_jobs = log_jobs
         self._grace = grace
         self._migrate = migrate
-        self._results: ResultWatch | None = None
+        self._job_ends: EndWatch[JobRecord] | None = None
+        self._batch_ends: EndWatch[BatchRecord] | None = None
         self._unserved_again_at: dict[str, int] = {}
 
     # ------------------------------------------------------------------------------------------ connecting
@@ -178,7 +179,9 @@ class Client:
 
     async def _open(self, migrate: bool | None = None) -> None:
         await self.storage.open(migrate=self._migrate if migrate is None else migrate)
-        self._results = ResultWatch(self.storage, self._clock)
+        store, clock = self.storage, self._clock
+        self._job_ends = EndWatch(store, clock, "job", JobNotFound, find=store.job, read=store.final)
+        self._batch_ends = EndWatch(store, clock, "batch", BatchNotFound, find=store.batch, read=store.batches_by_id)
         self.history_writer.open()
         self.callback_runner.open()
         self._end_log = self._bus.subscribe(log_event, *logged_kinds(jobs=self._log_jobs))
@@ -197,9 +200,11 @@ class Client:
         await self.callback_runner.close(min(self._grace, CALLBACK_DRAIN_TIMEOUT))
 
     async def _close(self) -> None:
-        assert self._results is not None
+        assert self._job_ends is not None
+        assert self._batch_ends is not None
         self.enqueuer.close()
-        await self._results.close()
+        await self._job_ends.close()
+        await self._batch_ends.close()
         await self.history_writer.close(LAST_HISTORY_TIMEOUT)
         for counts in (self.limiter_grants, self.limiter_refusals, self.limiter_bypasses):
             counts.close()
@@ -381,18 +386,18 @@ class Client:
 
     async def _final_record(self, job_id: str, timeout: float | None) -> JobRecord:
         """Wait for the end of a job. If it takes long and no worker serves its queue, say so."""
-        assert self._results is not None
+        assert self._job_ends is not None
         left = timeout
         if timeout is None or timeout > UNSERVED_AFTER:
             try:
-                return await self._results.wait(job_id, UNSERVED_AFTER)
+                return await self._job_ends.wait(job_id, UNSERVED_AFTER)
             except TimeoutError:
                 found = await self._unserved(job_id)
                 if found is not None:
                     self._publish_unserved(found)
                 left = None if timeout is None else timeout - UNSERVED_AFTER
         try:
-            return await self._results.wait(job_id, left)
+            return await self._job_ends.wait(job_id, left)
         except TimeoutError:
             why = await self._why_not_final(job_id)
             raise TimeoutError(f"job {job_id} was not final within {timeout:g} s; {why}") from None
@@ -475,9 +480,8 @@ class Client:
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         """As `Batch.wait`; `timeout` is in seconds."""
         self._require_open()
-        return batch_status(
-            await wait_for_batch(self.storage, self._clock, batch_id, timeout, lambda: self.lifecycle.is_open)
-        )
+        assert self._batch_ends is not None
+        return batch_status(await self._batch_ends.wait(batch_id, timeout))
 
 
 def _cancellation(job_id: str) -> AuditRecord:

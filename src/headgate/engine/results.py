@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from headgate.clock import SECOND, Clock, sleep, to_datetime, wait_for_event
+from headgate.clock import SECOND, Clock, sleep, to_datetime
 from headgate.errors import (
     AttemptFailed,
-    BatchNotFound,
     JobCancelled,
     JobExpired,
     JobFailed,
@@ -32,6 +31,8 @@ from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.signals import Cancel
 
+E = TypeVar("E", JobRecord, BatchRecord)
+
 POLL_INTERVAL = SECOND
 """Microseconds between two reads if no change is notified."""
 
@@ -40,51 +41,72 @@ CANCELLED_BY_HANDLER = "headgate.Cancel"
 """The error type of a job that its handler has cancelled, also by a subclass of `Cancel`."""
 
 
-class ResultWatch:
-    """Serves all waiters for results with one read of the store at a time."""
+class EndWatch(Generic[E]):
+    """Serves all who wait for ends, of jobs or of batches, with one read of the store at a time.
 
-    def __init__(self, storage: Store, clock: Clock) -> None:
+    `find` returns one of them, `read` those of many that are final, or all that are stored.
+    """
+
+    def __init__(
+        self,
+        storage: Store,
+        clock: Clock,
+        what: str,
+        not_found: type[JobNotFound],
+        *,
+        find: Callable[[str], Awaitable[E | None]],
+        read: Callable[[Sequence[str]], Awaitable[Sequence[E]]],
+    ) -> None:
         self._storage = storage
         self._clock = clock
-        self._waiting: dict[str, asyncio.Future[JobRecord]] = {}
+        self._what = what
+        self._find: Callable[[str], Awaitable[E | None]] = find
+        self._read: Callable[[Sequence[str]], Awaitable[Sequence[E]]] = read
+        self._not_found = not_found
+        self._waiting: dict[str, asyncio.Future[E]] = {}
         self._waiters: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self._polling: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    async def wait(self, job_id: str, timeout: float | None) -> JobRecord:
-        record = await self._storage.job(job_id)
+    async def wait(self, id: str, timeout: float | None) -> E:
+        """Return what is stored once it is final.
+
+        Raises JobNotFound, TimeoutError, and NotOpen if the app is closed. A store that does not answer during the wait
+        is waited for.
+        """
+        record = await self._find(id)
         if record is None:
-            raise JobNotFound(job_id)
-        if record.state.is_final:
+            raise self._not_found(id)
+        if record.finished_at is not None:
             return record
         if self._is_closed:
             # During the read.
             raise NotOpen
         loop = asyncio.get_running_loop()
-        future = self._waiting.get(job_id)
+        future = self._waiting.get(id)
         if future is None:
-            future = self._waiting[job_id] = loop.create_future()
+            future = self._waiting[id] = loop.create_future()
         # It may have become final since the read above.
         self._changed.set()
         if self._polling is None:
             self._polling = loop.create_task(self._poll(), name="headgate-results")
-        self._waiters[job_id] += 1
+        self._waiters[id] += 1
         timer = None
         own = asyncio.shield(future)
         if timeout is not None:
             when = self._clock.monotonic() + round(timeout * SECOND)
-            timer = self._clock.call_at(when, partial(_time_out, own, job_id, timeout))
+            timer = self._clock.call_at(when, partial(_time_out, own, f"{self._what} {id}", timeout))
         try:
             return await own
         finally:
             if timer is not None:
                 timer.cancel()
-            self._waiters[job_id] -= 1
-            if not self._waiters[job_id]:
-                # No waiter is left, so the job is no longer polled.
-                del self._waiters[job_id]
-                self._waiting.pop(job_id, None)
+            self._waiters[id] -= 1
+            if not self._waiters[id]:
+                # No waiter is left, so it is no longer polled.
+                del self._waiters[id]
+                self._waiting.pop(id, None)
 
     async def _poll(self) -> None:
         # Only while somebody waits: a thread that enqueues wakes the loop for each watcher.
@@ -100,17 +122,16 @@ class ResultWatch:
             await wait_for_event(self._clock, self._changed, POLL_INTERVAL / SECOND)
             self._changed.clear()
             try:
-                records = await self._storage.final(list(self._waiting))
+                records = await self._read(list(self._waiting))
             except StorageUnavailable:
                 # The waiters continue to wait.
                 await sleep(self._clock, 1.0)
                 self._changed.set()
                 continue
             for record in records:
-                future = self._waiting.pop(record.id, None)
-                if future is not None and not future.done():
+                if record.finished_at is not None and (future := self._waiting.pop(record.id, None)):
                     future.set_result(record)
-            # The more jobs are awaited, the longer changes gather for one read.
+            # The more are awaited, the longer changes gather for one read.
             await sleep(self._clock, min(0.01, 0.00002 * len(self._waiting)))
 
     async def close(self) -> None:
@@ -125,46 +146,9 @@ class ResultWatch:
                 future.exception()
 
 
-def _time_out(future: asyncio.Future[Any], job_id: str, timeout: float) -> None:
+def _time_out(future: asyncio.Future[Any], what: str, timeout: float) -> None:
     if not future.done():
-        future.set_exception(TimeoutError(f"job {job_id} was not final within {timeout:g} s; it continues to run"))
-
-
-async def wait_for_batch(
-    storage: Store, clock: Clock, batch_id: str, timeout: float | None, is_open: Callable[[], bool]
-) -> BatchRecord:
-    """Return the batch when all its jobs are final. Raises TimeoutError, BatchNotFound; NotOpen if the app closes."""
-    changed = asyncio.Event()
-    unwatch = storage.watch(changed.set)
-    until = None if timeout is None else clock.monotonic() + round(timeout * SECOND)
-    try:
-        while True:
-            changed.clear()
-            record = await _read_batch(storage, batch_id)
-            if record is not None and not record.pending:
-                return record
-            left = POLL_INTERVAL / SECOND
-            if until is not None:
-                left = min(left, (until - clock.monotonic()) / SECOND)
-                if left <= 0:
-                    raise TimeoutError(f"batch {batch_id} was not final within {timeout:g} s; it continues to run")
-            await wait_for_event(clock, changed, left)
-            if not is_open():
-                raise NotOpen
-    finally:
-        unwatch()
-
-
-async def _read_batch(storage: Store, batch_id: str) -> BatchRecord | None:
-    """Return the batch, or None while the store is unavailable. Raises BatchNotFound."""
-    try:
-        record = await storage.batch(batch_id)
-    except StorageUnavailable:
-        # The caller continues to wait.
-        return None
-    if record is None:
-        raise BatchNotFound(batch_id)
-    return record
+        future.set_exception(TimeoutError(f"{what} was not final within {timeout:g} s; it continues to run"))
 
 
 def result_of(record: JobRecord, task: TaskDefinition | None, codecs: Codecs = NO_CODECS) -> Any:

@@ -176,6 +176,7 @@ class Store(Driver):
     sign_outs: Final = read(audit.sign_outs, "lookup")
     job: Final = read(listing.job, "lookup")
     batch: Final = read(listing.batch, "lookup")
+    batches_by_id: Final = read(listing.batches_by_id, "lookup")
     jobs_of_batch: Final = read(listing.jobs_of_batch, "scan")
     pruned_members: Final = read(listing.pruned_members, "scan")
     dependencies: Final = read(listing.dependencies, "lookup")

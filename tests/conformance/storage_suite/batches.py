@@ -79,6 +79,7 @@ class BatchesConformance(Conformance):
         assert [batch.id for batch in (*first, *second)] == ids
         assert [(batch.total, batch.pending, batch.succeeded) for batch in first] == [(1, 1, 0), (2, 2, 0), (0, 0, 0)]
         assert await storage.batches(cursor=ids[-1]) == []
+        assert {batch.id for batch in await storage.batches_by_id([*ids[:3], "nobody"])} == {*ids[:3]}
         pending = await storage.batches(pending_only=True, count=1)
         assert [batch.id for batch in pending] == ids[:1]
         pending = await storage.batches(pending_only=True, cursor=ids[0], count=5)

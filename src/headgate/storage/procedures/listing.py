@@ -384,8 +384,13 @@ async def attempts(tx: Transaction, job_id: str) -> Sequence[AttemptRecord]:
 
 async def batch(tx: Transaction, batch_id: str) -> BatchRecord | None:
     """Return a batch as it is now; None if there is no such batch."""
-    found = await tx.fetch(_BATCHES, "batch", id=batch_id)
+    found = await batches_by_id(tx, [batch_id])
     return found[0] if found else None
+
+
+async def batches_by_id(tx: Transaction, batch_ids: Sequence[str]) -> list[BatchRecord]:
+    """Return those of these batches that are stored."""
+    return await tx.fetch(_BATCHES, "batches_by_id", ids=list(batch_ids))
 
 
 async def jobs_of_batch(tx: Transaction, batch_id: str, *, after: str = "", count: int = 1000) -> Sequence[str]:

@@ -291,8 +291,8 @@ SELECT id FROM headgate.lane WHERE id {any:lanes text}
 UNION
 SELECT id FROM (@lanes_to_search) AS line WHERE {position}(buckets, :needle) > 0
 
--- name: batch
-SELECT {record:batch} FROM headgate.batch WHERE id = :id::job_id
+-- name: batches_by_id
+SELECT {record:batch} FROM headgate.batch WHERE id {any:ids job_id}
 
 -- name: batches
 -- Return a page of batches, newest first.
