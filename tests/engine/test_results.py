@@ -12,7 +12,7 @@ import pytest
 
 from headgate import Headgate, JobCancelled, JobFailed, JobNotFound, JobState, NotOpen, RetryPolicy, Task, batch
 from headgate.clock import SECOND
-from headgate.errors import AttemptFailed
+from headgate.errors import AttemptFailed, StorageLost
 from headgate.jobs.job import JobRecord
 from headgate.storage.driver import Procedure, ReadKind
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -180,12 +180,15 @@ def test_a_result_outlives_every_process_until_its_retention_is_over(tmp_path: P
 
 
 class AwayStorage(MemoryStorage):
-    """A store whose reads are counted."""
+    """A store whose reads fail on request, and are counted; what is written is stored."""
 
+    error: Exception | None = None
     reads = 0
 
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
         self.reads += 1
+        if self.error is not None:
+            raise self.error
         return await super().read(procedure, kind)
 
 
@@ -221,5 +224,31 @@ def test_many_who_wait_for_batches_share_their_reads() -> None:
                 await asyncio.sleep(0.1)
             assert store.reads < 400
             assert {status.succeeded for status in await waiting} == {1}
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("error", [StorageLost("the file was removed"), ValueError("a fault")])
+def test_whoever_waits_is_told_that_the_result_cannot_be_read_any_more(error: Exception) -> None:
+    """The fault: result() and wait() went on for ever on a file that was removed, and after an unexpected error."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = AwayStorage(clock)
+        app, work = awaited(store, clock)
+        async with app.open():
+            job, together = await work.enqueue(), await batch([work.call()]).enqueue()
+            waits = [asyncio.create_task(wait()) for wait in (job.result, job.result, together.wait, together.result)]
+            await asyncio.sleep(20)
+            store.error = error
+            for each in waits:
+                with pytest.raises(type(error), match=str(error)) as raised:
+                    await asyncio.wait_for(each, 60)
+            store.error = None
+            # And the next one is served again.
+            waiting = asyncio.create_task(job.result())
+            await asyncio.sleep(5)
+            await job.cancel()
+            with pytest.raises(JobCancelled):
+                await asyncio.wait_for(waiting, 60)
 
     run_virtual(main)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -21,7 +21,9 @@ from headgate.errors import (
     LeaderNotSucceeded,
     LimitRejected,
     NotOpen,
+    StorageLost,
     StorageUnavailable,
+    own_error,
 )
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobError, JobRecord, JobState
@@ -73,7 +75,7 @@ class EndWatch(Generic[E]):
         """Return what is stored once it is final.
 
         Raises JobNotFound, TimeoutError, and NotOpen if the app is closed. A store that does not answer during the wait
-        is waited for.
+        is waited for, unless it is lost.
         """
         record = await self._find(id)
         if record is None:
@@ -115,7 +117,7 @@ class EndWatch(Generic[E]):
             await self._poll_while_awaited()
         finally:
             unwatch()
-        self._polling = None
+            self._polling = None
 
     async def _poll_while_awaited(self) -> None:
         while self._waiting:
@@ -123,10 +125,13 @@ class EndWatch(Generic[E]):
             self._changed.clear()
             try:
                 records = await self._read(list(self._waiting))
-            except StorageUnavailable:
-                # The waiters continue to wait.
-                await sleep(self._clock, 1.0)
-                self._changed.set()
+            except Exception as error:
+                if isinstance(error, StorageUnavailable) and not isinstance(error, StorageLost):
+                    # The waiters continue to wait.
+                    await sleep(self._clock, 1.0)
+                    self._changed.set()
+                else:
+                    self._fail(list(self._waiting), lambda _: own_error(error))
                 continue
             for record in records:
                 if record.finished_at is not None and (future := self._waiting.pop(record.id, None)):
@@ -134,16 +139,19 @@ class EndWatch(Generic[E]):
             # The more are awaited, the longer changes gather for one read.
             await sleep(self._clock, min(0.01, 0.00002 * len(self._waiting)))
 
+    def _fail(self, ids: Iterable[str], error: Callable[[str], Exception]) -> None:
+        for id in ids:
+            if (future := self._waiting.pop(id, None)) and not future.done():
+                future.set_exception(error(id))
+                future.exception()
+
     async def close(self) -> None:
         """End all waits with NotOpen, because the app is closed."""
         self._is_closed = True
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.wait([self._polling])
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(NotOpen())
-                future.exception()
+        self._fail(list(self._waiting), lambda _: NotOpen())
 
 
 def _time_out(future: asyncio.Future[Any], what: str, timeout: float) -> None:
