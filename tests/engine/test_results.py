@@ -241,7 +241,7 @@ def test_whoever_waits_is_told_that_the_result_cannot_be_read_any_more(error: Ex
             await asyncio.sleep(20)
             store.error = error
             for each in waits:
-                with pytest.raises(type(error), match=str(error)) as raised:
+                with pytest.raises(type(error), match=str(error)):
                     await asyncio.wait_for(each, 60)
             store.error = None
             # And the next one is served again.
@@ -250,5 +250,43 @@ def test_whoever_waits_is_told_that_the_result_cannot_be_read_any_more(error: Ex
             await job.cancel()
             with pytest.raises(JobCancelled):
                 await asyncio.wait_for(waiting, 60)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seconds", [5, 25])
+def test_whoever_waits_for_a_job_that_is_deleted_is_told_so(seconds: float) -> None:
+    """The fault: result() waited for ever for a job that was deleted between its end and the next read."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, work = awaited(MemoryStorage(clock), clock)
+        async with app.open():
+            job, together = await work.enqueue(), await batch([work.call()]).enqueue()
+            waits = job.result(), job.result(3600), together.wait(), together.result(3600)
+            waiting = [asyncio.create_task(each) for each in waits]
+            await asyncio.sleep(seconds)
+            for each in (job, *together.jobs):
+                await each.cancel()
+                await app.admin.delete(each.id)
+            for wait in waiting:
+                with pytest.raises(JobNotFound):
+                    await asyncio.wait_for(wait, 60)
+
+    run_virtual(main)
+
+
+def test_a_job_that_was_deleted_does_not_continue_to_run() -> None:
+    """The fault: the error of a timeout said "it continues to run"."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, work = awaited(MemoryStorage(clock), clock)
+        async with app.open():
+            job = await work.enqueue()
+            waiting = asyncio.create_task(job.result(5))
+            await asyncio.sleep(1)
+            await job.cancel()
+            await app.admin.delete(job.id)
+            with pytest.raises(JobNotFound):
+                await waiting
 
     run_virtual(main)

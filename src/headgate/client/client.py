@@ -180,7 +180,9 @@ class Client:
     async def _open(self, migrate: bool | None = None) -> None:
         await self.storage.open(migrate=self._migrate if migrate is None else migrate)
         store, clock = self.storage, self._clock
-        self._job_ends = EndWatch(store, clock, "job", JobNotFound, find=store.job, read=store.final)
+        self._job_ends = EndWatch(
+            store, clock, "job", JobNotFound, find=store.job, read=store.final, stored=store.stored_ids
+        )
         self._batch_ends = EndWatch(store, clock, "batch", BatchNotFound, find=store.batch, read=store.batches_by_id)
         self.history_writer.open()
         self.callback_runner.open()
@@ -419,7 +421,9 @@ class Client:
         """Return what a job that is not final does, as far as its row and the nodes show it."""
         with contextlib.suppress(StorageUnavailable):
             record = await self.storage.job(job_id)
-            if record is not None and record.state is JobState.WAITING:
+            if record is None:
+                raise JobNotFound(job_id)
+            if record.state is JobState.WAITING:
                 found = await self._unserved_queue(record.queue)
                 if found is not None:
                     return unserved_text(*found, runs_here=self._local_node() is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -38,6 +38,8 @@ E = TypeVar("E", JobRecord, BatchRecord)
 POLL_INTERVAL = SECOND
 """Microseconds between two reads if no change is notified."""
 
+LOOK_EVERY = 10 * SECOND
+"""Microseconds between two looks for what was deleted while somebody waits for it."""
 
 CANCELLED_BY_HANDLER = "headgate.Cancel"
 """The error type of a job that its handler has cancelled, also by a subclass of `Cancel`."""
@@ -46,7 +48,8 @@ CANCELLED_BY_HANDLER = "headgate.Cancel"
 class EndWatch(Generic[E]):
     """Serves all who wait for ends, of jobs or of batches, with one read of the store at a time.
 
-    `find` returns one of them, `read` those of many that are final, or all that are stored.
+    `find` returns one of them, `read` those of many that are final, or all that are stored; in the first case `stored`
+    returns which ids are.
     """
 
     def __init__(
@@ -58,12 +61,14 @@ class EndWatch(Generic[E]):
         *,
         find: Callable[[str], Awaitable[E | None]],
         read: Callable[[Sequence[str]], Awaitable[Sequence[E]]],
+        stored: Callable[[Sequence[str]], Awaitable[Sequence[str]]] | None = None,
     ) -> None:
         self._storage = storage
         self._clock = clock
         self._what = what
         self._find: Callable[[str], Awaitable[E | None]] = find
         self._read: Callable[[Sequence[str]], Awaitable[Sequence[E]]] = read
+        self._stored = stored
         self._not_found = not_found
         self._waiting: dict[str, asyncio.Future[E]] = {}
         self._waiters: Counter[str] = Counter()
@@ -74,8 +79,8 @@ class EndWatch(Generic[E]):
     async def wait(self, id: str, timeout: float | None) -> E:
         """Return what is stored once it is final.
 
-        Raises JobNotFound, TimeoutError, and NotOpen if the app is closed. A store that does not answer during the wait
-        is waited for, unless it is lost.
+        Raises JobNotFound, also if it is deleted meanwhile, TimeoutError, and NotOpen if the app is closed. A store
+        that does not answer during the wait is waited for, unless it is lost.
         """
         record = await self._find(id)
         if record is None:
@@ -120,30 +125,42 @@ class EndWatch(Generic[E]):
             self._polling = None
 
     async def _poll_while_awaited(self) -> None:
+        looked_at = self._clock.monotonic()
         while self._waiting:
             await wait_for_event(self._clock, self._changed, POLL_INTERVAL / SECOND)
             self._changed.clear()
+            looks = self._clock.monotonic() - looked_at >= LOOK_EVERY
             try:
-                records = await self._read(list(self._waiting))
+                await self._settle(list(self._waiting), looks=looks)
             except Exception as error:
                 if isinstance(error, StorageUnavailable) and not isinstance(error, StorageLost):
                     # The waiters continue to wait.
                     await sleep(self._clock, 1.0)
                     self._changed.set()
                 else:
-                    self._fail(list(self._waiting), lambda _: own_error(error))
+                    for id in list(self._waiting):
+                        self._fail(id, own_error(error))
                 continue
-            for record in records:
-                if record.finished_at is not None and (future := self._waiting.pop(record.id, None)):
-                    future.set_result(record)
+            if looks:
+                looked_at = self._clock.monotonic()
             # The more are awaited, the longer changes gather for one read.
             await sleep(self._clock, min(0.01, 0.00002 * len(self._waiting)))
 
-    def _fail(self, ids: Iterable[str], error: Callable[[str], Exception]) -> None:
-        for id in ids:
-            if (future := self._waiting.pop(id, None)) and not future.done():
-                future.set_exception(error(id))
-                future.exception()
+    async def _settle(self, ids: Sequence[str], *, looks: bool) -> None:
+        """End the waits for those that are final and, if it `looks` for them, for those that were deleted."""
+        records = {record.id: record for record in await self._read(ids)}
+        for id, record in records.items():
+            if record.finished_at is not None and (future := self._waiting.pop(id, None)):
+                future.set_result(record)
+        if looks:
+            missing = [id for id in ids if id not in records]
+            for id in set(missing).difference(await self._stored(missing) if self._stored else ()):
+                self._fail(id, self._not_found(id))
+
+    def _fail(self, id: str, error: Exception) -> None:
+        if future := self._waiting.pop(id, None):
+            future.set_exception(error)
+            future.exception()
 
     async def close(self) -> None:
         """End all waits with NotOpen, because the app is closed."""
@@ -151,7 +168,8 @@ class EndWatch(Generic[E]):
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.wait([self._polling])
-        self._fail(list(self._waiting), lambda _: NotOpen())
+        for id in list(self._waiting):
+            self._fail(id, NotOpen())
 
 
 def _time_out(future: asyncio.Future[Any], what: str, timeout: float) -> None:
