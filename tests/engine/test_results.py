@@ -12,7 +12,7 @@ import pytest
 
 from headgate import Headgate, JobCancelled, JobFailed, JobNotFound, JobState, NotOpen, RetryPolicy, Task, batch
 from headgate.clock import SECOND
-from headgate.errors import AttemptFailed, StorageLost
+from headgate.errors import AttemptFailed, StorageLost, StorageUnavailable
 from headgate.jobs.job import JobRecord
 from headgate.storage.driver import Procedure, ReadKind
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -288,5 +288,25 @@ def test_a_job_that_was_deleted_does_not_continue_to_run() -> None:
             await app.admin.delete(job.id)
             with pytest.raises(JobNotFound):
                 await waiting
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("begins", [5, 15])
+def test_an_outage_while_a_result_is_awaited_is_waited_for(begins: float) -> None:
+    """The fault: an outage ten seconds after the call was raised, an earlier or a later one was not."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = AwayStorage(clock)
+        app, work = awaited(store, clock)
+        async with app:
+            job, together = await work.enqueue(), await batch([work.call()]).enqueue()
+            waiting = asyncio.gather(job.result(), job.result(3600), together.wait(), together.result(3600))
+            await asyncio.sleep(begins)
+            store.error = StorageUnavailable("it is away")
+            await asyncio.sleep(12)
+            store.error = None
+            one, other, status, results = await asyncio.wait_for(waiting, 60)
+        assert (one, other, status.succeeded, results) == ("done", "done", 1, ["done"])
 
     run_virtual(main)

@@ -389,17 +389,18 @@ class Client:
     async def _final_record(self, job_id: str, timeout: float | None) -> JobRecord:
         """Wait for the end of a job. If it takes long and no worker serves its queue, say so."""
         assert self._job_ends is not None
-        left = timeout
-        if timeout is None or timeout > UNSERVED_AFTER:
+        until = None if timeout is None else self._clock.monotonic() + microseconds(timeout)
+        left, is_long = timeout, timeout is None or timeout > UNSERVED_AFTER
+        if is_long:
             try:
                 return await self._job_ends.wait(job_id, UNSERVED_AFTER)
             except TimeoutError:
                 found = await self._unserved(job_id)
                 if found is not None:
                     self._publish_unserved(found)
-                left = None if timeout is None else timeout - UNSERVED_AFTER
+                left = None if until is None else max(0, until - self._clock.monotonic()) / SECOND
         try:
-            return await self._job_ends.wait(job_id, left)
+            return await self._job_ends.wait(job_id, left, was_stored=is_long)
         except TimeoutError:
             why = await self._why_not_final(job_id)
             raise TimeoutError(f"job {job_id} was not final within {timeout:g} s; {why}") from None

@@ -76,17 +76,18 @@ class EndWatch(Generic[E]):
         self._polling: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    async def wait(self, id: str, timeout: float | None) -> E:
-        """Return what is stored once it is final.
+    async def wait(self, id: str, timeout: float | None, *, was_stored: bool = False) -> E:
+        """Return what is stored once it is final; with `was_stored` it is not read before the wait.
 
         Raises JobNotFound, also if it is deleted meanwhile, TimeoutError, and NotOpen if the app is closed. A store
         that does not answer during the wait is waited for, unless it is lost.
         """
-        record = await self._find(id)
-        if record is None:
-            raise self._not_found(id)
-        if record.finished_at is not None:
-            return record
+        if not was_stored:
+            record = await self._find(id)
+            if record is None:
+                raise self._not_found(id)
+            if record.finished_at is not None:
+                return record
         if self._is_closed:
             # During the read.
             raise NotOpen
