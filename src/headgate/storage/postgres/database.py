@@ -533,8 +533,7 @@ class Database:
 
     async def scan(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Run a read that may read whole tables; `work` may run twice."""
-        async with self._scans:
-            return await self.repeated(lambda: self.transact(work, SCANNING, may_last=True))
+        return await self._in_turn(self._scans, lambda: self.transact(work, SCANNING, may_last=True))
 
     async def check(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Run a read of everything, each statement for `CHECK_FOR` seconds at most, on a connection of its own."""
@@ -589,8 +588,16 @@ class Database:
 
     async def look_up(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Run a read for a waiting caller, and retry it if the connection is lost; `work` may run twice."""
-        async with self._lookups:
-            return await self.repeat(work)
+        return await self._in_turn(self._lookups, lambda: self.run(work))
+
+    async def _in_turn(self, turns: asyncio.Semaphore, work: Callable[[], Awaitable[R]]) -> R:
+        """As `repeated`, for reads that take turns; one that waits to try again holds up no other."""
+
+        async def once() -> R:
+            async with turns:
+                return await work()
+
+        return await self.repeated(once)
 
     async def repeated(self, work: Callable[[], Awaitable[R]]) -> R:
         """Return the result of `work`, retrying it while the server is unavailable."""
