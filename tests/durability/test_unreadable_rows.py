@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from headgate import Every, Headgate, Job, JobState, Mutex, RateLimit, RetryPolicy, Snooze, StrictRate, chain
+from headgate import Every, Headgate, Job, JobFailed, JobState, Mutex, RateLimit, RetryPolicy, Snooze, StrictRate, chain
 from headgate.errors import UnreadableSchedule
 from headgate.jobs.history import JobsStep
 from headgate.jobs.identity import job_number
@@ -250,6 +250,26 @@ async def test_a_running_job_that_cannot_be_read_ends_with_the_others(place: Pla
         # Its permits were returned, unless they cannot be read.
         await all_succeed(app, next_ if column != "buckets" else next_[1:])
         await everything_is_listed(app)
+
+
+@pytest.mark.parametrize("value", [BROKEN, WRONG])
+async def test_the_result_of_a_failed_job_whose_error_cannot_be_read_is_that_it_failed(
+    place: Place, value: str
+) -> None:
+    """The fault: job.result() raised AssertionError."""
+    app = place.app
+
+    @app.task(retry=RetryPolicy(retries=0))
+    async def fail() -> None:
+        raise ValueError("boom")
+
+    async with app:
+        job = await fail.enqueue()
+        with pytest.raises(JobFailed, match="boom"):
+            await result_within(job)
+        await place.write("job", "error", value, among([job]))
+        with pytest.raises(JobFailed, match="failed with unreadable: error: "):
+            await result_within(job)
 
 
 async def _are_final(jobs: list[Job[Any]]) -> bool:

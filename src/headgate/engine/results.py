@@ -191,8 +191,8 @@ def result_of(record: JobRecord, task: TaskDefinition | None, codecs: Codecs = N
         case JobState.SKIPPED:
             raise JobSkipped(record.id, skipped_because(record.origin))
         case JobState.FAILED:
-            error = record.error
-            assert error is not None
+            # None: it cannot be read.
+            error = record.error or JobError("unreadable", record.unreadable or "its error is not stored")
             cause = cause_of(error) or AttemptFailed(error.traceback or f"{error.type}: {error.message}")
             raise JobFailed(record.id, error.type, error.message, error.traceback) from cause
         case _:
