@@ -38,7 +38,7 @@ from headgate.engine.results import EndWatch, result_of
 from headgate.engine.services import Services
 from headgate.errors import BatchNotFound, DeclarationError, JobNotFound, JobSkipped, NotOpen, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.batch import BatchRecord, NewBatch
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.event import LimiterBypassed, LimiterGranted, LimiterRefused, QueueUnserved, unserved_text
 from headgate.jobs.identity import IdSource, with_new_ids
 from headgate.jobs.job import JobRecord, JobState
@@ -146,8 +146,6 @@ class Client:
         self._log_jobs = log_jobs
         self._grace = grace
         self._migrate = migrate
-        self._job_ends: EndWatch[JobRecord] | None = None
-        self._batch_ends: EndWatch[BatchRecord] | None = None
         self._unserved_again_at: dict[str, int] = {}
 
     # ------------------------------------------------------------------------------------------ connecting
@@ -202,8 +200,6 @@ class Client:
         await self.callback_runner.close(min(self._grace, CALLBACK_DRAIN_TIMEOUT))
 
     async def _close(self) -> None:
-        assert self._job_ends is not None
-        assert self._batch_ends is not None
         self.enqueuer.close()
         await self._job_ends.close()
         await self._batch_ends.close()
@@ -388,30 +384,19 @@ class Client:
 
     async def _final_record(self, job_id: str, timeout: float | None) -> JobRecord:
         """Wait for the end of a job. If it takes long and no worker serves its queue, say so."""
-        assert self._job_ends is not None
         until = None if timeout is None else self._clock.monotonic() + microseconds(timeout)
         left, is_long = timeout, timeout is None or timeout > UNSERVED_AFTER
         if is_long:
             try:
                 return await self._job_ends.wait(job_id, UNSERVED_AFTER)
             except TimeoutError:
-                found = await self._unserved(job_id)
-                if found is not None:
-                    self._publish_unserved(found)
+                await self._publish_unserved(job_id)
                 left = None if until is None else max(0, until - self._clock.monotonic()) / SECOND
         try:
             return await self._job_ends.wait(job_id, left, was_stored=is_long)
         except TimeoutError:
             why = await self._why_not_final(job_id)
             raise TimeoutError(f"job {job_id} was not final within {timeout:g} s; {why}") from None
-
-    async def _unserved(self, job_id: str) -> Unserved | None:
-        """Return how long no worker has served the queue of a job that waits; None if one does, or none can be seen."""
-        with contextlib.suppress(StorageUnavailable):
-            record = await self.storage.job(job_id)
-            if record is not None and record.state is JobState.WAITING:
-                return await self._unserved_queue(record.queue)
-        return None
 
     async def _unserved_queue(self, queue: str) -> Unserved | None:
         from headgate.admin.nodes import unserved
@@ -432,13 +417,17 @@ class Client:
                 return f"it waits{limit}; `headgate jobs explain` and app.admin.explain() say until when"
         return "it continues to run"
 
-    def _publish_unserved(self, found: Unserved) -> None:
-        now = self._clock.monotonic()
-        if now >= self._unserved_again_at.get(found.queue, 0):
-            self._unserved_again_at[found.queue] = now + UNSERVED_EVERY
-            runs_here = self._local_node() is not None
-            event = QueueUnserved(at=self._clock.now(), queue=found.queue, seconds=found.seconds, runs_here=runs_here)
-            self._bus.publish(event)
+    async def _publish_unserved(self, job_id: str) -> None:
+        """Publish how long no worker has served the queue of a job that waits, if none does, as far as it is seen."""
+        with contextlib.suppress(StorageUnavailable):
+            record = await self.storage.job(job_id)
+            if record is None or record.state is not JobState.WAITING:
+                return
+            found, now = await self._unserved_queue(record.queue), self._clock.monotonic()
+            if found is not None and now >= self._unserved_again_at.get(found.queue, 0):
+                self._unserved_again_at[found.queue] = now + UNSERVED_EVERY
+                runs_here = self._local_node() is not None
+                self._bus.publish(QueueUnserved(at=self._clock.now(), **found._asdict(), runs_here=runs_here))
 
     async def cancel_job(self, job_id: str) -> bool:
         """As `Job.cancel`; a node of this process cancels the job at once."""
@@ -485,7 +474,6 @@ class Client:
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         """As `Batch.wait`; `timeout` is in seconds."""
         self._require_open()
-        assert self._batch_ends is not None
         return batch_status(await self._batch_ends.wait(batch_id, timeout))
 
 

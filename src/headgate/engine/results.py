@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from headgate.clock import SECOND, Clock, sleep, to_datetime
+from headgate.clock import SECOND, Clock, sleep, to_datetime, wait_for_event
 from headgate.errors import (
     AttemptFailed,
     JobCancelled,
@@ -35,8 +35,8 @@ from headgate.tasks.signals import Cancel
 
 E = TypeVar("E", JobRecord, BatchRecord)
 
-POLL_INTERVAL = SECOND
-"""Microseconds between two reads if no change is notified."""
+POLL_INTERVAL = 1.0
+"""Seconds between two reads if no change is notified."""
 
 LOOK_EVERY = 10 * SECOND
 """Microseconds between two looks for what was deleted while somebody waits for it."""
@@ -119,33 +119,30 @@ class EndWatch(Generic[E]):
     async def _poll(self) -> None:
         # Only while somebody waits: a thread that enqueues wakes the loop for each watcher.
         unwatch = self._storage.watch(self._changed.set)
+        looked_at = self._clock.monotonic()
         try:
-            await self._poll_while_awaited()
+            while self._waiting:
+                await wait_for_event(self._clock, self._changed, POLL_INTERVAL)
+                self._changed.clear()
+                looks = self._clock.monotonic() - looked_at >= LOOK_EVERY
+                try:
+                    await self._settle(list(self._waiting), looks=looks)
+                except Exception as error:
+                    if isinstance(error, StorageUnavailable) and not isinstance(error, StorageLost):
+                        # The waiters continue to wait.
+                        await sleep(self._clock, 1.0)
+                        self._changed.set()
+                    else:
+                        for id in list(self._waiting):
+                            self._fail(id, own_error(error))
+                    continue
+                if looks:
+                    looked_at = self._clock.monotonic()
+                # The more are awaited, the longer changes gather for one read.
+                await sleep(self._clock, min(0.01, 0.00002 * len(self._waiting)))
         finally:
             unwatch()
             self._polling = None
-
-    async def _poll_while_awaited(self) -> None:
-        looked_at = self._clock.monotonic()
-        while self._waiting:
-            await wait_for_event(self._clock, self._changed, POLL_INTERVAL / SECOND)
-            self._changed.clear()
-            looks = self._clock.monotonic() - looked_at >= LOOK_EVERY
-            try:
-                await self._settle(list(self._waiting), looks=looks)
-            except Exception as error:
-                if isinstance(error, StorageUnavailable) and not isinstance(error, StorageLost):
-                    # The waiters continue to wait.
-                    await sleep(self._clock, 1.0)
-                    self._changed.set()
-                else:
-                    for id in list(self._waiting):
-                        self._fail(id, own_error(error))
-                continue
-            if looks:
-                looked_at = self._clock.monotonic()
-            # The more are awaited, the longer changes gather for one read.
-            await sleep(self._clock, min(0.01, 0.00002 * len(self._waiting)))
 
     async def _settle(self, ids: Sequence[str], *, looks: bool) -> None:
         """End the waits for those that are final and, if it `looks` for them, for those that were deleted."""

@@ -198,7 +198,10 @@ class PostgresStorage(Store):
                 self._database.lent.require_size(LEAST_LENT + (listens_on == self._database.connection))
             self._wake_ups = WakeUps(self._database, listens_on, self.clock, self._wake)
             await self._wake_ups.open(listens=self._is_watched)
-            self._following = asyncio.create_task(self._follow_clock(), name="headgate-clock")
+            # A process that only enqueues runs no other statement that returns the server's time.
+            read = partial(follow_clock, time=self._time, clock=self.clock)
+            following = self._database.keep_running(read, FOLLOW_EVERY, self.clock, reads="the time")
+            self._following = asyncio.create_task(following, name="headgate-clock")
         except BaseException:
             await self.close()
             raise
@@ -219,12 +222,6 @@ class PostgresStorage(Store):
         # Parsing the statement takes longer the first time, so the second reading is more accurate.
         for _ in range(2):
             await follow_clock(session, self._time, self.clock)
-
-    async def _follow_clock(self) -> None:
-        """Read the server's time regularly: a process that only enqueues runs no other statement that returns it."""
-        await self._database.keep_running(
-            lambda session: follow_clock(session, self._time, self.clock), FOLLOW_EVERY, self.clock, reads="the time"
-        )
 
     async def close(self) -> None:
         if self._pid != os.getpid():
