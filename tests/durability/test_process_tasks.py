@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
@@ -547,6 +549,22 @@ def test_a_child_ends_with_a_node_that_had_not_read_all_of_its_messages() -> Non
     try:
         assert child._process.wait(patient(5)) == -signal.SIGKILL
     finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_child_ends_with_its_node_while_a_fork_of_the_node_lives() -> None:
+    """The fault: a fork that a handler in a thread had made held the connection, and the child ran on."""
+    child = Child(bodies.__name__, ())
+    child.make_ready()
+    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    fork.start()
+    child.hang_up()
+    try:
+        assert child._process.wait(patient(5)) == 0
+    finally:
+        fork.kill()
+        fork.join()
         child.kill()
         child.wait()
 

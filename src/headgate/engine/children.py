@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakSet
 
 from headgate.engine.child_messages import (
     IGNORED_SIGNALS,
@@ -69,6 +70,19 @@ class ChildBounds(NamedTuple):
 
 UNBOUNDED = ChildBounds()
 
+_connections: WeakSet[socket.socket] = WeakSet()
+
+
+def _close_in_fork() -> None:
+    """Close the connections of all children in a fork: it would hide from them that the node has ended."""
+    for end in _connections:
+        # Not `close()`, which waits until the file of the connection is closed as well.
+        if (descriptor := end.detach()) >= 0:
+            os.close(descriptor)
+
+
+os.register_at_fork(after_in_child=_close_in_fork)
+
 
 class Child:
     """One process in its own process group. All methods but `kill` block, so they are called in threads."""
@@ -78,10 +92,13 @@ class Child:
         search_path = [entry for entry in sys.path if isinstance(entry, str)]
         here, there = socket.socketpair()
         for end in (here, there):
+            _connections.add(end)
             # The program may have set a default timeout for its sockets; these wait for as long as a function runs.
             end.settimeout(None)
         # They would end a child that cannot ignore them yet: it starts with those blocked that this thread has blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+        # Import ignores entries that are not text.
+        search_path = [entry for entry in sys.path if isinstance(entry, str)]
         try:
             with there:
                 self._process = subprocess.Popen(
