@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+import zipapp
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -651,6 +652,48 @@ async def test_a_program_without_a_guard_fails_its_jobs_and_starts_no_workers_in
         with pytest.raises(JobFailed, match=r"could not import module '__main__'.* under `if __name__ =="):
             await result_within(job, 15)
     await worker.kill()
+
+
+@pytest.mark.parametrize("how", ["package", "folder", "zip"])
+def test_a_program_that_is_the_main_module_of_a_package_or_a_folder_runs_its_process_tasks(
+    how: str, tmp_path: Path
+) -> None:
+    """The fault: multiprocessing imports no `__main__.py`, so the child said that `__main__` has no such function."""
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "words.py").write_text("WORD = 'word'\n")
+    where = ".words" if how == "package" else "words"
+    (folder / "__main__.py").write_text(f"from {where} import WORD\n{PROGRAM}")
+    if how == "zip":
+        zipapp.create_archive(folder, tmp_path / "shop.pyz")
+    command = {"package": ["-m", "shop"], "folder": ["shop"], "zip": ["shop.pyz"]}[how]
+    ran = run_program(command, tmp_path)
+    assert ran.stdout == "word\n", ran.stderr
+
+
+PROGRAM = """
+import asyncio
+from headgate import Headgate, RetryPolicy
+
+app = Headgate("memory://", retry=RetryPolicy(retries=0))
+
+@app.task(process=True)
+def work() -> str:
+    return WORD
+
+async def main() -> None:
+    async with app:
+        print(await (await work.enqueue()).result(timeout=60))
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def run_program(command: Sequence[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=patient(30), check=False
+    )
 
 
 async def _enqueue_spin(app: Headgate) -> Job[str]:

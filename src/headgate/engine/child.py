@@ -264,21 +264,18 @@ class _Functions:
 
     def __init__(self, setup: ChildSetup) -> None:
         self._setup = setup
-        self._has_main = False
         self._known: dict[tuple[str, str], tuple[Any, PayloadType]] = {}
 
     def load(self, module: str) -> None:
         """Import a module; the node's program as `__mp_main__`, so that its `__main__` block does not run."""
-        if module == "__main__" and not self._has_main:
-            setup = self._setup
-            named = {"init_main_from_name": setup.main_name} if setup.main_name is not None else {}
-            placed = {"init_main_from_path": setup.main_path} if setup.main_path is not None else {}
-            with declaring_only("a child process"):
-                spawn.prepare(named or placed)
-            self._has_main = True
-        elif module != "__main__":
-            with declaring_only("a child process"):
+        setup = self._setup
+        with declaring_only("a child process"):
+            if module != "__main__":
                 importlib.import_module(module)
+            elif sys.modules["__main__"].__name__ == "__main__":
+                named = {"init_main_from_name": setup.main_name} if setup.main_name is not None else {}
+                placed = {"init_main_from_path": setup.main_path} if setup.main_path is not None else {}
+                spawn.prepare(named or placed)
 
     def find(self, request: AttemptRequest) -> tuple[Any, PayloadType]:
         key = request.module, request.function

@@ -374,9 +374,13 @@ def _setup(module: str, hooks: tuple[ChildHook, ...]) -> ChildSetup:
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", None)
     path = getattr(main, "__file__", None)
+    if name == "__main__" and path is not None:
+        # A folder or a zip file was run, which is the path of the program.
+        name, path = None, Path(path).parent
     return ChildSetup(
         arguments=list(sys.argv),
-        main_name=name,
+        # A package: multiprocessing does nothing for a module `__main__`, which it finds in the package by itself.
+        main_name=None if name is None else name.removesuffix(".__main__"),
         main_path=None if path is None else str(Path(path).absolute()),
         module=module,
         hooks=hooks,
