@@ -155,6 +155,7 @@ class Registry:
     def _add_task(self, task: TaskDefinition) -> None:
         require_name(task.name, "task")
         self._require_new_names(task)
+        self._require_new_function(task)
         self.require_queue(task.queue, f"task {task.name!r}")
         for bound in task.limit_set.limits:
             _require_unreserved(bound.limit.name, f"task {task.name!r}")
@@ -183,6 +184,17 @@ class Registry:
                 )
         if len(set(task.aliases)) < len(task.aliases):
             raise DeclarationError(f"task {task.name!r} names an alias twice: {', '.join(task.aliases)}")
+
+    def _require_new_function(self, task: TaskDefinition) -> None:
+        """Raise DeclarationError if a child process would find its function in place of that of another task."""
+        for other in self.tasks.values():
+            if other.executor is Executor.PROCESS and other.function is not task.function:
+                module, name = other.function.__module__, other.function.__qualname__
+                if (task.function.__module__, getattr(task.function, "__qualname__", None)) == (module, name):
+                    raise DeclarationError(
+                        f"the functions of tasks {other.name!r} and {task.name!r} are both {name!r} in module "
+                        f"{module!r}, where a child process finds only the later one; rename one of the functions"
+                    )
 
     def find(self, name: str) -> TaskDefinition | None:
         """Return the task that runs jobs stored under this name, its own or an alias."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -52,6 +53,25 @@ def test_a_function_that_can_be_imported_is_found_again(function: Any) -> None:
 def test_what_a_child_cannot_find_or_has_no_use_for_is_an_error(function: Any, message: str) -> None:
     with pytest.raises(DeclarationError, match=message):
         Headgate("memory://").task(name="task", process=True)(function)
+
+
+@pytest.mark.parametrize("is_process", [True, False])
+def test_a_second_function_of_the_same_name_is_an_error(is_process: bool) -> None:
+    """The fault: the child found the later one by the name of the function, and ran it for jobs of both tasks."""
+    app = Headgate("memory://")
+    app.task(name="first", process=True)(at_the_top)
+    # The same function is found for both.
+    app.task(name="second", process=True)(at_the_top)
+    with pytest.raises(DeclarationError, match=r"'first' and 'third' are both 'at_the_top' .* rename one of the func"):
+        app.task(name="third", process=is_process)(same_name(at_the_top))
+    assert list(app.tasks) == ["first", "second"]
+
+
+def same_name(function: Callable[[], None]) -> Callable[[], None]:
+    @functools.wraps(function)
+    def other() -> None: ...
+
+    return other
 
 
 def test_what_was_typed_in_is_an_error() -> None:
