@@ -671,6 +671,15 @@ def test_a_program_that_is_the_main_module_of_a_package_or_a_folder_runs_its_pro
     assert ran.stdout == "word\n", ran.stderr
 
 
+def test_a_program_whose_path_and_arguments_are_not_utf8_runs_its_process_tasks(tmp_path: Path) -> None:
+    """The fault: every attempt failed with an UnicodeEncodeError before its child was ready."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "shop.py").write_text(f"import os, sys\nWORD = os.fsencode(sys.argv[1]).hex()\n{PROGRAM}")
+    ran = run_program([folder / "shop.py", os.fsdecode(b"th\xe9")], tmp_path)
+    assert ran.stdout == "7468e9\n", ran.stderr
+
+
 PROGRAM = """
 import asyncio
 from headgate import Headgate, RetryPolicy

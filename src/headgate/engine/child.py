@@ -132,7 +132,7 @@ class _Child:
         threading.Thread(target=self._listen, name="headgate-node", daemon=True).start()
         IN_CHILD.set()
         JobLogCapture(self).start()
-        sys.argv = setup.arguments
+        sys.argv = [os.fsdecode(argument) for argument in setup.arguments]
         try:
             self._functions.load(setup.module)
         except BaseException as error:
@@ -274,7 +274,7 @@ class _Functions:
                 importlib.import_module(module)
             elif sys.modules["__main__"].__name__ == "__main__":
                 named = {"init_main_from_name": setup.main_name} if setup.main_name is not None else {}
-                placed = {"init_main_from_path": setup.main_path} if setup.main_path is not None else {}
+                placed = {"init_main_from_path": os.fsdecode(setup.main_path)} if setup.main_path is not None else {}
                 spawn.prepare(named or placed)
 
     def find(self, request: AttemptRequest) -> tuple[Any, PayloadType]:

@@ -23,11 +23,14 @@ class ChildHook(msgspec.Struct, frozen=True):
 
 
 class ChildSetup(msgspec.Struct, frozen=True):
-    """The setup that lets a child imitate its parent: arguments, main module, the first task's module, and hooks."""
+    """The setup that lets a child imitate its parent: arguments, main module, the first task's module, and hooks.
 
-    arguments: list[str]
+    Arguments and paths are bytes, because they need not be UTF-8.
+    """
+
+    arguments: list[bytes]
     main_name: str | None
-    main_path: str | None
+    main_path: bytes | None
     module: str
     hooks: tuple[ChildHook, ...] = ()
 

@@ -378,10 +378,10 @@ def _setup(module: str, hooks: tuple[ChildHook, ...]) -> ChildSetup:
         # A folder or a zip file was run, which is the path of the program.
         name, path = None, Path(path).parent
     return ChildSetup(
-        arguments=list(sys.argv),
+        arguments=[os.fsencode(argument) for argument in sys.argv],
         # A package: multiprocessing does nothing for a module `__main__`, which it finds in the package by itself.
         main_name=None if name is None else name.removesuffix(".__main__"),
-        main_path=None if path is None else str(Path(path).absolute()),
+        main_path=None if path is None else os.fsencode(Path(path).absolute()),
         module=module,
         hooks=hooks,
     )
