@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from headgate import Every, Headgate, JobFailed, JobState, RetryPolicy, current_job
-from headgate.clock import SECOND
+from headgate.clock import SECOND, Clock, SystemClock
 from headgate.engine.reporter import Reporter
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.jobs.audit import AuditLevel
@@ -23,6 +23,7 @@ from headgate.jobs.report import LONGEST_LINE, LONGEST_MESSAGE, PLACES, AttemptR
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.status import JobProgress
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.forked import answer_of_forked_child
 from tests.internals import app_on, client_of
 
 app_log = logging.getLogger("shop.orders")
@@ -52,9 +53,35 @@ class WatchedStorage(MemoryStorage):
         return await super().report(node, reports, most_lines)
 
 
-def reporter_on(storage: MemoryStorage, clock: VirtualClock, *, most_lines: int = 10) -> Reporter:
+def reporter_on(storage: MemoryStorage, clock: Clock, *, most_lines: int = 10) -> Reporter:
     services = client_of(app_on(storage, clock=clock)).services
     return Reporter(services, "node-1", most_lines=most_lines, lowest=logging.INFO)
+
+
+async def test_a_fork_can_log_while_another_thread_holds_the_reports_of_its_node() -> None:
+    """The fault: a fork of a handler in a thread waited for ever if the node took its reports at that moment."""
+    storage = MemoryStorage(SystemClock())
+    reporter = reporter_on(storage, SystemClock())
+    job = ClaimedJob("id", "work", "default", "{}", 1, 1, 0, 0, 0, 0)
+    taken, given_back = threading.Event(), threading.Event()
+
+    def take_reports() -> None:
+        with reporter._lock:
+            taken.set()
+            given_back.wait()
+
+    def log() -> str:
+        reporter.log(job, logging.INFO, "shop", "from the fork")
+        return "logged"
+
+    thread = threading.Thread(target=take_reports)
+    thread.start()
+    try:
+        taken.wait()
+        assert answer_of_forked_child(log) == "logged"
+    finally:
+        given_back.set()
+        thread.join()
 
 
 async def messages(app: Headgate, job_id: str) -> list[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
+from weakref import WeakSet
 
 from headgate.clock import sleep
 from headgate.engine.services import Services, WithServices
@@ -22,6 +24,18 @@ REPORT_EVERY = 1.0
 
 CHARACTERS_AT_ONCE = 4_000_000
 """About how much is stored in one commit, so that other writers do not wait long."""
+
+
+_reporters: WeakSet[Reporter] = WeakSet()
+
+
+def _renew_locks() -> None:
+    """Give each reporter a new lock in a fork: a thread that is not in the fork may have held it."""
+    for reporter in _reporters:
+        reporter._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 class Reporter(WithServices):
@@ -39,6 +53,7 @@ class Reporter(WithServices):
         # The garbage collector may run code that logs at any time, even while this thread holds the lock. So the lock
         # is reentrant, and the code under it stays correct when a line is added in between.
         self._lock = threading.RLock()
+        _reporters.add(self)
         # Of running attempts by job; most never have any.
         self.outputs: dict[str, _AttemptOutput] = {}
         # The jobs with new output, in the order of the output.
@@ -201,7 +216,7 @@ class Reporter(WithServices):
                     annotations = output.annotations if output.has_annotated else None
                     output.has_annotated = False
                     # A line that was logged while another was being added comes before it in the list.
-                    lines.sort(key=_number)
+                    lines.sort(key=attrgetter("number"))
                     taken.append((output.job, AttemptReport(id, output.job.fence, progress, tuple(lines), annotations)))
                     characters += sum(len(line.message) for line in lines)
         return taken
@@ -246,6 +261,3 @@ class _AttemptOutput:
         self.annotations: dict[str, Annotation] = job.annotations or {}
         self.has_annotated = False
         self.is_warned = False
-
-
-_number = attrgetter("number")
