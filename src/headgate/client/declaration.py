@@ -55,6 +55,7 @@ def body_of_function(function: Callable[..., Any], options: TaskOptions) -> Task
     if not callable(function):
         raise DeclarationError(f"@app.task needs a function, not {function!r}")
     name, process = _name_of(function, options), options.get("process", False)
+    require_switch(process, "process", f"task {name!r}")
     if process:
         require_importable(function, f"task {name!r}")
     if isinstance(function, type):

@@ -74,6 +74,12 @@ def same_name(function: Callable[[], None]) -> Callable[[], None]:
     return other
 
 
+def test_process_is_true_or_false() -> None:
+    """The fault: process="no" made it a process task."""
+    with pytest.raises(DeclarationError, match="task 'at_the_top': process='no' is not True or False"):
+        Headgate("memory://").task(process="no")(at_the_top)  # type: ignore[call-overload]
+
+
 def test_what_was_typed_in_is_an_error() -> None:
     program = "from headgate import Headgate\ndef f(): ...\nHeadgate('memory://').task(process=True)(f)"
     ran = subprocess.run(
