@@ -90,7 +90,7 @@ def test_a_command_shows_what_a_module_of_tasks_raises_from_its_own_line_on(tmp_
     assert lines[-1].endswith("its module raised ModuleNotFoundError: No module named 'nowhere_at_all'")
 
 
-@pytest.mark.parametrize("imports", ["tasks", ["a b"], [1], None, [""], [".tasks"]])
+@pytest.mark.parametrize("imports", ["tasks", ["a b"], [1], None, [""], [".tasks"], ["tasks.py"]])
 def test_an_invalid_list_of_modules_is_refused(imports: object) -> None:
     with pytest.raises(DeclarationError, match="is not a list of module names"):
         Headgate("memory://", imports=imports)  # type: ignore[arg-type]

@@ -30,7 +30,10 @@ def require_module_names(imports: object) -> tuple[str, ...]:
     """Return the names of modules to import. Raises DeclarationError for anything else."""
     if not isinstance(imports, str) and isinstance(imports, Sequence):
         names = tuple(imports)
-        if all(isinstance(name, str) and all(map(str.isidentifier, name.split("."))) for name in names):
+        if all(
+            isinstance(name, str) and not name.endswith(".py") and all(map(str.isidentifier, name.split(".")))
+            for name in names
+        ):
             return names
     raise DeclarationError(
         f'imports={imports!r:.200} is not a list of module names; write imports=["tasks", "billing.tasks"]'
