@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections, transaction
 from django.test.utils import override_settings
 from django.utils import timezone
@@ -436,6 +437,14 @@ def test_jobs_beside_a_sqlite_file_are_in_its_folder_whatever_that_is_called(
     assert problem_with_database(app) is None
     monkeypatch.setitem(connection.settings_dict, "NAME", "/srv/test.db")
     assert "the jobs are in /srv/a%20b?/c d-jobs.db" in str(problem_with_database(app))
+
+
+def test_without_databases_the_url_of_the_jobs_is_refused_for_that(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: in the settings above DATABASES, jobs could not live "in a database of unknown"."""
+    monkeypatch.delenv("HEADGATE_URL")
+    monkeypatch.setitem(connection.settings_dict, "ENGINE", "django.db.backends.dummy")
+    with pytest.raises(ImproperlyConfigured, match=r"DATABASES has no 'default', .* call database_url\(\) below it"):
+        database_url()
 
 
 def test_an_app_in_memory_is_enqueued_to_after_the_commit(shop: Any) -> None:

@@ -46,8 +46,12 @@ def database_url(alias: str = "default") -> str:
     """
     if url := os.environ.get("HEADGATE_URL", "").strip():
         return url
-    if alias not in connections:
-        raise ImproperlyConfigured(f"DATABASES has no {alias!r}, where the jobs would be; {_WRITE}")
+    # Django has a dummy for a default database that is not set.
+    if alias not in connections or connections[alias].settings_dict["ENGINE"] == "django.db.backends.dummy":
+        raise ImproperlyConfigured(
+            f"DATABASES has no {alias!r}, where the jobs would be (in the settings, call database_url() below it); "
+            f"{_WRITE}"
+        )
     connection = connections[alias]
     url = jobs_url(connection.vendor, connection.settings_dict)
     place = displayed_url(url)
