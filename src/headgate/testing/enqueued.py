@@ -120,22 +120,20 @@ class EnqueuedQuery:
         for name, value in self.arguments.items():
             if name not in job.arguments or job.arguments[name] != value:
                 found.append(f"{name}={_short(job.arguments.get(name))}, not {_short(value)}")
-        if self.queue is not None and job.queue != self.queue:
-            found.append(f"queue {job.queue!r}, not {self.queue!r}")
+        for name in ("queue", "priority", "unique_key"):
+            wanted, has = getattr(self, name), getattr(job, name)
+            if wanted is not None and has != wanted:
+                found.append(f"{name} {has!r}, not {wanted!r}")
         if self.delay is not None and abs(job.delay - self.delay) > self.within:
             found.append(f"delay {job.delay:g} s, not {self.delay:g} s")
         if self.at is not None and abs((job.run_at - self.at).total_seconds()) > self.within:
             found.append(f"at {job.run_at.isoformat()}, not {self.at.isoformat()}")
-        if self.priority is not None and job.priority != self.priority:
-            found.append(f"priority {job.priority}, not {self.priority}")
         for name, text in (self.headers or {}).items():
             if job.headers.get(name) != text:
                 found.append(f"header {name!r} {job.headers.get(name)!r}, not {text!r}")
         lacking = [tag for tag in self.tags or () if tag not in job.tags]
         if lacking:
             found.append(f"without {_tags(lacking)}, with {_tags(job.tags)}")
-        if self.unique_key is not None and job.unique_key != self.unique_key:
-            found.append(f"unique_key {job.unique_key!r}, not {self.unique_key!r}")
         if self.connection is not None and job.connection is not self.connection:
             found.append("not in the transaction of this connection")
         return found

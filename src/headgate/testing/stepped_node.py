@@ -20,6 +20,7 @@ from headgate.jobs.lifecycle import Outcome
 from headgate.storage.records import Claimed, FreeSlots
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.chunk import Chunk
+from headgate.tasks.context import JobContext
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import LifecycleHook
@@ -62,6 +63,14 @@ class KeptAttempt(RunningAttempt):
     ) -> None:
         super().__init__(job, in_this_process(task), charge, dependencies)
         self.kept: BaseException | None = None
+
+    @property
+    def context(self) -> JobContext:
+        """The context of the job, also with those limits that its store has left out."""
+        context = super().context
+        left_out = getattr(self._dependencies.storage, "left_out", {})
+        context._job = replaced(context._job, buckets=left_out.get(self.job.id, self.job.buckets))
+        return context
 
     def outcome_of(self, done: asyncio.Task[Outcome]) -> Outcome:
         outcome = super().outcome_of(done)
@@ -188,9 +197,8 @@ class SteppedNode(NodeInTest):
             await self.recorder.flush(10.0)
             record = await self._storage.job(job.id)
             assert record is not None
-            performed = RunAttempt(job.id, job.task, job.attempt, record.state, attempt.kept)
+            performed = self._latest[job.id] = RunAttempt(job.id, job.task, job.attempt, record.state, attempt.kept)
             self.performed.append(performed)
-            self._latest[job.id] = performed
         finally:
             if ending.done():
                 del self._endings[job.id]

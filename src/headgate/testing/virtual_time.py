@@ -137,10 +137,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def _release(self) -> None:
         self._held -= 1
 
-    def _jump(self, seconds: float) -> None:
-        # Both ends are whole microseconds, so rounding their difference is exact.
-        self._microseconds += round(seconds * SECOND)
-
     def _shuffle(self) -> None:
         """Shuffle the ready tasks among their places."""
         if self._random is None:
@@ -241,7 +237,8 @@ class _JumpingSelector(selectors.DefaultSelector):
             return events
         if timeout is None or self._loop._held:
             return self._wait_in_real_time()
-        self._loop._jump(timeout)
+        # Both ends are whole microseconds, so rounding their difference is exact.
+        self._loop._microseconds += round(timeout * SECOND)
         return events
 
     def _wait_in_real_time(self) -> list[tuple[selectors.SelectorKey, int]]:

@@ -23,7 +23,7 @@ from headgate.engine.enqueuer import CallGroup, StoredCall
 from headgate.engine.results import result_of
 from headgate.errors import JobFailed
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.job import JobState, NewJob
+from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.query import JobFilter
 from headgate.jobs.words import parse_tags
 from headgate.storage.driver import Wake, run_to_end
@@ -392,18 +392,26 @@ def inline(app: Headgate, *, now: datetime | None = None, raising: bool = True) 
 class SharedMemory(MemoryStorage):
     """Calls each watcher on the event loop that it came from. With `gated=False` limits do not delay added jobs.
 
-    `rollbacks` has jobs of transactions elsewhere, with functions that return whether these were rolled back.
+    `left_out` has the buckets of these. `rollbacks` has jobs of transactions elsewhere, with functions that return
+    whether these were rolled back.
     """
 
     def __init__(self, clock: Clock, *, gated: bool = True) -> None:
         super().__init__(clock)
         self._gated = gated
+        self.left_out: dict[str, tuple[BucketRef, ...]] = {}
         self.rollbacks: dict[str, Callable[[], bool]] = {}
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
         # A store knows a second enqueue under an own id by its instant, and here that is the first one's.
         stored = {job.id: job.id for job in jobs if job.has_own_id and await self.job(job.id) is not None}
-        return {**stored, **await super().add(jobs if self._gated else [_ungated(job) for job in jobs], batches)}
+        if not self._gated:
+            self.left_out |= {job.id: job.buckets for job in jobs}
+            jobs = [
+                replace(job, buckets=(), costs=None, terms=None, wait_mode="", give_up_at=None, rejection=None)
+                for job in jobs
+            ]
+        return {**stored, **await super().add(jobs, batches)}
 
     async def claim(self, claim: Claim) -> Claimed:
         await self.remove_rolled_back()
@@ -441,7 +449,3 @@ def _in_this_loop(wake: Callable[P, None]) -> Callable[P, None]:
             loop.call_soon_threadsafe(partial(wake, *arguments, **named))
 
     return wake_there
-
-
-def _ungated(job: NewJob) -> NewJob:
-    return replace(job, buckets=(), costs=None, terms=None, wait_mode="", give_up_at=None, rejection=None)

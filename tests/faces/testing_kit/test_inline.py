@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate import Cancel, Headgate, JobState, RateLimited, Snooze
+from headgate import Cancel, Headgate, JobState, RateLimited, Snooze, StrictRate, current_job
 from headgate.testing import Workbench, inline
 from tests.faces.testing_kit import shop
 
@@ -95,6 +95,20 @@ async def test_limits_delay_nothing_and_delays_wait_for_time_to_pass(jobs: Workb
     assert len(shop.seen) == 40
     await jobs.travel(minutes=1)
     assert len(shop.seen) == 41
+
+
+async def test_a_handler_sees_the_keys_of_limits_that_delay_nothing() -> None:
+    """The fault: limit_keys was empty in inline mode and in run_job, so a handler that reads one failed only there."""
+    app = Headgate("memory://")
+
+    @app.task(limits=[StrictRate("1/h", name="calls", key="{tenant}")])
+    async def keys(tenant: str) -> dict[str, str]:
+        return dict(current_job().limit_keys)
+
+    with inline(app) as jobs:
+        for tenant in ("acme", "acme", "globex"):
+            assert await (await keys.enqueue(tenant)).result() == {"calls": tenant}
+            assert await jobs.run_job(keys, tenant) == {"calls": tenant}
 
 
 def test_sync_code_runs_its_jobs_in_its_own_thread(jobs: Workbench) -> None:
