@@ -539,6 +539,18 @@ async def test_children_end_with_a_worker_that_was_killed(database: Path, tmp_pa
         await until(lambda: not is_there(busy) and not is_there(idle), 10)
 
 
+def test_a_child_that_cannot_read_a_request_ends() -> None:
+    """The fault: it waited for its own thread that reads requests, and the job ran until its timeout."""
+    child = Child(bodies.__name__, ())
+    child.make_ready()
+    child._write(b"{}")
+    try:
+        assert child._process.wait(patient(5)) == 1
+    finally:
+        child.kill()
+        child.end(0)
+
+
 def test_a_child_ends_with_a_node_that_had_not_read_all_of_its_messages() -> None:
     """The fault: the thread that notices the end of the node ended with ConnectionResetError, and the child ran on."""
     child = Child(bodies.__name__, ())

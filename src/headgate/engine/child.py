@@ -109,7 +109,12 @@ def main(descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as file:
         child = _Child(cast(IO[bytes], file))
         keep_from_forks(descriptor, child.become_fork)
-        child.serve()
+        try:
+            child.serve()
+        except BaseException:
+            # Not raised: to close the connection, it would wait for the thread that reads from it.
+            traceback.print_exc()
+            os._exit(1)
         if child.is_fork:
             # A fork returned from the function as well. It must not answer, nor run the exit handlers of this process.
             os._exit(0)
