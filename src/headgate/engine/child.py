@@ -290,15 +290,9 @@ class _Functions:
             if isinstance(found, TaskDefinition):
                 self._known[key] = found.function, found.payload.in_clear()
             else:
-                self._known[key] = (
-                    found,
-                    PayloadType(
-                        found,
-                        f"task {request.job.task!r}",
-                        request.max_payload,
-                        hides_values=request.hides_values,
-                    ),
-                )
+                where = f"task {request.job.task!r}"
+                payload = PayloadType(found, where, request.max_payload, hides_values=request.hides_values)
+                self._known[key] = found, payload
         return self._known[key]
 
 
