@@ -21,7 +21,7 @@ from headgate.jobs.identity import job_number
 from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.limit_sets import LimitSetChange
-from headgate.jobs.query import JobFilter, JobQuery
+from headgate.jobs.query import JobQuery
 from headgate.storage.postgres import storage as postgres_storage
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.storage import PostgresStorage
@@ -66,6 +66,17 @@ class User:
             yield
         finally:
             await self.end(ends)
+
+    @contextlib.asynccontextmanager
+    async def locking(self, job_id: str) -> AsyncIterator[None]:
+        """This job is locked until the end of the block, as by another node that changes it."""
+        await self.begin()
+        try:
+            table = f"{self._storage.schema}.job"
+            await self.connection.execute(f"SELECT 1 FROM {table} WHERE id = $1 FOR UPDATE", job_number(job_id))
+            yield
+        finally:
+            await self.end("rollback")
 
 
 class StoresAndUsers:
@@ -406,23 +417,21 @@ async def test_a_dead_node_is_listed_with_the_jobs_that_were_returned_later(stor
     assert [node.returned for node in await stores.right.storage.lost_nodes(20)] == [2]
 
 
-# ------------------------------------------------------------------------------ jobs whose followers are being replaced
+# -------------------------------------------------------------------------------------- jobs whose followers are locked
 
 
-async def _followed(stores: StoresAndUsers, **options: Any) -> tuple[str, NewJob]:
-    """A waiting job that another one follows under a unique key; and one that would replace that."""
+async def _followed(stores: StoresAndUsers, **options: Any) -> tuple[str, str]:
+    """A waiting job, and one that follows it."""
     leader = await stores.left.add_one(**options)
-    follower = replace(stores.unique(), origin=Origin(follows=leader))
+    follower = replace(stores.left.new(), origin=Origin(follows=leader))
     await stores.left.storage.add([follower])
-    return leader, stores.unique(payload='"new"')
+    return leader, follower.id
 
 
 @pytest.mark.parametrize("how", ["expire", "claim"])
-async def test_a_late_job_whose_follower_is_being_replaced_delays_no_other_ending(
-    stores: StoresAndUsers, how: str
-) -> None:
+async def test_a_late_job_whose_follower_is_locked_delays_no_other_ending(stores: StoresAndUsers, how: str) -> None:
     stores.rule(api=PLENTY)
-    leader, new = await _followed(stores, buckets=[("api", "a")], expires_in=5)
+    leader, follower = await _followed(stores, buckets=[("api", "a")], expires_in=5)
     other = await stores.left.add_one(buckets=[("api", "a")], expires_in=5)
     stores.clock.advance(10)
 
@@ -431,14 +440,13 @@ async def test_a_late_job_whose_follower_is_being_replaced_delays_no_other_endin
             return [dropped.id for dropped in await promptly(stores.right.storage.expire())]
         return [dropped.id for dropped in (await promptly(stores.right.claim())).dropped]
 
-    async with stores.user.holding(new):
+    async with stores.user.locking(follower):
         assert await end() == [other]
         assert await end() == []
         await stores.check()
     stores.clock.advance(1)
     assert await end() == [leader]
-    (record,) = [job for job in await stores.left.storage.jobs(JobFilter()) if job.unique_key is not None]
-    assert record.state is JobState.CANCELLED
+    assert (await stores.left.record(follower)).state is JobState.CANCELLED
     await stores.check()
 
 
@@ -449,10 +457,11 @@ async def test_a_rejected_job_that_is_locked_delays_no_other(stores: StoresAndUs
     await _started(stores, [("api", "a")], 1)
     if locked == "the job":
         job = await stores.add(buckets=[("api", "a")], patience=0)
-        new = stores.unique(buckets=[("api", "a")], patience=0)
+        holding = stores.user.holding(stores.unique(buckets=[("api", "a")], patience=0), ends="rollback")
     else:
-        job, new = await _followed(stores, buckets=[("api", "a")], patience=0)
-    async with stores.user.holding(new, ends="rollback"):
+        job, follower = await _followed(stores, buckets=[("api", "a")], patience=0)
+        holding = stores.user.locking(follower)
+    async with holding:
         other = await stores.left.add_one(buckets=[("plenty", "b")])
         assert await promptly(stores.right.take_ids()) == [other]
         await stores.check()
@@ -472,8 +481,8 @@ async def test_a_job_is_cancelled_once_its_follower_is_unlocked_and_locks_nothin
 
     monkeypatch.setattr(postgres_storage, "sleep", pause)
     stores.rule(shared=strict(10))
-    leader, new = await _followed(stores, buckets=[("shared", "")], costs=(2,))
-    async with stores.user.holding(new):
+    leader, follower = await _followed(stores, buckets=[("shared", "")], costs=(2,))
+    async with stores.user.locking(follower):
         cancelling = asyncio.create_task(stores.left.storage.cancel(leader))
         # Before that it has locked the leader for a moment, and a claim would skip that job for a second.
         await promptly(pausing.wait())
@@ -583,13 +592,12 @@ async def test_of_many_jobs_those_that_are_being_replaced_are_left_and_counted(s
     await stores.check()
 
 
-async def test_a_batch_is_cancelled_except_jobs_that_are_being_replaced(stores: StoresAndUsers) -> None:
+async def test_a_batch_is_cancelled_except_jobs_that_are_locked(stores: StoresAndUsers) -> None:
     """The fault: the first of them raised, and nothing after it was cancelled, however often it was tried."""
     in_batch = Origin(batch="batch-1")
     jobs = [replace(stores.left.new(), origin=in_batch) for _ in range(50)]
-    jobs[5] = replace(stores.unique(), origin=in_batch)
     await stores.left.storage.add(jobs, [NewBatch("batch-1", len(jobs), stores.clock.now())])
-    async with stores.user.holding(stores.unique(), ends="rollback"):
+    async with stores.user.locking(jobs[5].id):
         result = await _cancel_batch(stores)
         assert (result.matched, result.changed) == (50, 49)
         assert result.refused == {"another open transaction has locked it": 1}
@@ -600,17 +608,17 @@ async def test_a_batch_is_cancelled_except_jobs_that_are_being_replaced(stores: 
     await stores.check()
 
 
-async def test_a_step_that_is_being_replaced_is_left_with_what_its_cancellation_waits_for(
+async def test_a_step_that_is_locked_is_left_with_what_its_cancellation_waits_for(
     stores: StoresAndUsers,
 ) -> None:
     in_batch = Origin(batch="batch-1")
     leader = replace(stores.left.new(), origin=in_batch)
-    step = replace(stores.unique(), origin=replace(in_batch, follows=leader.id, on="final"))
+    step = replace(stores.left.new(), origin=replace(in_batch, follows=leader.id, on="final"))
     other = replace(stores.left.new(), origin=in_batch)
     other_step = replace(stores.left.new(), origin=replace(in_batch, follows=other.id, on="final"))
     jobs = [leader, step, other, other_step]
     await stores.left.storage.add(jobs, [NewBatch("batch-1", 4, stores.clock.now())])
-    async with stores.user.holding(stores.unique(), ends="rollback"):
+    async with stores.user.locking(step.id):
         cancelling = asyncio.create_task(_cancel_batch(stores))
         await _until_done(stores, cancelling)
         result = await cancelling

@@ -5,7 +5,7 @@ Also ids that callers choose: decides whether a stored job is the one that is en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, assert_never
@@ -145,19 +145,8 @@ def was_stored(job: NewJob, task: str, enqueued_at: int, enqueued_by: str | None
 
 
 def successor(job: NewJob, running: str) -> NewJob:
-    """Return the job so that it follows the running one, whatever its outcome; a follower stays as it is."""
-    origin = job.origin or Origin()
-    if origin.follows is not None:
-        return job
-    return replace(job, origin=replace(origin, follows=running, on="final"))
-
-
-def following(job: NewJob, duplicates: Mapping[str, str]) -> NewJob:
-    """Return the job with its leader replaced by the existing job that `duplicates` has for it."""
-    leader = None if job.origin is None else job.origin.follows
-    if job.origin is None or leader is None or leader not in duplicates:
-        return job
-    return replace(job, origin=replace(job.origin, follows=duplicates[leader]))
+    """Return the job so that it follows the running one, whatever its outcome."""
+    return replace(job, origin=Origin(follows=running, on="final"))
 
 
 def superseded_error(successor: str) -> JobError:
@@ -177,21 +166,18 @@ def key_taken(job_id: str, waiting: str) -> IllegalTransition:
     )
 
 
-def in_lock_order(jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+def in_lock_order(jobs: Iterable[NewJob]) -> list[NewJob]:
     """Return the jobs by their keys, so that of two additions that meet the same keys one waits for the other.
 
-    Jobs under one key keep their order. Where one job follows another, all do: a leader comes first.
+    Jobs under one key keep their order.
     """
-    if any(job.origin is not None and job.origin.follows is not None for job in jobs):
-        return jobs
     return sorted(jobs, key=lambda job: key_of(job) or ("", ""))
 
 
 def in_sets(jobs: Iterable[NewJob], stored: Mapping[Key, KeyHolders]) -> list[tuple[bool, list[NewJob]]]:
     """Group consecutive jobs, each group with whether one statement may store it.
 
-    It may if the jobs have no keys, or if all have different keys that nobody holds, and follow no other job: for that
-    one an existing job may be returned.
+    It may if the jobs have no keys, or if all have different keys that nobody holds.
     """
     seen: set[Key] = set()
 
@@ -199,9 +185,9 @@ def in_sets(jobs: Iterable[NewJob], stored: Mapping[Key, KeyHolders]) -> list[tu
         key = key_of(job)
         if key is None:
             return "without keys"
-        is_first, follows = key not in seen, job.origin is not None and job.origin.follows is not None
+        is_first = key not in seen
         seen.add(key)
-        return "free" if is_first and not follows and is_free(job, stored.get(key, KeyHolders())) else "others"
+        return "free" if is_first and is_free(job, stored.get(key, KeyHolders())) else "others"
 
     return [(name != "others", list(group)) for name, group in groupby(jobs, key=kind)]
 

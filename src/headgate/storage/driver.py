@@ -275,7 +275,8 @@ class Driver(ABC):
         its own `run_at`; or cancels or skips it and its own followers. Raises LeaderNotFound.
 
         Jobs with unique keys are stored as if one after the other. Raises DuplicateJob. An own id under which another
-        enqueue has stored a job is mapped to itself. Raises IdInUse if it is a job of another task.
+        enqueue has stored a job is mapped to itself. Raises IdInUse if it is a job of another task. With such a job,
+        none of them follows a job or is in a batch.
 
         Additions that wait at the same time are made together.
         """

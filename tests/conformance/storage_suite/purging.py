@@ -103,7 +103,7 @@ class PurgingConformance(Conformance):
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
         first = store_user.new()
-        then = replace(store_user.new(), unique_key="k", origin=Origin(follows=first.id))
+        then = replace(store_user.new(), origin=Origin(follows=first.id))
         await store_user.storage.add([first, then])
         await store_user.fail(await store_user.take_one())
         clock.advance(1)

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from headgate.errors import DuplicateJob, IllegalTransition
-from headgate.jobs.job import ClaimedJob, JobError, JobOptions, JobState, NewJob, OnConflict, Origin
+from headgate.jobs.job import ClaimedJob, JobError, JobOptions, JobState, NewJob, OnConflict
 from headgate.jobs.lifecycle import Returned
 from headgate.limits.concurrency import Concurrency
 from headgate.testing.manual_clock import ManualClock
@@ -420,24 +420,6 @@ class UniqueKeysConformance(Conformance):
         assert sorted(states) == [JobState.CANCELLED, JobState.WAITING]
         clock.advance(1)
         assert len(await store_user.take()) == 1
-
-    async def test_a_follower_of_a_duplicate_follows_the_stored_job(self, store_user: StoreUser) -> None:
-        first = await self.add(store_user)
-        again = unique(store_user)
-        after = replace(store_user.new(payload="2"), origin=Origin(follows=again.id))
-        assert await store_user.storage.add([again, after]) == {again.id: first}
-        assert await store_user.take_ids() == [first]
-
-    async def test_a_cancelled_follower_returns_only_if_no_job_has_its_key(self, store_user: StoreUser) -> None:
-        leader = store_user.new()
-        follower = replace(unique(store_user), origin=Origin(follows=leader.id))
-        await store_user.storage.add([leader, follower])
-        await store_user.fail(await store_user.take_one())
-        assert (await store_user.record(follower.id)).state is JobState.CANCELLED
-        second = await self.add(store_user)
-        await store_user.storage.retry(leader.id)
-        assert (await store_user.record(follower.id)).state is JobState.CANCELLED
-        assert sorted(await store_user.take_ids()) == sorted([leader.id, second])
 
     # --------------------------------------------------------------------------------------------- backlog
 

@@ -295,7 +295,7 @@ class PostgresStorage(Store):
         duplicates: Mapping[str, str] = {}
         queues: Collection[str] | None = {job.queue for job in jobs}
         if may_have_duplicates(jobs):
-            duplicates = await self._add_unique(jobs, batches)
+            duplicates = await self._add_unique(jobs)
             # A replaced job may have closed a bucket for jobs of other queues.
             queues = None
         else:
@@ -306,7 +306,7 @@ class PostgresStorage(Store):
         self._changed(queues)
         return duplicates
 
-    async def _add_unique(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
+    async def _add_unique(self, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         """Add jobs apart from other additions: they must not wait for transactions that are open under these keys."""
 
         async def add_once() -> Mapping[str, str]:
@@ -316,7 +316,7 @@ class PostgresStorage(Store):
                 async with self._unique:
                     try:
                         return await self._database.transact(
-                            lambda session: add_unique(self._tx(session), jobs, batches), IN_TURNS
+                            lambda session: add_unique(self._tx(session), jobs), IN_TURNS
                         )
                     except StorageUnavailable as error:
                         is_held = isinstance(error.__cause__, asyncpg.LockNotAvailableError)

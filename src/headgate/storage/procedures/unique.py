@@ -26,7 +26,6 @@ from msgspec.structs import replace
 
 from headgate.errors import IdInUse, LeaderNotFound, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
-from headgate.jobs.batch import NewBatch
 from headgate.jobs.bucket_mask import BucketMask, difference, mask_where
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, JobState, NewJob
@@ -39,7 +38,6 @@ from headgate.jobs.uniqueness import (
     ReplaceWaiting,
     StoreNew,
     decide,
-    following,
     in_lock_order,
     in_sets,
     is_free,
@@ -133,13 +131,12 @@ async def enlist(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, str]:
     return duplicates
 
 
-async def add_unique(
-    tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = (), *, is_users: bool = False
-) -> dict[str, str]:
+async def add_unique(tx: Transaction, jobs: Sequence[NewJob], *, is_users: bool = False) -> dict[str, str]:
     """Store jobs some of which have unique keys or their own ids. Returns, by the ids of duplicates, the existing jobs.
 
-    Raises DuplicateJob and IdInUse; with one writer, nothing is written then. In a user's transaction no bucket is
-    locked, and ClaimedMeanwhile is raised if the addition has to be rolled back and repeated.
+    None of them follows a job or is in a batch. Raises DuplicateJob and IdInUse; with one writer, nothing is written
+    then. In a user's transaction no bucket is locked, and ClaimedMeanwhile is raised if the addition has to be rolled
+    back and repeated.
     """
     # A repeat after a lost reply changes nothing.
     stored = await require_own(tx, jobs)
@@ -148,14 +145,12 @@ async def add_unique(
     addition = _Addition(tx, is_users=is_users)
     holders = await addition.read([key for job in new if (key := key_of(job)) is not None])
     require_no_duplicate(new, holders)
-    if batches:
-        await add_jobs(tx, (), batches)
     if not tx.has_one_writer:
-        new = list(in_lock_order(new))
+        new = in_lock_order(new)
     for are_free, group in in_sets(new, holders):
         # Of those that seemed free, other clients may have taken the keys of some.
-        for job in await addition.insert([following(job, duplicates) for job in group]) if are_free else group:
-            other = await addition.add(following(job, duplicates))
+        for job in await addition.insert(group) if are_free else group:
+            other = await addition.add(job)
             if other is not None:
                 duplicates[job.id] = other
     await addition.end()
@@ -265,8 +260,7 @@ class _Addition:
             raise ClaimedMeanwhile
         await self._tx.execute("delete_job", id=job.id)
         await remove_tags(self._tx, [job])
-        if not next(row for row in rows if row.id == job.id).is_blocked:
-            await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.buckets, job.wait_mode), -1)])
+        await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.buckets, job.wait_mode), -1)])
         return False
 
     async def _try_follow(self, job: NewJob) -> bool:

@@ -216,17 +216,12 @@ WHERE @by_key(job.id, ended.id) AND job.finished_at IS NULL AND NOT job.waiting
 
 -- name: cancelled_followers
 -- Return the followers of these leaders that were cancelled because of the leaders' ends and have not been retried
--- since; locked. A follower is left out if another job is waiting under its unique key by now.
+-- since; locked. None of them has a unique key: a job with one follows only the running job under it, and is never
+-- cancelled because of its end.
 SELECT id, state, is_followed, batch
 FROM headgate.job
 WHERE follows {any:leaders job_id} AND finished_at IS NOT NULL
     AND CASE WHEN state = 'cancelled' THEN {field:error.type} = 'LeaderNotSucceeded' END
-    AND NOT EXISTS (
-        SELECT 1 FROM headgate.job AS other
-        WHERE other.task = job.task AND other.unique_key = job.unique_key AND other.unique_key IS NOT NULL
-            AND (other.waiting OR other.blocked)
-        {no join}
-    )
 ORDER BY {no index}id
 {for update}
 

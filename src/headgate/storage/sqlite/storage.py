@@ -705,7 +705,7 @@ class SqliteStorage(Store):
 def _addition(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Write:
     """Return the write that adds the jobs; its result is None, or the existing jobs by the ids of duplicates."""
     if may_have_duplicates(jobs):
-        return Write(lambda tx: add_unique(tx, jobs, batches), wakes=True)
+        return Write(lambda tx: add_unique(tx, jobs), wakes=True)
     return Write(lambda tx: add_jobs(tx, jobs, batches), jobs=jobs, batches=batches, wakes=True)
 
 
