@@ -354,6 +354,22 @@ async def test_without_a_transaction_nothing_is_stored_and_the_error_says_how_to
     assert await on_sqlite.app.admin.counts() == []
 
 
+async def test_psycopg_in_pipeline_mode_is_refused_and_its_transaction_stays_usable(on_postgres: AppAndWorker) -> None:
+    """The error was "not enough values to unpack", raised while statements were under way."""
+    task = on_postgres.plain
+    with psycopg.connect(on_postgres.place) as connection:
+        connection.execute("SELECT 1")
+        with connection.pipeline(), pytest.raises(UnfitConnection, match="pipeline mode"):
+            await task.using(connection=connection).enqueue("ada")
+        jobs = [await task.using(connection=connection).enqueue("ada")]
+    async with await psycopg.AsyncConnection.connect(on_postgres.place) as other:
+        async with other.pipeline():
+            with pytest.raises(UnfitConnection, match="pipeline mode"):
+                await task.using(connection=other).enqueue("ada")
+        jobs.append(await task.using(connection=other).enqueue("ada"))
+    assert all([await is_there(on_postgres, job.id) for job in jobs])
+
+
 async def test_a_connection_to_somewhere_else_is_refused_by_name(
     on_sqlite: AppAndWorker, on_postgres: AppAndWorker, tmp_path: Path
 ) -> None:

@@ -135,6 +135,11 @@ def _for_psycopg(sql: str, names: tuple[str, ...]) -> str:
 
 
 def _require_psycopg_transaction(connection: Any) -> None:
+    if connection.info.pipeline_status:
+        raise UnfitConnection(
+            "this connection is in pipeline mode, in which statements are not answered at once; nothing was stored: "
+            "enqueue or complete after the block of connection.pipeline()"
+        )
     if connection.info.transaction_status == IDLE and connection.autocommit:
         raise _no_transaction("`with connection.transaction():`")
 
