@@ -445,6 +445,20 @@ async def test_a_connection_that_returns_texts_as_bytes_enqueues_and_goes_on_ret
     assert await is_there(on_sqlite, job.id)
 
 
+async def test_a_psycopg_connection_may_have_cursors_of_another_kind(on_postgres: AppAndWorker) -> None:
+    """Those that take $1 for parameters raised "raw queries require a sequence of parameters"."""
+    task = on_postgres.plain
+    for factory in (psycopg.RawCursor, psycopg.ClientCursor):
+        with psycopg.connect(on_postgres.place, cursor_factory=factory) as connection:
+            job = await task.using(connection=connection, unique_key=factory.__name__).enqueue("ada")
+        assert await is_there(on_postgres, job.id)
+    for async_factory in (psycopg.AsyncRawCursor, psycopg.AsyncClientCursor):
+        connecting = psycopg.AsyncConnection.connect(on_postgres.place, cursor_factory=async_factory)
+        async with await connecting as other:
+            job = await task.using(connection=other, unique_key=async_factory.__name__).enqueue("ada")
+        assert await is_there(on_postgres, job.id)
+
+
 async def test_sqlalchemy_over_another_driver_is_refused_by_the_name_of_the_driver(on_sqlite: AppAndWorker) -> None:
     """As over psycopg2: the error said to pass a SQLAlchemy session, which it was."""
 

@@ -97,14 +97,17 @@ class PsycopgSession(Session):
         return int(self._run(statement, values).rowcount)
 
     async def script(self, sql: str) -> None:
-        self._connection.execute(sql)
+        self._cursor().execute(sql)
 
     def _run(self, statement: str, values: Mapping[str, Any]) -> Any:
+        return self._cursor().execute(*_translated(*self._statements[statement].fit(values)))
+
+    def _cursor(self) -> Any:
+        from psycopg import Cursor
         from psycopg.rows import namedtuple_row
 
-        # The caller may have set another row factory.
-        cursor = self._connection.cursor(row_factory=namedtuple_row)
-        return cursor.execute(*_translated(*self._statements[statement].fit(values)))
+        # The caller may have set other factories, of rows and of cursors.
+        return Cursor(self._connection, row_factory=namedtuple_row)
 
 
 class AsyncPsycopgSession(PsycopgSession):
@@ -118,7 +121,13 @@ class AsyncPsycopgSession(PsycopgSession):
         return int((await self._run(statement, values)).rowcount)
 
     async def script(self, sql: str) -> None:
-        await self._connection.execute(sql)
+        await self._cursor().execute(sql)
+
+    def _cursor(self) -> Any:
+        from psycopg import AsyncCursor
+        from psycopg.rows import namedtuple_row
+
+        return AsyncCursor(self._connection, row_factory=namedtuple_row)
 
 
 def _translated(statement: CompiledStatement, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
