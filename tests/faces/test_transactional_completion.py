@@ -14,6 +14,9 @@ import asyncpg
 import psycopg
 import pytest
 import pytest_asyncio
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 from headgate import (
     AttemptLost,
@@ -275,6 +278,35 @@ async def test_unfit_connections_are_refused(stored: AppWithTable, tmp_path: Pat
         await result_within(await complete_without_await.enqueue(), 5)
     assert ("sqlite3" if stored.place.startswith("postgres") else "other.db") in str(errors[0])
     assert "is async" in str(errors[1])
+
+
+async def test_the_blocking_side_of_an_async_session_is_refused_and_its_transaction_stays_usable(
+    stored: AppWithTable,
+) -> None:
+    """The error was RuntimeError, after the statement was sent: the connection could not be used any more."""
+    is_postgres = stored.place.startswith("postgres")
+    url = stored.place.replace("://", "+asyncpg://") if is_postgres else f"sqlite+aiosqlite:///{stored.place}"
+    errors: list[Exception] = []
+
+    def complete_blocking(session: Session) -> None:
+        try:
+            current_job().sync.complete(session)
+        except UnfitConnection as error:
+            errors.append(error)
+
+    @stored.app.task
+    async def complete_in_run_sync() -> None:
+        engine = create_async_engine(url)
+        async with AsyncSession(engine) as session, session.begin():
+            await session.run_sync(complete_blocking)
+            await session.execute(text(stored.insert))
+            await current_job().complete(session)
+        await engine.dispose()
+
+    async with stored.app:
+        await result_within(await complete_in_run_sync.enqueue(), 5)
+    assert "run_sync" in str(errors[0])
+    assert await stored.count_rows() == 1
 
 
 async def test_a_job_in_memory_cannot_be_completed_in_a_transaction() -> None:

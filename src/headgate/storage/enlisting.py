@@ -20,6 +20,7 @@ _DRIVERS: dict[tuple[str, str], DriverName] = {
     ("psycopg", "Connection"): "psycopg",
     ("psycopg", "AsyncConnection"): "psycopg async",
 }
+_AWAITED = ("aiosqlite", "asyncpg", "psycopg async")
 _SQLALCHEMY = ("AsyncSession", "async_scoped_session", "Session", "scoped_session", "AsyncConnection", "Connection")
 
 
@@ -32,17 +33,20 @@ class Enlisted(NamedTuple):
 
 async def enlisted(connection: Any) -> Enlisted:
     """Return the driver's connection, with SQLAlchemy's transaction begun. Raises UnfitConnection if none is found."""
-    wrapped = connection
-    for name in _SQLALCHEMY:
-        if _is_a(wrapped, "sqlalchemy", name):
-            wrapped = await _unwrapped(wrapped, name)
-            break
+    wrapped, name = connection, _sqlalchemy_name(connection)
+    if name is not None:
+        wrapped = await _unwrapped(wrapped, name)
     found = _driver(wrapped)
     if found is None:
         given, driver = (f"{type(each).__module__}.{type(each).__qualname__}" for each in (connection, wrapped))
         raise UnfitConnection(
             f"connection={given}{'' if wrapped is connection else f' over {driver}'} cannot carry a change of jobs; "
             "pass a connection of sqlite3, aiosqlite, asyncpg or psycopg 3, or one or a session of SQLAlchemy over them"
+        )
+    if name is not None and "sync" not in name and found in _AWAITED:
+        raise UnfitConnection(
+            f"this {name} blocks and its driver, {found}, is async, as inside of run_sync; nothing was stored: outside "
+            "of it, await the call with the AsyncSession or AsyncConnection itself"
         )
     return Enlisted(found, wrapped)
 
@@ -62,12 +66,15 @@ async def _unwrapped(wrapped: Any, name: str) -> Any:
 
 def require_blocking(connection: Any) -> None:
     """Raise UnfitConnection for a connection that has to be awaited."""
-    driver = _driver(connection)
-    is_async = any(_is_a(connection, "sqlalchemy", name) for name in _SQLALCHEMY if "sync" in name)
-    if is_async or driver in ("aiosqlite", "asyncpg", "psycopg async"):
+    if "sync" in (_sqlalchemy_name(connection) or "") or _driver(connection) in _AWAITED:
         raise UnfitConnection(
             "this connection is async: await the call without .sync, as in `await task.using(connection=…).enqueue(…)`"
         )
+
+
+def _sqlalchemy_name(connection: Any) -> str | None:
+    """Return the name of a class of SQLAlchemy; None for any other connection."""
+    return next((name for name in _SQLALCHEMY if _is_a(connection, "sqlalchemy", name)), None)
 
 
 def _driver(connection: Any) -> DriverName | None:
