@@ -334,6 +334,9 @@ async def test_without_a_transaction_nothing_is_stored_and_the_error_says_how_to
     with pytest.raises(UnfitConnection, match=r"connection\.transaction\(\)"):
         await on_postgres.mail.using(connection=connection).enqueue("ada")
     await connection.close()
+    # The error said to begin a transaction, which would not help.
+    with pytest.raises(asyncpg.InterfaceError, match="connection is closed"):
+        await on_postgres.mail.using(connection=connection).enqueue("ada")
     with (
         psycopg.connect(on_postgres.place, autocommit=True) as other,
         pytest.raises(UnfitConnection, match=r"connection\.transaction\(\)"),

@@ -31,7 +31,8 @@ async def session_of(caller: Enlisted, statements: Mapping[str, AnyStatement], n
     connection = caller.connection
     match caller.driver:
         case "asyncpg":
-            if not connection.is_in_transaction():
+            # A closed one says so itself.
+            if not connection.is_closed() and not connection.is_in_transaction():
                 raise _no_transaction("`async with connection.transaction():`")
             return Session(connection, statements, is_pooled=False)
         case "psycopg":
