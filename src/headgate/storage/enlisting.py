@@ -24,6 +24,10 @@ _AWAITED = ("aiosqlite", "asyncpg", "psycopg async")
 _SQLALCHEMY = ("AsyncSession", "async_scoped_session", "Session", "scoped_session", "AsyncConnection", "Connection")
 
 
+class OtherPlace(UnfitConnection):
+    """The connection does not lead to the jobs: they are elsewhere, or its driver is unknown."""
+
+
 class Enlisted(NamedTuple):
     """A connection of the caller: the driver's own, without wrappers."""
 
@@ -39,7 +43,7 @@ async def enlisted(connection: Any) -> Enlisted:
     found = _driver(wrapped)
     if found is None:
         given, driver = (f"{type(each).__module__}.{type(each).__qualname__}" for each in (connection, wrapped))
-        raise UnfitConnection(
+        raise OtherPlace(
             f"connection={given}{'' if wrapped is connection else f' over {driver}'} cannot carry a change of jobs; "
             "pass a connection of sqlite3, aiosqlite, asyncpg or psycopg 3, or one or a session of SQLAlchemy over them"
         )

@@ -20,7 +20,7 @@ from django.db import connection, connections, transaction
 from django.test.utils import override_settings
 from django.utils import timezone
 
-from headgate import DeclarationError, Headgate, JobState, PayloadError, StorageUnavailable
+from headgate import DeclarationError, Headgate, JobState, PayloadError, StorageUnavailable, UnfitConnection
 from headgate.contrib.django import HeadgateBackend, database_url, task_options
 from headgate.contrib.django.declared import IMPORTED
 from headgate.contrib.django.default_app import problem_with_database
@@ -342,6 +342,16 @@ def test_a_task_that_is_completed_in_a_transaction_has_ended_once_that_commits(w
     result = ended(worker.insert_once.enqueue("in one commit"))
     assert (result.status, result.return_value, result.attempts) == ("SUCCESSFUL", None, 1)
     assert "in one commit" in notes()
+
+
+def test_where_the_transaction_was_ended_by_hand_a_task_is_refused(worker: Any) -> None:
+    """The fault: it was enqueued after the block without a word, as if the jobs were in another database."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("COMMIT")
+        with pytest.raises(UnfitConnection, match="no open transaction"):
+            worker.add.enqueue(1)
+        cursor.execute("BEGIN")
+        assert transaction.get_connection().run_on_commit == []
 
 
 def test_in_a_transaction_of_another_database_a_task_is_enqueued_after_the_commit_with_the_returned_id(

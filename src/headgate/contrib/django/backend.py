@@ -17,7 +17,7 @@ from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules, import_string
 from msgspec import structs
 
-from headgate import DeclarationError, Headgate, JobNotFound, UnfitConnection
+from headgate import DeclarationError, Headgate, JobNotFound
 from headgate.admin import JobDetails
 from headgate.contrib.django.arguments import Arguments
 from headgate.contrib.django.body import DjangoTaskBody, with_connections
@@ -27,6 +27,7 @@ from headgate.contrib.django.results import PRIORITY, enqueued_result
 from headgate.contrib.django.standard import InvalidTaskBackend, backends, base, exceptions, signals, tasks
 from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.job import MAX_PRIORITY, Origin
+from headgate.storage.enlisting import OtherPlace
 from headgate.tasks.call import FlowCall
 
 OPTIONS = ("app", "database")
@@ -175,7 +176,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         try:
             with connection.wrap_database_errors:
                 id: str = job.using(connection=connection.connection).sync.enqueue(*call.args, **call.kwargs).id
-        except (UnfitConnection, DeclarationError):
+        except (OtherPlace, DeclarationError):
             # Another database or file, or an app in memory.
             return None
         return id

@@ -12,7 +12,7 @@ from headgate.jobs.encoded import is_in_folder
 from headgate.jobs.job import NewJob
 from headgate.jobs.uniqueness import may_have_duplicates
 from headgate.storage.driver import Transaction
-from headgate.storage.enlisting import Enlisted
+from headgate.storage.enlisting import Enlisted, OtherPlace
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import AnyStatement, CompiledStatement
 from headgate.storage.procedures.unique import ClaimedMeanwhile, enlist
@@ -42,7 +42,7 @@ async def session_of(caller: Enlisted, statements: Mapping[str, AnyStatement], n
             _require_psycopg_transaction(connection)
             return AsyncPsycopgSession(connection, statements, is_pooled=False)
         case _:
-            raise UnfitConnection(
+            raise OtherPlace(
                 f"this connection is from {caller.driver}, but the jobs of this app are in {name}; nothing was stored"
             )
 
@@ -81,7 +81,7 @@ async def require_same_place(session: Session, identity: str, *, has_unique: boo
                     "use READ COMMITTED, PostgreSQL's default"
                 )
             return
-    raise UnfitConnection(
+    raise OtherPlace(
         f"this connection is to database {database!r}, which does not have the jobs of this app; nothing was stored: "
         "connect to the app's database and schema"
     )

@@ -16,7 +16,7 @@ from headgate.errors import UnfitConnection
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
 from headgate.storage.driver import Procedure, Transaction, Wakes, has_woken, run_to_end
-from headgate.storage.enlisting import Enlisted
+from headgate.storage.enlisting import Enlisted, OtherPlace
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.sqlite.dialect import STATEMENTS, as_one_value
 from headgate.storage.stored_rows import RowDecoder
@@ -247,7 +247,7 @@ async def run_in(caller: Enlisted, path: Path, work: Callable[[sqlite3.Connectio
             result: T = await connection._execute(_run, connection._conn, path, work)
             return result
         case _:
-            raise UnfitConnection(
+            raise OtherPlace(
                 f"this connection is from {caller.driver}, but the jobs of this app are in {path}; nothing was stored"
             )
 
@@ -282,7 +282,7 @@ def _require_same_file(connection: sqlite3.Connection, path: Path) -> None:
     files = {name: file for _, name, file in _PlainConnection(connection).execute("PRAGMA database_list").fetchall()}
     main = files["main"]
     if not main or not Path(main).exists() or not Path(main).samefile(path):
-        raise UnfitConnection(
+        raise OtherPlace(
             f"this connection is open on {main or 'a database in memory'}, and the jobs of this app are in {path}; "
             "nothing was stored: one transaction covers one file, so keep your tables in the file of the jobs"
         )
