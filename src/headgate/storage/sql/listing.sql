@@ -696,7 +696,7 @@ SELECT queue AS name, paused_at AS number FROM headgate.paused_queue ORDER BY qu
 
 -- part: lanes_with_jobs [postgres]
 SELECT id, queue, gated, since, behind, wakes_at FROM headgate.lane
-UNION
+UNION ALL
 SELECT lane, queue, buckets <> '[]', min(since) FILTER (WHERE is_ready), NULL, min(wakes_at)
 FROM headgate.arrival
 WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
@@ -824,76 +824,29 @@ LEFT JOIN headgate.paused_queue ON paused_queue.queue = named.queue
 LEFT JOIN counted ON counted.queue = named.queue
 ORDER BY named.queue
 
--- name: is_work_left [postgres]
+-- part: is_served
+queue {any:queues text} AND queue NOT IN (SELECT queue FROM headgate.paused_queue)
+
+-- name: is_work_left
 -- Whether a job of these queues is running, or one of these tasks is left to run in those of them that are not paused;
 -- with :ready_only, one that could start now, or is blocked while followers of final leaders are still to be released. It
 -- is one statement, so that a job that starts or ends meanwhile is counted once.
 WITH
-served AS MATERIALIZED (
-    SELECT queue FROM unnest(:queues::text[]) AS named (queue) WHERE queue NOT IN (SELECT queue FROM headgate.paused_queue)
-),
-line AS (
-    SELECT lane.id
-    FROM headgate.lane LEFT JOIN headgate.bucket ON bucket.id = lane.behind
-    WHERE lane.queue IN (SELECT queue FROM served) AND NOT (:ready_only::boolean AND coalesce(bucket.opens_at > :limit_now, false))
-    UNION ALL
-    SELECT lane FROM headgate.arrival
-    WHERE queue IN (SELECT queue FROM served) AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
-)
-SELECT
-    EXISTS (SELECT 1 FROM headgate.job WHERE @is_running AND queue = ANY(:queues::text[]))
-    OR EXISTS (
-        SELECT 1
-        FROM line
-        CROSS JOIN LATERAL (
-            (
-                SELECT 1 FROM headgate.job
-                WHERE lane = line.id AND waiting AND NOT delayed AND task = ANY(:tasks::text[])
-                LIMIT 1
-            )
-            UNION ALL
-            (
-                SELECT 1 FROM headgate.job
-                WHERE lane = line.id AND waiting AND delayed AND task = ANY(:tasks::text[])
-                    AND NOT (:ready_only::boolean AND run_at > :now)
-                LIMIT 1
-            )
-        ) AS first
-    )
-    OR (
-        (NOT :ready_only::boolean OR EXISTS (SELECT 1 FROM headgate.ended_leader)) AND EXISTS (
-            SELECT 1 FROM headgate.job
-            WHERE blocked AND queue IN (SELECT queue FROM served) AND task = ANY(:tasks::text[])
-        )
-    )
-
--- name: is_work_left [sqlite]
-WITH
-served AS (SELECT value AS queue FROM json_each(:queues) WHERE value NOT IN (SELECT queue FROM paused_queue)),
-known AS (SELECT value AS task FROM json_each(:tasks)),
+@opened_buckets,
 line AS NOT MATERIALIZED (
-    SELECT lane.id
-    FROM lane LEFT JOIN bucket ON bucket.id = lane.behind
-    WHERE lane.queue IN (SELECT queue FROM served) AND lane.waiting > 0
-        AND NOT (:ready_only AND coalesce(bucket.opens_at > :limit_now, false))
+    SELECT id FROM (@lanes_with_jobs) AS known
+    WHERE @is_served AND NOT (:ready_only::boolean AND @view_of_lane = 'throttled')
 )
 SELECT
-    EXISTS (SELECT 1 FROM job WHERE state = 'running' AND queue IN (SELECT value FROM json_each(:queues)))
+    EXISTS (SELECT 1 FROM headgate.job WHERE @is_running AND queue {any:queues text})
+    OR EXISTS (SELECT 1 FROM line @looked_up(job, lane = line.id AND waiting AND NOT delayed AND task {any:tasks text}))
     OR EXISTS (
-        SELECT 1
-        FROM line CROSS JOIN job ON job.lane = line.id AND job.waiting AND NOT job.delayed
-        WHERE job.task IN (SELECT task FROM known)
-    )
-    OR EXISTS (
-        SELECT 1
-        FROM line CROSS JOIN job ON job.lane = line.id AND job.waiting AND job.delayed
-        WHERE job.task IN (SELECT task FROM known) AND NOT (:ready_only AND job.run_at > :now)
+        SELECT 1 FROM line @looked_up(job, lane = line.id AND waiting AND delayed AND task {any:tasks text})
+        WHERE NOT (:ready_only::boolean AND job.run_at > :now)
     )
     OR (
-        (NOT :ready_only OR EXISTS (SELECT 1 FROM ended_leader)) AND EXISTS (
-            SELECT 1 FROM job
-            WHERE blocked AND queue IN (SELECT queue FROM served) AND task IN (SELECT task FROM known)
-        )
+        (NOT :ready_only::boolean OR EXISTS (SELECT 1 FROM headgate.ended_leader))
+        AND EXISTS (SELECT 1 FROM headgate.job WHERE blocked AND @is_served AND task {any:tasks text})
     )
 
 -- part: shared_state(limit_name)
