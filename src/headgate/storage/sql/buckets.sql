@@ -35,12 +35,9 @@ bucket.ctid = newest.row
 -- part: is_newest [sqlite]
 bucket.id = target.id
 
--- part: next_version [postgres]
--- The version of a bucket after a charge: that of the last second, or a new one.
-greatest(bucket.version, @server_clock >> 20)
-
 -- part: raise_version [postgres]
-version = @next_version,
+-- The version of a bucket after a charge: that of the last second, or a new one.
+version = greatest(bucket.version, @server_clock >> 20),
 
 -- part: raise_version [sqlite]
 

@@ -181,9 +181,7 @@ DELETE FROM headgate.limit_setting WHERE limit_name = :limit
 
 -- name: use_limit_time [postgres]
 -- Store how far limit time has gone, without waiting for the disk: after a restart it begins no earlier.
-WITH unsynced AS MATERIALIZED (
-    SELECT set_config('synchronous_commit', 'off', true)
-)
+WITH @unsynced
 UPDATE headgate.limit_time SET last_used = :limit_now::bigint FROM unsynced WHERE last_used < :limit_now::bigint - 1000000
 
 -- name: use_limit_time [sqlite]

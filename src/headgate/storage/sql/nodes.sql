@@ -63,9 +63,7 @@ SELECT json_group_array(port) FROM node WHERE port > 0
 
 -- name: beat [postgres]
 -- Renew the lease of a node; changes no row if the node was declared dead. The commit does not wait for the disk.
-WITH unsynced AS MATERIALIZED (
-    SELECT set_config('synchronous_commit', 'off', true)
-)
+WITH @unsynced
 UPDATE headgate.node
 SET beat = beat + 1, beat_at = :now, lingering = :lingering, is_stopping = is_stopping OR :is_stopping,
     tasks = coalesce(:tasks::text, tasks)

@@ -7,11 +7,9 @@ job.options, job.follows IS NOT NULL AS is_follower
 -- name: prunable [postgres]
 -- Return jobs that finished in these states before then, with the number of log lines of each, and its batch.
 SELECT @prunable_job
-FROM (
-    SELECT id, held, buckets, batch, options, follows FROM headgate.job
-    WHERE state {any:states text} AND finished_at < :before AND finished_at >= :since AND NOT @has_own_retention
-    LIMIT :count
-) AS job
+FROM headgate.job
+WHERE state {any:states text} AND finished_at < :before AND finished_at >= :since AND NOT @has_own_retention
+LIMIT :count
 
 -- name: prunable [sqlite]
 -- Return the same for one queue after another, in the order of the index of final jobs.
@@ -71,21 +69,11 @@ EXISTS (
 
 -- name: prunable_by_own_retention
 -- Return the same for jobs whose own retention has ended, without those whose results an unfinished job may read.
-SELECT @prunable_job
-FROM (
-    SELECT id, held, buckets, batch, options, follows FROM headgate.job
-    WHERE kept_until <= :now AND NOT @is_needed
-    LIMIT :count
-) AS job
+SELECT @prunable_job FROM headgate.job WHERE kept_until <= :now AND NOT @is_needed LIMIT :count
 
 -- name: deletable
 -- Return those of these jobs that finished before then.
-SELECT @prunable_job
-FROM (
-    SELECT id, held, buckets, batch, options, follows FROM headgate.job
-    WHERE id {any:ids job_id} AND {no index}finished_at < :before
-) AS job
-ORDER BY id
+SELECT @prunable_job FROM headgate.job WHERE id {any:ids job_id} AND {no index}finished_at < :before ORDER BY id
 
 -- name: needed
 -- Return those of these final jobs that an unfinished job may need.
@@ -388,18 +376,11 @@ SELECT 'join «' || batch || '» does not count «' || leader || '» as it is'
 FROM (
     SELECT
         awaited.batch, awaited.leader, awaited.ended_as,
-        CASE
-            WHEN job.id IS NOT NULL THEN CASE WHEN job.finished_at IS NOT NULL THEN job.state END
-            WHEN counted_batch.pending > 0 THEN NULL
-            WHEN counted_batch.failed > 0 THEN 'failed'
-            WHEN counted_batch.cancelled > 0 THEN 'cancelled'
-            WHEN counted_batch.skipped > 0 AND counted_batch.succeeded = 0 THEN 'skipped'
-            ELSE 'succeeded'
-        END AS state
+        coalesce(CASE WHEN job.finished_at IS NOT NULL THEN job.state END, nullif(@batch_state, 'pending')) AS state
     FROM headgate.awaited_leader AS awaited
     LEFT JOIN headgate.job ON job.id = awaited.leader
-    LEFT JOIN headgate.batch AS counted_batch ON counted_batch.id = awaited.leader
-    WHERE job.id IS NOT NULL OR counted_batch.id IS NOT NULL
+    LEFT JOIN headgate.batch ON batch.id = awaited.leader
+    WHERE job.id IS NOT NULL OR batch.id IS NOT NULL
 ) AS awaited
 WHERE coalesce(ended_as, '') <> coalesce(state, '')
     AND NOT EXISTS (
