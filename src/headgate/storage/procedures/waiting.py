@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.bucket_mask import NO_BUCKETS, chosen, difference, intersection, mask_where, union
@@ -52,15 +52,6 @@ class _Expired(LockedJob):
     lane_id: str
     limit: str | None
     key: str | None
-
-
-class _Retried(NamedTuple):
-    """A retried job as a row; its fields are in the order of the columns of the statement."""
-
-    id: str
-    lane: str
-    give_up_at: int | None
-    terms: str | None
 
 
 _EXPIRED = RowDecoder(_Expired, "job", state=JobState.WAITING)
@@ -123,9 +114,9 @@ async def retry(tx: Transaction, job_id: str, *, audit_record: AuditRecord | Non
         await return_permits(tx, found.gives(found.held))
         return found.state
     lane = lane_of(found.queue, found.buckets, found.terms, found.held)
-    rank = await tx.value("retry_job", id=found.id, lane=lane.id, now=tx.now, give_up_at=found.waits_until(tx.now))
+    await tx.execute("retry_jobs", retried=[(found.id, lane.id, found.waits_until(tx.now), None)], now=tx.now)
     await following.undo_end(tx, ended)
-    await add_arrivals(tx, [arrival_of(lane, tx.now, rank, delayed=False)])
+    await add_arrivals(tx, [arrival_of(lane, tx.now, found.rank + tx.now - found.run_at, delayed=False)])
     return found.state
 
 
@@ -140,13 +131,13 @@ async def retry_lone(
     found = await tx.fetch(LOCKED_JOBS, "lock_lone_final", ids=list(job_ids))
     ids = [job.id for job in found]
     await add_job_audit_records(tx, [record for record in audit_records if record.subject in set(ids)])
-    retried: list[_Retried] = []
+    retried: list[tuple[Any, ...]] = []
     ranks: dict[Lane, list[int]] = {}
     for job in found:
         lane = lane_of(job.queue, job.buckets, job.terms, job.held)
         terms = None if job.terms is None else job.terms.retried(job.attempt)
         changed = None if terms == job.terms else optional_json(terms)
-        retried.append(_Retried(job.id, lane.id, job.waits_until(tx.now), changed))
+        retried.append((job.id, lane.id, job.waits_until(tx.now), changed))
         ranks.setdefault(lane, []).append(job.rank + tx.now - job.run_at)
     if retried:
         await tx.execute("retry_jobs", retried=retried, now=tx.now)

@@ -33,20 +33,6 @@ UPDATE headgate.job SET @ends_as('cancelled'), waiting = false WHERE id = :id::j
 -- Request the cancellation of a running job from its node.
 UPDATE headgate.job SET cancel_requested = true WHERE id = :id::job_id AND finished_at IS NULL AND NOT waiting
 
--- part: waits_again(lane, give_up_at)
-state = 'waiting', waiting = true, lane = $lane, attempt = 0, lost = 0, run_at = :now,
-    rank = rank + :now::bigint - run_at, delayed = false,
-    finished_at = NULL, failed_as = NULL, failed_at = NULL, kept_until = NULL, expires_at = NULL, give_up_at = $give_up_at, passed = 0, charged_at = NULL, uncharged = 0,
-    settled = NULL, result = NULL, progress = NULL, cancel_requested = false,
-    error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END
-
--- name: retry_job
--- Let a failed or cancelled job wait again, with all its attempts. Returns its rank.
-UPDATE headgate.job
-SET @waits_again(:lane, :give_up_at::bigint)
-WHERE id = :id::job_id AND state IN ('failed', 'cancelled')
-RETURNING rank
-
 -- name: lock_lone_final
 -- Lock those of these jobs that have failed or were cancelled and concern no other job, no batch and no unique key; jobs
 -- that another transaction has locked are left out.
@@ -58,9 +44,14 @@ ORDER BY id
 {for update skip locked}
 
 -- name: retry_jobs
--- As retry_job, for jobs that are locked; those with :terms get them.
+-- Let failed or cancelled jobs, which are locked, wait again with all their attempts; those with terms get them.
 UPDATE headgate.job
-SET @waits_again(retried.lane, retried.give_up_at), terms = coalesce(retried.terms, job.terms)
+SET state = 'waiting', waiting = true, lane = retried.lane, attempt = 0, lost = 0, run_at = :now,
+    rank = rank + :now::bigint - run_at, delayed = false,
+    finished_at = NULL, failed_as = NULL, failed_at = NULL, kept_until = NULL, expires_at = NULL,
+    give_up_at = retried.give_up_at, passed = 0, charged_at = NULL, uncharged = 0, settled = NULL, result = NULL,
+    progress = NULL, cancel_requested = false, terms = coalesce(retried.terms, job.terms),
+    error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END
 FROM {rows:retried(id job_id, lane text, give_up_at bigint, terms text)}
 WHERE @by_key(job.id, retried.id)
 
