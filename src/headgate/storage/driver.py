@@ -34,12 +34,14 @@ R = TypeVar("R")
 NO_RULES: Mapping[str, AnyRule] = MappingProxyType({})
 
 
-class _OwnId(NamedTuple):
+class OwnId(NamedTuple):
+    """The number that a job is stored under, and the id that its caller chose."""
+
     id: int
     own_id: str
 
 
-_OWN_IDS = RowDecoder(_OwnId, "job")
+OWN_IDS = RowDecoder(OwnId, "job")
 
 
 class Transaction(Protocol):
@@ -90,7 +92,7 @@ class Transaction(Protocol):
     async def _read_own_ids(self, numbers: Collection[int]) -> None:
         """Read the texts of these ids, which callers chose and this process has not seen."""
         if numbers:
-            for number, text in await self.fetch(_OWN_IDS, "own_ids", numbers=list(numbers)):
+            for number, text in await self.fetch(OWN_IDS, "own_ids", numbers=list(numbers)):
                 remember_own(number, text)
 
     async def value(self, statement: str, /, **parameters: Any) -> Any:

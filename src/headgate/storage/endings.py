@@ -154,7 +154,7 @@ def skipped_because(origin: Origin | None) -> str:
     return "it was not needed" if origin is None else _unneeded(origin.follows, origin.on)
 
 
-def _unneeded(leader: str | None, on: str) -> str:
+def _unneeded(leader: str | None, on: str | None) -> str:
     if on == "failure":
         return f"it runs only if {leader}, which it follows, fails or is cancelled"
     return f"it follows {leader}, which was skipped"
@@ -170,13 +170,13 @@ def not_retried(job_id: str, leader: str, ended: JobState, cause: LeaderError | 
     )
 
 
-def not_needed(job_id: str, leader: str, on: str) -> IllegalTransition:
+def not_needed(job_id: str, leader: str, on: str | None) -> IllegalTransition:
     """Return the error for retrying a job that is not needed after the end of its leader."""
     return IllegalTransition(f"job {job_id} is not needed: {_unneeded(leader, on)}")
 
 
-def may_run_after(on: str, ended: JobState) -> bool:
-    """Whether a follower may run after its leader has ended so; `on` is the outcome that it needs."""
+def may_run_after(on: str | None, ended: JobState) -> bool:
+    """Whether a follower may run after its leader has ended so; `on` is the outcome that it needs (None: success)."""
     return on == "final" or (ended.is_failure if on == "failure" else ended is JobState.SUCCEEDED)
 
 

@@ -46,14 +46,6 @@ class BucketRow(msgspec.Struct):
         return BucketRef(self.limit, self.key)
 
 
-class BucketName(NamedTuple):
-    """The columns of a new bucket row."""
-
-    id: str
-    limit_name: str
-    key: str
-
-
 class Charged(msgspec.Struct):
     """The new state of a bucket, and the limit time from which it may be deleted."""
 
@@ -211,7 +203,7 @@ async def amend_starts(tx: Transaction, buckets: BucketViews, amendments: Collec
 
 async def ensure_rows(tx: Transaction, buckets: Iterable[BucketRef]) -> None:
     """Insert a row for each bucket that has none, so that it can be locked and lanes can wait behind it."""
-    names = {(bucket_id(ref)): BucketName(bucket_id(ref), ref.limit, ref.key) for ref in buckets}
+    names = {bucket_id(ref): (bucket_id(ref), ref.limit, ref.key) for ref in buckets}
     if not names:
         return
     missing = await tx.values("missing_buckets", target=list(names.values()))

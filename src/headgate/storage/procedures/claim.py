@@ -38,7 +38,6 @@ from headgate.storage.driver import Transaction
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.buckets import (
     BUCKETS,
-    BucketName,
     BucketViews,
     ensure_rows,
     lock_buckets,
@@ -300,8 +299,8 @@ class SnapshotClaim:
             rows = [*self._snapshot.opened, *await lock_buckets(tx, refs - known)]
         else:
             node = self._claim.node
-            if names := sorted(BucketName(bucket_id(ref), ref.limit, ref.key) for ref in refs):
-                ids = [name.id for name in names]
+            if names := sorted((bucket_id(ref), ref.limit, ref.key) for ref in refs):
+                ids = [id for id, _, _ in names]
                 rows = await tx.lock(
                     BUCKETS, "lock_for_claim", ids=ids, target=names, node=node, limit_now=tx.limit_now
                 )

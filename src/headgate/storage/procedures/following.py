@@ -150,17 +150,13 @@ class _Follower(LaneMember):
 
     leader: JobId
     outcome: str | None
+    """The end of its leader that it needs; None: success."""
     is_locked: bool
     is_join: bool
 
     @property
     def lane(self) -> Lane:
         return lane_of(self.queue, self.buckets, self.terms)
-
-    @property
-    def on(self) -> str:
-        """The outcome of its leader that it needs."""
-        return self.outcome or "success"
 
 
 class _EndedMember(msgspec.Struct):
@@ -477,8 +473,8 @@ async def _lock_followers(
 async def _release_or_end(
     tx: Transaction, followers: Sequence[_Follower], leaders: Mapping[str, JobState]
 ) -> list[EndedJob]:
-    released = [job for job in followers if may_run_after(job.on, leaders[job.leader])]
-    unrun = [(job, leaders[job.leader]) for job in followers if not may_run_after(job.on, leaders[job.leader])]
+    released = [job for job in followers if may_run_after(job.outcome, leaders[job.leader])]
+    unrun = [(job, leaders[job.leader]) for job in followers if not may_run_after(job.outcome, leaders[job.leader])]
     if released:
         rows = [(job.id, job.lane.id, job.waits_until(max(job.run_at, tx.now))) for job in released]
         await tx.execute("release", released=rows, now=tx.now)
@@ -523,7 +519,7 @@ async def lock_leader(tx: Transaction, leader: str | None) -> None:
         await _locked_ends(tx, [leader])
 
 
-async def is_held_back(tx: Transaction, job_id: str, leader: str | None, on: str) -> bool:
+async def is_held_back(tx: Transaction, job_id: str, leader: str | None, on: str | None) -> bool:
     """Whether a follower that is retried has to wait for its leader, which gets locked. Raises LeaderNotRetried."""
     ends = {} if leader is None else await _locked_ends(tx, [leader])
     if leader is None or leader not in ends:
@@ -550,7 +546,7 @@ async def undo_end(tx: Transaction, job: EndedJob) -> None:
         if leaders:
             back = await tx.fetch(ENDED_JOBS, "cancelled_followers", leaders=sorted(leaders))
         if back:
-            await block(tx, [each.id for each in back], is_retry=False)
+            await tx.execute("block", ids=[each.id for each in back], now=tx.now, is_retry=False)
 
 
 async def _uncount(tx: Transaction, back: Sequence[EndedJob], followed: Sequence[str]) -> list[EndedJob]:
@@ -568,11 +564,6 @@ async def _uncount(tx: Transaction, back: Sequence[EndedJob], followed: Sequence
     before = await tx.fetch(_BATCHES, "counts_of_leaders", ids=[count.id for count in counts])
     await tx.fetch(_BATCHES, "count_batches", counts=counts, now=tx.now)
     return [batch.ended for batch in before if batch.ended is not None]
-
-
-async def block(tx: Transaction, ids: Sequence[str], *, is_retry: bool) -> None:
-    """Block final jobs behind their leaders again."""
-    await tx.execute("block", ids=ids, now=tx.now, is_retry=is_retry)
 
 
 async def _locked_ends(tx: Transaction, leaders: Sequence[str]) -> dict[str, JobState | None]:

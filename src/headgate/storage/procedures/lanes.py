@@ -111,12 +111,8 @@ class LockedJob(LaneMember):
     follows: JobId | None
     attempt: int
     outcome: str | None
+    """The end of its leader that it needs; None: success."""
     options: JobOptions | None
-
-    @property
-    def on(self) -> str:
-        """The outcome of its leader that it needs."""
-        return self.outcome or "success"
 
     @property
     def lane(self) -> Lane:

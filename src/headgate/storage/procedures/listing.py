@@ -26,7 +26,6 @@ from headgate.limits.key import bucket_key, levels_of
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import call_of, demand_of
 from headgate.storage.driver import Transaction
-from headgate.storage.procedures.buckets import BucketName
 from headgate.storage.procedures.lanes import Lane, lane_of
 from headgate.storage.records import (
     BacklogCounts,
@@ -723,5 +722,5 @@ def _cost(costs: tuple[int, ...] | None, index: int) -> int:
 
 
 async def _buckets_of(tx: Transaction, buckets: Sequence[BucketRef]) -> list[BucketRecord]:
-    rows = [BucketName(bucket_id(ref), ref.limit, ref.key) for ref in buckets]
+    rows = [(bucket_id(ref), ref.limit, ref.key) for ref in buckets]
     return await tx.fetch(_BUCKETS, "buckets_by_id", refs=rows)

@@ -21,7 +21,7 @@ from headgate.limits.concurrency import UNKNOWN_PERMITS, Semaphore, dump_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.plural import counted
-from headgate.storage.driver import NO_RULES, Transaction
+from headgate.storage.driver import NO_RULES, OWN_IDS, Transaction
 from headgate.storage.facts import Contradiction
 from headgate.storage.live_rules import LiveRules, read_settings
 from headgate.storage.procedures.add import remove_tags
@@ -78,13 +78,6 @@ class _Placed(msgspec.Struct):
     exempt: BucketMask
 
 
-class _OwnId(msgspec.Struct):
-    """An id that a caller chose, and the number that its job is stored under."""
-
-    id: int
-    own_id: str
-
-
 class _LostTag(NamedTuple):
     """A tag of a job without a row in the index of tags."""
 
@@ -105,7 +98,6 @@ _NUMBER = re.compile("«(-?[0-9]+)»")
 _LANES = RowDecoder(_Lane, "lane", buckets=UNREADABLE_BUCKETS)
 _PLACED = RowDecoder(_Placed, "job")
 _LOST_TAGS = RowDecoder(_LostTag, "tag")
-_OWN_IDS = RowDecoder(_OwnId, "job")
 _PRUNABLE = RowDecoder(_Prunable, "job")
 _HOLDERS = RowDecoder(Holder, "job")
 
@@ -251,7 +243,7 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule] = NO_RULES) -> 
     """
     # Permits of replaced jobs count as given back; with several writers, the next claim writes it.
     leaving = {} if tx.has_one_writer else holders_in(await read_notes(tx))
-    own_ids = await tx.fetch(_OWN_IDS, "jobs_with_own_ids")
+    own_ids = await tx.fetch(OWN_IDS, "jobs_with_own_ids")
     unlike = [own for own in own_ids if own.id != job_number(own.own_id)]
     # Statements write the numbers of ids in these quotation marks.
     numbered: list[str] = await tx.values("check", now=tx.now)

@@ -98,7 +98,7 @@ async def retry(tx: Transaction, job_id: str, *, audit_record: AuditRecord | Non
     if found is None:
         return None
     require_retriable(job_id, found.state)
-    is_held_back = await following.is_held_back(tx, found.id, found.follows, found.on)
+    is_held_back = await following.is_held_back(tx, found.id, found.follows, found.outcome)
     for found_rival in await rivals(tx, [found.id]):
         if found_rival.rival is not None:
             raise key_taken(found.id, found_rival.rival)
@@ -109,7 +109,7 @@ async def retry(tx: Transaction, job_id: str, *, audit_record: AuditRecord | Non
     ended = found.ended(found.state)
     # This may wait for a transaction that stores another job under its key, so batches and buckets are locked later.
     if is_held_back:
-        await following.block(tx, [found.id], is_retry=True)
+        await tx.execute("block", ids=[found.id], now=tx.now, is_retry=True)
         await following.undo_end(tx, ended)
         await return_permits(tx, found.gives(found.held))
         return found.state
