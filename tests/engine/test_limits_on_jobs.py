@@ -1354,6 +1354,37 @@ def test_a_rollback_takes_the_backlog_back_once_the_newer_release_is_gone(surviv
     run_virtual(main)
 
 
+@pytest.mark.parametrize("delay", [2, 60])
+@pytest.mark.parametrize("key", ["{tenant}", "t-{tenant}"])
+def test_a_job_that_fails_on_an_old_worker_is_retried_under_the_limits_of_the_new_release(key: str, delay: int) -> None:
+    """The fault: it had a node by then, so nobody moved it, and it waited for ever."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, attempts = MemoryStorage(clock), list[str]()
+
+        def release(name: str, *limits: Limit) -> Headgate:
+            app = app_on(store, clock=clock)
+
+            @app.task(name="call", limits=limits, retry=RetryPolicy(delay=delay))
+            async def call(tenant: str) -> None:
+                attempts.append(name)
+                if name == "old":
+                    await asyncio.sleep(30)
+                    raise ConnectionError
+
+            return app
+
+        async with release("old", Concurrency(5, name="slots", key="{tenant}")) as old:
+            job = await old.tasks["call"].enqueue("acme")
+            await asyncio.sleep(1)
+            async with release("new", Concurrency(5, name="slots", key=key, hold="until_final")):
+                await asyncio.sleep(200)
+                assert attempts == ["old", "new"], (await old.admin.explain(job.id)).reason
+        assert await store.check() == []
+
+    run_virtual(main)
+
+
 def test_a_waiting_job_whose_current_cost_cannot_be_computed_is_not_started() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)

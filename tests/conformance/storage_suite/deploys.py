@@ -361,6 +361,22 @@ class DeploysConformance(Conformance):
         await store_user.storage.cancel(ids[0])
         assert [job.id for job in await store_user.storage.gated_jobs_by_id(TASKS, ids)] == ids[1:]
 
+    @pytest.mark.parametrize("delay", [0, 60])
+    async def test_a_job_that_was_tried_before_gets_a_new_limit_set(
+        self, store_user: StoreUser, clock: ManualClock, delay: int
+    ) -> None:
+        """The fault: it kept that of the release before, and no worker started it again."""
+        id = await store_user.add_one(limit_set="a")
+        (job,) = (await store_user.claim(limit_sets={"work": "a"})).jobs
+        move = LimitSetChange(id, (), (), None, None, "b", stays=True)
+        assert await store_user.storage.gated_jobs_by_id(TASKS, [id]) == []
+        assert await store_user.storage.change_limit_sets([move]) == 0
+        await store_user.retry_later(job, delay)
+        assert [gated.limit_set for gated in await store_user.storage.gated_jobs_by_id(TASKS, [id])] == ["a"]
+        assert await store_user.storage.change_limit_sets([move]) == 1
+        clock.advance(delay + 1)
+        assert await store_user.take_ids(limit_sets={"work": "b"}) == [id]
+
     async def test_a_claim_returns_whether_it_skipped_lanes_of_unknown_limits(self, store_user: StoreUser) -> None:
         store_user.rules = {"api": strict(1)}
         await store_user.add(1, buckets=[("api", "acme")])

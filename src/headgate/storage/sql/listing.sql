@@ -1062,9 +1062,9 @@ ORDER BY id
 LIMIT :count
 
 -- name: gated_jobs_by_id
--- Return those of these jobs that are waiting and of these tasks, by id.
+-- Return those of these jobs that are waiting and of these tasks, by id. One that was tried before has its last node.
 @gated_job
-WHERE id {any:ids job_id} AND finished_at IS NULL AND node IS NULL AND {no index}task {any:tasks text}
+WHERE id {any:ids job_id} AND finished_at IS NULL AND (waiting OR node IS NULL) AND {no index}task {any:tasks text}
 ORDER BY id
 
 -- part: gated_lanes [postgres]

@@ -191,7 +191,7 @@ WHERE @by_key(job.id, changed.id)
 -- Give waiting jobs another limit set; their buckets stay.
 UPDATE headgate.job SET limit_set = stays.limit_set
 FROM {rows:stays(id job_id, before json, limit_set text)}
-WHERE @by_key(job.id, stays.id) AND finished_at IS NULL AND node IS NULL AND job.buckets = stays.before
+WHERE @by_key(job.id, stays.id) AND finished_at IS NULL AND (waiting OR node IS NULL) AND job.buckets = stays.before
 
 -- name: set_held
 -- Store which permits a job keeps, which buckets it passes at its next start, and its lane.
