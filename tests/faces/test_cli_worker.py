@@ -89,6 +89,17 @@ def call(*words: str) -> Result:
 
 
 @pytest.mark.slow
+def test_sigterm_ends_a_worker_that_still_imports_its_app(folder: Path) -> None:
+    """The fault: it ended with -15; the first process of a container started, and was killed after the grace."""
+    (folder / "slow.py").write_text("import time\nopen('importing', 'w').close()\ntime.sleep(60)\n")
+    words = [sys.executable, "-m", "headgate", "worker", "slow:app"]
+    with subprocess.Popen(words, cwd=folder) as worker:
+        until_now((folder / "importing").exists)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(patient(20)) == 0
+
+
+@pytest.mark.slow
 def test_a_draining_worker_ends_when_the_remaining_jobs_wait_for_a_limit(folder: Path) -> None:
     target = f"drained_{uuid.uuid4().hex}:app"
     (folder / f"{target.removesuffix(':app')}.py").write_text(APP)

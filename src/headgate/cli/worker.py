@@ -252,6 +252,9 @@ def worker(
     until: Literal["ready", "all"] | None = "all" if drain_all else "ready" if drain else None
     log_to_stderr(log_level, as_json=log_json)
     ignore_stacks_signal()
+    # The import of an app may take long, and the kernel drops a signal to the first process of a container that does
+    # not handle it: the worker would start after all, and be killed at the end of its grace.
+    signal.signal(signal.SIGTERM, _end_at_once)
     if (processes > 1 or reload) and not end_with_stdin:
         given = click.get_current_context().meta[GIVEN]
         command = [sys.executable, "-m", "headgate", "worker", "--end-with-stdin", *given]
@@ -360,18 +363,19 @@ async def _open(app: Headgate, wait: float, stack: AsyncExitStack) -> bool:
     until = clock.monotonic() + microseconds(wait)
     stopping = asyncio.Event()
     is_logged = False
-    with on_stop_signals(stopping.set, stopping.set):
-        while not stopping.is_set():
-            try:
-                await stack.enter_async_context(app.open())
-                return not stopping.is_set()
-            except StorageUnavailable as error:
-                if clock.monotonic() >= until:
-                    raise
-                if not is_logged:
-                    logger.warning("waiting up to %g s for the store: %s", wait, error)
-                    is_logged = True
-            await wait_for_event(clock, stopping, 1.0)
+    # Until the node replaces them: a signal in between is the node's.
+    stack.enter_context(on_stop_signals(stopping.set, stopping.set))
+    while not stopping.is_set():
+        try:
+            await stack.enter_async_context(app.open())
+            return not stopping.is_set()
+        except StorageUnavailable as error:
+            if clock.monotonic() >= until:
+                raise
+            if not is_logged:
+                logger.warning("waiting up to %g s for the store: %s", wait, error)
+                is_logged = True
+        await wait_for_event(clock, stopping, 1.0)
     return False
 
 
@@ -387,6 +391,11 @@ def _log_queues_without_tasks(app: Headgate, queues: Iterable[str]) -> None:
                 queue,
                 ", ".join(sorted(own)) or "none",
             )
+
+
+def _end_at_once(_number: int, _frame: object) -> None:
+    """End this process, which has claimed nothing yet."""
+    os._exit(0)
 
 
 def _end_soon(code: int) -> None:
