@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Cron, Every, Headgate, StrictRate, chain, current_job
+from headgate import Cron, Every, Headgate, JobState, StrictRate, chain, current_job
 from headgate.clock import SECOND, SystemClock, from_datetime
 from headgate.jobs.event import (
     Event,
@@ -21,7 +21,7 @@ from headgate.jobs.event import (
 )
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
-from tests.internals import app_on, store_of
+from tests.internals import app_on, node_of, store_of
 from tests.until import becomes, patient
 
 HOURLY = Every(hours=1)
@@ -264,6 +264,35 @@ def test_a_restarted_worker_of_an_older_release_does_not_restore_its_trigger() -
             await asyncio.sleep(300)
             async with (reader := app_on(store, clock=clock)).open():
                 assert await trigger(reader) == old.describe()
+
+    run_virtual(main)
+
+
+def test_a_worker_that_drains_for_long_does_not_hold_up_a_rollback() -> None:
+    """The fault: it went on declaring its schedules, so the older trigger applied only when its last job had ended."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, old, new = MemoryStorage(clock), Every(minutes=10), Cron("30 * * * *")
+        older, newer = before(store, old, clock=clock), app_on(store, clock=clock, grace=7200)
+
+        @newer.task
+        async def run_long() -> None:
+            await asyncio.sleep(3600)
+
+        @newer.schedule(new)
+        @newer.task
+        async def invoice() -> None: ...
+
+        async with older:
+            await asyncio.sleep(10)
+            async with newer:
+                job = await run_long.enqueue()
+                await asyncio.sleep(10)
+                assert (await older.admin.schedules.status("invoice")).trigger == new.describe()
+                node_of(newer).stop()
+                await asyncio.sleep(300)
+                assert (await older.admin.schedules.status("invoice")).trigger == old.describe()
+                assert (await job.status()).state is JobState.RUNNING
 
     run_virtual(main)
 

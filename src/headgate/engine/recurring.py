@@ -60,8 +60,9 @@ NOTE_EVERY = 60 * SECOND
 class Recurring(WithServices):
     """Fires due schedules. Every node runs one; they race for each occurrence, and the store accepts one of them."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, stopping: asyncio.Event | None = None) -> None:
         super().__init__(services)
+        self._stopping = stopping or asyncio.Event()
         self._wakeup = asyncio.Event()
         self._checked_at = 0
         self._due_timer: Timer | None = None
@@ -85,7 +86,8 @@ class Recurring(WithServices):
                 self._wakeup.clear()
                 doing = "storing schedules"
                 try:
-                    if self._declarer.is_due:
+                    # A node that stops enqueues what is due, but lets the declarations of other releases hold.
+                    if self._declarer.is_due and not self._stopping.is_set():
                         await self._publish_overdue()
                         await self._declare()
                     doing = "enqueueing occurrences"
