@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +16,14 @@ from headgate import AttemptContext, Headgate, RateLimit, RetryPolicy, StrictRat
 from headgate.client.plan import ChainSteps
 from headgate.errors import DeclarationError, JobFailed, JobNotFound, PayloadError
 from headgate.jobs.event import Event, JobNotMigrated
+from headgate.jobs.identity import job_number
 from headgate.jobs.state import JobState
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.hooks import JobDraft
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.conftest import MakeApp
 from tests.internals import app_on, client_of
-from tests.until import result_within
+from tests.until import becomes, result_within
 
 
 class Sums:
@@ -384,6 +388,31 @@ def test_a_job_that_takes_a_result_waits_if_its_other_arguments_do_not_fit() -> 
         assert [event.job_id for event in received] == [stored.jobs[1].id]  # type: ignore[attr-defined]
 
     run_virtual(main)
+
+
+async def test_a_job_that_takes_a_result_and_has_no_object_as_its_payload_is_unreadable(tmp_path: Path) -> None:
+    """The fault: it failed with msgspec.DecodeError, and the retries of its task followed."""
+    app = Headgate(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+
+    @app.task
+    async def text(length: int, before: str = "") -> str:
+        return before + "x" * length
+
+    first = text.call(1)
+    async with app.open():
+        stored = await chain(first, text.call(2, before=result_of(first))).enqueue()
+        with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as connection:
+            connection.execute("UPDATE job SET payload = '[2]' WHERE id = ?", (job_number(stored.last.id),))
+        async with app:
+
+            async def outcomes() -> list[str]:
+                return [attempt.outcome for attempt in (await app.admin.job(stored.last.id)).attempts]
+
+            await becomes(outcomes, ["unreadable"])
+            error = (await app.admin.job(stored.last.id)).record.error
+    assert error is not None
+    assert error.type == "headgate.errors.PayloadError"
+    assert error.message == f"the payload of job {stored.last.id} is not a JSON object: Expected `object`, got `array`"
 
 
 def test_encoded_results_are_arguments() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from headgate.engine.large_payloads import LargePayloads
-from headgate.errors import ResultUnavailable
+from headgate.errors import PayloadError, ResultUnavailable
 from headgate.jobs.job import ClaimedJob, JobRecord, JobState
 from headgate.storage.store import Store
 from headgate.tasks.codec import Codecs
@@ -29,9 +29,15 @@ class StoreResults:
     async def payload_of(self, job: ClaimedJob, results: Mapping[str, str | Sequence[str]]) -> str:
         """Return the payload of a job with the arguments `results`, in clear.
 
-        Raises ResultUnavailable, StorageUnavailable, FolderUnavailable, and PayloadError for what cannot be decoded.
+        Raises ResultUnavailable, StorageUnavailable, FolderUnavailable, and PayloadError for what cannot be decoded or
+        is no JSON object.
         """
-        arguments = _decode(self._codecs.decode(job.payload, f"the payload of job {job.id}"))
+        what = f"the payload of job {job.id}"
+        stored = self._codecs.decode(job.payload, what)
+        try:
+            arguments = _decode(stored)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise PayloadError(f"{what} is not a JSON object: {error}") from None
         for name, ids in results.items():
             if isinstance(ids, str):
                 arguments[name] = await self._result_of(ids, name)
