@@ -210,7 +210,7 @@ def test_a_failing_upgrade_uses_five_tries_and_keeps_the_stored_payload() -> Non
             assert "KeyError: 'pagez'" in failed.value.message
             assert "test_renamed_tasks.py" in (failed.value.traceback or "")
             attempts = (await newer.admin.job(job.id)).attempts
-            assert [attempt.outcome for attempt in attempts] == ["unreadable"] * 4 + ["failed"]
+            assert [attempt.outcome for attempt in attempts] == ["unreadable"] * 7 + ["failed"]
         async with fixed:
             await fixed.admin.retry(job.id)
             assert await fixed.job(job.id).result() == 2
@@ -245,9 +245,9 @@ async def test_damaged_rows_are_skipped_and_the_worker_continues(tmp_path: Path)
     database = sqlite3.connect(tmp_path / "jobs.db")
     with database:
         for job, payload in zip(jobs, DAMAGED, strict=True):
-            # As after four tries: the fifth is the last.
+            # As after seven tries: the eighth is the last, with three retries.
             database.execute(
-                "UPDATE job SET payload = CAST(? AS TEXT), attempt = 4 WHERE id = ?", (payload, job_number(job.id))
+                "UPDATE job SET payload = CAST(? AS TEXT), attempt = 7 WHERE id = ?", (payload, job_number(job.id))
             )
     async with app:
         fine = await work.enqueue(7)

@@ -582,7 +582,7 @@ def test_a_job_that_cannot_be_read_fails_after_its_tries_however_it_is_interrupt
     life = JobLifecycle(policy)
     for event in events:
         life.attempt(event)
-    for _ in range(UNREADABLE_TRIES - 1):
+    for _ in range(policy.retries + UNREADABLE_TRIES - 1):
         assert isinstance(life.attempt(Unreadable(ERROR)), Returned)
     assert isinstance(life.attempt(Unreadable(ERROR)), Finished)
 

@@ -44,6 +44,8 @@ POISONOUS_AFTER = 3
 """A job is failed when this many of its running attempts have ended with a dead node."""
 
 UNREADABLE_TRIES = 5
+"""How often an unreadable job is tried at least: by so many attempts more than it has retries, which may be used up."""
+
 UNREADABLE_DELAY = 30 * SECOND
 
 
@@ -222,7 +224,7 @@ def decide(
                 return _failed(job, error, now, None)
             return _failed(job, error, now, retry.wait_after(failures, random, raised) if wait is None else wait)
         case Unreadable(error):
-            if failures < UNREADABLE_TRIES:
+            if failures < retry.retries + UNREADABLE_TRIES:
                 return Returned(job.id, job.fence, "unreadable", spent=True, run_at=now + UNREADABLE_DELAY, error=error)
             return Finished(job.id, job.fence, JobState.FAILED, error=error)
         case Snoozed(delay):

@@ -92,14 +92,15 @@ def test_attempts_lost_with_their_node_use_up_no_retry() -> None:
 
 
 def test_an_unreadable_job_waits_for_a_deploy_that_can_read_it() -> None:
-    for attempt in range(1, UNREADABLE_TRIES):
+    for attempt in range(1, POLICY.retries + UNREADABLE_TRIES):
         assert ending(Unreadable(ERROR), attempt=attempt) == Returned(
             "job", 7, "unreadable", spent=True, run_at=NOON + UNREADABLE_DELAY, error=ERROR
         )
 
 
 def test_an_unreadable_job_fails_in_the_end() -> None:
-    assert ending(Unreadable(ERROR), attempt=UNREADABLE_TRIES) == Finished("job", 7, JobState.FAILED, error=ERROR)
+    last = POLICY.retries + UNREADABLE_TRIES
+    assert ending(Unreadable(ERROR), attempt=last) == Finished("job", 7, JobState.FAILED, error=ERROR)
 
 
 def test_a_snooze_puts_the_job_off_and_spends_nothing() -> None:
