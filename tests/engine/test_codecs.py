@@ -30,6 +30,7 @@ from headgate import (
     Zlib,
     batch,
     chain,
+    current_job,
 )
 from headgate.clock import SECOND, SystemClock
 from headgate.jobs.encoded import codecs_of, is_encoded
@@ -220,7 +221,8 @@ def test_a_job_that_a_node_cannot_decode_is_tried_again_and_then_kept_for_a_retr
             with pytest.raises(JobFailed, match="payload of task 'pay' cannot be decoded") as failed:
                 await result_within(unable.job(job.id), 600)
             assert failed.value.error_type == "headgate.errors.PayloadError"
-            assert round((clock.monotonic() - before) / SECOND) == 120
+            # Three retries, and five attempts more: 30 s apart.
+            assert round((clock.monotonic() - before) / SECOND) == 210
         async with able:
             assert not called
             await able.admin.retry(job.id)
@@ -232,6 +234,36 @@ def test_a_job_that_a_node_cannot_decode_is_tried_again_and_then_kept_for_a_retr
         async with stranger.open():
             with pytest.raises(PayloadError, match=f"the result of job {job.id} cannot be decoded"):
                 await result_within(stranger.job(job.id), 5)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("retries", [4, 6, 9])
+def test_a_job_with_many_failures_is_tried_as_often_by_nodes_that_cannot_decode_it(retries: int) -> None:
+    """The fault: from its fifth attempt on it failed at the first claim of a worker without the new key."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        able, unable = app_on(store, clock=clock, codec=NEW), app_on(store, clock=clock, codec=OLD)
+        attempts: list[int] = []
+
+        async def pay(card: str) -> str:
+            attempts.append(current_job().attempt)
+            if len(attempts) < 5:
+                raise ConnectionError
+            return "paid"
+
+        for app in (able, unable):
+            app.task(retry=RetryPolicy(retries=retries, delay=60))(pay)
+        async with able:
+            job = await able.tasks["pay"].enqueue(SECRET)
+            await asyncio.sleep(3 * 60 + 10)
+        assert attempts == [1, 2, 3, 4]
+        async with unable:
+            await asyncio.sleep(60 + 100)
+            assert (await unable.admin.job(job.id)).record.state is JobState.WAITING
+        async with able:
+            assert await result_within(able.job(job.id), 60) == "paid"
 
     run_virtual(main)
 
