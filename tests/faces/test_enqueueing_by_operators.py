@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate import Headgate, JobNotFound, JobState, PayloadError, RetryPolicy, StrictRate, chain, result_of
+from headgate import Every, Headgate, JobNotFound, JobState, PayloadError, RetryPolicy, StrictRate, chain, result_of
 from headgate.admin import EnqueuedJob
 from headgate.errors import IllegalTransition, UnknownQueue, UnknownTask
 from tests.faces.one_module import OneModule, answer, call, go_into
@@ -127,6 +129,7 @@ async def test_invalid_arguments_are_refused_with_their_name_and_store_nothing(a
             ({"since": 7}, "lacks argument 'tenant'"),
             ({"tenant": "acme", "until": 7}, "has no argument 'until'; it has: tenant, since"),
             ({"tenant": {1, 2}}, "does not fit|not JSON"),
+            ({"tenant": "acme", "since": nan}, "argument 'since' of task 'sync' does not survive JSON: nan comes back"),
         ):
             with pytest.raises(PayloadError, match=message):
                 await app.admin.run_again(old.id, payload)
@@ -140,6 +143,24 @@ async def test_invalid_arguments_are_refused_with_their_name_and_store_nothing(a
             await app.admin.run_again("nobody")
         assert await app.admin.count() == 1
         assert [entry.action for entry in await app.admin.audit_log()] == []
+
+
+@pytest.mark.parametrize("given", [nan, {"low": [1.0, inf]}])
+async def test_a_number_that_json_lacks_is_refused_and_not_stored_as_null(app: Headgate, given: Any) -> None:
+    """The fault: the handler got None."""
+
+    @app.task
+    async def measure(values: Any, *, at: datetime | None = None, where: tuple[int, int] = (0, 0)) -> None: ...
+
+    async with app.open():
+        with pytest.raises(PayloadError, match="argument 'values' of task 'measure' does not survive JSON"):
+            await app.admin.enqueue("measure", {"values": given})
+        with pytest.raises(PayloadError, match="argument 'values' of task 'measure' does not survive JSON"):
+            await app.admin.schedules.create("hourly", "measure", Every(hours=1), {"values": given})
+        at = datetime(2026, 5, 1, tzinfo=UTC)
+        job = await app.admin.enqueue("measure", {"values": [1.5, None, (1, {2})], "at": at, "where": (1, 2)})
+        payload = json.loads((await app.admin.job(job.id)).record.payload)
+        assert payload == {"values": [1.5, None, [1, [2]]], "at": "2026-05-01T00:00:00Z", "where": [1, 2]}
 
 
 async def test_a_job_that_cannot_be_read_is_not_run_again(tmp_path: Path) -> None:

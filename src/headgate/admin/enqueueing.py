@@ -123,7 +123,12 @@ def call_of(task: TaskDefinition, payload: Payload) -> Call[Any]:
     """Return the call of a task with these arguments. Raises PayloadError, which names the argument."""
     if isinstance(payload, Mapping):
         try:
-            payload = msgspec.json.encode(payload)
+            given = msgspec.to_builtins(payload, str_keys=True)
+            payload = msgspec.json.encode(given)
+            # A number that JSON lacks, such as nan, would be null.
+            task.payload.require_survival(given, msgspec.json.decode(payload), loose=True)
+        except PayloadError:
+            raise
         except (TypeError, ValueError, RecursionError) as error:
             raise PayloadError(f"the arguments of task {task.name!r} are not JSON: {error}") from None
     positional, named = task.payload.parse(payload)

@@ -176,7 +176,7 @@ class PayloadType:
         except USER_CODE_ERRORS as error:  # here too
             raise self._mismatch(error) from None
         if self._untyped or not equal(given, back):
-            self._require_survival(given, back)
+            self.require_survival(given, back)
         stored = self._codecs.encode(payload, self._arguments_text) if self._encodes else payload.decode()
         return stored, self.defaults | back if self.defaults else back
 
@@ -444,13 +444,13 @@ class PayloadType:
         what = found["what"] if self._is_harmless(error) else type(error).__name__
         return PayloadError(f"argument {name!r} of {self._where} does not fit its annotation: {at}{what}", name)
 
-    def _require_survival(self, given: Mapping[str, Any], back: Mapping[str, Any]) -> None:
-        """Raise PayloadError for an argument that the handler would not get as it was passed."""
+    def require_survival(self, given: Mapping[str, Any], back: Mapping[str, Any], *, loose: bool = False) -> None:
+        """Raise PayloadError for an argument that would not arrive as it was passed; `loose`: but for tuples."""
         for name, value in given.items():
-            difference = first_difference(value, back[name], path=name)
+            difference = first_difference(value, back[name], loose=loose, path=name)
             if difference is not None:
                 path, before, after = difference
-            elif name in self._untyped and type(value) is not type(back[name]):
+            elif not loose and name in self._untyped and type(value) is not type(back[name]):
                 path, before, after = name, value, back[name]
             else:
                 continue
