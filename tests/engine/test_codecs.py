@@ -527,8 +527,13 @@ async def test_schedules_made_at_run_time_are_encoded_anew_on_request(shared: tu
             assert codecs_of(after.call.payload) == (NEW.name,)
             assert json.loads(new.admin.decoded(after.call.payload)) == {"tenant": "acme", "card": SECRET}
             assert (after.course, after.paused_at, after.rules) == (before.course, before.paused_at, before.rules)
-            with pytest.raises(PayloadError, match="the payload of schedule 'one' cannot be decoded"):
-                await old.admin.schedules.reencode()
+            await pay.schedule("zero", Every(hours=1)).enqueue("acme", SECRET)
+            cleared = app_on(store, old_codecs=[OLD], **settings)
+            said = "1 schedule encoded anew, and 2 not: the payload of schedule 'one' cannot be decoded"
+            async with cleared.open():
+                with pytest.raises(PayloadError, match=said):
+                    await cleared.admin.schedules.reencode()
+                assert codecs_of((await record_of(cleared, "zero")).call.payload) == ()
 
 
 # ------------------------------------------------------------------------------------------------- processes

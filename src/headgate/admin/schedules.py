@@ -22,6 +22,7 @@ from headgate.errors import (
     USER_CODE_ERRORS,
     DeclarationError,
     HeadgateError,
+    PayloadError,
     ScheduleDeclared,
     ScheduleExists,
     ScheduleNotFound,
@@ -33,6 +34,7 @@ from headgate.jobs.encoded import codecs_of
 from headgate.jobs.identity import IdSource, with_new_ids
 from headgate.jobs.job import summarize_error
 from headgate.jobs.query import PAGE_AND_ONE
+from headgate.plural import counted
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.calendar_text import calendar_text
 from headgate.schedules.cron import Cron
@@ -392,11 +394,17 @@ class SchedulesAdmin:
     async def reencode(self) -> int:
         """Encode the payloads of all schedules as new ones are, so that an old codec can be removed.
 
-        Returns how many have changed. Raises PayloadError for one that this app cannot decode.
+        Returns how many have changed. Raises PayloadError at the end, if there are some that this app cannot decode.
         """
-        codecs, changed = self._registry.codecs, 0
+        codecs, changed, failed = self._registry.codecs, 0, list[str]()
         async for record in self._all():
-            changed += record.unreadable is None and await self._reencode(record, codecs)
+            try:
+                changed += record.unreadable is None and await self._reencode(record, codecs)
+            except PayloadError as error:
+                failed.append(str(error))
+        if failed:
+            named = "; ".join(failed[:3]) + ("; …" if len(failed) > 3 else "")
+            raise PayloadError(f"{counted(changed, 'schedule')} encoded anew, and {len(failed)} not: {named}")
         return changed
 
     async def _reencode(self, record: ScheduleRecord, codecs: Codecs) -> bool:
