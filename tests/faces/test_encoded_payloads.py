@@ -112,6 +112,25 @@ def test_the_command_line_without_the_key_says_what_it_lacks(
     refused = call("jobs", "show", "--app", keyless.target, paid, "--decode")
     assert refused.exit_code == 1
     assert "encoded with 'aes-gcm.2026-11', and this app has no codec" in refused.output
+    assert refused.output.count(HIDDEN) == 2
+
+
+def test_jobs_that_cannot_be_decoded_hide_no_others(project: OneModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: one of several ids that could not be decoded was all that was printed."""
+    paid, _ = run_to_the_end(project)
+    monkeypatch.setenv("PAYLOAD_KEYS", f"2027-05={AesGcm.new_key()}")
+    renewed = OneModule(project.path, APP)
+    other = renewed.do(_enqueued)
+    for options in ((), ("--json",)):
+        shown = call("jobs", "show", "--app", renewed.target, paid, other, "--decode", *options)
+        assert shown.exit_code == 1
+        assert SECRET in shown.output
+        assert f"job {paid}: it cannot be decoded: it is encoded with 'aes-gcm.2026-11'" in shown.output
+        assert f"job {other}:" not in shown.output
+
+
+async def _enqueued(app: Headgate) -> str:
+    return (await app.tasks["pay"].enqueue(SECRET)).id
 
 
 def test_text_finds_nothing_in_encoded_payloads(project: OneModule) -> None:

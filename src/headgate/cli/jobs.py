@@ -40,7 +40,7 @@ from headgate.cli.output import (
 from headgate.cli.query import note_unknown, query_at, takes_query
 from headgate.cli.times import instant, seconds
 from headgate.clock import SystemClock, sleep, to_datetime
-from headgate.errors import BatchNotFound, HeadgateError, IllegalTransition, JobNotFound
+from headgate.errors import BatchNotFound, HeadgateError, IllegalTransition, JobNotFound, PayloadError
 from headgate.escaping import indented, one_line
 from headgate.jobs.encoded import is_encoded, shown_encoded
 from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobOptions, JobRecord, JobState, Origin
@@ -110,18 +110,22 @@ def show(target: str, ids: Sequence[str], decode: bool, as_json: bool) -> None:
     """Show jobs in full: why they wait, payload, result, limits, attempts, last log lines.
 
     For an encoded payload or result you see its codecs' names, unless you pass --decode and the app has the codecs.
+    Exit code 1 if it cannot decode one of the jobs.
 
     With --json: an array, one object for each id.
     """
-    found, now = ask_with_time(target, lambda admin: _each(admin, ids, partial(_details, admin, decode=decode)))
+    refused: list[str] = []
+    read_details = partial(_details, refused=refused if decode else None)
+    found, now = ask_with_time(target, lambda admin: _each(admin, ids, partial(read_details, admin)))
     if as_json:
         print_json([each if isinstance(each, BatchStatus) else _as_data(each[0], each[1].reason) for each in found])
-        return
-    for each in found:
+    for each in () if as_json else found:
         if isinstance(each, BatchStatus):
             click.echo(_batch_line(each))
         else:
             _print_details(*each, now)
+    if refused:
+        raise click.ClickException("; ".join(refused))
 
 
 @jobs.command()
@@ -274,10 +278,14 @@ async def _each(admin: Admin, ids: Sequence[str], read: Callable[[str], Awaitabl
     return found
 
 
-async def _details(admin: Admin, id: str, *, decode: bool) -> tuple[JobDetails, Explanation]:
+async def _details(admin: Admin, id: str, *, refused: list[str] | None) -> tuple[JobDetails, Explanation]:
+    """Read a job; with `refused`, decode it, or add why it cannot be decoded."""
     details = await admin.job(id)
-    if decode:
-        details = replace(details, record=await _decoded(admin, details.record))
+    if refused is not None:
+        try:
+            details = replace(details, record=await _decoded(admin, details.record))
+        except PayloadError as error:
+            refused.append(f"job {id}: {error}")
     return details, await admin.explain(id)
 
 
