@@ -19,7 +19,7 @@ from headgate.jobs.state import JobState
 from headgate.storage.store import Store
 
 CHUNK = 200
-"""How many jobs are read at once."""
+"""How many jobs are read at once, or deleted in one commit, so that other writes do not wait long for it."""
 
 LEADER_FIRST = "its leader has to be retried first, which also brings the job back"
 
@@ -134,7 +134,7 @@ async def change_many(
     if isinstance(query, str):
         raise DeclarationError(f"pass a JobQuery or a list of ids, not one text: {query!r}")
     bulk = _Bulk(change, most, dry_run)
-    pages = _pages(storage, verb.queries(query)) if isinstance(query, JobQuery) else _pages_of(storage, query)
+    pages = pages_that_match(storage, verb.queries(query)) if isinstance(query, JobQuery) else pages_of(storage, query)
     async for page in pages:
         now = storage.now()
         left = page if verb.is_done is None else [record for record in page if not verb.is_done(record, now)]
@@ -183,7 +183,8 @@ async def cancel_batch(
                     return bulk.result(is_cut=True)
 
 
-async def _pages(storage: Store, queries: Sequence[JobQuery]) -> AsyncIterator[Sequence[JobRecord]]:
+async def pages_that_match(storage: Store, queries: Sequence[JobQuery]) -> AsyncIterator[Sequence[JobRecord]]:
+    """Return the jobs that match these queries, one query after the other, the oldest first."""
     for query in queries:
         cursor: str | None = None
         while page := await storage.jobs(query.filter(cursor=cursor, count=CHUNK, oldest_first=True)):
@@ -193,8 +194,8 @@ async def _pages(storage: Store, queries: Sequence[JobQuery]) -> AsyncIterator[S
             cursor = page[-1].id
 
 
-async def _pages_of(storage: Store, ids: Sequence[str]) -> AsyncIterator[Sequence[JobRecord]]:
-    # Oldest first: a leader is retried before the jobs that follow it.
+async def pages_of(storage: Store, ids: Sequence[str]) -> AsyncIterator[Sequence[JobRecord]]:
+    """Return the jobs with these ids, the oldest first: a leader is retried before the jobs that follow it."""
     ordered = sorted(set(ids))
     for start in range(0, len(ordered), CHUNK):
         page = await storage.jobs_by_id(ordered[start : start + CHUNK])

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from headgate.admin.bulk import pages_of, pages_that_match
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditRecord
+from headgate.jobs.job import JobRecord
 from headgate.jobs.query import JobQuery
 from headgate.jobs.state import JobState
 from headgate.plural import counted
 from headgate.storage.store import Store
-
-CHUNK = 200
-"""How many jobs are deleted in one commit at most, so that other writes do not wait long for it."""
 
 FINAL = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED)
 
@@ -53,17 +52,14 @@ async def purge(
     """
     if isinstance(query, str):
         raise DeclarationError(f"pass a JobQuery or a list of ids, not one text: {query!r}")
-    queries = _final_queries(query, before) if isinstance(query, JobQuery) else None
-    ids = [] if isinstance(query, JobQuery) else sorted(set(query))
+    queries = _final_queries(query, before) if isinstance(query, JobQuery) else ()
+    pages = pages_of(storage, query) if not isinstance(query, JobQuery) else pages_that_match(storage, queries)
     if dry_run:
-        found = await _count(storage, queries, most) if queries is not None else await _final(storage, ids, before)
+        found = await _count(storage, queries, most) if queries else await _final(pages, before)
         return Purged(min(found, most), is_dry_run=True, is_cut=found > most)
     work = _Purge(storage, before, most, on_progress)
     try:
-        if queries is None:
-            is_cut = not await work.delete_ids(ids)
-        else:
-            is_cut = not all([await work.delete(each) for each in queries])
+        is_cut = not await work.delete(pages)
     finally:
         if work.deleted:
             # If it is stopped, these jobs are deleted all the same.
@@ -80,12 +76,11 @@ async def _count(storage: Store, queries: Sequence[JobQuery], most: int) -> int:
     return found
 
 
-async def _final(storage: Store, ids: Sequence[str], before: int) -> int:
+async def _final(pages: AsyncIterator[Sequence[JobRecord]], before: int) -> int:
     """Return how many of these jobs were final before then."""
     found = 0
-    for start in range(0, len(ids), CHUNK):
-        records = await storage.jobs_by_id(ids[start : start + CHUNK])
-        found += sum(record.finished_at is not None and record.finished_at < before for record in records)
+    async for page in pages:
+        found += sum(record.finished_at is not None and record.finished_at < before for record in page)
     return found
 
 
@@ -100,20 +95,11 @@ class _Purge:
         self._most = most
         self._on_progress = on_progress
 
-    async def delete(self, query: JobQuery) -> bool:
-        """Delete the jobs that a query of one final state matches; False if there are more than may be deleted."""
-        cursor: str | None = None
-        while page := await self._storage.jobs(query.filter(cursor=cursor, count=CHUNK, oldest_first=True)):
-            if not await self._delete_page([record.id for record in page]):
-                return False
-            # Jobs that are needed, or that another transaction has locked, are left; the search goes on after them.
-            cursor = page[-1].id
-        return True
-
-    async def delete_ids(self, ids: Sequence[str]) -> bool:
+    async def delete(self, pages: AsyncIterator[Sequence[JobRecord]]) -> bool:
         """Delete those of these jobs that are final; False if there are more than may be deleted."""
-        for start in range(0, len(ids), CHUNK):
-            if not await self._delete_page(ids[start : start + CHUNK]):
+        async for page in pages:
+            # Jobs that are needed, or that another transaction has locked, are left; the search goes on after them.
+            if not await self._delete_page([record.id for record in page]):
                 return False
         return True
 
