@@ -7,7 +7,9 @@ import logging
 
 import pytest
 
-from headgate import Concurrency, Headgate, RetryPolicy, StrictRate
+from headgate import Concurrency, Headgate, RetryPolicy, StrictRate, batch
+from headgate.admin.findings import findings_of
+from headgate.jobs.event import Event, LimitUnknown
 from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -194,6 +196,39 @@ def test_a_checkup_names_the_pauses_that_jobs_wait_for() -> None:
                 ("limit 'api' is paused for keys like 'a*'", "ada", 2, "headgate limits resume api --pattern 'a*'"),
             ]
             assert all(each.since is not None for each in pauses)
+
+    run_virtual(main)
+
+
+def test_a_limit_that_a_batch_holds_and_no_release_declares_any_more_is_named() -> None:
+    """The fault: its jobs waited for ever, and neither a log line nor the doctor named the limit."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, received = MemoryStorage(clock), list[Event]()
+        old, new = (app_on(store, clock=clock) for _ in range(2))
+        new.subscribe(received.append, LimitUnknown)
+        old.limit("machines", Concurrency(2))
+        for app in (old, new):
+
+            @app.task(name="work")
+            async def work(number: int) -> None: ...
+
+        async with old.open():
+            calls = [old.tasks["work"].call(number) for number in range(3)]
+            jobs = (await batch(calls, limits=["machines"]).enqueue()).jobs
+            assert (await old.admin.checkup()).unknown_limits == {}
+        async with new:
+            await asyncio.sleep(300)
+            assert (await new.admin.explain(jobs[0].id)).reason.startswith("it waits for limit 'machines'")
+            found = [each for each in findings_of(await new.admin.checkup()) if each.check == "limits"]
+            said = [event.line() for event in received if isinstance(event, LimitUnknown)]
+            for text in (*said, *(each.seen for each in found)):
+                assert "machines" in text
+                assert jobs[0].id in text
+            assert (len(said), len(found)) == (1, 1)
+        async with old:
+            await asyncio.sleep(60)
+            assert [(await old.admin.explain(job.id)).reason for job in jobs] == ["it succeeded"] * 3
 
     run_virtual(main)
 

@@ -78,6 +78,7 @@ def checkup(store: StoreFacts = SQLITE, **facts: Any) -> Checkup:
         "waiting": (),
         "pauses": (),
         "unknown_tasks": {},
+        "unknown_limits": {},
         "overdue": [],
         "blockers": [],
         "alerts": [],

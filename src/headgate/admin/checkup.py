@@ -20,7 +20,8 @@ from headgate.tasks.status import ScheduleStatus
 class Checkup:
     """The facts at one moment, `now` in the store's time.
 
-    `unknown_tasks` are the waiting jobs of tasks that this app does not declare. `pauses` are those that jobs wait for.
+    `unknown_tasks` are the waiting jobs of tasks that this app does not declare; `unknown_limits` the limits that it
+    does not declare and that a batch holds, each with a job of the batch. `pauses` are those that jobs wait for.
     `contradictions` and `indexes` are None if they were not searched.
     """
 
@@ -30,6 +31,7 @@ class Checkup:
     waiting: Sequence[WaitingCount]
     pauses: Sequence[Pause]
     unknown_tasks: Mapping[str, int]
+    unknown_limits: Mapping[str, str]
     overdue: Sequence[ScheduleStatus]
     blockers: Sequence[Blocker]
     alerts: Sequence[AlertStatus]

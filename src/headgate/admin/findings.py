@@ -354,6 +354,9 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
             "start a worker of the app that does, add an alias, or cancel them: "
             f"headgate jobs cancel --task {shlex.quote(task)} --state waiting",
         )
+    for limit, job in sorted(checkup.unknown_limits.items()):
+        seen = f"the batch of job {job} holds limit {limit!r}, which this app does not declare, so its jobs wait"
+        yield Finding("warning", "limits", seen, f"declare it again with app.limit({limit!r}, …), or cancel the batch")
     if not checkup.unknown_tasks:
         yield Finding("ok", "tasks", "all waiting jobs belong to declared tasks")
     for schedule in checkup.overdue:

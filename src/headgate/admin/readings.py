@@ -317,7 +317,8 @@ class Readings:
         `deep` also checks whether jobs, nodes, lanes and buckets agree, and indexes with their tables; it reads all of
         them.
         """
-        waiting = await self.waiting()
+        waiting, rules = await self.waiting(), self._registry.rules
+        others = await self._storage.jobs_of_other_limits(frozenset(rules))
         return Checkup(
             now=self.now(),
             store=await self._storage.facts(),
@@ -325,9 +326,10 @@ class Readings:
             waiting=waiting,
             pauses=await pauses_with_jobs(self._storage, waiting),
             unknown_tasks=unknown_tasks(waiting, self._tasks),
+            unknown_limits={limit: job.id for job in others for limit in job.held_by_batch(rules)},
             overdue=await self.schedules.overdue(),
             blockers=await self.blockers(),
             alerts=await self.alerts(),
-            contradictions=await self._storage.check(self._registry.rules) if deep else None,
+            contradictions=await self._storage.check(rules) if deep else None,
             indexes=await self._storage.check_indexes() if deep else None,
         )

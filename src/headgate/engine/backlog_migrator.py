@@ -14,7 +14,7 @@ from headgate.engine.large_payloads import LargePayloads, call_all
 from headgate.engine.services import Services, WithServices
 from headgate.errors import USER_CODE_ERRORS, FolderUnavailable, PayloadError, StorageUnavailable
 from headgate.jobs.encoded import is_in_folder
-from headgate.jobs.event import JobNotMigrated, JobsMigrated, TaskUnknown
+from headgate.jobs.event import JobNotMigrated, JobsMigrated, LimitUnknown, TaskUnknown
 from headgate.jobs.limit_sets import GatedJob, LimitSetChange, subject_of
 from headgate.jobs.terms import LimitTerms
 from headgate.tasks.batch_limits import buckets_in_batch
@@ -80,6 +80,7 @@ class BacklogMigrator(WithServices):
         """Set after the first note. A claim before it would start jobs by the rules of the release before."""
         self._published_tasks: set[str] = set()
         self._unknown_tasks: set[str] = set()
+        self._unknown_limits: set[str] = set()
         self._unmovable: set[str] = set()
         self._not_yet: set[str] = set()
         self._folder_again_at = 0
@@ -96,6 +97,12 @@ class BacklogMigrator(WithServices):
         if task not in self._unknown_tasks and task not in self._registry.names:
             self._unknown_tasks.add(task)
             self._bus.publish(TaskUnknown(at=self._clock.now(), task=task, declared=sorted(self._registry.tasks)))
+
+    def _note_limit(self, limit: str, job_id: str) -> None:
+        """Publish LimitUnknown, once per limit. A job keeps the limits of its batch, whatever its task declares."""
+        if limit not in self._unknown_limits:
+            self._unknown_limits.add(limit)
+            self._bus.publish(LimitUnknown(at=self._clock.now(), limit=limit, job_id=job_id))
 
     def add_met(self, ids: Iterable[str], *, has_unknown_lanes: bool = False) -> None:
         """Move these jobs soon: a claim has met them, and was not allowed to start them.
@@ -173,8 +180,10 @@ class BacklogMigrator(WithServices):
         self._swept_at = self._clock.monotonic()
         if self._has_met_unknown_lanes:
             # A claim reads no job of a lane whose limits it does not know, so it does not see the tasks.
-            for task in await self._storage.tasks_of_other_limits(frozenset(self._registry.rules)):
-                self.note_task(task)
+            for job in await self._storage.jobs_of_other_limits(frozenset(self._registry.rules)):
+                self.note_task(job.task)
+                for limit in job.held_by_batch(self._registry.rules):
+                    self._note_limit(limit, job.id)
         self._has_met_unknown_lanes = False
         await self._release_failed()
         moved = await self._move(self._tasks_of(self._newest), self._newest, unknown_only=True)

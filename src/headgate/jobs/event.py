@@ -295,6 +295,20 @@ class JobNotMigrated(Event, frozen=True):
 
 
 @logged(logging.WARNING)
+class LimitUnknown(Event, frozen=True):
+    """A batch holds a limit that this node does not declare, so its jobs stay waiting. Published once per limit."""
+
+    limit: str
+    job_id: str
+
+    def line(self) -> str:
+        return (
+            f"limit {self.limit} is not declared here, and the batch of job {self.job_id} holds it: the jobs of the "
+            "batch wait; declare it again with app.limit(…), or cancel the batch"
+        )
+
+
+@logged(logging.WARNING)
 class LimitStoreFailed(Event, frozen=True):
     """The remote store of a limit is unavailable; by its `on_store_error` jobs run without it, share it, or wait.
 

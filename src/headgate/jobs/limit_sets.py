@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
 
+from headgate.jobs.bucket_mask import chosen
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, Origin
 from headgate.jobs.terms import LimitTerms
@@ -127,6 +128,11 @@ class GatedJob(msgspec.Struct, frozen=True, array_like=True):
     terms: LimitTerms | None
     limit_set: str
     origin: Origin | None = None
+
+    def held_by_batch(self, limits: Container[str]) -> Sequence[str]:
+        """Return the limits that its batch holds for it and that are not among these."""
+        held = () if self.terms is None else chosen(self.buckets, self.terms.of_batch)
+        return [ref.limit for ref in held if ref.limit not in limits]
 
 
 class LimitSetChange(msgspec.Struct, frozen=True, array_like=True):

@@ -292,7 +292,7 @@ class Store(Driver):
         return noted.to_move
 
     limit_sets_done: Final = write(limit_set_notes.limit_sets_done, is_atomic=False)
-    tasks_of_other_limits: Final = read(listing.tasks_of_other_limits, "list")
+    jobs_of_other_limits: Final = read(listing.jobs_of_other_limits, "list")
 
     gated_jobs: Final = read(listing.gated_jobs, "list")
     gated_jobs_by_id: Final = read(listing.gated_jobs_by_id, "lookup")

@@ -381,5 +381,7 @@ class DeploysConformance(Conformance):
         store_user.rules = {"api": strict(1)}
         await store_user.add(1, buckets=[("api", "acme")])
         assert not (await store_user.claim()).has_unknown_lanes
-        await store_user.add(1, buckets=[("gone", "acme")])
+        ids = await store_user.add(2, buckets=[("gone", "acme")])
         assert (await store_user.claim()).has_unknown_lanes
+        (first,) = await store_user.storage.jobs_of_other_limits(frozenset({"api"}))
+        assert (first.id, first.task, first.buckets) == (ids[0], "work", (BucketRef("gone", "acme"),))

@@ -47,7 +47,7 @@ async def test_the_first_job_of_a_lane_is_found_by_an_index(tmp_path: Path) -> N
     file = tmp_path / "jobs.db"
     async with Headgate(f"sqlite:///{file}").open():
         pass
-    steps = plans(file)["tasks_of_other_limits"]
+    steps = plans(file)["jobs_of_other_limits"]
     assert "SEARCH job USING INDEX job_undelayed (lane=?)" in steps
     assert not any(step.startswith("SCAN job") for step in steps)
 

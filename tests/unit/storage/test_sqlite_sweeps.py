@@ -22,7 +22,7 @@ NO_LIMITS: frozenset[str] = frozenset()
 READS: dict[str, Callable[[MemoryStorage], Awaitable[Any]]] = {
     "failed holders": lambda storage: storage.failed_holders(TASKS, other_than=NO_LIMIT_SETS),
     "jobs of unknown limits": lambda storage: storage.gated_jobs(TASKS, unknown_to=NO_LIMITS, other_than=NO_LIMIT_SETS),
-    "tasks of unknown limits": lambda storage: storage.tasks_of_other_limits(NO_LIMITS),
+    "first jobs of unknown limits": lambda storage: storage.jobs_of_other_limits(NO_LIMITS),
     "node_update": lambda storage: storage.node_update(NODE),
     "heartbeat": lambda storage: storage.beat(NODE),
     "expiry": lambda storage: storage.expire(),

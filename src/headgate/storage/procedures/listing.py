@@ -460,9 +460,9 @@ async def failed_holders(
     return await tx.fetch(_GATED, "failed_holders", **values)
 
 
-async def tasks_of_other_limits(tx: Transaction, limits: frozenset[str]) -> Sequence[str]:
-    """Return the tasks of the first waiting jobs of up to 100 lanes that use a limit not in `limits`."""
-    return await tx.values("tasks_of_other_limits", limits=sorted(limits))
+async def jobs_of_other_limits(tx: Transaction, limits: frozenset[str]) -> Sequence[GatedJob]:
+    """Return the first waiting jobs of up to 100 lanes that use a limit not in `limits`, without their payloads."""
+    return await tx.fetch(_GATED, "jobs_of_other_limits", limits=sorted(limits))
 
 
 # ------------------------------------------------------------------------------------------------------- queues

@@ -1084,17 +1084,17 @@ DISTINCT
 SELECT EXISTS (SELECT 1 FROM (SELECT @once limits FROM (@gated_lanes) AS gated) AS lane WHERE @uses_others(lane.limits))
     OR EXISTS (SELECT 1 FROM headgate.job WHERE blocked AND @uses_others(job.buckets))
 
--- name: tasks_of_other_limits
--- Return the tasks of the first waiting jobs of lanes that use a limit that is not in :limits.
-SELECT DISTINCT task
-FROM (
+-- name: jobs_of_other_limits
+-- Return the first waiting jobs of lanes that use a limit that is not in :limits, without what they are called with.
+SELECT id, task, queue, '' AS payload, NULL AS headers, buckets, costs, terms, limit_set, NULL AS origin
+FROM headgate.job
+WHERE id IN (
     SELECT coalesce(
-        (SELECT task FROM headgate.job WHERE lane = other.id AND waiting AND NOT delayed LIMIT 1),
-        (SELECT task FROM headgate.job WHERE lane = other.id AND waiting AND delayed LIMIT 1)
-    ) AS task
+        (SELECT id FROM headgate.job WHERE lane = other.id AND waiting AND NOT delayed LIMIT 1),
+        (SELECT id FROM headgate.job WHERE lane = other.id AND waiting AND delayed LIMIT 1)
+    )
     FROM (SELECT id FROM (@gated_lanes) AS lane WHERE @uses_others(lane.limits) LIMIT 100) AS other
-) AS first
-WHERE task IS NOT NULL
+)
 
 -- name: blockers [postgres]
 -- Return transactions that have been open for long and keep dead rows from being removed, and connections for which
