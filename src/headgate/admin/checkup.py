@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -50,12 +49,3 @@ def is_declared(task: str, queue: str, tasks: Container[str], subjects: Containe
     `subjects` is what `Store.declared_subjects` returns. If it is empty, the `tasks` of this program decide.
     """
     return subject_of(task, queue) in subjects if subjects else task in tasks
-
-
-def unknown_tasks(waiting: Sequence[WaitingCount], declared: Container[str]) -> Mapping[str, int]:
-    """Return how many jobs wait of each task that is not declared."""
-    found = Counter[str]()
-    for each in waiting:
-        if each.task not in declared:
-            found[each.task] += each.jobs
-    return dict(found)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from headgate.admin.alerts import AlertStatus, alert_status
-from headgate.admin.checkup import Checkup, unknown_tasks
+from headgate.admin.checkup import Checkup
 from headgate.admin.columns import Column
 from headgate.admin.history import ActivityReport, HistoryAdmin
 from headgate.admin.limits import LimitsAdmin
@@ -319,13 +320,16 @@ class Readings:
         """
         waiting, rules = await self.waiting(), self._registry.rules
         others = await self._storage.jobs_of_other_limits(frozenset(rules))
+        unknown = Counter[str]()
+        for each in unknown_tasks_in(waiting, self.tasks):
+            unknown[each.task] += each.jobs
         return Checkup(
             now=self.now(),
             store=await self._storage.facts(),
             nodes=await self.nodes(),
             waiting=waiting,
             pauses=await pauses_with_jobs(self._storage, waiting),
-            unknown_tasks=unknown_tasks(waiting, self._tasks),
+            unknown_tasks=unknown,
             unknown_limits={limit: job.id for job in others for limit in job.held_by_batch(rules)},
             overdue=await self.schedules.overdue(),
             blockers=await self.blockers(),
