@@ -263,6 +263,67 @@ def test_a_rule_that_was_set_at_run_time_is_named_with_who_set_it_and_what_the_c
     run_virtual(main)
 
 
+def test_a_job_that_cannot_be_moved_to_new_limits_does_not_wait_for_a_slot() -> None:
+    """The fault: "its limits let it start now; it waits for a free slot"."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        old, new = (app_on(store, clock=clock) for _ in range(2))
+
+        @old.task(name="ask")
+        async def old_ask(request: dict[str, int]) -> None: ...
+
+        @new.task(limits=[StrictRate("10/h", name="tokens", cost=lambda request: request["tokens"])])
+        async def ask(request: dict[str, int]) -> None: ...
+
+        async with old.open():
+            job = await old_ask.enqueue({})
+        async with new:
+            await asyncio.sleep(5)
+            reason = (await new.admin.explain(job.id)).reason
+            assert reason.startswith("it waits for a worker that declares the limits of its task as the newest release")
+            moved = await ask.enqueue({"tokens": 10})
+            await moved.result()
+            later = await ask.enqueue({"tokens": 1})
+            await asyncio.sleep(5)
+            assert (await new.admin.explain(moved.id)).reason == "it succeeded"
+            assert (await new.admin.explain(later.id)).reason.startswith("it waits for limit 'tokens'")
+
+    run_virtual(main)
+
+
+def test_a_job_waits_for_its_release_in_the_minute_after_a_rollback() -> None:
+    """The fault: "its limits let it start now; it waits for a free slot"."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+
+        def release(limit: Limit) -> Headgate:
+            app = app_on(store, clock=clock)
+
+            @app.task(name="call", limits=[limit])
+            async def call(tenant: str) -> None: ...
+
+            return app
+
+        old, new = release(Concurrency(5)), release(Concurrency(5, hold="until_final"))
+        for app in (old, new):
+            async with app:
+                await asyncio.sleep(1)
+        async with new.open():
+            jobs = [await new.tasks["call"].enqueue("acme")]
+        async with old:
+            jobs.append(await old.tasks["call"].enqueue("acme"))
+            await asyncio.sleep(5)
+            for job in jobs:
+                reason = (await old.admin.explain(job.id)).reason
+                assert reason.startswith("it waits for a worker that declares the limits of its task as the newest")
+            await asyncio.sleep(300)
+            assert [(await old.admin.explain(job.id)).reason for job in jobs] == ["it succeeded"] * 2
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize(
     "limit", [StrictRate("60/m", key="{tenant}", name="crm"), Concurrency(2, key="{tenant}", name="crm")]
 )

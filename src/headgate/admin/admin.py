@@ -46,10 +46,10 @@ from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, 
 from headgate.jobs.audit import AuditEntry, AuditFilter, AuditLevel, AuditRecord, SignInAction, SubjectKind
 from headgate.jobs.identity import require_process_name
 from headgate.jobs.job import AttemptRecord, BucketRef, JobRecord, JobState
+from headgate.jobs.limit_sets import subject_of
 from headgate.jobs.query import PAGE_AND_ONE, JobCriteria, JobQuery
 from headgate.jobs.report import LogLine
 from headgate.limits.bucket_store import BucketStore
-from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
 from headgate.storage.procedures import listing
@@ -66,7 +66,7 @@ from headgate.storage.store import Store
 from headgate.tasks.call import Call
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.options import EnqueueOptions, require_priority
-from headgate.tasks.registry import Registry
+from headgate.tasks.registry import Registry, intended_queue
 from headgate.tasks.status import JobStatus, batch_status, status_of
 
 LAST_LINES = 20
@@ -206,9 +206,7 @@ class Admin(Readings):
     async def status(self, job_id: str) -> JobStatus:
         """Return one job with its queue position, and when its limits will let it start. Raises JobNotFound."""
         record = await self._record(job_id)
-        return self._with_prediction(
-            status_of(record, self._storage.now()), await self._position(record), await self._live(record)
-        )
+        return self._predicted(record, await self._position(record), await self._live(record))
 
     async def next_jobs(self, limit: str, key: str = "", *, count: int = 10) -> Sequence[ListedJob]:
         """Return the waiting jobs of a key that start next, in order, predicted; found among its hundred oldest."""
@@ -216,18 +214,16 @@ class Admin(Readings):
         page = await self._storage.page(query.filter(count=NEXT_AMONG, oldest_first=True))
         # As their lane is sorted: a retried job has an old id, but a late run_at.
         first = sorted(page.items, key=lambda record: (-record.priority, record.run_at))[:count]
-        now, live = self._storage.now(), LiveRules(await self._storage.settings())
-        found = []
+        live, found = LiveRules(await self._storage.settings()), []
         for record in first:
-            status = self._with_prediction(status_of(record, now), await self._position(record), live)
+            status = self._predicted(record, await self._position(record), live)
             found.append(ListedJob(status, record.payload, record.headers))
         return sorted(found, key=lambda job: math.inf if job.status.position is None else job.status.position)
 
     async def job(self, job_id: str) -> JobDetails:
         """Return one job with everything that is stored about it. Raises JobNotFound."""
         record = await self._record(job_id)
-        status = status_of(record, self._storage.now())
-        status = self._with_prediction(status, await self._position(record), await self._live(record))
+        status = self._predicted(record, await self._position(record), await self._live(record))
         attempts = await self._storage.attempts(job_id)
         entries = await self._storage.audit_log(AuditFilter(kind="job", subject=job_id, count=100))
         lines = await self._storage.logs(job_id, count=LAST_LINES, newest=True)
@@ -370,10 +366,10 @@ class Admin(Readings):
         """Return why a job has not started, or how it ended, from the current state. Raises JobNotFound."""
         record = await self._record(job_id)
         position, live = await self._position(record), await self._live(record)
-        status = self._with_prediction(status_of(record, self._storage.now()), position, live)
+        status = self._predicted(record, position, live)
         buckets = () if position is None else position.buckets
-        away = list[BucketStore]()
-        limits = [await self._info(bucket, live, away) for bucket in buckets if not self._orders_turns(bucket)]
+        away, rules = list[BucketStore](), SetRules(self._storage, live)
+        limits = [await self._info(bucket, rules, away) for bucket in buckets if not self._orders_turns(bucket)]
         now = to_datetime(self._storage.now())
         nodes = await self._storage.nodes()
         leader = status.follows if status.is_blocked else None
@@ -392,6 +388,7 @@ class Admin(Readings):
             pause=None if record.state is not JobState.WAITING else await self._pause(record, limits, live),
             requires=self._requires.get(record.task, frozenset()),
             turn=None if position is None else self._turn(position),
+            limit_sets=await self._limit_sets(record),
             now=now,
         )
         return Explanation(status=status, reason=with_last_error(reason, status), limits=limits)
@@ -748,11 +745,12 @@ class Admin(Readings):
     async def _live(self, record: JobRecord) -> LiveRules:
         return LiveRules(await self._storage.settings() if record.buckets else ())
 
-    def _with_prediction(self, status: JobStatus, position: QueuePosition | None, live: LiveRules) -> JobStatus:
-        """Return the status with the prediction of the limits."""
+    def _predicted(self, record: JobRecord, position: QueuePosition | None, live: LiveRules) -> JobStatus:
+        """Return the status of a job with the prediction of the limits."""
+        now, limit_now = self._storage.now(), self._storage.limit_now()
+        status = status_of(record, now)
         if position is None:
             return status
-        now, limit_now = self._storage.now(), self._storage.limit_now()
         prediction = predict(position, self._rules, live, limit_now)
         start = None
         # In a fair queue, what limits let start now waits for its turn, which depends on the jobs of other keys.
@@ -782,6 +780,15 @@ class Admin(Readings):
         setting = next((found for each in limits if (found := live.pausing(BucketRef(each.limit, each.key)))), None)
         return None if setting is None else await pause_of_limit(self._storage, setting)
 
+    async def _limit_sets(self, record: JobRecord) -> Sequence[str]:
+        """Return the limit sets of `reason_for`; none for a job that went to a fallback queue with those of its own."""
+        found = await self._storage.gated_jobs_by_id(frozenset({record.task}), [record.id])
+        newest = (await self._storage.newest_limit_sets()).get(subject := subject_of(record.task, record.queue))
+        if not found or newest is None or intended_queue(found[0].limit_set) is not None:
+            return ()
+        known = (found[0].limit_set, newest, self._registry.subjects().get(subject, newest))
+        return () if len({*known}) == 1 else known
+
     def _turn(self, position: QueuePosition) -> Turn | None:
         """Return the place of a job in a fair queue; None for one that is in no fair queue, or not in line."""
         order = next((bucket for bucket in position.buckets if self._orders_turns(bucket)), None)
@@ -794,31 +801,22 @@ class Admin(Readings):
         rule = self._rules.get(bucket.ref.limit)
         return rule is not None and rule.orders_turns
 
-    async def _info(self, bucket: BucketRecord, live: LiveRules, away: list[BucketStore]) -> LimitInfo:
-        limit_now = self._storage.limit_now()
-        declared = self._rules.get(bucket.ref.limit)
-        rule = None if declared is None else live.rule(bucket.ref, declared)
-        snapshot = None if rule is None else await self.limits.snapshot(bucket, rule, away)
-        opens_at = max(bucket.opens_at or 0, bucket.closed_until, 0 if snapshot is None else snapshot.opens_at)
-        known = limit_now < opens_at < NEVER
-        set_rule = await SetRules(self._storage, live).of_bucket(bucket.ref, declared)
+    async def _info(self, bucket: BucketRecord, rules: SetRules, away: list[BucketStore]) -> LimitInfo:
+        seen = await self.limits.status_of(bucket, rules, await holders_of(self._storage, bucket), away)
+        opens_at = [at for at in (seen.next_slot_at, seen.penalized_until) if at is not None and at > self.now()]
         return LimitInfo(
-            limit=bucket.ref.limit,
-            key=bucket.ref.key,
-            rule=None if rule is None else self.limits.described(bucket.ref.limit, rule),
-            used=None if snapshot is None else snapshot.used,
-            available=None if snapshot is None else snapshot.available,
-            opens_at=to_datetime(self._storage.now() + opens_at - limit_now) if known else None,
-            is_paused=live.is_paused(bucket.ref),
-            waiting=bucket.waiting,
-            holders=await holders_of(self._storage, bucket),
-            present=None if snapshot is None else snapshot.present,
-            setting=None if set_rule is None else str(set_rule),
-            penalized_until=(
-                to_datetime(self._storage.now() + bucket.closed_until - limit_now)
-                if bucket.closed_until > limit_now
-                else None
-            ),
+            limit=seen.limit,
+            key=seen.key,
+            rule=seen.rule,
+            used=seen.used,
+            available=seen.available,
+            opens_at=max(opens_at, default=None),
+            is_paused=seen.is_paused,
+            waiting=seen.waiting,
+            holders=seen.holders,
+            present=seen.present,
+            setting=seen.setting,
+            penalized_until=seen.penalized_until,
         )
 
 

@@ -22,6 +22,11 @@ from headgate.storage.endings import skipped_because
 from headgate.storage.records import FINAL_STATES, Dependency, NodeRecord
 from headgate.tasks.status import JobStatus
 
+_UNMOVED = (
+    "it waits for a worker that declares the limits of its task as the newest release does, after a rollback for a "
+    "minute or two; if a worker logs that it cannot move it to these limits, let upgrade= make its arguments fit"
+)
+
 _ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 
 
@@ -81,6 +86,7 @@ def reason_for(
     pause: Pause | None,
     requires: frozenset[str],
     turn: Turn | None,
+    limit_sets: Sequence[str],
     now: datetime,
 ) -> str:
     """Return the first reason why the job has not started, most basic first.
@@ -88,7 +94,8 @@ def reason_for(
     No limit delays a job that no running node may take, so what nodes serve and declare comes before the limits.
     `batch` is its leader, if that is one; `leaders` are those that it counts, if it is a join. `is_known`: this program
     declares its task; `declared` is what running nodes declare, as in `Admin.declared_by_nodes`. `pause` is that of its
-    queue or of one of its limits, `turn` its place in a fair queue.
+    queue or of one of its limits, `turn` its place in a fair queue. `limit_sets` are its own, the newest one of its
+    task, and that of this program; empty if there is only one.
     """
     if status.state is not JobState.WAITING:
         return _other_state(record, status, nodes, now)
@@ -101,15 +108,19 @@ def reason_for(
         kind = "its next try" if record.attempt else "its time"
         return f"it waits for {kind}, {_when(status.run_at, now)}"
     if pause is not None:
-        return pause.with_advice
-    by_limit = None
-    if status.waits_for is not None or status.predicted_start is None or status.predicted_start > now:
+        return str(pause) if pause.command is None else f"{pause}; resume it with `{pause.command}`"
+    by_limit = _UNMOVED if len({*limit_sets[:2]}) > 1 else None
+    if by_limit is None and (
+        status.waits_for is not None or status.predicted_start is None or status.predicted_start > now
+    ):
         by_limit = _limit_reason(status, limits, now)
     by_nodes = _node_reason(status, nodes, declared, requires, is_known=is_known, now=now)
     if by_nodes is not None:
         return by_nodes if by_limit is None else f"{by_nodes}. Then {by_limit}"
     if by_limit is not None:
         return by_limit
+    if limit_sets:
+        return _UNMOVED
     if turn is not None:
         return _turn_reason(turn, status.queue)
     return f"its limits let it start now; it waits for a free slot of a node that serves queue {status.queue!r}"

@@ -234,7 +234,7 @@ class LimitsAdmin:
         key = None if key is None else bucket_key(key)
         for record in await self._storage.buckets(limit, key, count, prefix=prefix, after=after):
             holders = () if key is None else await holders_of(self._storage, record)
-            found.append(await self._status(record, rules, holders, away))
+            found.append(await self.status_of(record, rules, holders, away))
         return found
 
     async def bucket(self, limit: str, key: str = "") -> BucketStatus:
@@ -243,7 +243,7 @@ class LimitsAdmin:
             return found[0]
         self.declared(limit)
         rules = await self._set_rules()
-        return await self._status(
+        return await self.status_of(
             BucketRecord(BucketRef(limit, bucket_key(key)), None, waiting=0, opens_at=None), rules, (), []
         )
 
@@ -302,7 +302,7 @@ class LimitsAdmin:
             in_force = None if rule is None else self.described(limit, live.rule(every_key, rule))
             is_paused = live.is_paused(every_key)
             found.append(LimitStatus(limit, in_force, backlog.jobs, backlog.keys, is_paused, worst.get(limit, ())))
-        return found, [await self._status(each.bucket, rules, (), away) for each in counted.worst[:MOST_THROTTLED]]
+        return found, [await self.status_of(each.bucket, rules, (), away) for each in counted.worst[:MOST_THROTTLED]]
 
     def _key_status(self, backlog: KeyBacklog, live: LiveRules, now: int) -> KeyStatus:
         bucket, ref = backlog.bucket, backlog.bucket.ref
@@ -607,9 +607,10 @@ class LimitsAdmin:
         # `seen.opens_at` is in the other store's time; the local bucket has its opening in local time.
         return replace(seen, opens_at=max(now, record.opens_at or 0))
 
-    async def _status(
+    async def status_of(
         self, record: BucketRecord, rules: SetRules, holders: Sequence[PermitHolder], away: MutableSequence[BucketStore]
     ) -> BucketStatus:
+        """Return a stored bucket as it is shown; `away` as in `snapshot`."""
         now = self._storage.limit_now()
         live, declared = rules.live, self._rules.get(record.ref.limit)
         rule = None if declared is None else live.rule(record.ref, declared)

@@ -38,10 +38,6 @@ class Pause:
     def __str__(self) -> str:
         return f"{self.what}{provenance(self.by, self.since)}"
 
-    @property
-    def with_advice(self) -> str:
-        return str(self) if self.command is None else f"{self}; resume it with `{self.command}`"
-
 
 def provenance(by: str | None, since: datetime | None) -> str:
     """Return who did something and when, to follow a verb: " by ada since 2026-11-27 00:10:00 UTC"."""

@@ -232,12 +232,15 @@ class CachedRules:
         before = self._revision
         if revision == before:
             return
-        rules = LiveRules(await read_settings(tx))
-        found = await tx.fetch(_LIMIT_SETS, "limit_sets")
+        rules, limit_sets = LiveRules(await read_settings(tx)), await read_limit_sets(tx)
         # Another transaction may have read newer ones meanwhile, and a claim may be about to charge by them.
         if self._revision == before or self._revision < revision:
-            self.rules, self._revision = rules, revision
-            self.limit_sets = {limit_set.task: limit_set.signature for limit_set in found}
+            self.rules, self.limit_sets, self._revision = rules, limit_sets, revision
+
+
+async def read_limit_sets(tx: Transaction) -> Mapping[str, str]:
+    """Return the newest limit set of each subject."""
+    return {limit_set.task: limit_set.signature for limit_set in await tx.fetch(_LIMIT_SETS, "limit_sets")}
 
 
 async def read_settings(tx: Transaction) -> list[LimitSetting]:

@@ -27,7 +27,7 @@ from headgate.jobs.query import JobFilter
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.driver import Driver, ReadKind, Transaction, WriteOptions
-from headgate.storage.live_rules import CachedRules, EditSetting, LimitSetting, read_settings
+from headgate.storage.live_rules import CachedRules, EditSetting, LimitSetting, read_limit_sets, read_settings
 from headgate.storage.procedures import alerts as alert_rows
 from headgate.storage.procedures import (
     audit,
@@ -300,6 +300,7 @@ class Store(Driver):
     release_failed: Final = write(waiting_jobs.release_failed, wakes=True, is_atomic=False)
     change_limit_sets: Final = write(waiting_jobs.change_limit_sets, wakes=True, is_atomic=False, empties_lanes=True)
     settings: Final = read(read_settings, "lookup")
+    newest_limit_sets: Final = read(read_limit_sets, "lookup")
 
     async def edit_setting(
         self, about: LimitSetting, edit: EditSetting, *, audit_record: AuditRecord | None = None
