@@ -27,9 +27,9 @@ BUDGETS = {
     "limits": 9_300,
     "observe": 2_020,
     "schedules": 1_700,
-    "storage": 23_250,
-    "tasks": 5_150,
-    "testing": 1_750,
+    "storage": 23_150,
+    "tasks": 5_200,
+    "testing": 1_800,
 }
 
 JOB_RECORDS = 25
