@@ -448,8 +448,8 @@ def test_misfit_payloads_and_unstorable_results_call_on_error() -> None:
             await work_of_old.enqueue("a word")
         async with app:
             await unstorable.enqueue()
-            await asyncio.sleep(200)
-            assert [each[0] for each in received] == ["retry"] * 4 + ["error"]
+            await asyncio.sleep(300)
+            assert [each[0] for each in received] == ["retry"] * 7 + ["error"]
             assert isinstance(received[-1][1], PayloadError)
             assert [each[0] for each in lost] == ["started", "error"]
             assert isinstance(lost[-1][1], PayloadError)

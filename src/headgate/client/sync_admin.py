@@ -94,6 +94,7 @@ class SyncLimitsAdmin(SyncVerbs[LimitsAdmin]):
     remove: Final = Blocking(LimitsAdmin.remove)
     snapshot: Final = Blocking(LimitsAdmin.snapshot)
     described: Final = Blocking(LimitsAdmin.described)
+    status_of: Final = Blocking(LimitsAdmin.status_of)
     all_declared: Final = Blocking(LimitsAdmin.all_declared)
     declared: Final = Blocking(LimitsAdmin.declared)
 

@@ -97,8 +97,6 @@ class Child:
             end.settimeout(None)
         # They would end a child that cannot ignore them yet: it starts with those blocked that this thread has blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
-        # Import ignores entries that are not text.
-        search_path = [entry for entry in sys.path if isinstance(entry, str)]
         try:
             with there:
                 self._process = subprocess.Popen(
