@@ -27,7 +27,7 @@ from headgate.limits.key import BETWEEN_LEVELS
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.dialect import CompiledStatement, statements_of
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.procedures.listing import AT_ONCE
+from headgate.storage.procedures.listing import AT_ONCE, DEPENDENCIES_SHOWN
 from headgate.storage.records import Amendment, BucketPlace, Claim, FreeSlots
 from tests.durability.plans import EXPLAINING, HOUR, PAYLOAD, Backlog, Plans, StatementRun, access_paths
 from tests.durability.postgres import ask, session_at
@@ -96,6 +96,7 @@ async def test_no_statement_reads_in_proportion_to_the_backlog(store_user: Store
     await arrivals_do_not_pile_up(store_user)
     await people_get_their_pages(store_user)
     await charts_read_their_own_curves(store_user)
+    await a_job_reads_no_followers_but_its_own(store_user)
 
 
 async def the_engine_reads_what_it_handles(store_user: StoreUser) -> None:
@@ -268,6 +269,25 @@ async def arrivals_do_not_pile_up(store_user: StoreUser) -> None:
     await store_user.claim()
     assert await ask(store_user.url, "SELECT count(*) FROM headgate.arrival") == 0
     await store_user.storage.resume_queue("mail")
+
+
+async def a_job_reads_no_followers_but_its_own(store_user: StoreUser) -> None:
+    """The fault: where all followers were of one batch, the page of any job read all jobs of the store."""
+    await ask(store_user.url, FOLLOW_ONE)
+    await ask(store_user.url, "ANALYZE headgate.job")
+    store_user.ran()
+    assert not (await store_user.storage.dependencies(BACKLOG.newest)).followers
+    assert len((await store_user.storage.dependencies(job_text(1))).followers) == DEPENDENCIES_SHOWN
+    ran = store_user.ran()
+    assert statements(ran) == {"leaders_of_job", "followers_of_job"}
+    for each in ran:
+        assert each.pages < 1000, f"{each.statement} looks at {each.pages} pages\n{each.text}"
+
+
+FOLLOW_ONE = """
+UPDATE headgate.job SET follows = 1, origin = '{"on": "any"}'
+WHERE id IN (SELECT id FROM headgate.job WHERE finished_at IS NOT NULL LIMIT 2000)
+"""
 
 
 UNMERGED = 20_000

@@ -425,9 +425,18 @@ FROM (
     UNION ALL
     SELECT batch FROM headgate.awaited_leader WHERE leader = :id::job_id
 ) AS led
-JOIN headgate.job ON job.follows = led.leader
+@first_followers
 ORDER BY job.id
 LIMIT :count
+
+-- part: first_followers [postgres]
+-- Where one batch has most of all followers, the planner reads all jobs by the primary key if it may join them.
+CROSS JOIN LATERAL (
+    SELECT * FROM headgate.job WHERE follows = led.leader ORDER BY follows, id LIMIT :count
+) AS job
+
+-- part: first_followers [sqlite]
+CROSS JOIN job ON job.rowid IN (SELECT rowid FROM job WHERE follows = led.leader ORDER BY follows, id LIMIT :count)
 
 -- name: attempts
 -- Return the attempts of a job that did not succeed, oldest first.
