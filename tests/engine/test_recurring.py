@@ -1372,6 +1372,9 @@ def test_sync_code_has_the_same_methods() -> None:
         ({"overlap": "maybe"}, 'must be "skip", "queue" or "allow"'),
         ({"misfire": "run_all", "overlap": "skip"}, "would skip all but one"),
         ({"name": ""}, "must be 1 to 200 printable characters"),
+        # The fault: in the addresses of the dashboard they lead elsewhere, also as %2E.
+        ({"name": "."}, "must be 1 to 200 printable characters, but not . or .."),
+        ({"name": ".."}, "must be 1 to 200 printable characters, but not . or .."),
         ({"trigger": "0 6 * * *"}, "is not a trigger; pass Cron"),
         ({"trigger": Every}, "is not a trigger; pass Cron"),
     ],

@@ -232,8 +232,9 @@ def wait_terms(
 
 def require_limit_name(name: object) -> None:
     """Raise DeclarationError unless `name` is a valid name of a limit."""
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
-        raise DeclarationError(f"limit name {name!r:.80} must be 1 to {MAX_NAME} printable characters")
+    # In the address of a page, . and .. are no names.
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable() or name in (".", ".."):
+        raise DeclarationError(f"limit name {name!r:.80} must be 1 to {MAX_NAME} printable characters, but not . or ..")
 
 
 def require_list(limits: object, where: str) -> None:

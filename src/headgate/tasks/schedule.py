@@ -96,8 +96,8 @@ def schedule_spec(name: str, trigger: Trigger, options: ScheduleOptions) -> Sche
     require_names(options, ScheduleOptions.__annotations__, where)
     first, until, max_runs = options.get("first", "after"), options.get("until"), options.get("max_runs")
     misfire, overlap = options.get("misfire", "run_once"), options.get("overlap")
-    if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
-        raise DeclarationError(f"schedule name {name!r:.80} must be 1 to 200 printable characters")
+    if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable() or name in (".", ".."):
+        raise DeclarationError(f"schedule name {name!r:.80} must be 1 to 200 printable characters, but not . or ..")
     require_trigger(trigger, where)
     if first not in ("now", "after") and not isinstance(first, datetime):
         raise DeclarationError(f'{where}: first={first!r} must be "now", "after" or an aware datetime')

@@ -305,7 +305,7 @@ async def test_a_missing_or_failing_key_leaves_the_job_ungated_with_one_warning(
     assert [event.limit for event in skipped if isinstance(event, LimitSkipped)] == ["call:rate", "call:rate2"]
 
 
-@pytest.mark.parametrize("name", ["", "n" * 101, "a\x00b", "a\nb", 3])
+@pytest.mark.parametrize("name", ["", "n" * 101, "a\x00b", "a\nb", 3, ".", ".."])
 def test_a_limit_has_a_name_that_people_can_read(app: Headgate, name: Any) -> None:
     with pytest.raises(DeclarationError, match="1 to 100 printable characters"):
         app.limit(name, StrictRate("1/m"))
