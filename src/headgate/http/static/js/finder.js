@@ -391,7 +391,8 @@ function isValue(words, known) {
 
 /** The values of a filter: its own, or those that the API has found. @param {string} name @param {any[]} known @returns {string[]} */
 function valuesOf(name, known) {
-  return VALUES[name] ?? (NAMED.includes(name) ? known.map(valueOf) : []);
+  // Not what all objects have: a word may be named `constructor`.
+  return Object.hasOwn(VALUES, name) ? VALUES[name] : NAMED.includes(name) ? known.map(valueOf) : [];
 }
 
 /** How many characters a word at the end of a text has. @param {Word} word */
