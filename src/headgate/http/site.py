@@ -336,7 +336,7 @@ class Dashboard(Starlette):
         async def serve(request: Request, visitor: RequestIdentity) -> Response:
             if endpoint.method == "DELETE":
                 _require_own_address(request)
-            if endpoint.handler is events and _accepts_stream(request):
+            if endpoint.handler is events and accepts_stream(request):
                 return await self._stream_of_ends(request, visitor)
             try:
                 return await answer(request, await self._caller(visitor))
@@ -457,8 +457,8 @@ def _is_visit(request: Request) -> bool:
     return request.method in ("GET", "HEAD") and _accepts_page(request) and not is_file
 
 
-def _accepts_stream(request: Request) -> bool:
-    # HEAD would be a stream without a reader.
+def accepts_stream(request: Request) -> bool:
+    """Whether a request of ended jobs asks for a stream; HEAD would be one without a reader."""
     return request.method == "GET" and "text/event-stream" in request.headers.get("accept", "")
 
 

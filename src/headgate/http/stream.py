@@ -56,6 +56,11 @@ MOST_SHARED = 64
 LATE = 3.0
 """Seconds after which a reading that has no result yet is reported: the store does not answer."""
 
+UNDER_WSGI = HttpError(
+    406, "no_stream", "under WSGI there is no stream; leave out Accept: text/event-stream, and pass `next` as `after`"
+)
+"""The error of a stream of ended jobs where the event loop of a request ends with it, after the first events."""
+
 _HELLO = b"retry: 2000\n\n"
 _ALIVE = b": alive\n\n"
 _COME_BACK = b"retry: 100\n\n"

@@ -208,6 +208,15 @@ def test_under_wsgi_a_browser_is_not_given_a_stream_which_would_hold_a_thread(sh
     assert (answer.status_code, answer.content) == (204, b"")
 
 
+def test_under_wsgi_a_stream_of_ended_jobs_is_refused_and_its_pages_are_not(shop: Any) -> None:
+    """The fault: it ended after its first events; where none of 500 ends matched its filter, it never went on."""
+    grace, address = signed_in("grace"), f"{BASE}api/v1/events"
+    refused = grace.get(address, headers={"Accept": "text/event-stream"})
+    assert (refused.status_code, problem(refused)) == (406, "no_stream")
+    assert grace.get(address).json().keys() == {"items", "next", "has_more"}
+    assert Client().get(address, headers={"Accept": "text/event-stream"}).status_code == 401
+
+
 async def test_under_asgi_changes_are_streamed_until_the_browser_leaves(ada: AsyncClient) -> None:
     streams = resolve(BASE).kwargs["mount"].app_for(None, "").stream
     stream = await ada.get(f"{BASE}api/v1/stream", headers={"Accept-Encoding": "gzip"})

@@ -28,6 +28,8 @@ from headgate.contrib.django.backend import app_with_tasks, dashboard_namespace,
 from headgate.errors import HeadgateError
 from headgate.http import CallbackAuth, Dashboard, Role, User, dashboard
 from headgate.http.http_error import http_error_of
+from headgate.http.site import accepts_stream
+from headgate.http.stream import UNDER_WSGI
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Scope
@@ -61,7 +63,14 @@ class DashboardMount:
         """Return the ASGI app that answers a request. The first call imports all tasks."""
         with self._lock:
             if self._site is None:
-                self._site = self._make_site()
+                self._site = dashboard(
+                    app_with_tasks(self._alias),
+                    auth=CallbackAuth(lambda request: cast("User | None", request.scope[_USER])),
+                    # The same in all processes.
+                    target=f"headgate.contrib.django.worker:{self._alias}",
+                    secret=salted_hmac("headgate.dashboard", self._alias, algorithm="sha256").hexdigest(),
+                    **self._options,
+                )
         if user is not None and path.startswith("api/"):
             # The dashboard would open the app on the event loop of the request, which under WSGI ends with the request.
             # This opens it in the thread through which views enqueue.
@@ -70,16 +79,6 @@ class DashboardMount:
             except HeadgateError as error:
                 return http_error_of(error).response()
         return self._site
-
-    def _make_site(self) -> Dashboard:
-        return dashboard(
-            app_with_tasks(self._alias),
-            auth=CallbackAuth(lambda request: cast("User | None", request.scope[_USER])),
-            # The same in all processes.
-            target=f"headgate.contrib.django.worker:{self._alias}",
-            secret=salted_hmac("headgate.dashboard", self._alias, algorithm="sha256").hexdigest(),
-            **self._options,
-        )
 
 
 def dashboard_urls(
@@ -121,11 +120,14 @@ async def dashboard_view(request: Any, mount: DashboardMount, path: str = "", **
         if request.user.is_authenticated:
             raise PermissionDenied
         return redirect_to_login(request.get_full_path(), _login_url())
-    if user is not None and path == "api/v1/stream" and not isinstance(request, ASGIRequest):
+    is_wsgi = not isinstance(request, ASGIRequest)
+    if user is not None and path == "api/v1/stream" and is_wsgi:
         # It would occupy a thread of the server for each browser. After this answer the front end polls; an error
         # status would be reported to ADMINS.
         return HttpResponse(status=204)
     app = await sync_to_async(mount.app_for)(user, path)
+    if user is not None and path == "api/v1/events" and is_wsgi and accepts_stream(request):
+        app = UNDER_WSGI.response()
     response = await call_asgi(app, {**scope_of(request, path), _USER: user}, request.body)
     patch_cache_control(response, private=True)
     return response
@@ -192,13 +194,8 @@ async def call_asgi(app: ASGIApp, scope: Scope, body: bytes) -> Any:
             await asyncio.Event().wait()
         return {"type": "http.request", "body": unread.pop(), "more_body": False}
 
-    async def call() -> None:
-        try:
-            await app(scope, receive, messages.put)
-        finally:
-            messages.put_nowait(None)
-
-    calling = asyncio.create_task(call())
+    calling = asyncio.ensure_future(app(scope, receive, messages.put))
+    calling.add_done_callback(lambda _: messages.put_nowait(None))
     try:
         start = await messages.get()
         first = None if start is None else await messages.get()
