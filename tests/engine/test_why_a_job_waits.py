@@ -233,6 +233,31 @@ def test_a_limit_that_a_batch_holds_and_no_release_declares_any_more_is_named() 
     run_virtual(main)
 
 
+def test_a_limit_that_a_batch_of_another_app_holds_is_not_named() -> None:
+    """The fault: the workers and the doctor of an app said to cancel the batch of another app, whose worker ran it."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, received = MemoryStorage(clock), list[Event]()
+        own, other = (app_on(store, clock=clock) for _ in range(2))
+        own.subscribe(received.append, LimitUnknown)
+        other.limit("machines", Concurrency(2))
+
+        @other.task
+        async def work() -> None: ...
+
+        @own.task
+        async def call() -> None: ...
+
+        async with other.open():
+            await batch([work.call()], limits=["machines"]).enqueue()
+        async with own:
+            await asyncio.sleep(300)
+            checkup = await own.admin.checkup()
+        assert (checkup.unknown_tasks, checkup.unknown_limits, received) == ({"work": 1}, {}, [])
+
+    run_virtual(main)
+
+
 def test_a_rule_that_was_set_at_run_time_is_named_with_who_set_it_and_what_the_code_says() -> None:
     """The fault: a limit was shown with its rule in force, and nothing said that the code has another one."""
 

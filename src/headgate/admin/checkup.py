@@ -20,7 +20,7 @@ class Checkup:
     """The facts at one moment, `now` in the store's time.
 
     `unknown_tasks` are the waiting jobs of tasks that this app does not declare; `unknown_limits` the limits that it
-    does not declare and that a batch holds, each with a job of the batch. `pauses` are those that jobs wait for.
+    does not declare and that a batch holds, each with a job of one of its tasks. `pauses` are those that jobs wait for.
     `contradictions` and `indexes` are None if they were not searched.
     """
 

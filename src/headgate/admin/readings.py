@@ -319,7 +319,8 @@ class Readings:
         them.
         """
         waiting, rules = await self.waiting(), self._registry.rules
-        others = await self._storage.jobs_of_other_limits(frozenset(rules))
+        # A batch of another app's tasks may hold limits of that app.
+        others = [job for job in await self._storage.jobs_of_other_limits(frozenset(rules)) if job.task in self._tasks]
         unknown = Counter[str]()
         for each in unknown_tasks_in(waiting, self.tasks):
             unknown[each.task] += each.jobs

@@ -182,7 +182,8 @@ class BacklogMigrator(WithServices):
             # A claim reads no job of a lane whose limits it does not know, so it does not see the tasks.
             for job in await self._storage.jobs_of_other_limits(frozenset(self._registry.rules)):
                 self.note_task(job.task)
-                for limit in job.held_by_batch(self._registry.rules):
+                # A batch of another app's tasks may hold limits of that app.
+                for limit in job.held_by_batch(self._registry.rules) if job.task in self._registry.names else ():
                     self._note_limit(limit, job.id)
         self._has_met_unknown_lanes = False
         await self._release_failed()
