@@ -55,7 +55,12 @@ async def purge(
     queries = _final_queries(query, before) if isinstance(query, JobQuery) else ()
     pages = pages_of(storage, query) if not isinstance(query, JobQuery) else pages_that_match(storage, queries)
     if dry_run:
-        found = await _count(storage, queries, most) if queries else await _final(pages, before)
+        found = 0
+        for each in queries:
+            found += await storage.count_jobs(each.filter(), most + 1 - found)
+        if not queries:
+            async for page in pages:
+                found += sum(record.finished_at is not None and record.finished_at < before for record in page)
         return Purged(min(found, most), is_dry_run=True, is_cut=found > most)
     work = _Purge(storage, before, most, on_progress)
     try:
@@ -67,21 +72,6 @@ async def purge(
             queue = query.queue if isinstance(query, JobQuery) else None
             await storage.add_audit_record(AuditRecord(actor, "purge", "queue", queue or ALL_QUEUES, detail))
     return Purged(work.deleted, is_cut=is_cut, kept=work.kept)
-
-
-async def _count(storage: Store, queries: Sequence[JobQuery], most: int) -> int:
-    found = 0
-    for each in queries:
-        found += await storage.count_jobs(each.filter(), most + 1 - found)
-    return found
-
-
-async def _final(pages: AsyncIterator[Sequence[JobRecord]], before: int) -> int:
-    """Return how many of these jobs were final before then."""
-    found = 0
-    async for page in pages:
-        found += sum(record.finished_at is not None and record.finished_at < before for record in page)
-    return found
 
 
 class _Purge:

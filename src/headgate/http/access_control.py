@@ -156,9 +156,8 @@ class AccessControl:
         """Raise HttpError unless the user may do what the role may, and the request is not forged by another site."""
         user = visitor.user
         if not user.may(role):
-            raise HttpError(
-                403, "not_allowed", f"{user.name} is {user.role} here, and only {_roles_with(role)} may do this"
-            )
+            roles = {"viewer": "viewers", "operator": "operators and admins", "admin": "admins"}[role]
+            raise HttpError(403, "not_allowed", f"{user.name} is {user.role} here, and only {roles} may do this")
         if not changes:
             return
         if self._read_only:
@@ -229,7 +228,3 @@ def _basic_name(shown: str | None) -> str:
         return base64.b64decode(value.strip(), validate=True).decode().partition(":")[0]
     except ValueError:
         return ""
-
-
-def _roles_with(role: Role) -> str:
-    return {"viewer": "viewers", "operator": "operators and admins", "admin": "admins"}[role]

@@ -37,7 +37,14 @@ def openapi(endpoints: Sequence[Endpoint]) -> bytes:
         described = _operation(endpoint, known, components)
         paths.setdefault(API + endpoint.path, {})[endpoint.method.lower()] = described
     paths[f"{API}/stream"] = {"get": _stream(known)}
-    paths[f"{API}/openapi.json"] = {"get": _own()}
+    paths[f"{API}/openapi.json"] = {
+        "get": {
+            "operationId": "openapi",
+            "summary": "This description",
+            "tags": ["session"],
+            "responses": {"200": _content("OpenAPI 3.1.", {"type": "object"})},
+        }
+    }
     # Parameters are described in place, so most of their types are not referred to.
     text = msgspec.json.encode([paths, components])
     components = {name: schema for name, schema in components.items() if f'"{REF.format(name=name)}"'.encode() in text}
@@ -175,13 +182,4 @@ def _stream(known: dict[str, Any]) -> dict[str, Any]:
             "200": {"description": "The stream.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
             **refusals,
         },
-    }
-
-
-def _own() -> dict[str, Any]:
-    return {
-        "operationId": "openapi",
-        "summary": "This description",
-        "tags": ["session"],
-        "responses": {"200": _content("OpenAPI 3.1.", {"type": "object"})},
     }
