@@ -317,6 +317,28 @@ def test_a_job_that_cannot_be_moved_to_new_limits_does_not_wait_for_a_slot() -> 
     run_virtual(main)
 
 
+def test_a_job_waits_for_a_slot_of_a_worker_of_another_release_than_the_program_that_explains_it() -> None:
+    """The fault: it "waits for a worker that declares the limits …", of which all slots were taken."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        apps = [app_on(store, clock=clock, slots=1) for _ in range(2)]
+        for app, limit in zip(apps, (Concurrency(5), Concurrency(5, hold="until_final")), strict=True):
+
+            @app.task(name="call", limits=[limit])
+            async def call() -> None:
+                await asyncio.sleep(60)
+
+        running, newer = apps
+        async with running, newer.open():
+            jobs = await running.tasks["call"].enqueue_many([(), ()])
+            await asyncio.sleep(5)
+            reason = (await newer.admin.explain(jobs[1].id)).reason
+            assert reason.startswith("it waits for a free slot of a node that serves queue 'default' and declares")
+
+    run_virtual(main)
+
+
 def test_a_job_waits_for_its_release_in_the_minute_after_a_rollback() -> None:
     """The fault: "its limits let it start now; it waits for a free slot"."""
 
@@ -340,9 +362,9 @@ def test_a_job_waits_for_its_release_in_the_minute_after_a_rollback() -> None:
         async with old:
             jobs.append(await old.tasks["call"].enqueue("acme"))
             await asyncio.sleep(5)
-            for job in jobs:
-                reason = (await old.admin.explain(job.id)).reason
-                assert reason.startswith("it waits for a worker that declares the limits of its task as the newest")
+            of_new, of_old = [(await old.admin.explain(job.id)).reason for job in jobs]
+            assert "declares the limits of its task as the newest release does, and not as this program" in of_new
+            assert of_old.startswith("it waits for a worker that declares the limits of its task as the newest release")
             await asyncio.sleep(300)
             assert [(await old.admin.explain(job.id)).reason for job in jobs] == ["it succeeded"] * 2
 

@@ -120,7 +120,10 @@ def reason_for(
     if by_limit is not None:
         return by_limit
     if limit_sets:
-        return _UNMOVED
+        return (
+            f"it waits for a free slot of a node that serves queue {status.queue!r} and declares the limits of its "
+            "task as the newest release does, and not as this program; after a rollback for a minute or two"
+        )
     if turn is not None:
         return _turn_reason(turn, status.queue)
     return f"its limits let it start now; it waits for a free slot of a node that serves queue {status.queue!r}"
