@@ -288,6 +288,30 @@ def test_a_rule_that_was_set_at_run_time_is_named_with_who_set_it_and_what_the_c
     run_virtual(main)
 
 
+def test_a_limit_whose_rule_is_changed_while_no_worker_runs_says_when_it_opens() -> None:
+    """The fault: the list of limits said "now", and the explanation of a job said nothing."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = app_on(MemoryStorage(clock), clock=clock)
+
+        @app.task(limits=[StrictRate("1/h", name="api", margin=0)])
+        async def call() -> None: ...
+
+        async with app:
+            began = app.admin.now()
+            jobs = await call.enqueue_many([(), ()])
+            await asyncio.sleep(5)
+        async with app.open():
+            await app.admin.limits.set_rule("api", "1/d")
+            bucket = await app.admin.limits.bucket("api")
+            (limit,) = (await app.admin.explain(jobs[1].id)).limits
+            for opens_at in (bucket.next_slot_at, limit.opens_at):
+                assert opens_at is not None
+                assert round((opens_at - began).total_seconds()) == 86_400
+
+    run_virtual(main)
+
+
 def test_a_job_that_cannot_be_moved_to_new_limits_does_not_wait_for_a_slot() -> None:
     """The fault: "its limits let it start now; it waits for a free slot"."""
 

@@ -616,8 +616,8 @@ class LimitsAdmin:
         rule = None if declared is None else live.rule(record.ref, declared)
         snapshot = None if rule is None else await self.snapshot(record, rule, away)
         opens_at = record.opens_at
-        if opens_at is None and snapshot is not None and not snapshot.available and snapshot.opens_at > now:
-            # No job waits for it, so the bucket has no stored time of opening.
+        if (opens_at or 0) <= now and snapshot is not None and not snapshot.available and snapshot.opens_at > now:
+            # No job waits for it, or no claim has visited it since its rule was changed: no stored time is in force.
             opens_at = snapshot.opens_at
         set_rule = await rules.of_bucket(record.ref, declared)
         return BucketStatus(
