@@ -1127,6 +1127,14 @@ def test_the_audit_proves_a_limit_from_recorded_starts_and_finds_when_it_was_exc
     run_virtual(main)
 
 
+async def test_an_audit_of_permits_names_a_command_with_the_limit_as_one_word() -> None:
+    app = Headgate("memory://")
+    app.limit("big; exports", Concurrency(2))
+    async with app.open():
+        with pytest.raises(DeclarationError, match="`headgate limits list --limit 'big; exports' --key KEY` shows"):
+            await app.admin.limits.audit("big; exports")
+
+
 def test_an_audit_of_the_newest_starts_says_how_far_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

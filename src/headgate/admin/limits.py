@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
@@ -386,7 +387,7 @@ class LimitsAdmin:
         if rule.holds_permits:
             raise DeclarationError(
                 f"limit {limit!r} counts what runs at once, not starts; "
-                f"`headgate limits list --limit {limit} --key KEY` shows its holders"
+                f"`headgate limits list --limit {shlex.quote(limit)} --key KEY` shows its holders"
             )
         key = None if key is None else bucket_key(key)
         live = LiveRules(await self._storage.settings())
