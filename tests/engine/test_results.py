@@ -292,6 +292,23 @@ def test_a_job_that_was_deleted_does_not_continue_to_run() -> None:
     run_virtual(main)
 
 
+def test_a_result_that_was_there_in_time_is_returned_although_the_store_was_away_until_the_timeout() -> None:
+    """The fault: TimeoutError, "it continues to run", of a job that had succeeded ten seconds before."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = AwayStorage(clock)
+        app, work = awaited(store, clock)
+        async with app:
+            waiting = asyncio.create_task((await work.enqueue()).result(40))
+            await asyncio.sleep(29)
+            store.error = StorageUnavailable("it is away")
+            await asyncio.sleep(10.9)
+            store.error = None
+            assert await waiting == "done"
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("begins", [5, 15])
 def test_an_outage_while_a_result_is_awaited_is_waited_for(begins: float) -> None:
     """The fault: an outage ten seconds after the call was raised, an earlier or a later one was not."""

@@ -395,7 +395,16 @@ class Client:
         try:
             return await self._job_ends.wait(job_id, left, was_stored=is_long)
         except TimeoutError:
-            why = await self._why_not_final(job_id)
+            why = "it continues to run"
+            with contextlib.suppress(StorageUnavailable):
+                record = await self.storage.job(job_id)
+                if record is None:
+                    raise JobNotFound(job_id) from None
+                if record.finished_at is not None:
+                    # Its end was not read in time, as after an outage of the store.
+                    return record
+                if record.state is JobState.WAITING:
+                    why = await self._why_it_waits(record)
             raise TimeoutError(f"job {job_id} was not final within {timeout:g} s; {why}") from None
 
     async def _unserved_queue(self, queue: str) -> Unserved | None:
@@ -403,19 +412,13 @@ class Client:
 
         return unserved(queue, await self.storage.nodes(), to_datetime(self.storage.now()))
 
-    async def _why_not_final(self, job_id: str) -> str:
-        """Return what a job that is not final does, as far as its row and the nodes show it."""
-        with contextlib.suppress(StorageUnavailable):
-            record = await self.storage.job(job_id)
-            if record is None:
-                raise JobNotFound(job_id)
-            if record.state is JobState.WAITING:
-                found = await self._unserved_queue(record.queue)
-                if found is not None:
-                    return unserved_text(*found, runs_here=self._local_node() is not None)
-                limit = "" if record.waits_for is None else f" for limit {record.waits_for.limit!r}"
-                return f"it waits{limit}; `headgate jobs explain` and app.admin.explain() say until when"
-        return "it continues to run"
+    async def _why_it_waits(self, record: JobRecord) -> str:
+        """Return what a job waits for, as far as its row and the nodes show it."""
+        found = await self._unserved_queue(record.queue)
+        if found is not None:
+            return unserved_text(*found, runs_here=self._local_node() is not None)
+        limit = "" if record.waits_for is None else f" for limit {record.waits_for.limit!r}"
+        return f"it waits{limit}; `headgate jobs explain` and app.admin.explain() say until when"
 
     async def _publish_unserved(self, job_id: str) -> None:
         """Publish how long no worker has served the queue of a job that waits, if none does, as far as it is seen."""
