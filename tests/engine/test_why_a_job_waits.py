@@ -288,6 +288,31 @@ def test_a_rule_that_was_set_at_run_time_is_named_with_who_set_it_and_what_the_c
     run_virtual(main)
 
 
+def test_the_end_of_a_penalty_returns_no_permit() -> None:
+    """The fault: a limit whose permits are held opened when its penalty was over."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = app_on(MemoryStorage(clock), clock=clock)
+
+        @app.task(limits=[Concurrency(1, name="slots")])
+        async def call() -> None:
+            await asyncio.sleep(7200)
+
+        async with app:
+            jobs = await call.enqueue_many([(), ()])
+            await asyncio.sleep(5)
+            await app.admin.limits.penalize("slots", "", 60)
+            (limit,) = (await app.admin.explain(jobs[1].id)).limits
+            assert limit.penalized_until is not None
+            assert limit.opens_at is None
+            await jobs[0].cancel()
+            await asyncio.sleep(5)
+            (limit,) = (await app.admin.explain(jobs[1].id)).limits
+            assert limit.opens_at == limit.penalized_until is not None
+
+    run_virtual(main)
+
+
 def test_a_limit_whose_rule_is_changed_while_no_worker_runs_says_when_it_opens() -> None:
     """The fault: the list of limits said "now", and the explanation of a job said nothing."""
 

@@ -810,7 +810,8 @@ class Admin(Readings):
             rule=seen.rule,
             used=seen.used,
             available=seen.available,
-            opens_at=max(opens_at, default=None),
+            # The end of a penalty returns no permit.
+            opens_at=None if seen.available == 0 and seen.next_slot_at is None else max(opens_at, default=None),
             is_paused=seen.is_paused,
             waiting=seen.waiting,
             holders=seen.holders,
