@@ -299,12 +299,14 @@ def test_a_result_that_was_there_in_time_is_returned_although_the_store_was_away
         store = AwayStorage(clock)
         app, work = awaited(store, clock)
         async with app:
-            waiting = asyncio.create_task((await work.enqueue()).result(40))
+            job, together = await work.enqueue(), await batch([work.call()]).enqueue()
+            waiting = asyncio.gather(job.result(40), together.wait(40))
             await asyncio.sleep(29)
             store.error = StorageUnavailable("it is away")
             await asyncio.sleep(10.9)
             store.error = None
-            assert await waiting == "done"
+            result, status = await waiting
+            assert (result, status.succeeded) == ("done", 1)
 
     run_virtual(main)
 

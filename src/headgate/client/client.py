@@ -265,8 +265,12 @@ class Client:
         """As `enqueue`, for synchronous code; a connection of the caller is used in the caller's thread."""
         connection = task.options.get("connection")
         if connection is None:
-            stored = self._stored_in_thread(task, calls)
-            return self.portal.run(self.enqueue(task, calls)) if stored is None else stored
+            loop = self.lifecycle.loop
+            if loop is not None and not is_running_here(loop):
+                stored = self.enqueuer.enqueue_in_thread(task, group_calls(task, calls), loop)
+                if stored is not None:
+                    return stored
+            return self.portal.run(self.enqueue(task, calls))
         require_blocking(connection)
         caller = WaitingThread()
 
@@ -276,13 +280,6 @@ class Client:
             return await in_thread(caller, partial(copy_context().run, run_to_end, adding))
 
         return self.portal.run(self._enqueue(task, calls, store), caller)
-
-    def _stored_in_thread(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[StoredCall] | None:
-        """Store the calls in this thread; None if they have to be stored on the loop, and nothing is stored then."""
-        loop = self.lifecycle.loop
-        if loop is None or is_running_here(loop):
-            return None
-        return self.enqueuer.enqueue_in_thread(task, group_calls(task, calls), loop)
 
     def check(self, task: TaskDefinition, call: Call[Any]) -> None:
         """Raise what `enqueue` would raise for the arguments, keys and costs of a call; stores nothing, open or not."""
@@ -477,7 +474,14 @@ class Client:
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         """As `Batch.wait`; `timeout` is in seconds."""
         self._require_open()
-        return batch_status(await self._batch_ends.wait(batch_id, timeout))
+        try:
+            return batch_status(await self._batch_ends.wait(batch_id, timeout))
+        except TimeoutError:
+            with contextlib.suppress(StorageUnavailable):
+                found = await self.storage.batch(batch_id)
+                if found is not None and found.finished_at is not None:
+                    return batch_status(found)
+            raise
 
 
 def _cancellation(job_id: str) -> AuditRecord:
