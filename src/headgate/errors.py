@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
@@ -406,3 +407,19 @@ def own_error(error: E) -> E:
     own.__cause__, own.__context__ = error.__cause__, error.__context__
     own.__suppress_context__ = error.__suppress_context__
     return own.with_traceback(error.__traceback__)
+
+
+@contextmanager
+def needing(who_needs: str, *packages: str, install: str) -> Iterator[None]:
+    """Raise DeclarationError if the block imports one of these packages and it is missing: what to install for it.
+
+    `who_needs` is the beginning of the sentence: "the dashboard needs".
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in packages:
+            raise
+        shown = package.replace("_", "-")
+        raise DeclarationError(f"{who_needs} the {shown} package, which is missing; pip install {install}") from None

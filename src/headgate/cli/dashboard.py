@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast, get_args
 import click
 
 from headgate.cli.locate import locate, require_tables, takes_app
-from headgate.errors import DeclarationError
+from headgate.errors import needing
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -159,14 +159,8 @@ def _below(root_path: str, site: Dashboard) -> ASGIApp:
 
 
 async def _serve(site: Dashboard, listening: socket.socket, app: ASGIApp) -> None:
-    try:
+    with needing("the dashboard needs", "uvicorn", "h11", install="'headgate[dashboard]'"):
         from headgate.observe.bounded_server import BoundedServer
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("uvicorn", "h11"):
-            raise
-        raise DeclarationError(
-            f"the dashboard needs the {error.name} package, which is missing; pip install 'headgate[dashboard]'"
-        ) from None
 
     server = BoundedServer(
         app,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headgate.cli.supervisor import ended_as_requested, exit_worded, start_worker, tell
 from headgate.engine.stop_signals import on_stop_signals
-from headgate.errors import DeclarationError
+from headgate.errors import needing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -59,12 +59,8 @@ class Reloader:
             return self._judged(await self._ended())
 
     def _watch(self) -> AsyncGenerator[set[tuple[Change, str]], None]:
-        try:
+        with needing("--reload needs", "watchfiles", install="'headgate[reload]'"):
             from watchfiles import PythonFilter, awatch
-        except ModuleNotFoundError:
-            raise DeclarationError(
-                "--reload needs the watchfiles package, which is missing; pip install 'headgate[reload]'"
-            ) from None
         # It would log the number of files of each change.
         logging.getLogger("watchfiles").setLevel(logging.WARNING)
         return awatch(self._folder, watch_filter=PythonFilter(), stop_event=self._stopping)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from headgate.app import Headgate
 from headgate.cli.supervisor import NUMBER
-from headgate.errors import HeadgateError
 
 if TYPE_CHECKING:
     from headgate.observe.metrics import MetricsServer
@@ -76,12 +75,8 @@ def serve_metrics(app: Headgate, port: int, host: str, *, store: bool) -> Metric
 
     Raises HeadgateError if the package for it is missing, or the port is taken.
     """
-    try:
-        from headgate.observe.metrics import PrometheusMetrics
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "prometheus_client":
-            raise
-        raise HeadgateError(f"--metrics-port: {error}") from None
+    from headgate.observe.metrics import PrometheusMetrics
+
     number = int(os.environ.get(NUMBER, "1"))
     for instrument in app._instruments:
         if isinstance(instrument, PrometheusMetrics):

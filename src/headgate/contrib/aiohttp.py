@@ -13,15 +13,10 @@ from headgate import DeclarationError, Limiter, StorageUnavailable
 from headgate.arguments import parse_seconds
 from headgate.clock import Clock, Duration, SystemClock, to_datetime
 from headgate.contrib.retry_after import closed_for
+from headgate.errors import needing
 
-try:
+with needing("headgate.contrib.aiohttp needs", "aiohttp", install="aiohttp"):
     import aiohttp
-except ModuleNotFoundError as error:
-    if error.name != "aiohttp":
-        raise
-    raise DeclarationError(
-        "headgate.contrib.aiohttp needs the aiohttp package, which is missing; pip install aiohttp"
-    ) from None
 
 logger = logging.getLogger("headgate.aiohttp")
 

@@ -19,19 +19,17 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headgate.errors import DeclarationError, StorageUnavailable
+from headgate.errors import DeclarationError, StorageUnavailable, needing
 from headgate.limits.limit import Limit
 from headgate.limits.redis.gated_task import GatedTasks, declare, single_limit
 from headgate.limits.redis.message_lines import BlockingLines, BucketLine
 
-try:
+with needing("headgate.contrib.celery needs", "celery", "kombu", install="'celery[redis]'"):
     from celery import Celery, Task, bootsteps, signals
     from celery.exceptions import Ignore
     from kombu.serialization import dumps
     from kombu.utils import json
     from kombu.utils.imports import symbol_by_name
-except ImportError as error:  # pragma: no cover
-    raise ImportError("headgate.contrib.celery needs Celery: pip install 'celery[redis]'") from error
 
 logger = logging.getLogger("headgate.gates")
 

@@ -17,18 +17,16 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from headgate.errors import DeclarationError, PayloadError, StorageUnavailable
+from headgate.errors import DeclarationError, PayloadError, StorageUnavailable, needing
 from headgate.limits.limit import Limit
 from headgate.limits.redis.gated_task import GatedTasks, declare, single_limit
 from headgate.limits.redis.message_lines import BlockingLines
 
-try:
+with needing("headgate.contrib.dramatiq needs", "dramatiq", install="'dramatiq[redis]'"):
     from dramatiq import Actor, Broker, Message, Middleware, Worker
     from dramatiq.broker import Consumer, MessageProxy
     from dramatiq.errors import ActorNotFound
     from dramatiq.middleware import SkipMessage
-except ImportError as error:  # pragma: no cover
-    raise ImportError("headgate.contrib.dramatiq needs Dramatiq: pip install 'dramatiq[redis]'") from error
 
 logger = logging.getLogger("headgate.gates")
 

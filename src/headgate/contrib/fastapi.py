@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from headgate import DeclarationError, Headgate
+from headgate import Headgate
 from headgate.errors import (
     DuplicateJob,
     IdInUse,
@@ -27,17 +27,12 @@ from headgate.errors import (
     NotOpen,
     QueueFull,
     StorageUnavailable,
+    needing,
 )
 
-try:
+with needing("headgate.contrib.fastapi needs", "starlette", install="fastapi, or starlette"):
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
-except ModuleNotFoundError as error:
-    if error.name != "starlette":
-        raise
-    raise DeclarationError(
-        "headgate.contrib.fastapi needs the starlette package, which is missing; pip install fastapi, or starlette"
-    ) from None
 
 _ENDED: Mapping[type, str] = {JobFailed: "failed", JobCancelled: "was cancelled", JobSkipped: "was skipped"}
 

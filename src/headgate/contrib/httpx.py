@@ -12,19 +12,14 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 
-from headgate import DeclarationError, Limiter, RateLimited, StorageUnavailable
+from headgate import Limiter, RateLimited, StorageUnavailable
 from headgate.arguments import parse_seconds
 from headgate.clock import Clock, Duration, SystemClock, to_datetime
 from headgate.contrib.retry_after import HORIZON, UNSAID, closed_for, refused_for
+from headgate.errors import needing
 
-try:
+with needing("headgate.contrib.httpx needs", "httpx", install="httpx"):
     import httpx
-except ModuleNotFoundError as error:
-    if error.name != "httpx":
-        raise
-    raise DeclarationError(
-        "headgate.contrib.httpx needs the httpx package, which is missing; pip install httpx"
-    ) from None
 
 __all__ = [
     "HORIZON",

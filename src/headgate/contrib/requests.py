@@ -11,16 +11,11 @@ from headgate import DeclarationError, Limiter, StorageUnavailable
 from headgate.arguments import parse_seconds
 from headgate.clock import Clock, Duration, SystemClock, to_datetime
 from headgate.contrib.retry_after import closed_for
+from headgate.errors import needing
 
-try:
+with needing("headgate.contrib.requests needs", "requests", install="requests"):
     import requests
     from requests.adapters import HTTPAdapter
-except ModuleNotFoundError as error:
-    if error.name != "requests":
-        raise
-    raise DeclarationError(
-        "headgate.contrib.requests needs the requests package, which is missing; pip install requests"
-    ) from None
 
 logger = logging.getLogger("headgate.requests")
 

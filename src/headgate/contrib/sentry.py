@@ -10,7 +10,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, needing
 from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned
 from headgate.observe.instrument import Observed
 from headgate.tasks.context import AttemptContext
@@ -18,14 +18,10 @@ from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import JobDraft
 from headgate.tasks.signals import Cancel, RateLimited, Retry, Snooze
 
-try:
+with needing("headgate.contrib.sentry needs", "sentry_sdk", install="'headgate[sentry]'"):
     import sentry_sdk
     from sentry_sdk.scope import should_send_default_pii
     from sentry_sdk.utils import event_from_exception
-except ImportError as error:
-    raise DeclarationError(
-        "headgate.contrib.sentry needs the sentry-sdk package; pip install 'headgate[sentry]'"
-    ) from error
 
 if TYPE_CHECKING:
     from sentry_sdk.tracing import Span

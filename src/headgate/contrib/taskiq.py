@@ -22,12 +22,12 @@ from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 
 from headgate.clock import Clock, SystemClock, sleep
-from headgate.errors import DeclarationError, PayloadError, StorageUnavailable
+from headgate.errors import DeclarationError, PayloadError, StorageUnavailable, needing
 from headgate.limits.limit import Limit
 from headgate.limits.redis.gated_task import GatedTasks, single_limit
 from headgate.limits.redis.message_lines import AsyncLines
 
-try:
+with needing("headgate.contrib.taskiq needs", "taskiq", install="taskiq taskiq-redis"):
     from taskiq import (
         AckableMessage,
         AsyncBroker,
@@ -38,8 +38,6 @@ try:
     )
     from taskiq.exceptions import NoResultError
     from taskiq.utils import maybe_awaitable
-except ImportError as error:  # pragma: no cover
-    raise ImportError("headgate.contrib.taskiq needs Taskiq: pip install taskiq taskiq-redis") from error
 
 logger = logging.getLogger("headgate.gates")
 

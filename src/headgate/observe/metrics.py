@@ -12,25 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.arguments import parse_seconds
 from headgate.clock import Duration
-from headgate.errors import DeclarationError, HeadgateError
+from headgate.errors import DeclarationError, HeadgateError, needing
 from headgate.observe import metric
 from headgate.observe.instrument import Observed
 from headgate.observe.store_reading import StoreReading
 from headgate.observe.tally import Tally
 
-try:
+with needing("metrics for Prometheus need", "prometheus_client", install="'headgate[prometheus]'"):
     from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.core import Metric as Family
     from prometheus_client.exposition import choose_encoder
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "prometheus_client":
-        raise
-    raise ModuleNotFoundError(
-        "metrics for Prometheus need the prometheus-client package, which is missing; "
-        "pip install 'headgate[prometheus]'",
-        name=error.name,
-    ) from None
 
 if TYPE_CHECKING:
     from headgate.observe.bounded_server import BoundedServer
@@ -114,14 +106,8 @@ class PrometheusMetrics:
         It also answers while the event loop is blocked, to at most 32 connections at once. `port` 0 chooses a free one.
         Raises HeadgateError.
         """
-        try:
+        with needing("serving metrics needs", "uvicorn", "h11", install="'headgate[prometheus]'"):
             from headgate.observe.bounded_server import BoundedServer
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] not in ("uvicorn", "h11"):
-                raise
-            raise HeadgateError(
-                f"serving metrics needs the {error.name} package, which is missing; pip install 'headgate[prometheus]'"
-            ) from None
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             listening = socket.create_server((host, port), family=family)

@@ -19,7 +19,7 @@ from typing import Any, Literal, assert_never
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, needing
 from headgate.jobs.event import (
     CallbackFailed,
     JobEnqueued,
@@ -46,17 +46,10 @@ from headgate.jobs.lifecycle import (
 from headgate.observe.instrument import Labels, Observed
 from headgate.tasks.context import JobContext, current_job
 
-try:
+with needing("traces need", "opentelemetry", install="'headgate[opentelemetry]'"):
     from opentelemetry import context, metrics, propagate, trace
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.util.types import AttributeValue
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "opentelemetry":
-        raise
-    raise ModuleNotFoundError(
-        "traces need the opentelemetry-api package, which is missing; pip install 'headgate[opentelemetry]'",
-        name=error.name,
-    ) from None
 
 BOUNDARIES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Seconds, as the conventions advise."""

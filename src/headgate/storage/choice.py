@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from headgate.clock import Clock
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, needing
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
@@ -72,14 +72,8 @@ def _file_of(url: str, path: str) -> str:
 def _postgres(
     url: str, clock: Clock, *, schema: str, listen_url: str | None, connections: int, pool: object | None
 ) -> Store:
-    try:
+    with needing("a postgresql:// URL needs", "asyncpg", install="'headgate[postgres]'"):
         from headgate.storage.postgres.storage import PostgresStorage
-    except ModuleNotFoundError as error:
-        if error.name != "asyncpg":
-            raise
-        raise DeclarationError(
-            "a postgresql:// URL needs the asyncpg package, which is missing; pip install 'headgate[postgres]'"
-        ) from None
     return PostgresStorage(url, clock, schema=schema, listen_url=listen_url, connections=connections, pool=pool)
 
 

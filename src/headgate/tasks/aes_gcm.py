@@ -9,7 +9,7 @@ import hmac
 import re
 import secrets
 
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, needing
 from headgate.keywords import names_keywords
 
 KEY_BYTES = 32
@@ -28,13 +28,9 @@ class AesGcm:
     """
 
     def __init__(self, key_id: str, key: bytes | str) -> None:
-        try:
+        with needing("AesGcm needs", "cryptography", install="'headgate[encryption]'"):
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        except ImportError:
-            raise DeclarationError(
-                'AesGcm needs the package cryptography; install it: pip install "headgate[encryption]"'
-            ) from None
         if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
             raise DeclarationError(
                 f"AesGcm: key_id={key_id!r:.80} must be 1 to 40 letters, digits, dots, hyphens and underscores"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from headgate.arguments import parse_bytes, parse_seconds
 from headgate.clock import Duration
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, needing
 from headgate.urls import displayed_url, without_secrets
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
@@ -31,12 +31,8 @@ class PayloadFolder:
     """
 
     def __init__(self, url: str, *, above: int | str = 100_000, timeout: Duration = 30, **options: Any) -> None:
-        try:
+        with needing("PayloadFolder needs", "fsspec", install="'headgate[folder]'"):
             from fsspec.core import url_to_fs
-        except ImportError:
-            raise DeclarationError(
-                'PayloadFolder needs the package fsspec; install it: pip install "headgate[folder]"'
-            ) from None
         if not isinstance(url, str) or not _URL.fullmatch(url):
             raise DeclarationError(
                 f"PayloadFolder: {displayed_url(str(url))!r:.200} is not the URL of a folder; write "

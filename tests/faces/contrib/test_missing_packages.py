@@ -20,6 +20,14 @@ from headgate.errors import DeclarationError
         ("headgate.contrib.requests", "requests", "needs the requests package.*pip install requests"),
         ("headgate.contrib.sentry", "sentry_sdk", r"needs the sentry-sdk package.*headgate\[sentry\]"),
         ("headgate.contrib.aiohttp", "aiohttp", "needs the aiohttp package.*pip install aiohttp"),
+        ("headgate.contrib.fastapi", "starlette", "needs the starlette package.*pip install fastapi"),
+        ("headgate.contrib.celery", "celery", r"needs the celery package.*celery\[redis\]"),
+        (
+            "headgate.observe.metrics",
+            "prometheus_client",
+            r"need the prometheus-client package.*headgate\[prometheus\]",
+        ),
+        ("headgate.observe.tracing", "opentelemetry", r"need the opentelemetry package.*headgate\[opentelemetry\]"),
     ],
 )
 def test_a_missing_package_is_named(module: str, package: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from headgate.arguments import parse_duration, parse_wait
 from headgate.clock import SECOND, Clock, Duration, SystemClock
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, needing
 from headgate.keywords import names_keywords
 from headgate.limits.bucket_store import BucketStore, check_rule
 from headgate.limits.limit import Limit
@@ -319,15 +319,8 @@ def open_store(url: str, clock: Clock | None) -> BucketStore:
             return RedisBuckets.from_url(url)
         case "postgresql" | "postgres":
             # By its name: it uses the tables of jobs, in a layer above limits.
-            try:
+            with needing("store='postgresql://…' needs", "asyncpg", install="'headgate[postgres]'"):
                 module = import_module("headgate.storage.postgres.shared_buckets")
-            except ModuleNotFoundError as error:
-                if error.name != "asyncpg":
-                    raise
-                raise DeclarationError(
-                    "store='postgresql://…' needs the asyncpg package, which is missing; "
-                    "pip install 'headgate[postgres]'"
-                ) from error
             store: BucketStore = module.PostgresBuckets.from_url(url)
             return store
     raise DeclarationError(
