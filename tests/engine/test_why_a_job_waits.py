@@ -304,11 +304,11 @@ def test_the_end_of_a_penalty_returns_no_permit() -> None:
             await app.admin.limits.penalize("slots", "", 60)
             (limit,) = (await app.admin.explain(jobs[1].id)).limits
             assert limit.penalized_until is not None
-            assert limit.opens_at is None
+            assert limit.next_slot_at is None
             await jobs[0].cancel()
             await asyncio.sleep(5)
             (limit,) = (await app.admin.explain(jobs[1].id)).limits
-            assert limit.opens_at == limit.penalized_until is not None
+            assert limit.next_slot_at == limit.penalized_until is not None
 
     run_virtual(main)
 
@@ -330,7 +330,7 @@ def test_a_limit_whose_rule_is_changed_while_no_worker_runs_says_when_it_opens()
             await app.admin.limits.set_rule("api", "1/d")
             bucket = await app.admin.limits.bucket("api")
             (limit,) = (await app.admin.explain(jobs[1].id)).limits
-            for opens_at in (bucket.next_slot_at, limit.opens_at):
+            for opens_at in (bucket.next_slot_at, limit.next_slot_at):
                 assert opens_at is not None
                 assert round((opens_at - began).total_seconds()) == 86_400
 
@@ -440,7 +440,7 @@ def test_a_penalty_is_named_with_the_command_that_ends_it(limit: Limit) -> None:
             await asyncio.sleep(1)
             explanation = await app.admin.explain(job.id)
             (found,) = explanation.limits
-            assert found.penalized_until == explanation.status.predicted_start
+            assert found.penalized_until == explanation.status.predicted_start == found.next_slot_at
             assert f"which is penalized until {found.penalized_until:%Y-%m-%d %H:%M:%S} UTC" in explanation.reason
             assert "(`headgate limits reset crm --key 'acme inc'` ends that" in explanation.reason
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headgate.admin.bulk import BulkResult
     from headgate.admin.ended import EndEvent, EndPage
     from headgate.admin.enqueueing import EnqueuedJob
-    from headgate.admin.explain import Explanation, LimitInfo
+    from headgate.admin.explain import Explanation
     from headgate.admin.failures import FailedJob, FailureDetails, FailureGroup, FailureReport
     from headgate.admin.find import Found
     from headgate.admin.history import (
@@ -86,7 +86,6 @@ __all__ = [
     "JobsPoint",
     "KeyStatus",
     "LimitHistory",
-    "LimitInfo",
     "LimitPoint",
     "LimitStatus",
     "LimitSummary",
@@ -122,7 +121,7 @@ _PLACES = places_of(
         "headgate.admin.bulk": "BulkResult",
         "headgate.admin.ended": "EndEvent EndPage",
         "headgate.admin.enqueueing": "EnqueuedJob",
-        "headgate.admin.explain": "Explanation LimitInfo",
+        "headgate.admin.explain": "Explanation",
         "headgate.admin.failures": "FailedJob FailureDetails FailureGroup FailureReport",
         "headgate.admin.find": "Found",
         "headgate.admin.history": (

@@ -27,10 +27,11 @@ from headgate.admin.enqueueing import (
     options_of,
     stored_call_of,
 )
-from headgate.admin.explain import Explanation, LimitInfo, Turn, reason_for, with_last_error
+from headgate.admin.explain import Explanation, Turn, reason_for, with_last_error
 from headgate.admin.failures import FailureDetails, FailureReport, failures, failures_like
 from headgate.admin.find import Found, FoundKind, find
 from headgate.admin.holders import holders_of
+from headgate.admin.limits import BucketStatus
 from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage, batch_details
 from headgate.admin.nodes import find_node, node_ended, with_slots
 from headgate.admin.pauses import Pause, pause_of_limit, pause_of_queue
@@ -369,7 +370,11 @@ class Admin(Readings):
         status = self._predicted(record, position, live)
         buckets = () if position is None else position.buckets
         away, rules = list[BucketStore](), SetRules(self._storage, live)
-        limits = [await self._info(bucket, rules, away) for bucket in buckets if not self._orders_turns(bucket)]
+        limits = [
+            await self.limits.status_of(bucket, rules, await holders_of(self._storage, bucket), away)
+            for bucket in buckets
+            if not self._orders_turns(bucket)
+        ]
         now = to_datetime(self._storage.now())
         nodes = await self._storage.nodes()
         leader = status.follows if status.is_blocked else None
@@ -772,7 +777,7 @@ class Admin(Readings):
             throttled_until=throttled_until,
         )
 
-    async def _pause(self, record: JobRecord, limits: Sequence[LimitInfo], live: LiveRules) -> Pause | None:
+    async def _pause(self, record: JobRecord, limits: Sequence[BucketStatus], live: LiveRules) -> Pause | None:
         """Return the pause that holds the job: its queue's, or that of its first paused limit."""
         since = (await self.queues.paused()).get(record.queue)
         if since is not None:
@@ -800,25 +805,6 @@ class Admin(Readings):
     def _orders_turns(self, bucket: BucketRecord) -> bool:
         rule = self._rules.get(bucket.ref.limit)
         return rule is not None and rule.orders_turns
-
-    async def _info(self, bucket: BucketRecord, rules: SetRules, away: list[BucketStore]) -> LimitInfo:
-        seen = await self.limits.status_of(bucket, rules, await holders_of(self._storage, bucket), away)
-        opens_at = [at for at in (seen.next_slot_at, seen.penalized_until) if at is not None and at > self.now()]
-        return LimitInfo(
-            limit=seen.limit,
-            key=seen.key,
-            rule=seen.rule,
-            used=seen.used,
-            available=seen.available,
-            # The end of a penalty returns no permit.
-            opens_at=None if seen.available == 0 and seen.next_slot_at is None else max(opens_at, default=None),
-            is_paused=seen.is_paused,
-            waiting=seen.waiting,
-            holders=seen.holders,
-            present=seen.present,
-            setting=seen.setting,
-            penalized_until=seen.penalized_until,
-        )
 
 
 def _query(query: JobQuery | None, criteria: JobCriteria) -> JobQuery:

@@ -10,7 +10,8 @@ from datetime import datetime
 from typing import NamedTuple
 
 from headgate.admin.checkup import is_declared
-from headgate.admin.holders import PermitHolder, describe_holders
+from headgate.admin.holders import describe_holders
+from headgate.admin.limits import BucketStatus
 from headgate.admin.nodes import node_status, unserved
 from headgate.admin.pauses import Pause
 from headgate.jobs.batch import BatchRecord
@@ -30,28 +31,6 @@ _UNMOVED = (
 _ENDED = {JobState.SUCCEEDED: "succeeded", JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 
 
-@dataclass(frozen=True, slots=True)
-class LimitInfo:
-    """One limit that a job uses, as it is now for the job's key; `present`: the present rate of an adaptive one.
-
-    `setting`: if the rule was set at run time, for which keys, by whom, when, and what the code says.
-    `penalized_until`: nothing starts for the key before, although it may have budget.
-    """
-
-    limit: str
-    key: str
-    rule: str | None
-    used: int | None
-    available: int | None
-    opens_at: datetime | None
-    is_paused: bool
-    waiting: int
-    holders: Sequence[PermitHolder] = ()
-    present: str | None = None
-    setting: str | None = None
-    penalized_until: datetime | None = None
-
-
 class Turn(NamedTuple):
     """The key of a job in a fair queue, and how many jobs of its lane start before it, None beyond 100,000.
 
@@ -69,13 +48,13 @@ class Explanation:
 
     status: JobStatus
     reason: str
-    limits: Sequence[LimitInfo]
+    limits: Sequence[BucketStatus]
 
 
 def reason_for(
     record: JobRecord,
     status: JobStatus,
-    limits: Sequence[LimitInfo],
+    limits: Sequence[BucketStatus],
     nodes: Sequence[NodeRecord],
     *,
     batch: BatchRecord | None,
@@ -192,7 +171,7 @@ def _turn_reason(turn: Turn, queue: str) -> str:
     )
 
 
-def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime) -> str | None:
+def _limit_reason(status: JobStatus, limits: Sequence[BucketStatus], now: datetime) -> str | None:
     if status.waits_for is None:
         return None
     limit, key = status.waits_for

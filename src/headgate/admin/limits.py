@@ -620,6 +620,9 @@ class LimitsAdmin:
         if (opens_at or 0) <= now and snapshot is not None and not snapshot.available and snapshot.opens_at > now:
             # No job waits for it, or no claim has visited it since its rule was changed: no stored time is in force.
             opens_at = snapshot.opens_at
+        penalized_until = record.closed_until if record.closed_until > now else None
+        if penalized_until is not None:
+            opens_at = max(opens_at or 0, penalized_until)
         set_rule = await rules.of_bucket(record.ref, declared)
         return BucketStatus(
             limit=record.ref.limit,
@@ -632,7 +635,7 @@ class LimitsAdmin:
             is_set=live.setting(record.ref, declared) is not None,
             setting=None if set_rule is None else str(set_rule),
             is_paused=live.is_paused(record.ref),
-            penalized_until=self._in_wall_time(record.closed_until) if record.closed_until > now else None,
+            penalized_until=None if penalized_until is None else self._in_wall_time(penalized_until),
             holders=holders,
             count=None if rule is None else rule.count,
             is_waited_for=record.opens_at is not None,

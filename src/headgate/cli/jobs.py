@@ -146,7 +146,7 @@ def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
             print_table(
                 "",
                 ("limit", "key", "rule", "used", "available", "opens"),
-                [(e.limit, e.key, e.rule, e.used, e.available, until(e.opens_at, now)) for e in explanation.limits],
+                [(e.limit, e.key, e.rule, e.used, e.available, until(e.next_slot_at, now)) for e in explanation.limits],
                 empty="",
             )
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from headgate.admin import (
+    BucketStatus,
     BulkResult,
     EnqueuedJob,
     JobCount,
     JobDetails,
     JobQuery,
-    LimitInfo,
     ListedJob,
     ListedPage,
     Purged,
@@ -171,7 +171,7 @@ class ExplanationView(msgspec.Struct, frozen=True):
 
     status: JobStatusView
     reason: str
-    limits: Sequence[LimitInfo]
+    limits: Sequence[BucketStatus]
 
 
 class ChargedBucket(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -70,7 +70,7 @@ export function why({ job, explained }) {
               label: t("Used of {limit} {key}", { limit: limit.limit, key: limit.key }),
               state: limit.is_paused ? "paused" : "",
             }),
-            isWaiting && !limit.is_paused && limit.opens_at && h("span", null, withElements("opens {time}", { time: countdown(limit.opens_at) })),
+            isWaiting && !limit.is_paused && limit.next_slot_at && h("span", null, withElements("opens {time}", { time: countdown(limit.next_slot_at) })),
             h("span", { class: "faint" }, format.plural(limit.waiting, "job waiting", "jobs waiting")),
           ),
         ),
