@@ -118,7 +118,7 @@ def test_bulk_actions_take_tags_and_headers() -> None:
             assert (await app.admin.retry_many(JobQuery(tag="vip"))).changed == 1
             assert (await app.admin.cancel_many(JobQuery(tag="import", header="source=web"))).changed == 1
             await asyncio.sleep(1)
-            assert (await app.admin.purge(JobQuery(header="source=web"), older_than=0)).deleted == 2
+            assert (await app.admin.purge(JobQuery(header="source=web"), older_than=0)).changed == 2
             assert await app.admin.count(tag="import") == 2
             (record,) = [each for each in await app.admin.audit_log() if each.action == "purge"]
             assert "a value of header source" in str(record.detail)

@@ -261,7 +261,7 @@ def test_final_jobs_are_deleted_and_others_are_not(project: Project) -> None:
     assert f"{waiting}: job {waiting} is waiting; only final jobs are deleted, so cancel it first" in mixed.output
     assert call("jobs", "show", good).exit_code == 1
     assert answer("jobs", "delete", "--state", "failed", "--dry-run")["changed"] == 1
-    assert "Delete for good 1 job?" in call("jobs", "delete", "--state", "failed", input="n\n").output
+    assert "Delete 1 job for good?" in call("jobs", "delete", "--state", "failed", input="n\n").output
     assert project.states(bad) == [JobState.FAILED]
     deleted = answer("jobs", "delete", "--state", "failed", "--yes")
     assert deleted == {"matched": 1, "changed": 1, "refused": {}, "is_dry_run": False, "is_cut": False}

@@ -63,12 +63,12 @@ def test_final_jobs_are_purged_by_state_queue_and_age_and_the_purge_is_recorded(
     project.run(synced=300, failed=2)
     waiting = project.do(lambda app: app.tasks["sync"].enqueue("acme"))
     assert call("purge", project.target, "--older-than", "1h", "--yes").exit_code == 1
-    assert answer("purge", project.target, "--all", "--dry-run")["deleted"] == 302
-    assert answer("purge", project.target, "--state", "failed", "--yes")["deleted"] == 2
+    assert answer("purge", project.target, "--all", "--dry-run")["changed"] == 302
+    assert answer("purge", project.target, "--state", "failed", "--yes")["changed"] == 2
     assert project.counts() == {"default": (1, 300, 0, 0), "mail": (0, 0, 0, 0)}
     cut = answer("purge", project.target, "--queue", "default", "--task", "sync", "--yes", "--most", "250")
-    assert cut == {"deleted": 250, "is_dry_run": False, "is_cut": True, "kept": 0}
-    assert answer("purge", project.target, "--all", "--yes")["deleted"] == 50
+    assert cut == {"matched": 250, "changed": 250, "refused": {}, "is_dry_run": False, "is_cut": True}
+    assert answer("purge", project.target, "--all", "--yes")["changed"] == 50
     assert project.do(lambda app: app.job(waiting.id).status()).state is JobState.WAITING
     entries = answer("audit", project.target)
     assert [(each["action"], each["subject"]) for each in entries] == [
@@ -98,9 +98,7 @@ def test_a_purge_says_what_it_kept(project: Project) -> None:
 
     project.do(run, running=True)
     done = call("purge", project.target, "--all", "--yes")
-    assert done.stdout.splitlines() == [
-        "1 job deleted", "1 job kept: unfinished jobs follow, and may read the results"
-    ]  # fmt: skip
+    assert done.stdout.splitlines() == ["1 job deleted", "1 job not changed: an unfinished job follows it"]
 
 
 def test_a_purge_without_a_selection_or_a_confirmation_is_refused(project: Project) -> None:

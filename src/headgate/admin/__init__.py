@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage
     from headgate.admin.nodes import NodeStatus
     from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
-    from headgate.admin.purge import Purged
     from headgate.admin.queues import DeclaredQueue, QueueKey, QueueKeys, QueuesAdmin, QueueStatus
     from headgate.admin.readings import DeclaredTask, SlowCounts
     from headgate.admin.schedules import ScheduleDefinition
@@ -98,7 +97,6 @@ __all__ = [
     "Overview",
     "PermitHolder",
     "PredictedBacklog",
-    "Purged",
     "QueueKey",
     "QueueKeys",
     "QueueOverview",
@@ -135,7 +133,6 @@ _PLACES = places_of(
         "headgate.admin.listed": "BatchDetails ListedAction ListedJob ListedPage",
         "headgate.admin.nodes": "NodeStatus",
         "headgate.admin.overview": "BlockerStatus JobTotals NodeCounts Overview QueueOverview UnknownTaskCount",
-        "headgate.admin.purge": "Purged",
         "headgate.admin.queues": "DeclaredQueue QueueKey QueueKeys QueuesAdmin QueueStatus",
         "headgate.admin.readings": "DeclaredTask SlowCounts",
         "headgate.admin.schedules": "ScheduleDefinition",

@@ -35,7 +35,7 @@ from headgate.admin.limits import BucketStatus
 from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage, batch_details
 from headgate.admin.nodes import find_node, node_ended, with_slots
 from headgate.admin.pauses import Pause, pause_of_limit, pause_of_queue
-from headgate.admin.purge import Purged, purge
+from headgate.admin.purge import purge
 from headgate.admin.readings import Readings
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.set_rules import SetRules
@@ -654,8 +654,8 @@ class Admin(Readings):
         older_than: Duration = 0,
         most: int = 1_000_000,
         dry_run: bool = False,
-        on_progress: Callable[[Purged], None] | None = None,
-    ) -> Purged:
+        on_progress: Callable[[BulkResult], None] | None = None,
+    ) -> BulkResult:
         """Delete the final jobs that a query matches and that finished longer than `older_than` seconds ago.
 
         Instead of a query it takes job ids. Their results, attempts, log lines and audit entries are deleted with them,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
-from headgate.admin.bulk import pages_of, pages_that_match
+from headgate.admin.bulk import BulkResult, pages_of, pages_that_match
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditRecord
@@ -20,20 +19,8 @@ from headgate.storage.store import Store
 FINAL = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED)
 
 ALL_QUEUES = "*"
-
-
-@dataclass(frozen=True, slots=True)
-class Purged:
-    """How many jobs were deleted, or would be with `is_dry_run`. `is_cut`: there are more than the maximum.
-
-    `kept` is how many were not deleted because an unfinished job follows them, or their batch, and may read their
-    results. A dry run does not look for these.
-    """
-
-    deleted: int = 0
-    is_dry_run: bool = False
-    is_cut: bool = False
-    kept: int = 0
+NEEDED = "an unfinished job follows it"
+"""Why a job is kept: that job, or one that follows its batch, may read its result."""
 
 
 async def purge(
@@ -44,11 +31,12 @@ async def purge(
     before: int,
     most: int,
     dry_run: bool,
-    on_progress: Callable[[Purged], None] | None,
-) -> Purged:
+    on_progress: Callable[[BulkResult], None] | None,
+) -> BulkResult:
     """Delete the jobs that the query matches, or that have these ids, and that were final before then, up to `most`.
 
-    Raises DeclarationError for a query of jobs that are not final, and for one id in place of several.
+    Refused are those that an unfinished job needs; a dry run does not look for them. Raises DeclarationError for a
+    query of jobs that are not final, and for one id in place of several.
     """
     if isinstance(query, str):
         raise DeclarationError(f"pass a JobQuery or a list of ids, not one text: {query!r}")
@@ -61,7 +49,7 @@ async def purge(
         if not queries:
             async for page in pages:
                 found += sum(record.finished_at is not None and record.finished_at < before for record in page)
-        return Purged(min(found, most), is_dry_run=True, is_cut=found > most)
+        return BulkResult(min(found, most), min(found, most), is_dry_run=True, is_cut=found > most)
     work = _Purge(storage, before, most, on_progress)
     try:
         is_cut = not await work.delete(pages)
@@ -71,13 +59,16 @@ async def purge(
             detail = f"{counted(work.deleted, 'job')}, {_described(query, before)}"
             queue = query.queue if isinstance(query, JobQuery) else None
             await storage.add_audit_record(AuditRecord(actor, "purge", "queue", queue or ALL_QUEUES, detail))
-    return Purged(work.deleted, is_cut=is_cut, kept=work.kept)
+    refused = {NEEDED: work.kept} if work.kept else {}
+    return BulkResult(work.deleted + work.kept, work.deleted, refused, is_cut=is_cut)
 
 
 class _Purge:
     """Counts the deleted jobs, and stops at the maximum."""
 
-    def __init__(self, storage: Store, before: int, most: int, on_progress: Callable[[Purged], None] | None) -> None:
+    def __init__(
+        self, storage: Store, before: int, most: int, on_progress: Callable[[BulkResult], None] | None
+    ) -> None:
         self.deleted = 0
         self.kept = 0
         self._storage = storage
@@ -88,27 +79,22 @@ class _Purge:
     async def delete(self, pages: AsyncIterator[Sequence[JobRecord]]) -> bool:
         """Delete those of these jobs that are final; False if there are more than may be deleted."""
         async for page in pages:
-            # Jobs that are needed, or that another transaction has locked, are left; the search goes on after them.
-            if not await self._delete_page([record.id for record in page]):
-                return False
-        return True
-
-    async def _delete_page(self, ids: Sequence[str]) -> bool:
-        needed: frozenset[str] = frozenset()
-        left = list(ids)
-        while left:
-            ids = left[: self._most - self.deleted]
-            if not ids:
-                return False
-            deletion = await self._storage.delete(ids, finished_before=self._before)
-            self.deleted += len(deletion.deleted)
-            needed |= deletion.needed
-            if self._on_progress is not None and deletion.deleted:
-                self._on_progress(Purged(self.deleted))
-            # Fewer are deleted at once if they have logged much.
-            handled = deletion.deleted | deletion.needed if deletion.deleted else frozenset(ids)
-            left = [id for id in left if id not in handled]
-        self.kept += len(needed)
+            needed: frozenset[str] = frozenset()
+            left = [record.id for record in page]
+            while left:
+                ids = left[: self._most - self.deleted]
+                if not ids:
+                    return False
+                deletion = await self._storage.delete(ids, finished_before=self._before)
+                self.deleted += len(deletion.deleted)
+                needed |= deletion.needed
+                if self._on_progress is not None and deletion.deleted:
+                    self._on_progress(BulkResult(self.deleted, self.deleted))
+                # Fewer are deleted at once if they have logged much. Jobs that are needed, or that another transaction
+                # has locked, are left.
+                handled = deletion.deleted | deletion.needed if deletion.deleted else frozenset(ids)
+                left = [id for id in left if id not in handled]
+            self.kept += len(needed)
         return True
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -39,11 +38,11 @@ class _BulkWords(NamedTuple):
 
 
 _WORDS = {
-    "cancel": _BulkWords("Cancel", "cancelled or asked to end", "would be cancelled or asked to end"),
-    "retry": _BulkWords("Retry", "waiting again", "would wait again"),
-    "run": _BulkWords("Run", "made ready", "would be made ready"),
-    "reschedule": _BulkWords("Reschedule", "rescheduled", "would be rescheduled"),
-    "delete": _BulkWords("Delete for good", "deleted", "would be deleted"),
+    "cancel": _BulkWords("Cancel {}?", "cancelled or asked to end", "would be cancelled or asked to end"),
+    "retry": _BulkWords("Retry {}?", "waiting again", "would wait again"),
+    "run": _BulkWords("Run {}?", "made ready", "would be made ready"),
+    "reschedule": _BulkWords("Reschedule {}?", "rescheduled", "would be rescheduled"),
+    "delete": _BulkWords("Delete {} for good?", "deleted", "would be deleted"),
 }
 
 
@@ -101,7 +100,7 @@ def count_and_change(target: str, word: BulkWord, verb: BulkChange, *, as_json: 
             latest = result
             advance(result.changed)
 
-        with progress_bar(_WORDS[word].question, expected, shown=not dry_run and not as_json) as advance:
+        with progress_bar(word.capitalize(), expected, shown=not dry_run and not as_json) as advance:
             return await verb(admin, dry_run=dry_run, on_progress=note)
 
     result = BulkResult()
@@ -109,34 +108,26 @@ def count_and_change(target: str, word: BulkWord, verb: BulkChange, *, as_json: 
         result = ask(target, partial(change, dry_run=True))
         if not dry_run and result.changed:
             more = " (more match)" if result.is_cut else ""
-            confirm(f"{_WORDS[word].question} {counted(result.changed, 'job')}{more}?", has_dry_run=True)
+            confirm(_WORDS[word].question.format(f"{counted(result.changed, 'job')}{more}"), has_dry_run=True)
     if not dry_run and (yes or result.changed):
         expected, latest = result.changed or None, BulkResult()
-        with reporting_stop(lambda: latest.changed, _WORDS[word].done):
+        try:
             result = ask(target, partial(change, dry_run=False, expected=expected))
+        except (KeyboardInterrupt, HeadgateError) as stopped:
+            is_interrupted = isinstance(stopped, KeyboardInterrupt)
+            if is_interrupted or latest.changed:
+                # The last commit may have succeeded without an answer.
+                done = f"at least {counted(latest.changed, 'job')} {_WORDS[word].done}"
+                click.echo(f"stopped: {done}; repeat the command for the rest", err=True)
+            if not is_interrupted:
+                raise
+            raise SystemExit(INTERRUPTED) from None
     if as_json:
         print_json(result)
     else:
         _print_bulk(result, _WORDS[word])
     if not result.changed:
         raise SystemExit(1)
-
-
-@contextmanager
-def reporting_stop(changed: Callable[[], int], done: str) -> Iterator[None]:
-    """Say how many jobs are changed if Ctrl-C or an error stops the block; Ctrl-C ends the command."""
-    try:
-        yield
-    except (KeyboardInterrupt, HeadgateError) as stopped:
-        is_interrupted = isinstance(stopped, KeyboardInterrupt)
-        if is_interrupted or changed():
-            # The last commit may have succeeded without an answer.
-            click.echo(
-                f"stopped: at least {counted(changed(), 'job')} {done}; repeat the command for the rest", err=True
-            )
-        if not is_interrupted:
-            raise
-        raise SystemExit(INTERRUPTED) from None
 
 
 def _print_bulk(result: BulkResult, words: _BulkWords) -> None:

@@ -15,7 +15,7 @@ import click
 import msgspec
 from msgspec import structs
 
-from headgate.admin import Admin, BulkResult, Dependency, Explanation, JobDetails, JobQuery, Purged, Stretch
+from headgate.admin import Admin, Dependency, Explanation, JobDetails, Stretch
 from headgate.admin.listed import JOB_COLUMNS
 from headgate.cli.bulk import BulkWord, Change, change_many, takes_many
 from headgate.cli.enqueue import enqueue
@@ -213,7 +213,7 @@ def delete(**given: Any) -> None:
     running jobs are not deleted; cancel them first. `headgate purge` deletes final jobs by their age. `headgate audit`
     shows the deletion. Exit code 1 if one of the ids could not be deleted, or if no job matched.
     """
-    _change("delete", _by(Admin.delete, "deleted"), lambda admin: partial(_purge, admin), **given)
+    _change("delete", _by(Admin.delete, "deleted"), lambda admin: admin.purge, **given)
 
 
 @jobs.command(name="run-again")
@@ -362,21 +362,6 @@ async def _has_come_back(admin: Admin, id: str) -> bool:
         return (await admin.status(id)).is_blocked
     except JobNotFound:
         return False
-
-
-async def _purge(
-    admin: Admin, query: JobQuery, *, most: int, dry_run: bool, on_progress: Callable[[BulkResult], None]
-) -> BulkResult:
-    def progress(purged: Purged) -> None:
-        on_progress(_as_bulk(purged))
-
-    return _as_bulk(await admin.purge(query, most=most, dry_run=dry_run, on_progress=progress))
-
-
-def _as_bulk(purged: Purged) -> BulkResult:
-    refused = {"an unfinished job follows it": purged.kept} if purged.kept else {}
-    matched = purged.deleted + purged.kept
-    return BulkResult(matched, purged.deleted, refused, purged.is_dry_run, purged.is_cut)
 
 
 async def _cancel(admin: Admin, id: str) -> str:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import click
 
-from headgate.admin import Admin, JobQuery, Purged
-from headgate.cli.bulk import reporting_stop
-from headgate.cli.locate import ask, takes_app
-from headgate.cli.output import json_option, print_json, progress_bar
+from headgate.admin import Admin, BulkResult, JobQuery
+from headgate.cli.bulk import OnProgress, count_and_change
+from headgate.cli.locate import takes_app
+from headgate.cli.output import json_option
 from headgate.cli.query import refuse_empty
-from headgate.cli.question import confirm, require_answer
 from headgate.cli.times import seconds
 from headgate.jobs.job import JobState
-from headgate.plural import counted
 from headgate.storage.records import FINAL_STATES
 
 
@@ -54,34 +51,9 @@ def purge(
     refuse_empty(criteria)
     if not is_all and older_than is None and not any(criteria.values()):
         raise click.UsageError("select final jobs, such as --state succeeded or --older-than 7d, or add --all")
-    require_answer(as_json=as_json, yes=yes, dry_run=dry_run)
     query = JobQuery(**{**criteria, "state": None if criteria["state"] is None else JobState(criteria["state"])})
-    latest = Purged()
 
-    async def delete(admin: Admin, *, dry_run: bool, expected: int | None = None) -> Purged:
-        def tell(purged: Purged) -> None:
-            nonlocal latest
-            latest = purged
-            advance(purged.deleted)
+    async def delete(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
+        return await admin.purge(query, older_than=older_than or 0, most=most, dry_run=dry_run, on_progress=on_progress)
 
-        with progress_bar("Delete", expected, shown=not dry_run and not as_json) as advance:
-            return await admin.purge(query, older_than=older_than or 0, most=most, dry_run=dry_run, on_progress=tell)
-
-    # Counted for the question, the progress bar, or the dry run.
-    found = Purged() if yes and as_json and not dry_run else ask(target, partial(delete, dry_run=True))
-    if not dry_run and not yes and found.deleted:
-        more = " (more match)" if found.is_cut else ""
-        confirm(f"Delete {counted(found.deleted, 'job')}{more} for good?", has_dry_run=True)
-    if not dry_run and (found.deleted or yes):
-        with reporting_stop(lambda: latest.deleted, "deleted"):
-            found = ask(target, partial(delete, dry_run=False, expected=found.deleted or None))
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(f"{counted(found.deleted, 'job')} {'would be ' if dry_run else ''}deleted")
-        if found.kept:
-            click.echo(f"{counted(found.kept, 'job')} kept: unfinished jobs follow, and may read the results")
-        if found.is_cut:
-            click.echo("more jobs match; repeat the command, or raise --most")
-    if not found.deleted:
-        raise SystemExit(1)
+    count_and_change(target, "delete", delete, as_json=as_json, dry_run=dry_run, yes=yes)

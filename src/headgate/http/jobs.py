@@ -18,7 +18,6 @@ from headgate.admin import (
     JobQuery,
     ListedJob,
     ListedPage,
-    Purged,
 )
 from headgate.admin.timeline import Stretch, TimelineEntry, restarts
 from headgate.clock import to_datetime
@@ -320,7 +319,7 @@ async def delete_job(caller: Caller, id: str) -> Acknowledgement:
     return Acknowledgement()
 
 
-async def purge_jobs(caller: Caller, body: PurgeRequest) -> Purged:
+async def purge_jobs(caller: Caller, body: PurgeRequest) -> BulkResult:
     """Delete many final jobs for good, oldest first; repeat it while it `is_cut`."""
     query = _selected(caller, body)
     return await caller.admin.purge(query, older_than=body.older_than, most=body.most, dry_run=body.dry_run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from headgate.admin import BulkResult, EnqueuedJob, Purged
+from headgate.admin import BulkResult, EnqueuedJob
 from headgate.http import (
     alerts,
     audit,
@@ -58,7 +58,7 @@ ENDPOINTS: Sequence[Endpoint] = (
         needs="admin",
         refuses=(422,),
         sends={"query": {"state": "succeeded"}, "older_than": 86400},
-        answers=Purged(deleted=3),
+        answers=BulkResult(matched=3, changed=3),
     ),
     reads("/jobs/{id}", jobs.job, refuses=(404,)),
     reads("/jobs/{id}/explain", jobs.explain_job, refuses=(404,)),

@@ -353,11 +353,11 @@ async def test_final_jobs_are_deleted_for_good_by_admins(app: Headgate) -> None:
             refused = await client.delete(f"/api/v1/jobs/{jobs[3].id}")
             assert (refused.status_code, problem(refused)) == (409, "illegal_transition")
             named = {"ids": [job.id for job in jobs], "dry_run": True}
-            assert (await act(client, "/jobs/purge", named))["deleted"] == 2
+            assert (await act(client, "/jobs/purge", named))["changed"] == 2
             assert await app.admin.count() == 3
             done = await act(client, "/jobs/purge", {"query": {"state": "cancelled"}, "most": 1})
-            assert done == {"deleted": 1, "is_dry_run": False, "is_cut": True, "kept": 0}
-            assert (await act(client, "/jobs/purge", {"ids": [job.id for job in jobs]}))["deleted"] == 1
+            assert done == {"matched": 1, "changed": 1, "refused": {}, "is_dry_run": False, "is_cut": True}
+            assert (await act(client, "/jobs/purge", {"ids": [job.id for job in jobs]}))["changed"] == 1
             assert await act(client, "/jobs/purge", {"query": {"state": "waiting"}}, expected=422)
             assert await app.admin.count() == 1
             entries = await app.admin.audit_log(kind="queue")

@@ -317,7 +317,7 @@ async def test_the_audit_log_does_not_contain_payload_searches() -> None:
     app = make_app(storage=storage)
     async with app.open():
         await seed(app)
-        assert (await app.admin.purge(JobQuery(state=JobState.FAILED, text=PASSWORD), older_than=0)).deleted == 1
+        assert (await app.admin.purge(JobQuery(state=JobState.FAILED, text=PASSWORD), older_than=0)).changed == 1
         await storage.add_audit_record(AuditRecord("ada", "did", "queue", "default", "with password=another1"))
         async with browser(app, redact=["password"]) as caller:
             received = (await caller.get("/api/v1/audit")).text

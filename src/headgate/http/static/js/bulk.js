@@ -353,14 +353,7 @@ function bulk(action, query, maxJobs, isDryRun, place) {
 
 /** @param {Action} action @param {object} body @returns {Promise<BulkResult>} */
 async function send(action, body) {
-  if (action !== "delete") return change("POST", "jobs/bulk", { action, ...body });
-  const { deleted, kept, is_cut } = await change("POST", "jobs/purge", body);
-  return {
-    matched: deleted + kept,
-    changed: deleted,
-    refused: kept ? { "an unfinished job follows it": kept } : {},
-    is_cut,
-  };
+  return action === "delete" ? change("POST", "jobs/purge", body) : change("POST", "jobs/bulk", { action, ...body });
 }
 
 /** "5 jobs retried". @param {number} count @param {string} done */
