@@ -14,7 +14,7 @@ from headgate.admin.audit import Audited, LimitAudit, StartAudit
 from headgate.admin.columns import Column
 from headgate.admin.holders import PermitHolder, holders_of
 from headgate.admin.pauses import scope_text
-from headgate.admin.set_rules import SetRule, SetRules
+from headgate.admin.set_rules import ListedSetting, SetRules
 from headgate.arguments import parse_instant, parse_until
 from headgate.clock import SECOND, Duration, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, StorageUnavailable, UnknownLimit
@@ -357,10 +357,10 @@ class LimitsAdmin:
         stored = await self._storage.settings()
         return [each for each in stored if each.scope != "declared" and limit in (None, each.limit)]
 
-    async def set_rules(self, limit: str | None = None) -> Sequence[tuple[LimitSetting, SetRule | None]]:
+    async def set_rules(self, limit: str | None = None) -> Sequence[ListedSetting]:
         """Return the settings of `settings`, each with its rule in words, who set it and when."""
         rules = await self._set_rules()
-        return [(each, await rules.of(each, self._rules.get(each.limit))) for each in await self.settings(limit)]
+        return [await rules.listed(each, self._rules.get(each.limit)) for each in await self.settings(limit)]
 
     async def _set_rules(self) -> SetRules:
         return SetRules(self._storage, LiveRules(await self._storage.settings()))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from msgspec.structs import astuple
+
 from headgate.admin.pauses import MOST_CHANGES, last_of, provenance, whose
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
@@ -35,6 +37,15 @@ class SetRule:
         return f"set for {self.keys}{provenance(self.by, self.at)}{code}"
 
 
+class ListedSetting(LimitSetting, frozen=True, array_like=False):
+    """A setting with its rule in words, that of the code, and who set it when; null if that is not known."""
+
+    words: str | None = None
+    declared: str | None = None
+    set_by: str | None = None
+    set_at: datetime | None = None
+
+
 class SetRules:
     """The settings in force at one moment, with who made them; the changes of each limit are read once."""
 
@@ -47,6 +58,12 @@ class SetRules:
         """Return the rule that was set for a bucket; None if that of the code is in force."""
         setting = self.live.setting(ref, declared)
         return None if setting is None else await self.of(setting, declared)
+
+    async def listed(self, setting: LimitSetting, declared: AnyRule | None) -> ListedSetting:
+        """Return a setting as a list shows it."""
+        rule = await self.of(setting, declared)
+        facts = () if rule is None else (rule.rule, rule.declared, rule.by, rule.at)
+        return ListedSetting(*astuple(setting), *facts)
 
     async def of(self, setting: LimitSetting, declared: AnyRule | None) -> SetRule | None:
         """Return the rule of a setting; None if it has none."""

@@ -17,7 +17,6 @@ from headgate.admin.history import LimitHistory
 from headgate.admin.holders import describe_holders
 from headgate.admin.limits import BUCKET_COLUMNS
 from headgate.admin.pauses import command_to_end, whose
-from headgate.admin.set_rules import SetRule
 from headgate.cli.gauge import bar, budget, spark
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_list, print_table, say_change, say_done, until
@@ -27,7 +26,7 @@ from headgate.cli.times import seconds as parse_seconds
 from headgate.escaping import printable
 from headgate.limits.kinds import RateKind
 from headgate.plural import counted
-from headgate.storage.live_rules import LimitSetting, is_pattern
+from headgate.storage.live_rules import is_pattern
 
 CHART = 60
 """The most bars of the usage chart."""
@@ -277,24 +276,15 @@ def settings(target: str, limit: str | None, as_json: bool) -> None:
     """List the settings made at run time."""
     found = ask(target, lambda admin: admin.limits.set_rules(limit))
     if as_json:
-        print_json([_setting_as_data(setting, rule) for setting, rule in found])
+        rules = [each.rule and msgspec.Raw(each.rule.encode()) for each in found]
+        print_json([{**msgspec.structs.asdict(each), "rule": rule} for each, rule in zip(found, rules, strict=True)])
         return
-    print_table(
-        "Settings",
-        ("limit", "for", "target", "rule", "in the code", "set by", "set at", "paused", "tier"),
-        [
-            (
-                s.limit,
-                s.scope,
-                s.target,
-                *((None,) * 4 if rule is None else (rule.rule, rule.declared, rule.by, rule.at)),
-                "yes" if s.is_paused else None,
-                s.tier,
-            )
-            for s, rule in found
-        ],
-        empty="all limits use their declared rules",
-    )
+    rows = [
+        (s.limit, s.scope, s.target, s.words, s.declared, s.set_by, s.set_at, "yes" if s.is_paused else None, s.tier)
+        for s in found
+    ]
+    columns = ("limit", "for", "target", "rule", "in the code", "set by", "set at", "paused", "tier")
+    print_table("Settings", columns, rows, empty="all limits use their declared rules")
 
 
 @limits.command()
@@ -401,17 +391,3 @@ def _note(bucket: BucketStatus, now: datetime) -> str | None:
     if bucket.holders:
         notes.append(f"held by {describe_holders(bucket.holders)}")
     return ", ".join(notes) or None
-
-
-def _setting_as_data(setting: LimitSetting, found: SetRule | None) -> dict[str, object]:
-    rule = None if setting.rule is None else msgspec.Raw(setting.rule.encode())
-    facts = ("rule", "declared", "by", "at")
-    words, declared, by, at = (None if found is None else getattr(found, name) for name in facts)
-    return {
-        **msgspec.structs.asdict(setting),
-        "rule": rule,
-        "words": words,
-        "declared": declared,
-        "set_by": by,
-        "set_at": at,
-    }

@@ -10,12 +10,12 @@ import msgspec
 
 from headgate.admin import BucketStatus, DeclaredLimit, LimitSummary, WhatIf
 from headgate.admin.audit import Audited, LimitAudit
+from headgate.admin.set_rules import ListedSetting
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, JsonBody, Query, bad_request, require_limit
 from headgate.http.jobs import ListedJobView, listed
 from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor, view_of
 from headgate.limits.kinds import RateKind
-from headgate.storage.live_rules import Scope
 from headgate.storage.records import BucketPlace
 
 MOST_AUDITED = 10_000
@@ -97,24 +97,6 @@ class AssignRequest(JsonBody, frozen=True, kw_only=True):
     tier: Name | None
 
 
-class SettingView(msgspec.Struct, frozen=True):
-    """A setting made at run time: for all keys, a key, a pattern or a tier; or the tier of a `member` key.
-
-    `words` is its rule in words and `declared` that of the code; `set_by` and `set_at` are null if that is not known.
-    """
-
-    limit: str
-    scope: Scope
-    target: str
-    rule: str | None
-    is_paused: bool
-    tier: str | None
-    words: str | None
-    declared: str | None
-    set_by: str | None
-    set_at: datetime | None
-
-
 class LimitsPage(msgspec.Struct, frozen=True):
     """A page of keys; `next` is the cursor of the next page, null at the end. `limits` are those that are listed.
 
@@ -132,7 +114,7 @@ class LimitRules(msgspec.Struct, frozen=True):
     """The rule of a limit as the code declares it, null if this app does not, and the settings made at run time."""
 
     declared: DeclaredLimit | None
-    settings: Sequence[SettingView]
+    settings: Sequence[ListedSetting]
 
 
 class Reset(msgspec.Struct, frozen=True):
@@ -188,15 +170,15 @@ async def declared_limits(caller: Caller) -> Page[DeclaredLimit]:
     return Page(caller.admin.limits.all_declared())
 
 
-async def limit_settings(caller: Caller, query: LimitQuery) -> Page[SettingView]:
+async def limit_settings(caller: Caller, query: LimitQuery) -> Page[ListedSetting]:
     """Return the settings made at run time, of one limit or of all."""
-    return Page(await _settings(caller, query.limit))
+    return Page(await caller.admin.limits.set_rules(query.limit))
 
 
 async def limit_rules(caller: Caller, limit: str) -> LimitRules:
     """Return the rule of a limit as this app declares it, and its settings made at run time."""
     declared = {each.limit: each for each in caller.admin.limits.all_declared()}
-    return LimitRules(declared.get(limit), await _settings(caller, limit))
+    return LimitRules(declared.get(limit), await caller.admin.limits.set_rules(limit))
 
 
 async def next_jobs(caller: Caller, limit: str, query: NextJobsQuery) -> Page[ListedJobView]:
@@ -291,13 +273,3 @@ async def remove_limit(caller: Caller, limit: str) -> Acknowledgement:
         # A limit that is neither stored nor declared may be a misspelt one.
         caller.admin.limits.declared(limit)
     return Acknowledgement(was_there)
-
-
-async def _settings(caller: Caller, limit: str | None) -> Sequence[SettingView]:
-    return [
-        SettingView(
-            *(setting.limit, setting.scope, setting.target, setting.rule, setting.is_paused, setting.tier),
-            *((None,) * 4 if rule is None else (rule.rule, rule.declared, rule.by, rule.at)),
-        )
-        for setting, rule in await caller.admin.limits.set_rules(limit)
-    ]
