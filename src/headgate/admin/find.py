@@ -27,13 +27,15 @@ _BEGINS_AN_ID = re.compile(r"[0-9a-v]{4}[0-9a-v-]{0,32}", re.IGNORECASE)
 class Found(msgspec.Struct, frozen=True):
     """Something with its name: the id of a job or a batch, the name of anything else.
 
-    `limit` is that of a key, `detail` the task of a job, the queue of a task, or the id of a node.
+    `limit` is that of a key, `detail` the task of a job, the queue of a task, or the id of a node. `is_paused` is set
+    by the dashboard, for queues and keys.
     """
 
     kind: FoundKind
     name: str
     limit: str | None
     detail: str | None
+    is_paused: bool | None = None
 
 
 async def find(

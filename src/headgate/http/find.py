@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.admin import Found
 from headgate.admin.find import FoundKind
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Query
-from headgate.http.page import Page, view_of
+from headgate.http.page import Page
 from headgate.jobs.query import LONGEST_TEXT
 
 EACH = 6
@@ -25,17 +26,7 @@ class FindQuery(Query, frozen=True, kw_only=True):
     kind: FoundKind | None = None
 
 
-class FoundView(Found, frozen=True):
-    """Something with its name: the id of a job or a batch, the name of anything else.
-
-    `limit` is that of a key, `detail` the task of a job, the queue of a task, or the id of a node. `is_paused` is null
-    for what is neither a queue nor a key.
-    """
-
-    is_paused: bool | None
-
-
-async def find(caller: Caller, query: FindQuery) -> Page[FoundView]:
+async def find(caller: Caller, query: FindQuery) -> Page[Found]:
     """Return jobs, batches, tasks, queues, limits, keys, schedules and nodes of that name, up to six of each.
 
     Best matches come first. It searches the tasks and limits that this app declares, and the first 1,000 schedules.
@@ -50,4 +41,4 @@ async def find(caller: Caller, query: FindQuery) -> Page[FoundView]:
             return queues.get(each.name, False)
         return (each.limit, each.name) in paused if each.kind == "key" else None
 
-    return Page([view_of(FoundView, each, is_paused=is_paused(each)) for each in found])
+    return Page([replace(each, is_paused=is_paused(each)) for each in found])

@@ -14,7 +14,7 @@ from headgate.admin.set_rules import ListedSetting
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, JsonBody, Query, bad_request, require_limit
 from headgate.http.jobs import ListedJobView, listed
-from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor, view_of
+from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, page_of, to_cursor
 from headgate.limits.kinds import RateKind
 from headgate.storage.records import BucketPlace
 
@@ -123,10 +123,6 @@ class Reset(msgspec.Struct, frozen=True):
     permits_held: int
 
 
-class AuditedView(Audited, frozen=True):
-    """The highest cost that started on a key in any window of so many seconds, and the highest that the rule allows."""
-
-
 class AuditedPage(msgspec.Struct, frozen=True):
     """The worst keys of an audit; `keys` and `starts` are how many were read, all since `since`.
 
@@ -134,7 +130,7 @@ class AuditedPage(msgspec.Struct, frozen=True):
     before.
     """
 
-    items: Sequence[AuditedView]
+    items: Sequence[Audited]
     keys: int
     starts: int
     since: datetime
@@ -214,7 +210,7 @@ async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> AuditedP
 
     found, since = await caller.reports.read(("audit", limit, query), audit)
     return AuditedPage(
-        items=[view_of(AuditedView, each) for each in found.verdicts[:MOST]],
+        items=found.verdicts[:MOST],
         keys=len(found.verdicts),
         starts=found.starts,
         since=since,

@@ -87,19 +87,10 @@ class NewSchedule(ScheduleBody, frozen=True, kw_only=True):
     priority: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)] | None = None
 
 
-class DefinitionView(msgspec.Struct, frozen=True):
+class DefinitionView(ScheduleDefinition, frozen=True):
     """The jobs and times of a schedule. A trigger from the code has neither `cron`, nor `every`, nor `calendar`."""
 
     payload: Any
-    queue: str
-    priority: int
-    cron: str | None
-    every: str | None
-    calendar: str | None
-    tz: str | None
-    between: tuple[str, str] | None
-    on: Sequence[str]
-    exclude: Sequence[str]
 
 
 class ScheduleDetails(msgspec.Struct, frozen=True):
