@@ -615,6 +615,7 @@ async def test_schedules_are_created_and_edited(app: Headgate) -> None:
             path = f"/schedules/{quote(HOSTILE + '2', safe='')}"
             shown = (await client.get(f"/api/v1{path}")).json()
             assert shown["definition"] == {
+                "task": "answer",
                 "payload": {"question": "how?"}, "queue": "default", "priority": 4, "cron": None, "every": "10m",
                 "calendar": None, "tz": "Europe/Rome", "between": ["8:00", "18:00"], "on": ["weekday"],
                 "exclude": ["12-25"],
