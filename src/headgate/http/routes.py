@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from headgate.admin import BulkResult, EnqueuedJob
 from headgate.http import (
@@ -25,6 +26,8 @@ from headgate.http import (
     tasks,
 )
 from headgate.http.endpoint import Endpoint, acts, reads, removes
+
+sets_limit = partial(acts, needs="admin", refuses=(404, 422))
 
 ENDPOINTS: Sequence[Endpoint] = (
     reads("/session", session.session),
@@ -103,38 +106,15 @@ ENDPOINTS: Sequence[Endpoint] = (
     reads("/limits/{limit}/what-if", limits.what_if, refuses=(404, 422)),
     reads("/limits/{limit}/bucket", limits.bucket, refuses=(404,)),
     reads("/limits/{limit}/audit", limits.audit_limit, refuses=(404, 422)),
-    acts("/limits/{limit}/pause", limits.pause_limit, needs="admin", refuses=(404, 422), sends={"key": "acme"}),
-    acts("/limits/{limit}/resume", limits.resume_limit, needs="admin", refuses=(404, 422), sends={"key": "acme"}),
-    acts(
-        "/limits/{limit}/set",
-        limits.set_limit,
-        needs="admin",
-        refuses=(404, 422),
-        sends={"rule": "30/m", "key": "acme"},
+    sets_limit("/limits/{limit}/pause", limits.pause_limit, sends={"key": "acme"}),
+    sets_limit("/limits/{limit}/resume", limits.resume_limit, sends={"key": "acme"}),
+    sets_limit("/limits/{limit}/set", limits.set_limit, sends={"rule": "30/m", "key": "acme"}),
+    sets_limit("/limits/{limit}/unset", limits.unset_limit, sends={"key": "acme"}),
+    sets_limit(
+        "/limits/{limit}/reset", limits.reset_limit, sends={"key": "acme"}, answers=limits.Reset(permits_held=0)
     ),
-    acts("/limits/{limit}/unset", limits.unset_limit, needs="admin", refuses=(404, 422), sends={"key": "acme"}),
-    acts(
-        "/limits/{limit}/reset",
-        limits.reset_limit,
-        needs="admin",
-        refuses=(404, 422),
-        sends={"key": "acme"},
-        answers=limits.Reset(permits_held=0),
-    ),
-    acts(
-        "/limits/{limit}/penalize",
-        limits.penalize_limit,
-        needs="admin",
-        refuses=(404, 422),
-        sends={"key": "acme", "seconds": 60},
-    ),
-    acts(
-        "/limits/{limit}/assign",
-        limits.assign_limit,
-        needs="admin",
-        refuses=(404, 422),
-        sends={"key": "acme", "tier": "gold"},
-    ),
+    sets_limit("/limits/{limit}/penalize", limits.penalize_limit, sends={"key": "acme", "seconds": 60}),
+    sets_limit("/limits/{limit}/assign", limits.assign_limit, sends={"key": "acme", "tier": "gold"}),
     removes("/limits/{limit}", limits.remove_limit, refuses=(404, 409)),
     reads("/schedules", schedules.schedules),
     acts(
