@@ -126,6 +126,26 @@ def test_a_task_that_is_declared_while_the_node_runs_counts_at_its_next_heartbea
     run_virtual(main)
 
 
+def test_a_job_that_waits_for_a_permit_is_throttled() -> None:
+    """The fault: `headgate jobs list` did not say so, because it is not known when the permit is given back."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[Concurrency(1)])
+        async def sync() -> None:
+            await asyncio.sleep(60)
+
+        async with app:
+            running, waiting = await sync.enqueue_many([(), ()])
+            await asyncio.sleep(1)
+            found = await waiting.status()
+            assert (found.view, found.throttled_until) == ("throttled", None)
+            assert (await running.status()).view is None
+
+    run_virtual(main)
+
+
 def test_a_task_of_another_program_is_explained_without_its_rule() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)

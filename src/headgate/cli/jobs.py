@@ -448,14 +448,7 @@ def _progress(job: JobStatus) -> str | None:
 
 
 def _state(job: JobStatus) -> str:
-    if job.state is JobState.WAITING:
-        if job.is_blocked:
-            return "waiting (blocked)"
-        if job.throttled_until is not None:
-            return "waiting (throttled)"
-        if job.is_scheduled:
-            return "waiting (scheduled)"
-    return job.state
+    return job.state if job.view in (None, "ready") else f"waiting ({job.view})"
 
 
 def _note(job: JobStatus, now: datetime) -> str | None:

@@ -406,18 +406,7 @@ def _listed(job: ListedJob, caller: Caller, paused: Paused) -> ListedJobView:
     secrets = caller.secrets_of(job.payload, fields=fields) if is_read else NO_SECRETS
     status = _status(job.status, redaction, secrets)
     preview = redaction.preview(caller.visible(job.payload) if is_read else job.payload, secrets)
-    return _shown(ListedJobView, status, paused, view=_view(status), error=_short(status.error), payload=preview)
-
-
-def _view(status: JobStatus) -> JobView | None:
-    """Return what a waiting job waits for, as far as its row shows it."""
-    if status.state is not JobState.WAITING:
-        return None
-    if status.is_blocked:
-        return "blocked"
-    if status.is_scheduled:
-        return "scheduled"
-    return "throttled" if status.waits_for is not None else "ready"
+    return _shown(ListedJobView, status, paused, view=status.view, error=_short(status.error), payload=preview)
 
 
 def _short(error: JobError | None) -> JobError | None:

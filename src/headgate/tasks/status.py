@@ -11,6 +11,7 @@ from headgate.clock import to_datetime
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobError, JobRecord, JobState
+from headgate.jobs.query import JobView
 from headgate.schedules.schedule import Misfire, Overlap, Skipped
 
 
@@ -65,6 +66,17 @@ class JobStatus:
     unreadable: str | None = None
     tags: Sequence[str] = ()
     annotations: Mapping[str, Annotation] = field(default_factory=dict)
+
+    @property
+    def view(self) -> JobView | None:
+        """What a waiting job waits for, as far as its row shows it; None if it does not wait."""
+        if self.state is not JobState.WAITING:
+            return None
+        if self.is_blocked:
+            return "blocked"
+        if self.is_scheduled:
+            return "scheduled"
+        return "ready" if self.waits_for is None else "throttled"
 
 
 def status_of(record: JobRecord, now: int) -> JobStatus:
