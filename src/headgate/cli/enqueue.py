@@ -12,25 +12,26 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import click
 
 from headgate.admin import EnqueuedJob
+from headgate.admin.enqueueing import call_of, declared_task
 from headgate.app import Headgate
 from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import locate, takes_app_and
 from headgate.cli.output import json_option, print_json, progress_bar, say_enqueued
 from headgate.cli.times import instant, seconds
-from headgate.client.task import Task
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError
 from headgate.jobs.audit import AuditRecord, AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
 from headgate.jobs.retention import OwnRetention
 from headgate.jobs.retry import RetryPolicy
 from headgate.plural import counted
-from headgate.suggestion import did_you_mean
 from headgate.tasks.call import Call
+from headgate.tasks.definition import TaskDefinition
+from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.status import JobStatus
 
 CHUNK = 500
@@ -133,7 +134,7 @@ def enqueue(
     if retries is not None:
         options["retry"] = RetryPolicy(retries=retries)
     given = {name: value for name, value in options.items() if value is not None and value != ()}
-    chosen = _task(app, target, task).using(**given)
+    chosen = app._registry.with_options(declared_task(app._registry, task), cast(EnqueueOptions, given))
     if payloads is not None:
         _enqueue_many(app, chosen, payloads, dry_run=dry_run, as_json=as_json)
     else:
@@ -142,19 +143,9 @@ def enqueue(
         _enqueue_one(app, chosen, _call(app, chosen, text), dry_run=dry_run, as_json=as_json)
 
 
-def _task(app: Headgate, target: str, name: str) -> Task[Any, Any]:
-    task = app.tasks.get(name)
-    if task is None:
-        known = ", ".join(sorted(app.tasks)) or "none"
-        hint = did_you_mean(name, app.tasks)
-        raise DeclarationError(f"{target} declares no task {name!r}{hint} It declares: {known}")
-    return task
-
-
-def _call(app: Headgate, task: Task[Any, Any], text: str | bytes) -> Call[Any]:
+def _call(app: Headgate, task: TaskDefinition, text: str | bytes) -> Call[Any]:
     """Return the checked call of a payload. Raises PayloadError, CostExceedsLimit."""
-    positional, named = task.payload.parse(text)
-    call = task.call(*positional, **named)
+    call = call_of(task, text)
     app._client.check(task, call)
     return call
 
@@ -162,7 +153,7 @@ def _call(app: Headgate, task: Task[Any, Any], text: str | bytes) -> Call[Any]:
 # ------------------------------------------------------------------------------------------------- one
 
 
-def _enqueue_one(app: Headgate, task: Task[Any, Any], call: Call[Any], *, dry_run: bool, as_json: bool) -> None:
+def _enqueue_one(app: Headgate, task: TaskDefinition, call: Call[Any], *, dry_run: bool, as_json: bool) -> None:
     async def stored() -> tuple[EnqueuedJob, JobStatus | None]:
         async with app.open(migrate=False):
             job = await app.admin._enqueue_call(task, call)
@@ -185,7 +176,7 @@ def _print_dry_run(count: int, *, as_json: bool) -> None:
 # ------------------------------------------------------------------------------------------------ many
 
 
-def _enqueue_many(app: Headgate, task: Task[Any, Any], source: Path, *, dry_run: bool, as_json: bool) -> None:
+def _enqueue_many(app: Headgate, task: TaskDefinition, source: Path, *, dry_run: bool, as_json: bool) -> None:
     total = None
     # What is read from a pipe cannot be read again.
     if source.is_file():
@@ -220,7 +211,7 @@ def _enqueue_many(app: Headgate, task: Task[Any, Any], source: Path, *, dry_run:
 
 def _store(
     app: Headgate,
-    task: Task[Any, Any],
+    task: TaskDefinition,
     calls: Iterator[Call[Any]],
     ids: list[str],
     advance: Callable[[int], None],
@@ -235,7 +226,7 @@ def _store(
             # Lines are read outside of the loop, where Ctrl-C would wait for the next line.
             while chunk := list(islice(calls, CHUNK)):
                 with _interrupts_later():
-                    jobs = runner.run(task.enqueue_many(chunk))
+                    jobs = runner.run(app._client.enqueue(task, chunk))
                     ids += (stored := [job.id for job in jobs])
                     advance(len(ids))
                     if print_ids:
@@ -276,7 +267,7 @@ def _interrupts_later() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _calls(app: Headgate, task: Task[Any, Any], lines: Iterable[bytes]) -> Iterator[Call[Any]]:
+def _calls(app: Headgate, task: TaskDefinition, lines: Iterable[bytes]) -> Iterator[Call[Any]]:
     """Yield a call for each line that is not empty. PayloadError and CostExceedsLimit name the invalid line."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
