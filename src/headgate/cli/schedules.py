@@ -27,6 +27,7 @@ from headgate.cli.pausing import add_pausing
 from headgate.cli.question import confirm, require_answer
 from headgate.cli.times import instant, seconds
 from headgate.escaping import one_line, printable
+from headgate.jobs.event import SKIPPED_BECAUSE
 from headgate.jobs.job import MAX_PRIORITY
 from headgate.plural import counted
 from headgate.schedules.calendar import Calendar
@@ -35,13 +36,6 @@ from headgate.schedules.cron import Cron
 from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.status import ScheduleStatus
-
-_SKIPPED = {
-    "misfire": "no node was running",
-    "overlap": "the previous job had not ended",
-    "max_runs": "the running jobs may be its last",
-    "limit": "its limit was closed, and its jobs do not wait",
-}
 
 
 @click.group()
@@ -66,7 +60,7 @@ def list_(target: str, as_json: bool) -> None:
         empty="no schedules are stored",
         as_json=as_json,
         task=_tasks,
-        next_run=lambda schedule: _next_run(schedule, now),
+        next_run=lambda schedule: "overdue" if schedule.is_overdue else until(schedule.next_run, now),
         note=_note,
     )
 
@@ -267,10 +261,6 @@ def _tasks(schedule: ScheduleStatus) -> str:
     return schedule.task if schedule.jobs == 1 else f"{', '.join(schedule.tasks)} ({counted(schedule.jobs, 'job')})"
 
 
-def _next_run(schedule: ScheduleStatus, now: datetime) -> str | None:
-    return "overdue" if schedule.is_overdue else until(schedule.next_run, now)
-
-
 def _note(schedule: ScheduleStatus) -> str | None:
     notes: list[str] = [] if schedule.state == "active" else [schedule.state]
     if schedule.problem is not None:
@@ -278,7 +268,7 @@ def _note(schedule: ScheduleStatus) -> str | None:
     if schedule.max_runs is not None and schedule.state == "active":
         notes.append(f"at most {counted(schedule.max_runs, 'run')}")
     if schedule.skipped is not None:
-        notes.append(f"skipped {_instant(schedule.skipped_at)}: {_SKIPPED[schedule.skipped]}")
+        notes.append(f"skipped {_instant(schedule.skipped_at)}: {SKIPPED_BECAUSE[schedule.skipped]}")
     return "; ".join(notes) or None
 
 

@@ -362,7 +362,7 @@ class OccurrencesSkipped(Event, frozen=True):
     next_at: int | None
 
     def line(self) -> str:
-        reason = _SKIPPED.get(self.reason, self.reason)
+        reason = SKIPPED_BECAUSE.get(self.reason, self.reason)
         goes_on = "" if self.next_at is None else f"; next {_second(self.next_at)}"
         return f"schedule {self.schedule} skipped {counted(self.count, 'occurrence')}: {reason}{goes_on}"
 
@@ -832,11 +832,11 @@ class LoopBlocked(Event, frozen=True):
         return f"the event loop was blocked for {self.seconds:.1f} s: {cause}"
 
 
-_SKIPPED = {
+SKIPPED_BECAUSE = {
     "misfire": "no node was running",
-    "overlap": "the previous run has not ended",
+    "overlap": "the previous job had not ended",
     "max_runs": "the running jobs may be its last",
-    "limit": "its limit is closed, and its jobs do not wait",
+    "limit": "its limit was closed, and its jobs do not wait",
 }
 
 _LINGERS = {
