@@ -289,8 +289,9 @@ def _quoted_in_unit(text: str) -> str:
 
 def _write(plan: Plan, *, force: bool, as_json: bool) -> None:
     """Write all files or none; those that would not change are left alone."""
-    changed = {name: text for name, text in plan.files.items() if not _has(Path(name), text)}
-    existing = [name for name in changed if Path(name).exists()]
+    stored = {name: Path(name).read_bytes() for name in plan.files if Path(name).exists()}
+    changed = {name: text for name, text in plan.files.items() if stored.get(name) != text.encode()}
+    existing = [name for name in changed if name in stored]
     if existing and not force:
         raise click.ClickException(f"{', '.join(existing)} exists and differs; add --force to replace it")
     notes = plan.notes
@@ -315,7 +316,3 @@ def _write(plan: Plan, *, force: bool, as_json: bool) -> None:
         click.echo(printable(f"note: {note}"))
     for command in plan.next:
         click.echo(printable(f"next: {command}"))
-
-
-def _has(path: Path, text: str) -> bool:
-    return path.exists() and path.read_bytes() == text.encode()

@@ -144,7 +144,9 @@ class BasicAuth:
         # If one is a hash, all are, so that the duration of a check does not reveal names.
         self._hashes: dict[str, PasswordHash] = {}
         if any(each.text.startswith(PREFIX) for each in self._credentials.values()):
-            self._hashes = {name: _hash_of(each.text) for name, each in self._credentials.items()}
+            for name, each in self._credentials.items():
+                is_hash = each.text.startswith(PREFIX)
+                self._hashes[name] = PasswordHash.parse(each.text) if is_hash else PasswordHash.of(each.text)
         self._threads: ThreadPoolExecutor | None = None
         # Programs send their password with each request, and a hash is slow to check. So a digest of a password that
         # was right is kept in memory, under a key that never leaves this process.
@@ -345,10 +347,6 @@ def _is_same(shown: str, known: str) -> bool:
 def _require_strong(text: str, what: str, least: int = 8) -> None:
     if not isinstance(text, str) or len(text) < least:
         raise DeclarationError(f"{what} must have at least {least} characters")
-
-
-def _hash_of(text: str) -> PasswordHash:
-    return PasswordHash.parse(text) if text.startswith(PREFIX) else PasswordHash.of(text)
 
 
 def _secret_of(user: User, credentials: Iterable[Credential]) -> bytes:

@@ -76,7 +76,8 @@ class SignInPage:
                 return where
             return f'{where}<p><a href="{html.escape(self._sign_in_url)}">{text("Go to its sign-in page")}</a></p>'
         action = html.escape(to_address(request, "login"))
-        lines = [f'<p class="message" id="message" role="alert">{text(_sentence(message))}</p>' if message else ""]
+        sentence = text(f"{message[:1].upper()}{message[1:]}.")
+        lines = [f'<p class="message" id="message" role="alert">{sentence}</p>' if message else ""]
         lines.append(f'<form method="post" action="{action}">')
         described = ' aria-describedby="message"' if message else ""
         name = html.escape("" if fields is None else fields.name)
@@ -123,7 +124,3 @@ def to_address(request: Request, place: str) -> str:
     root = str(request.scope.get("root_path", "")).rstrip("/")
     path, mark, query = place.lstrip("/\\").partition("?")
     return f"{quote(root)}/{quote(path)}{mark}{quote(query, safe='=&%+,:;/?@!$()*~')}"
-
-
-def _sentence(message: str) -> str:
-    return message[:1].upper() + message[1:] + "."

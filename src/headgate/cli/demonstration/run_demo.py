@@ -10,7 +10,7 @@ import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -199,9 +199,11 @@ class _Demonstration:
         """Start `headgate worker`, and return when its node has joined."""
         self._worker_state = "starting"
         target = f"{make_app.__module__}:app"
+        # Without the settings of other apps.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
         worker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "headgate", "worker", target, "--log-level", "warning", "--end-with-stdin"),
-            env={**_environment(), **self._scene.environment()},
+            env={**environment, **self._scene.environment()},
             stdin=PIPE,
             stdout=DEVNULL,
             stderr=self._log,
@@ -330,11 +332,6 @@ async def _api_process(scene: DemoLoad) -> AsyncIterator[int]:
         if process.returncode is None:
             process.kill()
         await process.wait()
-
-
-def _environment() -> Mapping[str, str]:
-    """Return the environment of this process without the settings of other apps."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
 
 
 def _as_data(verdict: DemoResult, scene: DemoLoad) -> dict[str, object]:

@@ -402,11 +402,11 @@ class SqliteStorage(Store):
 
     async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
         self._require_usable()
-
-        def complete_job(callers: sqlite3.Connection) -> bool:
-            return run_to_end(complete(self._transaction(callers), job_id, fence))
-
-        return await run_in(await enlisted(connection), self.path, complete_job)
+        return await run_in(
+            await enlisted(connection),
+            self.path,
+            lambda callers: run_to_end(complete(self._transaction(callers), job_id, fence)),
+        )
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
