@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace as replaced
 
 from headgate.admin.actor import this_process
-from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, cancel_batch, change_many, reschedule
+from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkOptions, BulkResult, cancel_batch, change_many, reschedule
 from headgate.admin.ended import AT_ONCE, EndCriteria, EndEvent, EndPage, EndQuery, Place, end_page, follow
 from headgate.admin.enqueueing import (
     EnqueueCalls,
@@ -548,23 +548,14 @@ class Admin(Readings):
                 raise JobHeld(f"another open transaction has locked job {job_id}; try again")
             raise IllegalTransition(f"job {job_id} was changed meanwhile and is not final")
 
-    async def cancel_many(
-        self,
-        query: JobQuery | Sequence[str],
-        *,
-        most: int = 10_000,
-        dry_run: bool = False,
-        on_progress: Callable[[BulkResult], None] | None = None,
-    ) -> BulkResult:
+    async def cancel_many(self, query: JobQuery | Sequence[str], **options: Unpack[BulkOptions]) -> BulkResult:
         """Cancel the unfinished jobs that a query matches: first waiting ones, then running ones, oldest first.
 
-        It changes up to `most` jobs, 200 at a time, calls `on_progress` after each 200, and may be stopped and
-        repeated. Final jobs are skipped, and not counted. With `dry_run` it only counts. Instead of a query it takes
-        job ids; then it counts those that it cannot change as refused, and skips unknown ids.
+        It changes 200 jobs at a time, and may be stopped and repeated. Final jobs are skipped, and not counted. Instead
+        of a query it takes job ids; then it counts those that it cannot change as refused, and skips unknown ids.
+        `headgate.admin.bulk.BulkOptions` describes the options.
         """
-        return await change_many(
-            self._storage, query, CANCEL, self._cancel, most=most, dry_run=dry_run, on_progress=on_progress
-        )
+        return await change_many(self._storage, query, CANCEL, self._cancel, **options)
 
     async def cancel_batch(
         self,
@@ -586,14 +577,7 @@ class Admin(Readings):
             self._storage, batch_id, self._cancel, record, most=most, dry_run=dry_run, on_progress=on_progress
         )
 
-    async def retry_many(
-        self,
-        query: JobQuery | Sequence[str],
-        *,
-        most: int = 10_000,
-        dry_run: bool = False,
-        on_progress: Callable[[BulkResult], None] | None = None,
-    ) -> BulkResult:
+    async def retry_many(self, query: JobQuery | Sequence[str], **options: Unpack[BulkOptions]) -> BulkResult:
         """Retry the jobs that a query matches, as `cancel_many` cancels: first failed ones, then cancelled ones."""
 
         async def one(job_id: str) -> None:
@@ -608,22 +592,11 @@ class Admin(Readings):
             audit_records = [self._audit_record("retry", job_id) for job_id in job_ids]
             return await self._storage.retry_lone(job_ids, audit_records=audit_records)
 
-        return await change_many(
-            self._storage, query, RETRY, one, most=most, dry_run=dry_run, on_progress=on_progress, change_together=lone
-        )
+        return await change_many(self._storage, query, RETRY, one, change_together=lone, **options)
 
-    async def run_many_now(
-        self,
-        query: JobQuery | Sequence[str],
-        *,
-        most: int = 10_000,
-        dry_run: bool = False,
-        on_progress: Callable[[BulkResult], None] | None = None,
-    ) -> BulkResult:
+    async def run_many_now(self, query: JobQuery | Sequence[str], **options: Unpack[BulkOptions]) -> BulkResult:
         """Run now the jobs that a query matches, as `cancel_many` cancels: those that wait for their time."""
-        return await change_many(
-            self._storage, query, RUN_NOW, self.run_now, most=most, dry_run=dry_run, on_progress=on_progress
-        )
+        return await change_many(self._storage, query, RUN_NOW, self.run_now, **options)
 
     async def reschedule_many(
         self,
@@ -632,9 +605,7 @@ class Admin(Readings):
         at: datetime | None = None,
         delay: Duration | None = None,
         priority: int | None = None,
-        most: int = 10_000,
-        dry_run: bool = False,
-        on_progress: Callable[[BulkResult], None] | None = None,
+        **options: Unpack[BulkOptions],
     ) -> BulkResult:
         """Reschedule the waiting jobs that a query matches, as `cancel_many` cancels.
 
@@ -643,9 +614,7 @@ class Admin(Readings):
         """
         run_at = self._new_time(at, delay, priority)
         change, verb = partial(self._reschedule, run_at=run_at, priority=priority), reschedule(run_at, priority)
-        return await change_many(
-            self._storage, query, verb, change, most=most, dry_run=dry_run, on_progress=on_progress
-        )
+        return await change_many(self._storage, query, verb, change, **options)
 
     async def purge(
         self,

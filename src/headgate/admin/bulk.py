@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import msgspec
 
@@ -41,6 +42,17 @@ class BulkResult:
     refused: Mapping[str, int] = field(default_factory=dict)
     is_dry_run: bool = False
     is_cut: bool = False
+
+
+class BulkOptions(TypedDict, total=False):
+    """How many jobs are changed."""
+
+    most: int
+    """At most so many; the default is 10,000."""
+    dry_run: bool
+    """Change nothing, only count."""
+    on_progress: Callable[[BulkResult], None] | None
+    """Called with the result so far after each 200 jobs."""
 
 
 Refusal = Callable[[JobRecord, int], str | None]
@@ -121,9 +133,9 @@ async def change_many(
     verb: BulkVerb,
     change: Callable[[str], Awaitable[object]],
     *,
-    most: int,
-    dry_run: bool,
-    on_progress: Callable[[BulkResult], None] | None,
+    most: int = 10_000,
+    dry_run: bool = False,
+    on_progress: Callable[[BulkResult], None] | None = None,
     change_together: ChangeTogether | None = None,
 ) -> BulkResult:
     """Change the jobs that the query matches, or that have these ids, and that the verb can change.
