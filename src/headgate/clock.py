@@ -192,6 +192,11 @@ def to_datetime(instant: int) -> datetime:
     return _EPOCH + timedelta(microseconds=min(max(_FIRST, instant), LAST))
 
 
+def optional_datetime(instant: int | None) -> datetime | None:
+    """As `to_datetime`; None stays None."""
+    return None if instant is None else to_datetime(instant)
+
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from headgate.clock import to_datetime
+from headgate.clock import optional_datetime, to_datetime
 from headgate.jobs.alert import AlertRecord, AlertState
 
 
@@ -47,9 +47,9 @@ def alert_status(record: AlertRecord) -> AlertStatus:
         text=record.text,
         started_at=to_datetime(record.started_at),
         seen_at=to_datetime(record.seen_at),
-        ended_at=None if record.ended_at is None else to_datetime(record.ended_at),
+        ended_at=optional_datetime(record.ended_at),
         sent=record.sent,
-        sent_at=None if record.sent_at is None else to_datetime(record.sent_at),
+        sent_at=optional_datetime(record.sent_at),
         tries=record.tries,
         error=record.error,
         retry_at=to_datetime(record.send_at) if record.error is not None else None,

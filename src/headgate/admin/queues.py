@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from headgate.admin.bulk import CANCEL_WAITING, BulkResult, change_many
 from headgate.admin.columns import Column
-from headgate.clock import SECOND, to_datetime
+from headgate.clock import SECOND, optional_datetime, to_datetime
 from headgate.errors import UnknownQueue
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.query import JobQuery
@@ -240,6 +240,6 @@ def _status(
         **asdict(counts),
         oldest=None if record.oldest_at is None else max(0, now - record.oldest_at) / SECOND,
         lag=0.0 if record.ready_at is None else max(0, now - record.ready_at) / SECOND,
-        paused_at=None if record.paused_at is None else to_datetime(record.paused_at),
+        paused_at=optional_datetime(record.paused_at),
         declared=declared,
     )

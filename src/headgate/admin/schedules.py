@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from headgate.admin.actor import this_process
 from headgate.admin.columns import Column
 from headgate.admin.enqueueing import Payload, call_of, declared_task
-from headgate.clock import SECOND, to_datetime
+from headgate.clock import SECOND, optional_datetime, to_datetime
 from headgate.engine.enqueuer import Enqueuer
 from headgate.engine.occurrence import Occurrence, last_job_of, occurrence
 from headgate.engine.schedule_declaration import rules_of, trigger_of
@@ -509,8 +509,8 @@ class SchedulesAdmin:
             task=record.call.task,
             trigger=described,
             state=state,
-            next_run=None if state != "active" else _optional(course.next_at),
-            last_occurrence=_optional(course.last_at),
+            next_run=None if state != "active" else optional_datetime(course.next_at),
+            last_occurrence=optional_datetime(course.last_at),
             last_job=record.last_job if record.call.graph is None else None,
             last_batch=None if record.call.graph is None else record.last_job,
             tasks=record.call.tasks,
@@ -518,13 +518,13 @@ class SchedulesAdmin:
             runs=course.runs,
             open=course.open,
             max_runs=rules.max_runs,
-            until=_optional(rules.until),
+            until=optional_datetime(rules.until),
             unreadable=unreadable,
             misfire=rules.misfire,
             overlap=rules.overlap,
             started_at=to_datetime(course.started_at),
             skipped=record.skipped,
-            skipped_at=_optional(record.skipped_at),
+            skipped_at=optional_datetime(record.skipped_at),
             skips=record.skips,
             tz=tz,
             jitter=None if rules.jitter is None else rules.jitter / SECOND,
@@ -596,7 +596,7 @@ def _edited_spec(
         "misfire": rules.misfire,
         "overlap": rules.overlap,
         "max_runs": rules.max_runs,
-        "until": _optional(rules.until),
+        "until": optional_datetime(rules.until),
         "jitter": None if rules.jitter is None else timedelta(microseconds=rules.jitter),
     }
     if terms is not None:
@@ -616,7 +616,3 @@ def _zone_of(trigger: StoredTrigger) -> str | None:
     if isinstance(trigger, RestrictedTrigger):
         return trigger.terms.tz
     return trigger.tz if isinstance(trigger, Cron | Calendar) else None
-
-
-def _optional(instant: int | None) -> datetime | None:
-    return None if instant is None else to_datetime(instant)

@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, Literal
 
-from headgate.clock import to_datetime
+from headgate.clock import optional_datetime, to_datetime
 from headgate.jobs.audit import AuditEntry, AuditLevel
 from headgate.jobs.job import AttemptRecord, BucketRef, JobError, JobRecord, JobState
 from headgate.limits.key import shown_key
@@ -195,7 +195,7 @@ def _limit_of(record: JobRecord, *, is_open: bool) -> BucketRef | None:
 
 
 def _stretch(kind: StretchKind, begins_at: int, ends_at: int | None, *details: Any) -> Stretch:
-    return Stretch(kind, to_datetime(begins_at), None if ends_at is None else to_datetime(ends_at), *details)
+    return Stretch(kind, to_datetime(begins_at), optional_datetime(ends_at), *details)
 
 
 def _is_restart(before: AttemptRecord, number: int) -> bool:

@@ -39,7 +39,7 @@ from headgate.cli.output import (
 )
 from headgate.cli.query import note_unknown, query_at, takes_query
 from headgate.cli.times import instant, seconds
-from headgate.clock import SystemClock, sleep, to_datetime
+from headgate.clock import SystemClock, optional_datetime, sleep, to_datetime
 from headgate.errors import BatchNotFound, HeadgateError, IllegalTransition, JobNotFound, PayloadError
 from headgate.escaping import indented, one_line
 from headgate.jobs.encoded import is_encoded, shown_encoded
@@ -482,7 +482,7 @@ def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
     return {
         **asdict(details.status),
         "node": record.node,
-        "expires_at": None if record.expires_at is None else to_datetime(record.expires_at),
+        "expires_at": optional_datetime(record.expires_at),
         "unique_key": record.unique_key,
         "batch": origin.batch,
         "results": origin.results,
@@ -497,7 +497,7 @@ def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
         "result": _as_json(record.result),
         "headers": record.headers or {},
         "schedule": origin.schedule,
-        "occurs_at": None if origin.occurs_at is None else to_datetime(origin.occurs_at),
+        "occurs_at": optional_datetime(origin.occurs_at),
         "limits": [{"limit": ref.limit, "key": shown_key(ref.key)} for ref in record.buckets],
         "audit": record.audit.word,
         "reason": reason,
@@ -563,7 +563,7 @@ def _overrides(record: JobRecord) -> Sequence[tuple[str, object]]:
         ("retries as", retry),
         ("kept for", kept and ", ".join(f"{_kept_for(seconds)} if {state}" for state, seconds in kept.items())),
         ("keeps its result", options.keep_result),
-        ("starts at the latest", None if options.latest_start is None else to_datetime(options.latest_start)),
+        ("starts at the latest", optional_datetime(options.latest_start)),
     )
 
 
@@ -575,8 +575,7 @@ def _occurrence(origin: Origin) -> Sequence[tuple[str, object]]:
     """Return the schedule and the occurrence of the job, if it has one."""
     if origin.schedule is None:
         return ()
-    occurs_at = None if origin.occurs_at is None else to_datetime(origin.occurs_at)
-    return (("schedule", origin.schedule), ("occurrence", occurs_at))
+    return (("schedule", origin.schedule), ("occurrence", optional_datetime(origin.occurs_at)))
 
 
 def _attempt(attempt: AttemptRecord) -> dict[str, object]:
@@ -607,7 +606,7 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
             ("started", status.started_at),
             ("finished", status.finished_at),
             ("node", record.node),
-            ("expires", None if record.expires_at is None else to_datetime(record.expires_at)),
+            ("expires", optional_datetime(record.expires_at)),
             ("unique key", record.unique_key),
             ("batch", origin.batch),
             ("follows", _dependencies(details.dependencies.leaders)),

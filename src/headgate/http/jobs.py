@@ -20,7 +20,7 @@ from headgate.admin import (
     ListedPage,
 )
 from headgate.admin.timeline import Stretch, TimelineEntry, restarts
-from headgate.clock import to_datetime
+from headgate.clock import optional_datetime, to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, JsonBody, Query, bad_request, require_limit
 from headgate.http.http_error import HttpError
@@ -433,7 +433,7 @@ def _details(job: JobDetails, caller: Caller, paused: Paused) -> JobDetailsView:
         batch=None if origin is None else origin.batch,
         node=record.node,
         cancel_requested=record.cancel_requested,
-        expires_at=None if record.expires_at is None else to_datetime(record.expires_at),
+        expires_at=optional_datetime(record.expires_at),
         audit=record.audit.word,
         attempts=[
             view_of(

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from headgate.arguments import duration_in
-from headgate.clock import SECOND, to_datetime
+from headgate.clock import SECOND, optional_datetime, to_datetime
 from headgate.errors import DeclarationError
 from headgate.plural import counted
 from headgate.suggestion import did_you_mean
@@ -259,7 +259,7 @@ def next_message(record: AlertRecord, store: str) -> AlertMessage:
         value=record.value,
         text=f"resolved: {record.text}" if state == "resolved" else record.text,
         started_at=to_datetime(record.started_at),
-        ended_at=None if record.ended_at is None else to_datetime(record.ended_at),
+        ended_at=optional_datetime(record.ended_at),
         store=store,
     )
 

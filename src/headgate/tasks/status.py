@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from headgate.clock import to_datetime
+from headgate.clock import optional_datetime, to_datetime
 from headgate.jobs.annotation import Annotation
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobError, JobRecord, JobState
@@ -92,9 +92,9 @@ def status_of(record: JobRecord, now: int) -> JobStatus:
         enqueued_at=to_datetime(record.enqueued_at),
         run_at=to_datetime(record.run_at),
         is_scheduled=record.state is JobState.WAITING and record.delayed and record.run_at > now,
-        started_at=_optional(record.started_at),
-        finished_at=_optional(record.finished_at),
-        throttled_until=_optional(record.throttled_until),
+        started_at=optional_datetime(record.started_at),
+        finished_at=optional_datetime(record.finished_at),
+        throttled_until=optional_datetime(record.throttled_until),
         waits_for=None if record.waits_for is None else (record.waits_for.limit, record.waits_for.key),
         lane_waiting=record.lane_waiting,
         error=record.error,
@@ -160,7 +160,7 @@ def batch_status(record: BatchRecord) -> BatchStatus:
         cancelled=record.cancelled,
         skipped=record.skipped,
         enqueued_at=to_datetime(record.enqueued_at),
-        finished_at=_optional(record.finished_at),
+        finished_at=optional_datetime(record.finished_at),
         batch=record.batch,
         schedule=record.schedule,
         name=record.name,
@@ -208,7 +208,3 @@ class ScheduleStatus:
     last_batch: str | None = None
     tasks: Sequence[str] = ()
     jobs: int = 1
-
-
-def _optional(instant: int | None) -> datetime | None:
-    return None if instant is None else to_datetime(instant)
