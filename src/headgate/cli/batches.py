@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
-from headgate.admin import Admin, BatchDetails, BulkResult
+from headgate.admin import Admin, BatchDetails
 from headgate.admin.listed import BATCH_COLUMNS
-from headgate.cli.bulk import OnProgress, count_and_change
+from headgate.cli.bulk import count_and_change
 from headgate.cli.locate import ask, takes_app, takes_app_and
 from headgate.cli.output import json_option, print_json, print_list
 
@@ -47,17 +48,13 @@ def show(target: str, id: str, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Change nothing; print how many would be cancelled.")
 @click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="The most jobs to cancel.")
 @json_option
-def cancel(target: str, id: str, yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
+def cancel(target: str, id: str, **given: Any) -> None:
     """Cancel the waiting jobs in a batch and in its inner batches, and ask the running ones to end.
 
     The steps after it are cancelled whatever end they need, unless they also wait for other jobs; `headgate jobs cancel
     --batch ID` leaves them, and the batches in it. Exit code 1 if no job was left.
     """
-
-    async def change(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
-        return await admin.cancel_batch(id, most=most, dry_run=dry_run, on_progress=on_progress)
-
-    count_and_change(target, "cancel", change, as_json=as_json, dry_run=dry_run, yes=yes)
+    count_and_change(target, "cancel", lambda admin, **options: admin.cancel_batch(id, **options), **given)
 
 
 async def _pages(admin: Admin, count: int, before: str | None, *, pending_only: bool) -> list[BatchDetails]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import click
 
@@ -18,17 +18,9 @@ from headgate.errors import HeadgateError
 from headgate.escaping import printable
 from headgate.plural import counted
 
-OnProgress = Callable[[BulkResult], None]
-
 BulkWord = Literal["retry", "run", "reschedule", "cancel", "delete"]
-Change = Callable[..., Awaitable[BulkResult]]
-"""Changes many jobs: takes a query, `most`, `dry_run` and `on_progress`, as `Admin.cancel_many` does."""
-
-
-class BulkChange(Protocol):
-    """Changes many jobs, or counts them."""
-
-    async def __call__(self, admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult: ...
+BulkChange = Callable[..., Awaitable[BulkResult]]
+"""Changes many jobs, or counts them: takes `most`, `dry_run` and `on_progress`, as `Admin.cancel_many` does."""
 
 
 class _BulkWords(NamedTuple):
@@ -63,32 +55,33 @@ def takes_many(function: Callable[..., None]) -> Callable[..., None]:
 def change_many(
     target: str,
     word: BulkWord,
-    by: Callable[[Admin], Change],
+    by: Callable[[Admin], BulkChange],
     *,
-    as_json: bool,
     criteria: dict[str, Any],
     is_all: bool,
-    dry_run: bool,
-    yes: bool,
-    most: int,
+    **given: Any,
 ) -> None:
-    """Change all jobs that the options select, with the verb `by`, which the word names; exit code 1 if none was."""
+    """Change all jobs that the options select, with the verb `by`, which the word names; exit code 1 if none was.
+
+    The other options are those of `count_and_change`.
+    """
     if not criteria and not is_all:
         raise click.UsageError(
             "name at least one job by its id, select jobs by options such as --state failed, or add --all"
         )
 
-    async def change(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
-        query = query_at(criteria, admin.now())
-        result = await by(admin)(query, most=most, dry_run=dry_run, on_progress=on_progress)
+    async def change(admin: Admin, **options: Any) -> BulkResult:
+        result = await by(admin)(query_at(criteria, admin.now()), **options)
         if not result.changed:
             note_unknown(admin, criteria)
         return result
 
-    count_and_change(target, word, change, as_json=as_json, dry_run=dry_run, yes=yes)
+    count_and_change(target, word, change, **given)
 
 
-def count_and_change(target: str, word: BulkWord, verb: BulkChange, *, as_json: bool, dry_run: bool, yes: bool) -> None:
+def count_and_change(
+    target: str, word: BulkWord, verb: BulkChange, *, most: int, as_json: bool, dry_run: bool, yes: bool
+) -> None:
     """Count the jobs that the verb would change, ask, and change them. Exit code 1 if none was changed."""
     require_answer(as_json=as_json, yes=yes, dry_run=dry_run)
 
@@ -101,7 +94,7 @@ def count_and_change(target: str, word: BulkWord, verb: BulkChange, *, as_json: 
             advance(result.changed)
 
         with progress_bar(word.capitalize(), expected, shown=not dry_run and not as_json) as advance:
-            return await verb(admin, dry_run=dry_run, on_progress=note)
+            return await verb(admin, most=most, dry_run=dry_run, on_progress=note)
 
     result = BulkResult()
     if dry_run or not yes:

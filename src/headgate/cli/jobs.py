@@ -17,7 +17,7 @@ from msgspec import structs
 
 from headgate.admin import Admin, Dependency, Explanation, JobDetails, Stretch
 from headgate.admin.listed import JOB_COLUMNS
-from headgate.cli.bulk import BulkWord, Change, change_many, takes_many
+from headgate.cli.bulk import BulkChange, BulkWord, change_many, takes_many
 from headgate.cli.enqueue import enqueue
 from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import (
@@ -197,7 +197,7 @@ def reschedule(delay: float | None, at: datetime | None, priority: int | None, *
         when = f"until {status.run_at:%Y-%m-%d %H:%M:%S} UTC" if status.is_scheduled else "to run as soon as it can"
         return f"waits {when}, with priority {status.priority}"
 
-    def by(admin: Admin) -> Change:
+    def by(admin: Admin) -> BulkChange:
         return partial(admin.reschedule_many, at=at, delay=delay, priority=priority)
 
     _change("reschedule", change, by, **given)
@@ -374,7 +374,7 @@ async def _cancel(admin: Admin, id: str) -> str:
 def _change(
     word: BulkWord,
     change: ChangeJob,
-    by: Callable[[Admin], Change],
+    by: Callable[[Admin], BulkChange],
     *,
     target: str,
     ids: Sequence[str],

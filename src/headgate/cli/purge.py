@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from headgate.admin import Admin, BulkResult, JobQuery
-from headgate.cli.bulk import OnProgress, count_and_change
+from headgate.cli.bulk import count_and_change
 from headgate.cli.locate import takes_app
 from headgate.cli.output import json_option
 from headgate.cli.query import refuse_empty
@@ -30,16 +30,7 @@ from headgate.storage.records import FINAL_STATES
 @click.option("--dry-run", is_flag=True, help="Delete nothing; print how many would be deleted.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-def purge(
-    target: str,
-    older_than: float | None,
-    most: int,
-    is_all: bool,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-    **criteria: Any,
-) -> None:
+def purge(target: str, older_than: float | None, is_all: bool, **given: Any) -> None:
     """Delete final jobs for good, with their results, attempts and log lines.
 
     Workers delete jobs when their retention ends; this command does it earlier. It deletes 200 jobs in a commit, oldest
@@ -48,12 +39,13 @@ def purge(
 
     Exit code 1 if there was no job to delete, 130 if it was stopped.
     """
+    criteria = {name: given.pop(name) for name in ("state", "queue", "task", "error")}
     refuse_empty(criteria)
     if not is_all and older_than is None and not any(criteria.values()):
         raise click.UsageError("select final jobs, such as --state succeeded or --older-than 7d, or add --all")
     query = JobQuery(**{**criteria, "state": None if criteria["state"] is None else JobState(criteria["state"])})
 
-    async def delete(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
-        return await admin.purge(query, older_than=older_than or 0, most=most, dry_run=dry_run, on_progress=on_progress)
+    async def delete(admin: Admin, **options: Any) -> BulkResult:
+        return await admin.purge(query, older_than=older_than or 0, **options)
 
-    count_and_change(target, "delete", delete, as_json=as_json, dry_run=dry_run, yes=yes)
+    count_and_change(target, "delete", delete, **given)

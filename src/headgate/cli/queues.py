@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from headgate.admin import Admin, BulkResult, DeclaredQueue, QueueKeys, QueueOverview, QueueStatus
 from headgate.admin.queues import QUEUE_COLUMNS
-from headgate.cli.bulk import OnProgress, count_and_change
+from headgate.cli.bulk import count_and_change
 from headgate.cli.locate import ask, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_list, print_table
 from headgate.cli.pausing import add_pausing
@@ -79,7 +80,7 @@ add_pausing(
 @click.option("--dry-run", is_flag=True, help="Change nothing; print how many would be cancelled.")
 @click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="The most jobs to cancel.")
 @json_option
-def purge(target: str, queue: str, yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
+def purge(target: str, queue: str, **given: Any) -> None:
     """Cancel all waiting jobs of a queue, scheduled ones included. Running jobs continue.
 
     Pause the queue first, so that workers claim none meanwhile. Cancelled jobs are kept for their retention:
@@ -87,13 +88,13 @@ def purge(target: str, queue: str, yes: bool, dry_run: bool, most: int, as_json:
     Exit code 1 if no job waited.
     """
 
-    async def change(admin: Admin, *, dry_run: bool, on_progress: OnProgress) -> BulkResult:
-        result = await admin.queues.purge(queue, most=most, dry_run=dry_run, on_progress=on_progress)
+    async def change(admin: Admin, **options: Any) -> BulkResult:
+        result = await admin.queues.purge(queue, **options)
         if not result.matched:
             await _known(admin, queue)
         return result
 
-    count_and_change(target, "cancel", change, as_json=as_json, dry_run=dry_run, yes=yes)
+    count_and_change(target, "cancel", change, **given)
 
 
 async def _known(admin: Admin, name: str) -> QueueStatus:
