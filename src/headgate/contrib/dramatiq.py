@@ -96,7 +96,7 @@ class DramatiqGate(Middleware):
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         self._lines.stop()
 
-    def _consume_gated(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> Consumer:
+    def _consume_gated(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> Any:
         actors = self._broker.actors.values()
         if any(actor.queue_name == queue_name and self._gated.of(actor.actor_name) for actor in actors):
             # An idle consumer polls less and less often; this is the bound, because released messages have waited
@@ -161,14 +161,14 @@ class DramatiqGate(Middleware):
         return None if limit is None else (limit, actor.fn)
 
 
-class _GatedConsumer(Consumer):
+class _GatedConsumer:
     """A consumer that passes on only messages that may start."""
 
     def __init__(self, consumer: Consumer, gate: DramatiqGate) -> None:
         self._consumer = consumer
         self._gate = gate
 
-    def __iter__(self) -> Iterator[MessageProxy | None]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[MessageProxy | None]:
         return self
 
     def __next__(self) -> MessageProxy | None:
@@ -180,15 +180,3 @@ class _GatedConsumer(Consumer):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)
-
-    def ack(self, message: MessageProxy) -> None:
-        self._consumer.ack(message)
-
-    def nack(self, message: MessageProxy) -> None:
-        self._consumer.nack(message)
-
-    def requeue(self, messages: Any) -> None:
-        self._consumer.requeue(messages)
-
-    def close(self) -> None:
-        self._consumer.close()
