@@ -188,11 +188,8 @@ class _WorkerCommand(click.Command):
 def worker(
     target: str,
     queues: Mapping[str, int | None] | None,
-    slots: int | None,
     name: str | None,
     labels: tuple[str, ...],
-    max_tasks_per_child: int | None,
-    max_memory_per_child: int | None,
     processes: int,
     grace: float | None,
     metrics_port: int | None,
@@ -207,8 +204,8 @@ def worker(
     reload: bool,
     log_level: str,
     log_json: bool,
-    log_jobs: bool | None,
     end_with_stdin: bool,
+    **settings: Any,
 ) -> None:
     """Run jobs until stopped.
 
@@ -276,14 +273,11 @@ def worker(
     run = partial(
         app.run,
         queues=queues,
-        slots=slots,
         name=_numbered(name, app),
         labels=labels or None,
-        max_tasks_per_child=max_tasks_per_child,
-        max_memory_per_child=max_memory_per_child,
         grace=grace,
         drain=until,
-        log_jobs=log_jobs,
+        **settings,
     )
     make_loop = loop_factory()
     tune_process()
