@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes, parse_count, parse_seconds
+from headgate.arguments import MOST_SLOTS, parse_count
 from headgate.client.client import Client
 from headgate.client.declaration import (
     ChunkDecorator,
@@ -39,10 +39,9 @@ from headgate.errors import DeclarationError, PayloadError, UnknownLimit
 from headgate.foreign_words import RefusesForeignWords
 from headgate.jobs.audit import AuditLevel, AuditWord
 from headgate.jobs.event import Event
-from headgate.jobs.identity import IdSource, require_process_name
+from headgate.jobs.identity import IdSource
 from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
-from headgate.jobs.words import parse_labels
 from headgate.keywords import names_keywords
 from headgate.limits.limit import Limit, OnLimit, WaitTerms, changed, wait_terms
 from headgate.limits.standalone.app_limiter import CurrentBuckets, ReportingLimiter
@@ -51,7 +50,7 @@ from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.instrument import Instrument, Observed
 from headgate.schedules.trigger import Trigger
-from headgate.settings import SETTINGS, load_settings, require_store_url, storage_url
+from headgate.settings import SETTINGS, load_settings, overridden, require_store_url, storage_url
 from headgate.shielding import LoopLock
 from headgate.storage.choice import StoreAddress, address_of, choose_storage
 from headgate.storage.store import Store
@@ -707,10 +706,15 @@ class Headgate(RefusesForeignWords):
                 "a worker process on memory:// never gets a job: other processes enqueue into their own memory; "
                 "use sqlite:///path, or `async with app:` inside the process that enqueues"
             )
-        bounds = self._child_bounds(max_tasks_per_child, max_memory_per_child)
-        node = self._make_node(
-            lambda: self._node_config(queues, grace, drain, slots, name, labels, bounds, ends_when_lost=True)
-        )
+        given = {
+            "slots": slots,
+            "name": name,
+            "labels": labels,
+            "max_tasks_per_child": max_tasks_per_child,
+            "max_memory_per_child": max_memory_per_child,
+            "grace": grace,
+        }
+        node = self._make_node(lambda: self._node_config(queues, drain=drain, ends_when_lost=True, **given))
         # Also during opening and closing, so that a signal does not interrupt them.
         is_main = threading.current_thread() is threading.main_thread()
         with on_stop_signals(node.stop, node.abort) if handle_signals and is_main else contextlib.nullcontext():
@@ -744,24 +748,15 @@ class Headgate(RefusesForeignWords):
     def _node_config(
         self,
         queues: Mapping[str, int | None] | None = None,
-        grace: Duration | None = None,
-        drain: Drain | None = None,
-        slots: int | None = None,
-        name: str | None = None,
-        labels: Collection[str] | None = None,
-        children: ChildBounds | None = None,
         *,
+        drain: Drain | None = None,
         ends_when_lost: bool = False,
+        **overrides: object,
     ) -> NodeConfig:
-        settings = self._settings
-        if slots is not None:
-            parse_count(slots, "slots", "run", most=MOST_SLOTS)
-        if name is not None:
-            require_process_name(name, "run: name")
-        own = settings.labels if labels is None else parse_labels(labels, "run: labels")
-        held = None if self._has_all_labels else own
+        settings = overridden(self._settings, overrides)
+        held = None if self._has_all_labels else settings.labels
         if self._registry.tasks and not self._registry.runnable(held).names:
-            raise DeclarationError(_missing_labels(self._registry, own))
+            raise DeclarationError(_missing_labels(self._registry, settings.labels))
         chosen = dict.fromkeys(self._registry.served_with(held)) if queues is None else queues
         capacity: dict[str, int] = {}
         for queue, given in chosen.items():
@@ -772,14 +767,14 @@ class Headgate(RefusesForeignWords):
                 capacity[queue] = parse_count(given, "slots", f"queue {queue!r}", most=MOST_SLOTS)
         return NodeConfig(
             queues=capacity,
-            slots=settings.slots if slots is None else slots,
-            name=name or settings.name,
+            slots=settings.slots,
+            name=settings.name,
             labels=held,
-            children=children or self._child_bounds(),
+            children=ChildBounds(settings.max_tasks_per_child, settings.max_memory_per_child),
             weights={queue: self._registry.queues[queue].weight for queue in capacity},
             heartbeat=settings.heartbeat,
             lease=settings.lease,
-            grace=settings.grace if grace is None else parse_seconds(grace, "grace", "run"),
+            grace=settings.grace,
             retention=settings.retention,
             log_lines=settings.log_lines,
             log_level=logging.getLevelNamesMapping()[settings.log_level],
@@ -787,16 +782,6 @@ class Headgate(RefusesForeignWords):
             drain=drain,
             throttle_events=settings.throttle_events,
             ends_when_lost=ends_when_lost,
-        )
-
-    def _child_bounds(self, attempts: int | None = None, memory: int | str | None = None) -> ChildBounds:
-        """Return the bounds of child processes; None: the app's own. Raises DeclarationError."""
-        settings = self._settings
-        return ChildBounds(
-            settings.max_tasks_per_child if attempts is None else parse_count(attempts, "max_tasks_per_child", "run"),
-            settings.max_memory_per_child
-            if memory is None
-            else parse_bytes(memory, "max_memory_per_child", "run", least=MEBIBYTE),
         )
 
     # ------------------------------------------------------------------------------------------- following

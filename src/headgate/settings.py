@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
@@ -204,10 +204,16 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = 
         text = environment.get(f"HEADGATE_{name.upper()}")
         if text is not None and text.strip():
             values[name] = _parse(name, text)
-    for name, value in given.items():
-        if value is not None:
-            values[name] = _converted(name, value, name)
-    return Settings(**values)  # type: ignore[arg-type]
+    return Settings(**values | _given(given))  # type: ignore[arg-type]
+
+
+def overridden(settings: Settings, given: Mapping[str, object]) -> Settings:
+    """Return the settings with the given ones that are not None. Raises DeclarationError for an invalid value."""
+    return replace(settings, **_given(given))
+
+
+def _given(given: Mapping[str, object]) -> dict[str, Any]:
+    return {name: _converted(name, value, name) for name, value in given.items() if value is not None}
 
 
 @functools.cache  # Once per process, however many apps it has.
