@@ -22,7 +22,7 @@ from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Finished
-from headgate.jobs.limit_sets import LimitSets
+from headgate.jobs.limit_sets import DeclaredLimitSets
 from headgate.storage.records import Claim, FreeSlots, NodeControls
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
@@ -104,7 +104,7 @@ class Seeds:
     def __init__(self) -> None:
         self.probed = Probed()
         registry = self.probed.app._registry
-        self.limit_sets: LimitSets = registry.limit_sets()
+        self.limit_sets: DeclaredLimitSets = registry.limit_sets()
         self._limit_set = registry.limit_set_name(self.probed.gated.name, DEFAULT_QUEUE)
         self._ungated_limit_set = registry.limit_set_name(self.probed.ungated.name, DEFAULT_QUEUE)
         self.tasks = frozenset((self.probed.gated.name, self.probed.ungated.name))

@@ -9,7 +9,7 @@ from headgate.clock import SystemClock
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
-from headgate.jobs.limit_sets import LimitSets
+from headgate.jobs.limit_sets import DeclaredLimitSets
 from headgate.limits.key import BETWEEN_LEVELS
 from headgate.limits.limit import AnyRule
 from headgate.storage.records import Claim, FreeSlots
@@ -48,7 +48,9 @@ async def note_release(storage: Store, registry: Registry) -> None:
     await storage.limit_sets_done(registry.subjects())
 
 
-async def use_up(storage: Store, rule: AnyRule, *, task: str, limit: str, limit_sets: LimitSets | None = None) -> None:
+async def use_up(
+    storage: Store, rule: AnyRule, *, task: str, limit: str, limit_sets: DeclaredLimitSets | None = None
+) -> None:
     """Run the jobs of a task until its budgets are used up, or none is left."""
     await storage.join("seeds", "seeds")
     claim = Claim("seeds", {DEFAULT_QUEUE: FreeSlots(2_000)}, {limit: rule}, frozenset([task]), limit_sets)

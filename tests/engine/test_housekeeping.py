@@ -9,7 +9,7 @@ from typing import Any
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import NodeLost, StorageFailed
-from headgate.jobs.limit_sets import LimitSets
+from headgate.jobs.limit_sets import DeclaredLimitSets
 from headgate.storage.records import Claim, Dropped, FreeSlots
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -42,7 +42,7 @@ def test_a_job_of_a_node_that_does_not_exist_runs_within_a_minute() -> None:
             await store.join("ghost", "ghost")
             writer = writer_of(store)
             ((limit_set,),) = writer.execute("SELECT limit_set FROM job")
-            limit_sets = LimitSets({(work.name, "default"): limit_set})
+            limit_sets = DeclaredLimitSets({(work.name, "default"): limit_set})
             claimed = await store.claim(
                 Claim("ghost", {"default": FreeSlots(1, True)}, {}, frozenset([work.name]), limit_sets)
             )

@@ -40,7 +40,7 @@ class OverflowTarget(NamedTuple):
     needed: tuple[str, ...]
 
 
-class LimitSets:
+class DeclaredLimitSets:
     """The limit sets that one release declares: for each task in each queue, the name that its jobs carry."""
 
     def __init__(self, limit_sets: Mapping[tuple[str, str], str], overflows: Sequence[OverflowTarget] = ()) -> None:
@@ -67,13 +67,13 @@ class LimitSets:
             tasks.setdefault(queue, []).append(task)
         return tasks
 
-    def only(self, tasks: frozenset[str]) -> LimitSets:
+    def only(self, tasks: frozenset[str]) -> DeclaredLimitSets:
         """Return the limit sets of these tasks."""
         limit_sets = {
             (task, queue): limit_set for (task, queue), limit_set in self._limit_sets.items() if task in tasks
         }
         subjects = {subject_of(task, queue) for task, queue in limit_sets}
-        return LimitSets(limit_sets, [each for each in self._overflows if subjects.issuperset(each.needed)])
+        return DeclaredLimitSets(limit_sets, [each for each in self._overflows if subjects.issuperset(each.needed)])
 
     def startable(self, queues: Iterable[str], newest: Mapping[str, str]) -> KnownLimitSets:
         """Return the limit sets whose jobs in these queues this release may start; `newest`: the newest by subject."""

@@ -16,7 +16,7 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobOptions, JobState, NewJob
-from headgate.jobs.limit_sets import KnownLimitSets, LimitSets
+from headgate.jobs.limit_sets import DeclaredLimitSets, KnownLimitSets
 from headgate.jobs.query import JobView
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.limits.limit import AnyRule
@@ -62,7 +62,7 @@ class Claim(msgspec.Struct, frozen=True):
     free_slots: Mapping[str, FreeSlots]
     rules: Mapping[str, AnyRule]
     tasks: frozenset[str]
-    limit_sets: LimitSets | None = None
+    limit_sets: DeclaredLimitSets | None = None
     shared_slots: int | None = None
     has_backlog: bool = False
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from headgate.errors import DeclarationError, UnknownQueue
-from headgate.jobs.limit_sets import LIMIT_SUBJECT, LimitSets, OverflowTarget, subject_of
+from headgate.jobs.limit_sets import LIMIT_SUBJECT, DeclaredLimitSets, OverflowTarget, subject_of
 from headgate.jobs.retention import Retention
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import MUTEX, Mutex
@@ -50,9 +50,9 @@ class RunnableTasks(NamedTuple):
     """The names of the tasks that a node with these labels can run, and their limit sets among those of all tasks."""
 
     labels: frozenset[str] | None
-    all_limit_sets: LimitSets
+    all_limit_sets: DeclaredLimitSets
     names: frozenset[str]
-    limit_sets: LimitSets
+    limit_sets: DeclaredLimitSets
 
 
 class Registry:
@@ -95,7 +95,7 @@ class Registry:
         self._queue_limits: dict[str, QueueLimits] = {}
         self._limit_sets: dict[tuple[str, str, str | None], LimitSet] = {}
         self._limit_set_names: dict[tuple[str, str, str | None], str] = {}
-        self._all_limit_sets: LimitSets | None = None
+        self._all_limit_sets: DeclaredLimitSets | None = None
         self._runnable: RunnableTasks | None = None
         self._listeners: list[Callable[[], object]] = []
 
@@ -322,7 +322,7 @@ class Registry:
             known[key] = limit_set_name
         return limit_set_name
 
-    def limit_sets(self) -> LimitSets:
+    def limit_sets(self) -> DeclaredLimitSets:
         """Return the limit sets of all tasks in all queues."""
         if self._all_limit_sets is None:
             limit_sets: dict[tuple[str, str], str] = {}
@@ -336,7 +336,7 @@ class Registry:
                         needed = (subject_of(name, DEFAULT_QUEUE), subject_of(name, queue.name))
                         limit_set_name = self.limit_set_name(name, DEFAULT_QUEUE, queue.name)
                         overflows.append(OverflowTarget(limit_set_name, DEFAULT_QUEUE, needed))
-            self._all_limit_sets = LimitSets(limit_sets, overflows)
+            self._all_limit_sets = DeclaredLimitSets(limit_sets, overflows)
         return self._all_limit_sets
 
     def subjects(self) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from headgate.jobs.history import ALL
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import BucketRef, ClaimedJob, JobError, JobOptions, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.jobs.limit_sets import LimitSets
+from headgate.jobs.limit_sets import DeclaredLimitSets
 from headgate.jobs.terms import LimitTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency, load_permits
 from headgate.limits.dynamic_window import DynamicWindow
@@ -33,9 +33,9 @@ MINUTE = 60 * SECOND
 BOOM = JobError(type="ValueError", message="boom", traceback="Traceback …")
 
 
-def release(limit_sets: Mapping[str, str]) -> LimitSets:
+def release(limit_sets: Mapping[str, str]) -> DeclaredLimitSets:
     """The limit sets of a release: of these tasks, in the queue `default`."""
-    return LimitSets({(task, "default"): limit_set for task, limit_set in limit_sets.items()})
+    return DeclaredLimitSets({(task, "default"): limit_set for task, limit_set in limit_sets.items()})
 
 
 def strict(count: int, per: float = 60) -> AnyRule:
