@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headgate.clock import SECOND
+from headgate.clock import SECOND, sleep
 from headgate.errors import StorageUnavailable
 from headgate.storage.postgres.database import PATIENCE, Database, Session
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -28,5 +28,36 @@ def test_many_readers_of_a_server_that_is_away_are_told_so_together(verb: str) -
         answers = await asyncio.gather(*(read(work) for _ in range(50)), return_exceptions=True)
         assert all(isinstance(answer, StorageUnavailable) for answer in answers)
         assert clock.monotonic() - began < PATIENCE + SECOND
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("verb", ["look_up", "scan"])
+def test_a_reader_that_has_waited_for_its_turn_tries_again_when_its_connection_is_lost(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: the five seconds counted from the call, so that none were left after a wait behind a slow list."""
+
+    async def main(clock: VirtualClock) -> None:
+        database = Database("postgresql://nobody.invalid/jobs", "headgate", size=8)
+        database.clock = clock
+        tries = 0
+
+        async def run(_work: object) -> str:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                await sleep(clock, 60)
+            if tries == 2:
+                raise StorageUnavailable("the connection was lost")
+            return "read"
+
+        async def work(session: Session) -> None: ...
+
+        monkeypatch.setattr(database, "run", run)
+        read = getattr(database, verb)
+        answers: list[str] = await asyncio.gather(*(read(work) for _ in range(2)))
+        assert answers == ["read", "read"]
+        assert tries == 3
 
     run_virtual(main)

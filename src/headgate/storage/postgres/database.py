@@ -533,7 +533,7 @@ class Database:
 
     async def scan(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Run a read that may read whole tables; `work` may run twice."""
-        return await self._in_turn(self._scans, lambda: self.transact(work, SCANNING, may_last=True))
+        return await self.repeated(lambda: self.transact(work, SCANNING, may_last=True), self._scans)
 
     async def check(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Run a read of everything, each statement for `CHECK_FOR` seconds at most, on a connection of its own."""
@@ -588,24 +588,20 @@ class Database:
 
     async def look_up(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Run a read for a waiting caller, and retry it if the connection is lost; `work` may run twice."""
-        return await self._in_turn(self._lookups, lambda: self.run(work))
+        return await self.repeated(lambda: self.run(work), self._lookups)
 
-    async def _in_turn(self, turns: asyncio.Semaphore, work: Callable[[], Awaitable[R]]) -> R:
-        """As `repeated`, for reads that take turns; one that waits to try again holds up no other."""
+    async def repeated(self, work: Callable[[], Awaitable[R]], turns: asyncio.Semaphore | None = None) -> R:
+        """Return the result of `work`, retrying it while the server is unavailable.
 
-        async def once() -> R:
-            async with turns:
-                return await work()
-
-        return await self.repeated(once)
-
-    async def repeated(self, work: Callable[[], Awaitable[R]]) -> R:
-        """Return the result of `work`, retrying it while the server is unavailable."""
-        until = self.clock.monotonic() + PATIENCE
-        pause = 0.01
+        Each try takes one of the `turns`, if any: one that waits to try again holds up no other. Until the first turn,
+        nothing was tried, so that time does not count.
+        """
+        until, pause = 0, 0.01
         while True:
             try:
-                return await work()
+                async with turns or contextlib.nullcontext():
+                    until = until or self.clock.monotonic() + PATIENCE
+                    return await work()
             except (StatementRejected, IdTaken):
                 raise
             except StorageUnavailable:
