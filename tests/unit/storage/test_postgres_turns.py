@@ -8,7 +8,9 @@ import pytest
 
 from headgate.clock import SECOND, sleep
 from headgate.errors import StorageUnavailable
+from headgate.jobs.job import NewJob
 from headgate.storage.postgres.database import PATIENCE, Database, Session
+from headgate.storage.postgres.storage import PostgresStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
@@ -59,5 +61,26 @@ def test_a_reader_that_has_waited_for_its_turn_tries_again_when_its_connection_i
         answers: list[str] = await asyncio.gather(*(read(work) for _ in range(2)))
         assert answers == ["read", "read"]
         assert tries == 3
+
+    run_virtual(main)
+
+
+def test_all_who_enqueue_under_one_key_learn_together_that_the_server_is_away() -> None:
+    """The fault: each waited until all before it had tried for five seconds: the last of 50 for four minutes."""
+
+    async def main(clock: VirtualClock) -> None:
+        storage = PostgresStorage("postgresql://nobody.invalid/jobs", clock)
+        storage._database.clock = clock
+        jobs = [
+            NewJob(
+                id=f"{number:013}", task="refresh", queue="default", payload="{}", priority=0, delayed=False, run_at=0,
+                enqueued_at=0, unique_key="acme",
+            )
+            for number in range(50)
+        ]  # fmt: skip
+        began = clock.monotonic()
+        answers = await asyncio.gather(*(storage._add_unique([job]) for job in jobs), return_exceptions=True)
+        assert all(isinstance(answer, StorageUnavailable) for answer in answers)
+        assert clock.monotonic() - began < PATIENCE + SECOND
 
     run_virtual(main)

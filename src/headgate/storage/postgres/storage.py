@@ -308,31 +308,31 @@ class PostgresStorage(Store):
 
     async def _add_unique(self, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         """Add jobs apart from other additions: they must not wait for transactions that are open under these keys."""
-
-        async def add_once() -> Mapping[str, str]:
-            until = self._database.clock.monotonic() + PATIENCE
-            while True:
-                # Not on all connections, however many keys there are; and on none while it waits for a locked key.
-                async with self._unique:
-                    try:
-                        return await self._database.transact(
-                            lambda session: add_unique(self._tx(session), jobs), IN_TURNS
-                        )
-                    except StorageUnavailable as error:
-                        is_held = isinstance(error.__cause__, asyncpg.LockNotAvailableError)
-                        if not is_held or self._database.clock.monotonic() > until:
-                            raise
-                await sleep(self._database.clock, HELD_PAUSE)
-
-        # One attempt for each key and each own id, however many callers there are.
         keys: list[Hashable] = [key for job in jobs if (key := key_of(job)) is not None]
         keys += [job.id for job in jobs if job.has_own_id]
-        async with self._keys.held(keys):
-            with raising_bad_values():
-                if any(map(replaces, jobs)):
-                    # Not again after a lost reply: it would replace a job that has replaced it since.
-                    return await add_once()
-                return await self._database.repeated(add_once)
+        until = self._database.clock.monotonic() + PATIENCE
+
+        async def add_once() -> Mapping[str, str]:
+            # One attempt for each key and each own id, however many callers there are, who lose patience together.
+            async with self._keys.held(keys):
+                while True:
+                    # Not on all connections, however many keys there are; and on none while it waits for a locked key.
+                    async with self._unique:
+                        try:
+                            return await self._database.transact(
+                                lambda session: add_unique(self._tx(session), jobs), IN_TURNS
+                            )
+                        except StorageUnavailable as error:
+                            is_held = isinstance(error.__cause__, asyncpg.LockNotAvailableError)
+                            if not is_held or self._database.clock.monotonic() > until:
+                                raise
+                    await sleep(self._database.clock, HELD_PAUSE)
+
+        with raising_bad_values():
+            if any(map(replaces, jobs)):
+                # Not again after a lost reply: it would replace a job that has replaced it since.
+                return await add_once()
+            return await self._database.repeated(add_once)
 
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         self._require_usable()
