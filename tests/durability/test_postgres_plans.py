@@ -528,3 +528,27 @@ async def test_a_claim_and_its_end_are_not_planned_anew_each_time(tmp_path: Path
     assert min(claimed["mail"], claimed["turns"]) >= 500
     assert {row["statement"]: row["generic_plans"] > 0 for row in kept}[snapshot.sql]
     assert [row["statement"] for row in kept if row["custom_plans"] > 5 and not row["generic_plans"]] == []
+
+
+async def test_a_lane_of_many_jobs_is_asked_for_one_of_them_however_many_have_ended(tmp_path: Path) -> None:
+    """The fault: where nearly all jobs wait in one lane, a worker that drains read all that had ended before them."""
+    with server_in(tmp_path, *EXPLAINING) as server:
+        storage = PostgresStorage(server.url, SystemClock())
+        await storage.open()
+        store_user = StoreUser(server.url, storage, Plans(tmp_path / "postgres.log"))
+        await storage.add([store_user.new()])
+        changed = ("id", "state", "waiting", "finished_at")
+        where = "table_schema = 'headgate' AND table_name = 'job' AND is_generated = 'NEVER'"
+        columns = f"SELECT string_agg(column_name, ', ') FROM information_schema.columns WHERE {where}"
+        others = await ask(server.url, f"{columns} AND column_name <> ALL($1)", changed)
+        for values, copies in (("'succeeded', false, 1", "1, 100000"), ("state, true, NULL", "100001, 200000")):
+            copied = f"SELECT id + number, {values}, {others} FROM headgate.job, generate_series({copies}) AS number"
+            into = f"INSERT INTO headgate.job ({', '.join(changed)}, {others})"
+            await ask(server.url, f"{into} {copied} WHERE waiting")
+        await ask(server.url, "DELETE FROM headgate.job WHERE id = (SELECT min(id) FROM headgate.job)")
+        await ask(server.url, "VACUUM ANALYZE headgate.job")
+        store_user.ran()
+        assert await storage.is_work_left({"mail"}, TASKS, ready_only=False)
+        (ran,) = [each for each in store_user.ran() if each.statement == "is_work_left"]
+        assert "job" not in ran.scanned, ran.text
+        await storage.close()

@@ -848,10 +848,15 @@ line AS NOT MATERIALIZED (
 )
 SELECT
     EXISTS (SELECT 1 FROM headgate.job WHERE @is_running AND queue {any:queues text})
-    OR EXISTS (SELECT 1 FROM line @looked_up(job, lane = line.id AND waiting AND NOT delayed AND task {any:tasks text}))
+    -- The first job of each lane, which its index has: to find any of them, PostgreSQL may read the table.
     OR EXISTS (
-        SELECT 1 FROM line @looked_up(job, lane = line.id AND waiting AND delayed AND task {any:tasks text})
-        WHERE NOT (:ready_only::boolean AND job.run_at > :now)
+        SELECT 1 FROM line @looked_up(job, lane = line.id AND waiting AND NOT delayed AND task {any:tasks text} ORDER BY rank LIMIT 1)
+    )
+    OR EXISTS (
+        SELECT 1 FROM line @looked_up(
+            job, lane = line.id AND waiting AND delayed AND task {any:tasks text} AND (NOT :ready_only::boolean OR run_at <= :now)
+            ORDER BY priority LIMIT 1
+        )
     )
     OR (
         (NOT :ready_only::boolean OR EXISTS (SELECT 1 FROM headgate.ended_leader))
