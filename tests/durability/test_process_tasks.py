@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
+import resource
 import select
 import signal
 import socket
@@ -548,6 +550,29 @@ def test_a_child_that_cannot_read_a_request_ends() -> None:
         assert child._process.wait(patient(5)) == 1
     finally:
         child.kill()
+        child.end(0)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits the memory of another process")
+def test_a_child_without_memory_to_read_a_request_ends() -> None:
+    """The fault: only the thread that reads requests ended, and the job ran until its timeout."""
+    child = Child(bodies.__name__, ())
+    child.make_ready()
+    occupied = int(Path(f"/proc/{child._process.pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.prlimit(child._process.pid, resource.RLIMIT_AS, (occupied, occupied))
+
+    def ask() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                child._socket.sendall(bytes(1_000_000))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    try:
+        assert child._process.wait(patient(10)) == 1
+    finally:
+        child.kill()
+        asking.join()
         child.end(0)
 
 

@@ -126,7 +126,7 @@ class _Child:
         self._writing = threading.RLock()
         self._is_sending = False
         self._unsent: deque[bytes] = deque()
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
         self._is_busy = True
         self.is_fork = False
         self.lowest: int | None = None
@@ -149,6 +149,8 @@ class _Child:
             self._is_busy = False
             self.send(Ready())
             while (line := self._requests.get()) is not None:
+                if isinstance(line, BaseException):
+                    raise line
                 request = decode_request(line)
                 answer = self._answer(request)
                 # Set before the answer is sent: the next request may follow at once.
@@ -188,11 +190,17 @@ class _Child:
 
     def _listen(self) -> None:
         """Read requests in a thread, so that the end of the node is noticed while a function runs."""
-        # The connection is reset, not closed, if the node has ended before it has read all that was sent.
-        with contextlib.suppress(OSError):
+        try:
             while (line := self._file.readline()).endswith(b"\n"):
                 self._is_busy = True
                 self._requests.put(line)
+        except OSError:
+            # The connection is reset, not closed, if the node has ended before it has read all that was sent.
+            pass
+        except BaseException as error:
+            # Such as a lack of memory for a large request. It ends the process: nothing reads requests any more.
+            self._requests.put(error)
+            return
         if not self._is_busy:
             self._requests.put(None)
             threading.Event().wait(IDLE_EXIT_TIMEOUT)
