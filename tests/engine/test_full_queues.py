@@ -19,11 +19,13 @@ from headgate import (
     QueueFull,
     RateLimit,
     RetryPolicy,
+    StorageUnavailable,
     StrictRate,
     batch,
     chain,
 )
 from headgate.admin import JobQuery
+from headgate.clock import SECOND
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.queue import WhenFull
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -61,6 +63,34 @@ def test_a_full_queue_raises_and_stores_nothing() -> None:
             assert await counts(app) == {"mail": 3}
             # Into another queue it goes.
             await send.using(queue="default").enqueue(4)
+
+    run_virtual(main)
+
+
+def test_all_callers_learn_together_that_the_waiting_jobs_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: each counted anew once the one before had given up, so that the last of 20 waited for 100 s."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = made(clock, "raise", max_backlog=100)
+        send = app.tasks["send"]
+
+        async def away(_queue: str) -> int:
+            await asyncio.sleep(5)
+            raise StorageUnavailable("the store is away")
+
+        async with app.open():
+            with monkeypatch.context() as patched:
+                patched.setattr(store_of(app), "backlog", away)
+                for _ in range(2):
+                    began = clock.monotonic()
+                    calls = [send.enqueue(number) for number in range(20)]
+                    errors = await asyncio.gather(*calls, return_exceptions=True)
+                    assert {type(error) for error in errors} == {StorageUnavailable}
+                    assert len({id(error) for error in errors}) == 20
+                    assert clock.monotonic() - began < 6 * SECOND
+            await send.enqueue_many([(number,) for number in range(100)])
+            with pytest.raises(QueueFull):
+                await send.enqueue(100)
 
     run_virtual(main)
 
