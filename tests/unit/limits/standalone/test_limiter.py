@@ -1122,3 +1122,31 @@ async def test_each_waiter_of_a_shared_request_that_fails_gets_an_error_of_its_o
     found = await asyncio.gather(*waiting, return_exceptions=True)
     assert {str(error) for error in found} == {"the store is away"}
     assert len({id(error) for error in found}) == 3
+
+
+def test_all_callers_learn_together_that_the_store_cannot_be_opened() -> None:
+    """The fault: each tried to connect once the one before had given up, so that the last of 20 waited for 40 s."""
+
+    class SlowStore(RemoteStore):
+        async def open(self) -> None:
+            await asyncio.sleep(2)
+            if self.is_away:
+                raise StorageUnavailable("the store is away")
+            await super().open()
+
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        limiter = Limiter(RateLimit("20/s", burst=20), store, clock=clock)
+        store.is_away = True
+        for _ in range(2):
+            began = clock.monotonic()
+            errors = await asyncio.gather(*(limiter.acquire("42") for _ in range(20)), return_exceptions=True)
+            assert {str(error) for error in errors} == {"the store is away"}
+            assert len({id(error) for error in errors}) == 20
+            assert clock.monotonic() - began < 3 * SECOND
+        store.is_away = False
+        assert all(await asyncio.gather(*(limiter.acquire("42") for _ in range(20))))
+        assert store.opened == 1
+        await limiter.close()
+
+    run_virtual(main)
