@@ -14,7 +14,7 @@ from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, S
 from headgate.jobs.event import LimitStoreFailed, LimitStoreMisconfigured, LimitStoreRecovered
 from headgate.jobs.job import BucketRef, ClaimedJob
 from headgate.limits.bucket_store import Bucket
-from headgate.limits.limit import AnyRule, Limit
+from headgate.limits.limit import Limit
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import BucketVisit
 from headgate.storage.fetched import ASK_AGAIN, FetchedBalance, FetchedStarts
@@ -90,32 +90,6 @@ class Fetcher:
                 fetchers.create_task(fetcher.run(), name="headgate-fetcher")
 
 
-class Breaker:
-    """Closed while calls succeed; open for 0.5 s to 30 s after a failure. Instants are monotonic microseconds."""
-
-    def __init__(self) -> None:
-        self._failures = 0
-        self._until = 0
-
-    def is_open(self, now: int) -> bool:
-        """Return whether calls are blocked at `now`."""
-        return now < self._until
-
-    @property
-    def has_failed(self) -> bool:
-        return self._failures > 0
-
-    def fail(self, now: int) -> None:
-        """Open the breaker after a failed call."""
-        self._until = now + min(MAX_PAUSE, FIRST_PAUSE << min(self._failures, 10))
-        self._failures += 1
-
-    def succeed(self) -> None:
-        """Close the breaker after a successful call."""
-        self._failures = 0
-        self._until = 0
-
-
 class StoreFetcher(WithServices):
     """Requests as many starts as can be used now, and deposits them in the job store for the next claim."""
 
@@ -127,9 +101,11 @@ class StoreFetcher(WithServices):
         self.is_fetching = False
         """Whether starts were requested and are not deposited yet."""
         self._shares = StoredBuckets(services.storage)
-        self._breaker = Breaker()
-        self._failed_at: dict[str, int] = {}
+        # The failed calls since the last one that succeeded, the error of the last, and when to call again (monotonic).
+        self._failures = 0
         self._error = ""
+        self._again_at = 0
+        self._failed_at: dict[str, int] = {}
         self._advised: set[str] = set()
         self._published: set[tuple[str, str]] = set()
         self._taken: dict[BucketRef, int] = {}
@@ -211,13 +187,12 @@ class StoreFetcher(WithServices):
 
     async def _fetch(self, needed: NeededFetch, room: int) -> FetchedBalance:
         ref, rule, limit = needed.ref, needed.rule.real, needed.ref.limit
-        breaker = self._breaker
         now = self._storage.limit_now()
         try:
-            if breaker.is_open(self._clock.monotonic()):
+            if self._is_paused:
                 raise StorageUnavailable("skipped because the previous call failed")
             id = self._ids.unique(self._clock.now())
-            taken = await self._store.take(_bucket(ref, rule), needed.cost, count=room, id=id)
+            taken = await self._store.take(Bucket(limit, ref.key, rule), needed.cost, count=room, id=id)
         except CostExceedsLimit:
             # The claim fails the job by the same rule.
             return FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe())
@@ -229,12 +204,12 @@ class StoreFetcher(WithServices):
             return await self._without(needed, room, now, error)
         if self._store.advice is not None:
             self._advise(limit, self._store.advice)
-        if breaker.has_failed:
+        if self._failures:
             # Whichever limit is asked first finds out for all of them.
             for each in sorted(self._failed_at) or [limit]:
                 self._bus.publish(LimitStoreRecovered(at=self._clock.now(), limit=each))
             self._failed_at.clear()
-        breaker.succeed()
+        self._failures = self._again_at = 0
         left = taken.granted * needed.cost
         # Counted from before the call: a little early costs another call, a little late would lose budget.
         # Nobody tells these jobs when a limit that is paused in the other store is resumed there.
@@ -245,6 +220,17 @@ class StoreFetcher(WithServices):
                 limit, "it refuses a start although it reports the bucket as open; it is asked again after 1 s"
             )
         return FetchedBalance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), needed.cost)
+
+    @property
+    def _is_paused(self) -> bool:
+        """Whether the store is not called, because the last call has failed."""
+        return self._clock.monotonic() < self._again_at
+
+    def _pause(self, error: HeadgateError) -> None:
+        """Call the store no more for 0.5 s to 30 s, longer after each failure."""
+        self._again_at = self._clock.monotonic() + min(MAX_PAUSE, FIRST_PAUSE << min(self._failures, 10))
+        self._failures += 1
+        self._error = str(error)
 
     def _publish_once(self, limit: str, error: str) -> None:
         if (limit, error) not in self._published:
@@ -259,13 +245,11 @@ class StoreFetcher(WithServices):
 
     async def _without(self, needed: NeededFetch, room: int, now: int, error: HeadgateError) -> FetchedBalance:
         """Return the balance to use while the store is unavailable, by the limit's `on_store_error`."""
-        monotonic = self._clock.monotonic()
         limit = self._limits[needed.ref.limit]
         rule = needed.rule.real.describe()
-        is_asked = not self._breaker.is_open(monotonic)
+        is_asked = not self._is_paused
         if is_asked:
-            self._breaker.fail(monotonic)
-            self._error = str(error)
+            self._pause(error)
         if is_asked or needed.ref.limit not in self._failed_at:
             self._bus.publish(
                 LimitStoreFailed(
@@ -276,7 +260,7 @@ class StoreFetcher(WithServices):
                     sharers=limit.sharers,
                 )
             )
-        self._failed_at[needed.ref.limit] = monotonic
+        self._failed_at[needed.ref.limit] = self._clock.monotonic()
         granted, opens_at = 0, now + ASK_AGAIN
         if limit.on_store_error == "run":
             granted, opens_at = room, now
@@ -347,7 +331,7 @@ class StoreFetcher(WithServices):
 
     async def _amend(self, amendment: Amendment) -> None:
         ref = amendment.ref
-        bucket = _bucket(ref, self._rule_of(ref))
+        bucket = self._bucket(ref)
         amend = self._store.amend(
             bucket,
             amendment.charged_at,
@@ -366,27 +350,25 @@ class StoreFetcher(WithServices):
     async def _penalize(self, ref: BucketRef, until: int) -> None:
         closed_for = until - self._clock.monotonic()
         if closed_for > 0:
-            penalize = self._store.penalize(_bucket(ref, self._rule_of(ref)), closed_for)
+            penalize = self._store.penalize(self._bucket(ref), closed_for)
             await self._send(penalize, "closing a bucket in a limit store")
 
-    def _rule_of(self, ref: BucketRef) -> AnyRule:
-        """Return the rule in force: under another one, the store would rescale the state that claims have charged."""
-        return self._storage.live.rules.rule(ref, self._limits[ref.limit].rule)
+    def _bucket(self, ref: BucketRef) -> Bucket:
+        """Return it with the rule in force: under another one, the store would rescale what claims have charged."""
+        return Bucket(ref.limit, ref.key, self._storage.live.rules.rule(ref, self._limits[ref.limit].rule))
 
     async def _send(self, call: Coroutine[None, None, None], doing: str) -> bool:
         """Await a call to the store; return whether it succeeded."""
-        breaker = self._breaker
         try:
-            # Without the breaker each call would wait for its own timeout, and the jobs of all other keys with it.
-            if breaker.is_open(self._clock.monotonic()):
+            # Without the pause each call would wait for its own timeout, and the jobs of all other keys with it.
+            if self._is_paused:
                 call.close()
                 raise StorageUnavailable("skipped because the previous call failed")
             await call
         except HeadgateError as error:
             is_away = isinstance(error, StorageUnavailable) and not error.has_answered
-            if is_away and not breaker.is_open(self._clock.monotonic()):
-                breaker.fail(self._clock.monotonic())
-                self._error = str(error)
+            if is_away and not self._is_paused:
+                self._pause(error)
             self._publish_failure(doing, error)
             return False
         return True
@@ -404,7 +386,3 @@ class StoreFetcher(WithServices):
             await self._storage.visit(ref, {ref.limit: FetchedStarts(self._limits[ref.limit].rule)}, reopen)
         except StorageUnavailable as error:
             self._publish_failure("reopening a bucket after a refund", error)
-
-
-def _bucket(ref: BucketRef, rule: AnyRule) -> Bucket:
-    return Bucket(ref.limit, ref.key, rule)
