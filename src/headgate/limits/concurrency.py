@@ -17,9 +17,6 @@ from headgate.limits.rule import NEVER, Rule, Snapshot
 MUTEX = "mutex"
 """The limit that all mutexes without a name share: the key alone names the resource."""
 
-MOST_DIGITS = len(str(LARGEST_COUNT))
-"""A number with more digits is above every count that a limit can have."""
-
 OF_BATCH = "batch:"
 """The prefix of a holder's name if it is a batch, which keeps its permit also while none of its jobs runs."""
 
@@ -200,7 +197,8 @@ class Concurrency(Limit):
 
     @classmethod
     def spelled(cls, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
-        if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
+        # One with more digits is above every count that a limit can have.
+        if not (text.isascii() and text.isdecimal() and len(text) <= len(str(LARGEST_COUNT))):
             raise DeclarationError(f"{text!r} is not a whole number; write how many may run at once, such as 5")
         return cls(int(text))
 

@@ -118,8 +118,7 @@ def bucket_key(value: object, longest: int = MAX_KEY) -> str:
     """Return the computed key as stored: text, "" if it is empty, or its SHA-256 if it is long or cannot be stored."""
     if value is None:
         return ""
-    # Its `__str__` may return another text of a subclass.
-    text = value if type(value) is str else str.__str__(key_text(value))
+    text = value if type(value) is str else key_text(value)
     if len(text) <= longest and "\x00" not in text and (text.isascii() or is_utf8(text)):
         return text
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -79,15 +79,8 @@ class RunScript:
         return len(self.keys), *self.keys, *self.arguments
 
 
-@dataclass(frozen=True, slots=True)
-class PublishMessage:
-    """Publish this message."""
-
-    message: bytes
-
-
-Steps = Generator[RunScript | PublishMessage, Any, T]
-"""The steps to do, in order; the generator returns the result."""
+Steps = Generator[RunScript | bytes, Any, T]
+"""The steps to do, in order: a script to run, or a message to publish. The generator returns the result."""
 
 
 class BucketLine(msgspec.Struct, frozen=True):
@@ -175,7 +168,7 @@ class MessageLines:
             for id, message in zip(lent[::2], lent[1::2], strict=True):
                 if self._clock.monotonic() >= until:
                     break
-                yield PublishMessage(message)
+                yield message
                 sent.append(id.decode())
         except Exception as error:
             error.add_note(f"a message of {line.name.decode()}")
@@ -293,7 +286,7 @@ class BlockingLines(_LineClient):
                 answer: T = done.value
                 return answer
             try:
-                reply = self._run(step) if isinstance(step, RunScript) else self._publish(step.message)
+                reply = self._run(step) if isinstance(step, RunScript) else self._publish(step)
                 resume = partial(steps.send, reply)
             except Exception as error:
                 resume = partial(steps.throw, error)
@@ -357,7 +350,7 @@ class AsyncLines(_LineClient):
                 answer: T = done.value
                 return answer
             try:
-                reply = await (self._run(step) if isinstance(step, RunScript) else self._publish(step.message))
+                reply = await (self._run(step) if isinstance(step, RunScript) else self._publish(step))
                 resume = partial(steps.send, reply)
             except Exception as error:
                 resume = partial(steps.throw, error)

@@ -455,6 +455,5 @@ def _own_start() -> str:
     return _started(os.getpid())
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_own_space.cache_clear)
-    os.register_at_fork(after_in_child=_own_start.cache_clear)
+os.register_at_fork(after_in_child=_own_space.cache_clear)
+os.register_at_fork(after_in_child=_own_start.cache_clear)

@@ -63,7 +63,7 @@ class Shop:
             elif until_sent == len(self.published):
                 return None
             else:
-                reply = self.published.append(step.message)  # type: ignore[func-returns-value]
+                reply = self.published.append(step)  # type: ignore[func-returns-value]
 
     def arrive(self, place: BucketLine, *ids: str) -> list[bool]:
         return [bool(self.ask(self.lines.arrive(place, id, f"message {id}".encode()))) for id in ids]
