@@ -64,7 +64,11 @@ class AppLifecycle:
         """
         while True:
             with self._own_lock():
-                self._require_one_loop()
+                if self._loop not in (None, asyncio.get_running_loop()):
+                    raise DeclarationError(
+                        "this app is open on another event loop, or is being opened or closed there; if synchronous "
+                        "code has opened it (`app.sync`, `task.sync`), close it there first: `app.sync.close()`"
+                    )
                 transition = self._transition
                 if transition is None and self.open_count:
                     self.open_count += 1
@@ -135,10 +139,3 @@ class AppLifecycle:
                     self._lock, self._transition, self._loop = threading.Lock(), None, None
                     self._pid = pid
         return self._lock
-
-    def _require_one_loop(self) -> None:
-        if self._loop not in (None, asyncio.get_running_loop()):
-            raise DeclarationError(
-                "this app is open on another event loop, or is being opened or closed there; if synchronous code has "
-                "opened it (`app.sync`, `task.sync`), close it there first: `app.sync.close()`"
-            )

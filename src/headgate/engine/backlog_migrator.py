@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -195,11 +195,8 @@ class BacklogMigrator(WithServices):
         tasks, after, own = self._tasks_of(self._newest), "", self._registry.limit_sets().names
         while tasks and (page := await self._storage.failed_holders(tasks, other_than=own, after=after, count=PAGE)):
             after = page[-1].id
-            moves = [move for job in page if (move := self._move_of(job, self._newest)) is not None]
-            calls = [partial(self._change_of_large, move) for move in moves if self._needs_folder(move)]
-            found = [self._change(move) for move in moves if not self._needs_folder(move)]
-            found += await call_all(calls, at_once=LOADED_AT_ONCE)
-            await self._storage.release_failed([change for change in found if change is not None])
+            async for changes in self._changes(page, self._newest):
+                await self._storage.release_failed(changes)
 
     def _until(self, seconds: float) -> int:
         """Return the microseconds until the last sweep is so many seconds ago; 0 if it is."""
@@ -247,26 +244,27 @@ class BacklogMigrator(WithServices):
 
     async def _move_page(self, page: Sequence[GatedJob], subjects: frozenset[str] | None) -> int:
         """Move the jobs of a page whose limits differ from this release; `subjects` None: those of all its tasks."""
-        small: list[_Move] = []
-        large: list[_Move] = []
-        for job in page:
-            move = self._move_of(job, subjects)
-            if move is not None:
-                (large if self._needs_folder(move) else small).append(move)
-        # Those that need no folder first: it may not answer.
-        moved = await self._change_limit_sets([self._change(move) for move in small])
-        calls = [partial(self._change_of_large, move) for move in large]
-        return moved + await self._change_limit_sets(await call_all(calls, at_once=LOADED_AT_ONCE))
+        moved = 0
+        async for changes in self._changes(page, subjects):
+            done = await self._storage.change_limit_sets(changes)
+            moved += min(done, sum(not job.stays for job in changes))
+        return moved
+
+    async def _changes(
+        self, page: Sequence[GatedJob], subjects: frozenset[str] | None
+    ) -> AsyncIterator[Sequence[LimitSetChange]]:
+        """Yield the changes for the jobs of a page: first those that need no folder, as it may not answer."""
+        moves = [move for job in page if (move := self._move_of(job, subjects)) is not None]
+        small = [self._change(move) for move in moves if not self._needs_folder(move)]
+        if changes := [change for change in small if change is not None]:
+            yield changes
+        calls = [partial(self._change_of_large, move) for move in moves if self._needs_folder(move)]
+        large = await call_all(calls, at_once=LOADED_AT_ONCE)
+        if changes := [change for change in large if change is not None]:
+            yield changes
 
     def _needs_folder(self, move: _Move) -> bool:
         return self._large_payloads is not None and move.limit_set.reads_arguments and is_in_folder(move.job.payload)
-
-    async def _change_limit_sets(self, found: Iterable[LimitSetChange | None]) -> int:
-        changes = [change for change in found if change is not None]
-        if not changes:
-            return 0
-        done = await self._storage.change_limit_sets(changes)
-        return min(done, sum(not job.stays for job in changes))
 
     def _move_of(self, job: GatedJob, subjects: frozenset[str] | None) -> _Move | None:
         """Return the move of a job; None if it has this release's limit set, or belongs to none of these subjects."""
@@ -298,19 +296,15 @@ class BacklogMigrator(WithServices):
         try:
             payload = await self._large_payloads.load(job.payload, f"the payload of job {job.id}")
         except FolderUnavailable as error:
-            self._pause_folder(error)
+            if self._clock.monotonic() >= self._folder_again_at:
+                self._publish_failure("moving a backlog", error)
+            self._folder_again_at = self._clock.monotonic() + FOLDER_PAUSE
             self._not_yet.add(subject_of(job.task, job.queue))
             return None
         except PayloadError as error:
             self._skip(job, error)
             return None
         return self._change(move._replace(job=replace(job, payload=payload)))
-
-    def _pause_folder(self, error: FolderUnavailable) -> None:
-        now = self._clock.monotonic()
-        if now >= self._folder_again_at:
-            self._publish_failure("moving a backlog", error)
-        self._folder_again_at = now + FOLDER_PAUSE
 
     def _change(self, move: _Move) -> LimitSetChange | None:
         """Return the change for a job; None if its limits cannot be computed: it stays as it is and does not start."""

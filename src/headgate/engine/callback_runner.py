@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from headgate.clock import SECOND, Clock, wait_for_event
+from headgate.clock import Clock, wait_for_event, wait_until_done
 from headgate.engine.bus import EventBus, publish_storage_failure
 from headgate.engine.results import cause_of
 from headgate.errors import USER_CODE_ERRORS, JobFailed, StorageUnavailable
@@ -130,12 +130,11 @@ class CallbackRunner:
     async def _error_of(self, calling: Coroutine[Any, Any, None]) -> str | None:
         """Await the call of a callback for at most 60 s; return why it failed, None if it did not."""
         call = asyncio.ensure_future(calling)
-        timer = self._clock.call_at(self._clock.monotonic() + CALLBACK_TIMEOUT * SECOND, call.cancel)
         try:
-            await asyncio.wait([call])
+            await wait_until_done(self._clock, call, CALLBACK_TIMEOUT)
         finally:
-            timer.cancel()
             call.cancel()
+        await asyncio.wait([call])
         if call.cancelled():
             return f"cancelled: it took longer than {CALLBACK_TIMEOUT} s or cancelled itself"
         raised = call.exception()

@@ -15,7 +15,7 @@ import operator
 import threading
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Context
 from heapq import nlargest
 from typing import NamedTuple
@@ -63,9 +63,6 @@ MAX_KEYS = 1000
 
 MAX_COUNTED_KEYS = 4 * MAX_KEYS
 """How many keys of a limit are counted at once; beyond that the less used half is dropped."""
-
-ChooseKeys = Callable[[int, str, int, dict[str, int]], Iterable[str]]
-"""Returns the keys that get their own row; takes the length of the step, the limit, its start, and the use by key."""
 
 
 class _Sent(NamedTuple):
@@ -305,7 +302,7 @@ class HistoryWriter:
 
     def _next(self) -> _Sent:
         steps = [self._waiting.pop(at) for at in sorted(self._waiting)[:STEPS_AT_ONCE]]
-        jobs, limits = rows_of_jobs(steps), rows_of_limits(steps, self._named.choose)
+        jobs, limits = rows_of_jobs(steps), rows_of_limits(steps, self._named)
         self._named.forget(steps[0].at)
         last = self._flush or Flush(self._ids.unique(self._clock.now()), 0)
         self._flush = Flush(last.writer, last.number + 1)
@@ -329,7 +326,9 @@ class HistoryWriter:
     def _keep(self, sent: _Sent, error: StorageUnavailable) -> None:
         """Keep a write for repetition, as it may have been written; drop it once too many steps wait behind it."""
         for step in self._waiting.values():
-            step.drop_least_used()
+            for use in step.uses.values():
+                # Only the keys that will have a row, because the step has to be held longer.
+                use.drop_least_used(MAX_KEYS)
         lost = self._lost
         if self._unwritten > MAX_STEPS:
             self._sent = None
@@ -363,11 +362,6 @@ class HistoryStep:
         self.tallies: defaultdict[tuple[str, str], JobCounts] = defaultdict(JobCounts)
         self.uses: defaultdict[str, LimitUse] = defaultdict(LimitUse)
 
-    def drop_least_used(self) -> None:
-        """Keep only keys that will have a row, because the step has to be held longer."""
-        for use in self.uses.values():
-            use.drop_least_used(MAX_KEYS)
-
     def add(self, other: HistoryStep) -> None:
         """Add other counts of the same step."""
         for place, tally in other.tallies.items():
@@ -378,19 +372,6 @@ class HistoryStep:
 
 class JobCounts:
     """The counts of the jobs of one queue and task."""
-
-    __slots__ = (
-        "cancelled",
-        "enqueued",
-        "failed",
-        "retried",
-        "run_max",
-        "runs",
-        "started",
-        "succeeded",
-        "wait_max",
-        "waits",
-    )
 
     def __init__(self) -> None:
         self.enqueued = self.started = self.succeeded = self.failed = self.cancelled = self.retried = 0
@@ -487,8 +468,8 @@ def rows_of_jobs(steps: Iterable[HistoryStep]) -> list[JobsStep]:
     return [tally.row(*place) for place, tally in totals.items()]
 
 
-def rows_of_limits(steps: Iterable[HistoryStep], choose_keys: ChooseKeys) -> list[LimitStep]:
-    """Return the rows of the shorter lengths: in total, and for the keys that `choose_keys` returns."""
+def rows_of_limits(steps: Iterable[HistoryStep], named: NamedKeys) -> list[LimitStep]:
+    """Return the rows of the shorter lengths: in total, and for the keys that are `named`."""
     totals = defaultdict[tuple[int, str, int], LimitUse](LimitUse)
     for step in steps:
         for limit, use in step.uses.items():
@@ -497,7 +478,7 @@ def rows_of_limits(steps: Iterable[HistoryStep], choose_keys: ChooseKeys) -> lis
     rows: list[LimitStep] = []
     for (length, limit, at), use in totals.items():
         rows.append(LimitStep(length, limit, None, at, use.total, use.unlimited))
-        rows += [LimitStep(length, limit, key, at, use.keys[key]) for key in choose_keys(length, limit, at, use.keys)]
+        rows += [LimitStep(length, limit, key, at, use.keys[key]) for key in named.choose(length, limit, at, use.keys)]
     return rows
 
 

@@ -9,7 +9,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple, TypeVar
@@ -55,6 +55,7 @@ SWEEP_EVERY = 6 * 3600.0
 """Seconds between two sweeps of a node; each takes 0.5 to 1.5 of it, so that nodes do not sweep at the same time."""
 
 
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _NAME = re.compile(r"[0-9a-f-]{32,36}/[0-9]{4}-[0-9]{2}-[0-9]{2}/(?:[0-9a-v]{13}|[0-9a-f-]{36})\.[0-9a-f]{16}")
 
 
@@ -202,9 +203,9 @@ class LargePayloads:
         elif await self._storage.is_folder_used(self._folder.shown_url):
             raise await self._not_there("listing")
         place, swept, failed_days = await self._own_place(), 0, _Failures()
-        kept_since = (to_datetime(self._storage.now()) - KEPT_WITHOUT_JOB).date()
+        kept_since = (to_datetime(self._storage.now()) - KEPT_WITHOUT_JOB).date().isoformat()
         for day in await self._listed(place):
-            if not _is_before(day, kept_since.isoformat()):
+            if not _DAY.fullmatch(day) or day >= kept_since:
                 continue
             failed = _Failures()
             try:
@@ -309,14 +310,6 @@ def _reference(text: str, what: str) -> _Reference:
 
 def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
-
-
-def _is_before(day: str, other: str) -> bool:
-    """Return whether the name of a folder is a day before another one."""
-    try:
-        return datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).date().isoformat() < other
-    except ValueError:
-        return False
 
 
 async def call_all(calls: Sequence[Callable[[], Awaitable[T]]], *, at_once: int = AT_ONCE) -> list[T]:

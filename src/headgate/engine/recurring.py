@@ -60,9 +60,9 @@ NOTE_EVERY = 60 * SECOND
 class Recurring(WithServices):
     """Fires due schedules. Every node runs one; they race for each occurrence, and the store accepts one of them."""
 
-    def __init__(self, services: Services, stopping: asyncio.Event | None = None) -> None:
+    def __init__(self, services: Services, stopping: asyncio.Event) -> None:
         super().__init__(services)
-        self._stopping = stopping or asyncio.Event()
+        self._stopping = stopping
         self._wakeup = asyncio.Event()
         self._checked_at = 0
         self._due_timer: Timer | None = None
