@@ -278,6 +278,33 @@ def test_a_limit_that_a_batch_of_another_app_holds_is_not_named() -> None:
     run_virtual(main)
 
 
+def test_a_limit_that_a_batch_holds_is_not_named_by_workers_of_the_release_before_while_newer_ones_declare_it() -> None:
+    """The fault: in a rolling deploy the older workers told to cancel a batch whose jobs the newer ones ran."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, received = MemoryStorage(clock), list[Event]()
+        old, new = (app_on(store, clock=clock) for _ in range(2))
+        old.subscribe(received.append, LimitUnknown)
+        new.limit("machines", Concurrency(1))
+        for app in (old, new):
+
+            @app.task(name="work")
+            async def work(number: int) -> None:
+                await asyncio.sleep(30)
+
+        async with old:
+            async with new:
+                calls = [new.tasks["work"].call(number) for number in range(30)]
+                batches = [await batch(calls, limits=["machines"]).enqueue() for _ in range(20)]
+                await asyncio.sleep(300)
+                assert (await batches[0].status()).succeeded > 0
+                assert received == []
+            await asyncio.sleep(200)
+            assert [event.limit for event in received if isinstance(event, LimitUnknown)] == ["machines"]
+
+    run_virtual(main)
+
+
 def test_a_rule_that_was_set_at_run_time_is_named_with_who_set_it_and_what_the_code_says() -> None:
     """The fault: a limit was shown with its rule in force, and nothing said that the code has another one."""
 

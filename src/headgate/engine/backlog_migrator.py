@@ -180,12 +180,17 @@ class BacklogMigrator(WithServices):
         self._swept_at = self._clock.monotonic()
         if self._has_met_unknown_lanes:
             # A claim reads no job of a lane whose limits it does not know, so it does not see the tasks.
-            for job in await self._storage.jobs_of_other_limits(frozenset(self._registry.rules)):
+            jobs = await self._storage.jobs_of_other_limits(frozenset(self._registry.rules))
+            # A batch of another app's tasks may hold limits of that app.
+            own = [job for job in jobs if job.task in self._registry.names]
+            held = {limit: job.id for job in own for limit in job.held_by_batch(self._registry.rules)}
+            # The jobs of a limit that another release has may start there. Once that is gone, no claim may meet them.
+            elsewhere = {each.limit for each in await self._storage.settings(LIVE_FOR) if each.scope == "declared"}
+            for job in jobs:
                 self.note_task(job.task)
-                # A batch of another app's tasks may hold limits of that app.
-                for limit in job.held_by_batch(self._registry.rules) if job.task in self._registry.names else ():
-                    self._note_limit(limit, job.id)
-        self._has_met_unknown_lanes = False
+            for limit in held.keys() - elsewhere:
+                self._note_limit(limit, held[limit])
+            self._has_met_unknown_lanes = not elsewhere.isdisjoint(held)
         await self._release_failed()
         moved = await self._move(self._tasks_of(self._newest), self._newest, unknown_only=True)
         self._sweep_soon = SWEEP_SOON if moved else min(2 * self._sweep_soon, SWEEP_EVERY)

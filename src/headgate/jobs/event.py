@@ -296,7 +296,7 @@ class JobNotMigrated(Event, frozen=True):
 
 @logged(logging.WARNING)
 class LimitUnknown(Event, frozen=True):
-    """A batch holds a limit that this node does not declare, so its jobs stay waiting. Published once per limit."""
+    """A batch holds a limit that no worker declares, so its jobs stay waiting. Published once per limit."""
 
     limit: str
     job_id: str

@@ -243,6 +243,6 @@ async def read_limit_sets(tx: Transaction) -> Mapping[str, str]:
     return {limit_set.task: limit_set.signature for limit_set in await tx.fetch(_LIMIT_SETS, "limit_sets")}
 
 
-async def read_settings(tx: Transaction) -> list[LimitSetting]:
-    """Return the settings of limits that were made at run time, and the newest declaration of each limit."""
-    return await tx.fetch(_SETTINGS, "settings", subject=LIMIT_SUBJECT, since=tx.now - DECLARATION_LIVES)
+async def read_settings(tx: Transaction, lives: int = DECLARATION_LIVES) -> list[LimitSetting]:
+    """Return the settings made at run time, and the newest declaration of each limit that was noted in `lives`."""
+    return await tx.fetch(_SETTINGS, "settings", subject=LIMIT_SUBJECT, since=tx.now - lives)
