@@ -7,7 +7,9 @@ from collections import Counter
 
 import pytest
 
-from headgate import DeclarationError, Headgate, PayloadError, StrictRate, header
+from headgate import DeclarationError, Headgate, Mutex, PayloadError, RateLimited, StrictRate, header
+from headgate.clock import SECOND
+from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
@@ -168,6 +170,51 @@ def test_the_keys_of_a_fair_queue_are_listed_with_their_weights_and_its_declarat
             listed = {each.queue: each.declared for each in await app.admin.queues.list()}
             assert listed["default"] == declared
             assert app.admin.queues.declared("nothing") is None
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("limits", [[], [Mutex("one")]])
+def test_a_refused_job_of_a_fair_queue_without_any_rate_waits_as_long_as_the_callee_said(limits: list[Limit]) -> None:
+    """The fault: the order of its queue was closed, which makes no job wait, and the job came back at once."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = app_on(MemoryStorage(clock), clock=clock)
+        app.queue("default", fair_by="{tenant}")
+        starts: list[float] = []
+
+        @app.task(limits=limits)
+        async def call(tenant: str) -> None:
+            starts.append(clock.monotonic() / SECOND)
+            if len(starts) == 1:
+                raise RateLimited(retry_after=20)
+
+        async with app:
+            job = await call.enqueue("acme")
+            await asyncio.sleep(10)
+            assert await app.admin.limits.list("fair:default") == []
+            await job.result()
+        assert len(starts) == 2
+        assert starts[1] - starts[0] == pytest.approx(20, abs=0.1)
+
+    run_virtual(main)
+
+
+def test_a_refused_job_of_a_fair_queue_closes_its_rate_alone() -> None:
+    """The fault: `headgate limits list` had the order of the queue, as a limit that nobody declares."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = app_on(MemoryStorage(clock), clock=clock)
+        app.queue("default", fair_by="{tenant}")
+
+        @app.task(limits=[StrictRate("5/m", name="calls")])
+        async def call(tenant: str) -> None:
+            raise RateLimited(retry_after=20)
+
+        async with app:
+            await call.enqueue("acme")
+            await asyncio.sleep(10)
+            assert [each.limit for each in await app.admin.limits.list()] == ["calls"]
 
     run_virtual(main)
 

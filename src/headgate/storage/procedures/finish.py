@@ -15,6 +15,7 @@ from headgate.jobs.identity import JobId, job_number
 from headgate.jobs.job import BucketRef, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.uniqueness import superseded_error
+from headgate.limits.fair import PREFIX
 from headgate.limits.limit import AnyRule
 from headgate.storage.driver import Transaction
 from headgate.storage.live_rules import CachedRules
@@ -75,7 +76,8 @@ class RunningJob(LaneMember):
     @property
     def rates(self) -> tuple[BucketRef, ...]:
         """The buckets that count its starts."""
-        return without(self.buckets, NO_BUCKETS if self.terms is None else self.terms.permits)
+        others = without(self.buckets, NO_BUCKETS if self.terms is None else self.terms.permits)
+        return tuple(ref for ref in others if not ref.limit.startswith(PREFIX))
 
 
 class _EndedHere(msgspec.Struct, array_like=True):
