@@ -578,6 +578,25 @@ def test_max_wait_rejects_jobs_that_are_predicted_or_found_to_wait_longer() -> N
     run_virtual(main)
 
 
+def test_max_wait_rejects_no_job_for_those_that_start_after_it() -> None:
+    """The fault: all jobs of its key counted, also those of lower priority and those that wait for tomorrow."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("2/m", key="{tenant}", max_wait=30, margin=0)])
+        async def call(tenant: str) -> None: ...
+
+        async with app.open():
+            await call.using(delay="1d").enqueue_many([("acme",)] * 10)
+            jobs = await call.enqueue_many([("acme",)] * 3)
+            urgent = await call.using(priority=9).enqueue("acme")
+            states = [(await job.status()).state for job in (*jobs, urgent)]
+            assert states == [JobState.WAITING, JobState.WAITING, JobState.FAILED, JobState.WAITING]
+
+    run_virtual(main)
+
+
 def test_retries_can_be_exempt_from_rates_but_never_from_permits() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

@@ -46,13 +46,13 @@ async def late_starts(
     live = LiveRules(await storage.settings())
     now = storage.now()
     limit_now = storage.limit_now()
-    lanes: dict[tuple[str, tuple[BucketRef, ...], str], QueuePosition] = {}
+    lanes: dict[tuple[str, tuple[BucketRef, ...], str, int, int | None], QueuePosition] = {}
     late: list[LateStart | None] = []
     for job in jobs:
         late.append(None)
         if job.delayed or (job.origin is not None and job.origin.follows is not None) or not is_checked(job):
             continue
-        lane = (job.queue, job.buckets, job.wait_mode)
+        lane = (job.queue, job.buckets, job.wait_mode, job.priority, job.aging)
         position = lanes.get(lane) or await storage.prediction_input(*lane)
         position = replace(position, demand=demand_of(job.id, job.costs, job.terms), call=call_of(job.terms))
         starts_at, waits_for, _, is_flawed = predict(position, rules, live, limit_now)
@@ -64,7 +64,8 @@ async def late_starts(
         if is_late and not is_flawed:
             late[-1] = LateStart(None if starts_at is None else now + starts_at - limit_now, waits_for)
         else:
-            lanes[lane] = replace(position, position=(position.position or 0) + 1, waiting=position.waiting + 1)
+            place = position.position
+            lanes[lane] = replace(position, position=place and place + 1, waiting=position.waiting + 1)
     return late
 
 

@@ -714,6 +714,15 @@ class LiveLimitsConformance(Conformance):
         ungated = await store_user.storage.prediction_input("default", [])
         assert (ungated.position, list(ungated.buckets)) == (1, [])
 
+    async def test_no_job_that_starts_later_is_before_a_new_one(self, store_user: StoreUser) -> None:
+        await store_user.add(2, buckets=API)
+        await store_user.add(3, buckets=API, delay=3600)
+        await store_user.add(1, buckets=API, priority=5)
+        places = [await store_user.storage.prediction_input("default", [ACME], "", each) for each in (0, 4, 5, 9)]
+        assert [(place.position, place.waiting) for place in places] == [(4, 7), (2, 7), (2, 7), (1, 7)]
+        aging = await store_user.storage.prediction_input("default", [ACME], "", 9, MINUTE)
+        assert aging.position == 2
+
     # ---------------------------------------------------------------------------------- shared windows
 
     async def test_keys_share_a_capacity(self, store_user: StoreUser, clock: ManualClock) -> None:

@@ -130,6 +130,7 @@ class _LaneBuckets(msgspec.Struct, array_like=True):
 
 
 class _PredictionInput(msgspec.Struct, array_like=True):
+    place: int | None
     waiting: int
     behind: BucketRef | None
 
@@ -694,12 +695,18 @@ async def queue_position(tx: Transaction, job_id: str) -> QueuePosition | None:
 
 
 async def prediction_input(
-    tx: Transaction, queue: str, buckets: Sequence[BucketRef], wait_mode: str = ""
+    tx: Transaction,
+    queue: str,
+    buckets: Sequence[BucketRef],
+    wait_mode: str = "",
+    priority: int = 0,
+    aging: int | None = None,
 ) -> QueuePosition:
     """Return the queue position of a job that would be added to this lane now."""
-    (row,) = await tx.fetch(_PREDICTION_INPUTS, "prediction_input", lane=Lane(queue, tuple(buckets), wait_mode).id)
-    place = row.waiting + 1
-    return QueuePosition(place, place, False, row.behind, await _buckets_of(tx, buckets))
+    lane = Lane(queue, tuple(buckets), wait_mode).id
+    values = {"lane": lane, "priority": priority, "aging": aging, "now": tx.now}
+    (row,) = await tx.fetch(_PREDICTION_INPUTS, "prediction_input", **values)
+    return QueuePosition(row.place, row.waiting + 1, False, row.behind, await _buckets_of(tx, buckets))
 
 
 async def starts(

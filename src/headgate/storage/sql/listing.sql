@@ -1014,13 +1014,19 @@ LEFT JOIN headgate.bucket ON bucket.id = lane.behind
 WHERE job.id = :id::job_id AND job.state = 'waiting'
 
 -- name: prediction_input
--- Return how many jobs wait in a lane, and behind which bucket.
+-- Return the position that a job would have that is added to a lane now, how many wait there, and behind which bucket.
 SELECT
-    coalesce((SELECT sum(line.waiting) FROM (@lane_counts) AS line WHERE line.id = :lane), 0)::bigint AS waiting,
+    (@place_in_lane) AS place,
+    coalesce((SELECT sum(line.waiting) FROM (@lane_counts) AS line WHERE line.id = job.lane), 0)::bigint AS waiting,
     (
         SELECT {array:bucket.limit_name, bucket.key} FROM headgate.lane JOIN headgate.bucket ON bucket.id = lane.behind
-        WHERE lane.id = :lane
+        WHERE lane.id = job.lane
     ) AS behind
+FROM (
+    SELECT
+        :lane::text AS lane, :now::bigint - :priority::bigint * coalesce(:aging::bigint, @no_aging) AS rank,
+        :aging::bigint AS aging, 9223372036854775807 AS @place
+) AS job
 
 -- name: starts
 -- Return the newest starts that were charged to a limit in that time, newest first: those of attempts that did not
