@@ -448,6 +448,25 @@ def test_a_batch_holds_one_place_of_a_named_concurrency() -> None:
     run_virtual(main)
 
 
+def test_a_batch_may_hold_a_limit_that_was_declared_while_the_node_runs() -> None:
+    """The fault: its jobs waited until the program was started again. As in a notebook."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def work(number: int) -> int:
+            return number
+
+        async with app:
+            assert await (await work.enqueue(0)).result() == 0
+            app.limit("machines", Concurrency(1))
+            stored = await batch([work.call(1), work.call(2)], limits=["machines"]).enqueue()
+            assert await result_within(stored) == [1, 2]
+
+    run_virtual(main)
+
+
 def test_a_deploy_does_not_take_permits_from_a_batch() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = MemoryStorage(clock)

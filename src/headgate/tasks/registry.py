@@ -392,6 +392,8 @@ class Registry:
         self._require_same(name, limit, "app.limit")
         self.shared[name] = limit
         self._put_limit(name, limit)
+        # A node that runs already has to read the rules anew: a batch may hold this limit.
+        self._all_limit_sets = None
 
     def retry(self, task: TaskDefinition) -> RetryPolicy:
         """Return how failed attempts of a task are retried: its own policy, else that of its queue, else the app's."""
