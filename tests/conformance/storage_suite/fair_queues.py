@@ -219,6 +219,24 @@ class FairQueuesConformance(Conformance):
         await paced(store_user, clock, 15)
         assert await paced(store_user, clock, 10) == {"a": 10}
 
+    async def test_a_rate_that_opens_beside_a_faster_one_is_divided_by_weight(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault on SQLite: as many lanes were read as the faster one grants, and the oldest were chosen."""
+        store_user.rules = {**turns(b=4), "slow": rate(1, per=1, burst=1), "fast": rate(20, per=1, burst=20)}
+        for key in "ab":
+            await add(store_user, key, 40, ("slow", ""))
+        for key in "cd":
+            await add(store_user, key, 600, ("fast", ""))
+        found: Counter[str] = Counter()
+        for _ in range(30):
+            jobs = await store_user.take()
+            found.update(map(key_of, jobs))
+            await store_user.succeed(*jobs)
+            clock.advance(1)
+        assert found["a"] + found["b"] == 30
+        assert abs(found["b"] - 24) <= 1
+
     async def test_permits_are_returned_in_a_fair_queue(self, store_user: StoreUser) -> None:
         store_user.rules = {**turns(), "slots": at_once()}
         await add(store_user, "a", 3, ("slots", "a"))

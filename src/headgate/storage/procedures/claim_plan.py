@@ -127,11 +127,6 @@ class LaneVisit(msgspec.Struct):
     def is_exhausted(self) -> bool:
         return self.complete and not self.left
 
-    @property
-    def cut_short(self) -> bool:
-        """Whether jobs may be left in the lane that could start at once."""
-        return self.behind is None and not self.is_exhausted
-
 
 class ClaimPlan:
     """One claim at one instant: `now` in wall time, `limit_now` in limit time."""
@@ -222,20 +217,25 @@ class ClaimPlan:
         """
         shares = self.shares
         self.fair.note_in_line(due)
-        left_of = dict(grants)
-        candidates: list[LaneRow] = []
-        for row in sorted(self.usable([*behind, *due, *woken]), key=_place_in_line):
-            if row.behind is not None:
-                if left_of.get(row.behind, 0) <= 0:
-                    continue
+        rows = sorted(self.usable([*behind, *due, *woken]), key=_place_in_line)
+        # How long lanes wait decides how many of each queue a bucket releases, and their turns decide which.
+        left_of, released = dict(grants), Counter[tuple[RowId, str]]()
+        for row in rows:
+            if row.behind is not None and left_of.get(row.behind, 0) > 0:
                 left_of[row.behind] -= 1
+                released[row.behind, row.queue] += 1
+        self.fair.sort(rows, outside=(*behind, *woken), shares=shares)
+        candidates: list[LaneRow] = []
+        for row in rows:
+            if row.behind is not None:
+                if not released[row.behind, row.queue]:
+                    continue
+                released[row.behind, row.queue] -= 1
             candidates.append(row)
-        released = [row for row in candidates if row.behind is not None]
-        sharing = Counter(row.behind for row in released)
+        sharing = Counter(row.behind for row in candidates)
         awaiting_fetch = {view.id for view in self.opened if self._lacks_starts(view)}
         left = dict(shares)
         visits: dict[RowId, LaneVisit] = {}
-        self.fair.sort(candidates, outside=(*released, *woken), shares=shares)
         for row in candidates:
             # A lane behind a bucket that needs a fetch starts no job yet. Slots must be free for the starts fetched.
             needs_fetch = row.behind is not None and row.behind in awaiting_fetch
@@ -555,7 +555,7 @@ class ClaimPlan:
     @property
     def is_cut_short(self) -> bool:
         """Whether lanes, or jobs of visited lanes, may be left that could start at once."""
-        return self._page_was_full or any(visit.cut_short for visit in self.visits)
+        return self._page_was_full or any(visit.behind is None and not visit.is_exhausted for visit in self.visits)
 
     def claimed(self, *, more: bool) -> Claimed:
         """Return the result; the next claim may also find `more` if other buckets have opened than it had room for."""
