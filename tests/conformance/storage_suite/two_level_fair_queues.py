@@ -11,7 +11,7 @@ from headgate.limits.fair import STEP
 from headgate.limits.key import BETWEEN_LEVELS, levels_of
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite.fair_queues import ORDER, ModelLine, starts, turns, waiting
+from tests.conformance.storage_suite.fair_queues import ORDER, ModelLine, key_of, starts, turns, waiting
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, at_once, rate
 
 
@@ -121,6 +121,37 @@ class TwoLevelFairQueuesConformance(Conformance):
         clock.advance(30)
         found = await started(store_user, 7, 1)
         assert tenants(found)["a"] in {3, 4}
+        assert await storage.check() == []
+
+    @pytest.mark.parametrize("burst", [1, 5])
+    async def test_a_shared_rate_is_divided_among_tenants_whatever_the_number_of_their_users(
+        self, storage: Store, store_user: StoreUser, clock: ManualClock, burst: int
+    ) -> None:
+        """The fault: lanes behind a bucket had the order of their users, so a new tenant waited for an older one."""
+        store_user.rules = {**turns(c=2), "partner": rate(10, per=1, burst=burst)}
+
+        async def paced(tenths: int) -> Counter[str]:
+            found: list[tuple[str, ...]] = []
+            for _ in range(tenths):
+                jobs = await store_user.take(5)
+                found += [levels_of(key_of(job)) for job in jobs]
+                await store_user.succeed(*jobs)
+                clock.advance(0.1)
+            return tenants(found)
+
+        for member in range(20):
+            await add(store_user, "a", f"{member}", 20, ("partner", ""))
+        assert set(await paced(100)) == {"a"}
+        await add(store_user, "b", "only", 100, ("partner", ""))
+        await paced(10)
+        found = await paced(40)
+        assert abs(found["a"] - found["b"]) <= 2
+        for member in range(5):
+            await add(store_user, "c", f"{member}", 20, ("partner", ""))
+        await paced(10)
+        found = await paced(40)
+        assert abs(found["a"] - found["b"]) <= 2
+        assert abs(found["c"] - 20) <= 3
         assert await storage.check() == []
 
     async def test_a_tenant_whose_jobs_are_cancelled_leaves_the_line(

@@ -432,19 +432,48 @@ SELECT
         )
     ) AS next_wake
 
+-- part: groups_behind(queue)
+-- The first groups of a queue with lanes behind a bucket, if there are several: the order of lanes is that of one group.
+SELECT id, row_number() OVER (ORDER BY virtual_time, id) AS number
+FROM (
+    SELECT 1
+    WHERE (SELECT min(group_id) FROM headgate.lane WHERE behind = granting.bucket AND group_id IS NOT NULL)
+        < (SELECT max(group_id) FROM headgate.lane WHERE behind = granting.bucket AND group_id IS NOT NULL)
+) AS several
+CROSS JOIN headgate.turn_group
+WHERE turn_group.queue = $queue AND EXISTS (
+    SELECT 1 FROM headgate.lane
+    WHERE behind = granting.bucket AND lane.group_id = turn_group.id AND (NOT :known_only::boolean OR (@lane_is_known))
+    {no join}
+)
+ORDER BY virtual_time, id
+LIMIT :most::integer
+
 -- name: behind [postgres]
--- The lanes of each queue that have waited longest behind each opened bucket: as many as the bucket grants.
+-- The first lanes of each queue behind each opened bucket, as many as the bucket grants; with groups, also the first of each.
 WITH instant AS MATERIALIZED (SELECT :now::bigint AS now)
 SELECT lane.id, lane.queue, buckets, waiting, since, behind, wakes_at, wait_mode, opened_at, virtual_time, version, group_id,
     0 AS group_most, front
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN unnest(:queues::text[]) AS named
 CROSS JOIN LATERAL (
-    SELECT * FROM headgate.lane
-    WHERE behind = granting.bucket AND queue = named
-        AND (NOT :known_only::boolean OR (@lane_is_known))
-    ORDER BY lane.place, since, id
-    LIMIT granting.grants
+    (
+        SELECT * FROM headgate.lane
+        WHERE behind = granting.bucket AND queue = named
+            AND (NOT :known_only::boolean OR (@lane_is_known))
+        ORDER BY lane.place, since, id
+        LIMIT granting.grants
+    )
+    UNION
+    SELECT lane.*
+    FROM (@groups_behind(named)) AS line
+    CROSS JOIN LATERAL (
+        SELECT * FROM headgate.lane
+        WHERE behind = granting.bucket AND lane.group_id = line.id
+            AND (NOT :known_only::boolean OR (@lane_is_known))
+        ORDER BY lane.place, since, id
+        LIMIT 1 + granting.grants / line.number
+    ) AS lane
 ) AS lane
 
 -- name: behind [sqlite]
@@ -455,11 +484,26 @@ SELECT
 FROM {rows:granting(bucket text, grants integer)}
 CROSS JOIN json_each(:queues) AS named
 CROSS JOIN lane ON lane.id IN (
-    SELECT id FROM lane
-    WHERE behind = granting.bucket AND queue = named.value
-        AND (NOT :known_only OR (@lane_is_known))
-    ORDER BY lane.place, since, id
-    LIMIT :most
+    SELECT id FROM (
+        SELECT id FROM lane
+        WHERE behind = granting.bucket AND queue = named.value
+            AND (NOT :known_only OR (@lane_is_known))
+        ORDER BY lane.place, since, id
+        LIMIT :most
+    )
+    UNION
+    SELECT first.id
+    FROM (@groups_behind(named.value)) AS line
+    CROSS JOIN lane AS first ON first.id IN (
+        SELECT id FROM (
+            SELECT id, row_number() OVER (ORDER BY lane.place, since, id) AS number FROM lane
+            WHERE behind = granting.bucket AND lane.group_id = line.id
+                AND (NOT :known_only OR (@lane_is_known))
+            ORDER BY lane.place, since, id
+            LIMIT :most + 1
+        ) AS member
+        WHERE member.number <= 1 + :most / line.number
+    )
 )
 
 -- part: is_free

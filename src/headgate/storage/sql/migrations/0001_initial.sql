@@ -106,6 +106,8 @@ CREATE INDEX lane_asleep ON headgate.lane (queue, wakes_at)
 CREATE INDEX lane_to_search ON headgate.lane (id) WHERE strpos(buckets, '"],["') > 0 OR wait_mode <> ''; -- [postgres]
 CREATE INDEX lane_to_search ON headgate.lane (id) WHERE instr(buckets, '"],["') > 0 OR wait_mode <> ''; -- [sqlite]
 CREATE INDEX lane_behind ON headgate.lane (behind, queue, place, since, id) WHERE behind IS NOT NULL;
+CREATE INDEX lane_behind_in_group ON headgate.lane (behind, group_id, place, since, id)
+    WHERE behind IS NOT NULL AND group_id IS NOT NULL;
 CREATE INDEX lane_empty ON headgate.lane (id) WHERE gated AND waiting = 0; -- [sqlite]
 
 -- The groups of lanes in fair queues with keys of two levels: the users of a tenant. A group is in line if one of its lanes
