@@ -7,7 +7,17 @@ from collections import Counter
 
 import pytest
 
-from headgate import DeclarationError, Headgate, Mutex, PayloadError, RateLimited, StrictRate, header
+from headgate import (
+    DeclarationError,
+    Headgate,
+    JobState,
+    Mutex,
+    PayloadError,
+    RateLimit,
+    RateLimited,
+    StrictRate,
+    header,
+)
 from headgate.clock import SECOND
 from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -39,6 +49,33 @@ def test_a_tenant_with_five_jobs_does_not_wait_for_the_200_of_another() -> None:
             await asyncio.sleep(20)
             assert "b" in started[before : before + 2]
             assert started[before : before + 10].count("b") == 5
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("limit", [Mutex("orders:{tenant}:{number}"), RateLimit("1/s", key="{number}")])
+def test_a_tenant_takes_turns_as_one_key_whatever_else_its_jobs_are_limited_by(limit: Limit) -> None:
+    """The fault: each of its mutexes had a turn of its own, so its 200 jobs kept the five of another waiting."""
+
+    async def main(clock: VirtualClock) -> None:
+        started: list[str] = []
+        app = made(MemoryStorage(clock), clock, started, fair_by="{tenant}", weights={"c": 2}, limits=[limit])
+        async with app:
+            work = app.tasks["work"]
+            await work.enqueue_many([("a", number) for number in range(200)])
+            await asyncio.sleep(1.5)
+            before = len(started)
+            await work.enqueue_many([("b", number) for number in range(300, 305)])
+            await asyncio.sleep(20)
+            assert started[before : before + 11].count("b") == 5
+            before = len(started)
+            await work.enqueue_many([("c", number) for number in range(400, 440)])
+            await asyncio.sleep(20)
+            assert abs(started[before : before + 30].count("c") - 20) <= 2
+            (first, *_) = (await app.admin.queues.keys("default")).keys
+            assert first.key == "a"
+            (newest, *_) = await app.admin.jobs(state=JobState.WAITING)
+            assert "its key 'c' takes turns" in (await app.admin.explain(newest.id)).reason
 
     run_virtual(main)
 

@@ -90,11 +90,10 @@ class FairOrder(Limit):
 
     def __init__(self, key: FairKey, weights: Mapping[str, int]) -> None:
         levels = key if isinstance(key, tuple) else (key,)
-        if len(levels) > 1:
-            weights = {stored_level(level): weight for level, weight in weights.items()}
+        weights = {**weights, **{stored_level(level): weight for level, weight in weights.items()}}
         # A job without a key takes turns with the others without one.
         super().__init__(
-            TurnOrder(dict(weights)),
+            TurnOrder(weights),
             key=levels,  # type: ignore[arg-type]  # no other limit has a key of levels
             on_limit="wait",
             on_missing_key="shared",

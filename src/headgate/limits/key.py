@@ -163,7 +163,7 @@ def levels_of(key: str) -> tuple[str, ...]:
 
 def shown_key(key: str) -> str:
     """Return a computed key for people: two levels as `acme / ann`."""
-    return " / ".join(levels_of(key))
+    return " / ".join(filter(None, levels_of(key)))
 
 
 def shown_template(key: object) -> str:
@@ -211,16 +211,18 @@ def _compile_template(template: str, parameters: Sequence[str], where: str, fiel
 
 
 def _compile_levels(key: tuple[object, ...], parameters: Sequence[str], where: str, fields: ArgumentFields) -> Compute:
-    levels = [compile_key(level, parameters, where, fields) for level in key]
+    levels = [compile_key(level, parameters, where, fields) for level in key if level is not None]
 
     def compute_only(arguments: Arguments, headers: Headers) -> object:
         only = bucket_key(levels[0](arguments, headers))
         return bucket_key(only, 0) if BETWEEN_LEVELS in only else only
 
     def compute_both(arguments: Arguments, headers: Headers) -> object:
-        return BETWEEN_LEVELS.join(stored_level(level(arguments, headers)) for level in levels)
+        stored = [stored_level(level(arguments, headers)) for level in levels]
+        # A second level of None is empty: all lanes of the first one are a group.
+        return BETWEEN_LEVELS.join(stored if len(stored) > 1 else (*stored, ""))
 
-    return compute_only if len(levels) == 1 else compute_both
+    return compute_only if len(key) == 1 else compute_both
 
 
 def stored_level(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from headgate.arguments import MOST_SLOTS, parse_count, parse_duration
 from headgate.clock import Duration
@@ -13,9 +13,9 @@ from headgate.errors import DeclarationError
 from headgate.jobs.retry import RetryPolicy, require_policy
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.fair import MOST_WEIGHT, PREFIX, FairKey, FairOrder, checked_key, checked_weights
-from headgate.limits.limit import Key, Limit, OnLimit, WaitTerms, require_list, wait_terms
+from headgate.limits.limit import Key, Limit, OnLimit, WaitTerms, changed, require_list, wait_terms
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.limit_set import BoundLimit, NamedLimit, call_terms, named_limits
+from headgate.tasks.limit_set import BoundLimit, LimitSet, NamedLimit, call_terms, named_limits
 from headgate.tasks.options import checked_timeout, require_names
 
 DEFAULT_QUEUE = "default"
@@ -188,6 +188,22 @@ def require_name(name: str, kind: str) -> None:
         )
 
 
+def _beside(order: NamedLimit, limits: Sequence[Limit]) -> NamedLimit:
+    """Return the order of a queue beside other limits.
+
+    If one of them counts by another key, or its permits have owners, a key has many lanes: they are a group, which
+    takes turns as one lane does.
+    """
+    levels: Any = order.limit.key
+    has_others = any(
+        limit.key not in (None, levels[0]) or (limit.permit is not None and limit.permit.owner is not None)
+        for limit in limits
+    )
+    if len(levels) > 1 or not has_others:
+        return order
+    return order._replace(limit=changed(order.limit, key=(*levels, None)))
+
+
 class QueueLimits:
     """The limits of one queue."""
 
@@ -206,14 +222,16 @@ class QueueLimits:
             else NamedLimit(PREFIX + queue, FairOrder(declared.fair_by, declared.weights or {}), is_own=True)
         )
 
-    def bound(self, task: TaskDefinition, taken: Sequence[str], *, waits_here: bool) -> list[BoundLimit]:
+    def bound(self, task: TaskDefinition, taken: LimitSet, *, waits_here: bool) -> list[BoundLimit]:
         """Return its limits, bound to the arguments and calls of a task that uses the `taken` ones itself.
 
         Its concurrency and its order are those of jobs that wait in this queue.
         """
-        named = [limit for limit in self.named if limit.name not in taken or limit.limit.may_repeat]
+        named = [limit for limit in self.named if limit.name not in taken.names or limit.limit.may_repeat]
         if self._order is not None and waits_here:
-            named.append(self._order)
+            named.append(
+                _beside(self._order, [*(each.limit for each in taken.limits), *(each.limit for each in named)])
+            )
         payload, calls = task.payload, call_terms(task.name, task.chunk)
         bound = [
             BoundLimit(limit, name, payload.parameters, self._where, payload.fields, calls) for name, limit, _ in named

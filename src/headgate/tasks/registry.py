@@ -301,7 +301,7 @@ class Registry:
             for name in (queue,) if instead_of is None else (instead_of, queue):
                 limits = self._queue_limits.get(name)
                 if limits is not None:
-                    limit_set = limit_set.with_limits(limits.bound(task, limit_set.names, waits_here=name == queue))
+                    limit_set = limit_set.with_limits(limits.bound(task, limit_set, waits_here=name == queue))
             declared = self.queues.get(queue if instead_of is None else instead_of)
             limit_set = limit_set.with_default((None if declared is None else declared.waits) or self._waits)
             known[key] = limit_set

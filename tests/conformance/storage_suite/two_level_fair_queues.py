@@ -191,6 +191,19 @@ class TwoLevelFairQueuesConformance(Conformance):
         taken = [job.id for job in await store_user.take(40)]
         assert len(taken) == 30
 
+    async def test_lanes_of_a_key_whose_second_level_is_empty_take_its_turns(
+        self, storage: Store, store_user: StoreUser
+    ) -> None:
+        """As beside limits that count by another key."""
+        store_user.rules = {**turns(), "orders": at_once()}
+        for number in range(40):
+            await add(store_user, "a", "", 1, ("orders", f"{number}"))
+        assert tenants(await started(store_user, 4)) == {"a": 4}
+        for number in range(40, 45):
+            await add(store_user, "b", "", 1, ("orders", f"{number}"))
+        assert tenants(await started(store_user, 11))["b"] == 5
+        assert await storage.check() == []
+
     async def test_keys_of_one_level_and_of_two_share_a_line(self, store_user: StoreUser) -> None:
         """As while a deploy changes the key, and waiting jobs move."""
         store_user.rules = turns()
