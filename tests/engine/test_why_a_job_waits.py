@@ -523,3 +523,23 @@ def test_a_job_that_waits_after_an_error_names_it() -> None:
             assert "its last error" not in (await app.admin.explain(job.id)).reason
 
     run_virtual(main)
+
+
+def test_a_job_that_waits_for_the_permit_of_an_owner_names_the_owner() -> None:
+    """The fault: it was said to be held by "job owner:ann (no longer stored)"."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[Concurrency(1, owner="{owner}")])
+        async def stay(owner: str) -> None:
+            await asyncio.sleep(10)
+
+        async with app:
+            await stay.enqueue("ann")
+            await asyncio.sleep(1)
+            job = await stay.enqueue("bob")
+            await asyncio.sleep(1)
+            assert (await app.admin.explain(job.id)).reason.endswith("held by owner 'ann'")
+
+    run_virtual(main)

@@ -12,23 +12,28 @@ from headgate.limits.concurrency import OF_BATCH, load_permits
 from headgate.storage.records import BucketRecord
 from headgate.storage.store import Store
 
+OF_OWNER = "owner:"
+"""The prefix of a holder whose permit the jobs of one owner share."""
+
 MOST_HOLDERS = 20
 """How many holders of one bucket are listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PermitHolder:
-    """A job or a batch that holds a permit, its cost, and its state.
+    """A job, a batch or an owner that holds a permit, its cost, and its state.
 
-    The state is None for a batch that is not final, and for a job or batch that is no longer stored.
+    The state is None for a batch that is not final, for a job or batch that is no longer stored, and for an owner.
     """
 
-    kind: Literal["job", "batch"]
+    kind: Literal["job", "batch", "owner"]
     id: str
     state: JobState | None
     cost: int
 
     def __str__(self) -> str:
+        if self.kind == "owner":
+            return f"owner {self.id!r}"
         state = self.state or ("not final" if self.kind == "batch" else "no longer stored")
         return f"{self.kind} {self.id} ({state})"
 
@@ -41,6 +46,8 @@ async def holders_of(storage: Store, record: BucketRecord) -> Sequence[PermitHol
             id = holder[len(OF_BATCH) :]
             batch = await storage.batch(id)
             found.append(PermitHolder("batch", id, None if batch is None else batch.ended_as, hold.cost))
+        elif holder.startswith(OF_OWNER):
+            found.append(PermitHolder("owner", holder[len(OF_OWNER) :], None, hold.cost))
         else:
             job = await storage.job(holder)
             found.append(PermitHolder("job", holder, None if job is None else job.state, hold.cost))

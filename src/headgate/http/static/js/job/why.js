@@ -91,6 +91,7 @@ export function why({ job, explained }) {
 
 /** @param {any} holder */
 export function holderLink(holder) {
+  if (holder.kind === "owner") return holder.id;
   return holder.kind === "batch"
     ? h("a", { href: address(["batches", holder.id]), class: "mono" }, t("batch {id}", { id: format.shortId(holder.id) }))
     : jobLink(holder.id);

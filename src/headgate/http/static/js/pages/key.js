@@ -279,7 +279,7 @@ function holdersPanel(bucket) {
           cell: (holder) =>
             holder.state
               ? badge(holder.state)
-              : h("span", { class: "faint" }, holder.kind === "batch" ? t("pending") : t("no longer stored")),
+              : h("span", { class: "faint" }, holder.kind === "batch" ? t("pending") : holder.kind === "job" && t("no longer stored")),
         },
         { name: t("Permits"), align: "right", cell: (holder) => format.count(holder.cost) },
       ],
