@@ -367,6 +367,25 @@ def test_many_jobs_are_changed_after_a_dry_run_and_a_confirmation(project: Proje
     assert len({entry["actor"] for entry in kept}) == 1
 
 
+@pytest.mark.parametrize("words", [("jobs", "cancel", "--task", "good"), ("queues", "purge", "default")])
+def test_no_more_jobs_are_changed_than_were_confirmed(
+    project: Project, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """The fault: "Cancel 1 job?", and all that were enqueued before the answer were cancelled, too."""
+    counted = project.enqueue("good", delay=3600)
+    later: list[str] = []
+
+    def enqueue_and_confirm(*_: Any, **__: Any) -> None:
+        later.extend(project.enqueue("good", delay=3600) for _ in range(2))
+
+    monkeypatch.setattr("headgate.cli.bulk.confirm", enqueue_and_confirm)
+    done = call(*words)
+    assert done.stdout.splitlines() == [
+        "1 job cancelled or asked to end", "more jobs match; repeat the command, or raise --most"
+    ]  # fmt: skip
+    assert project.states(counted, *later) == [JobState.CANCELLED, JobState.WAITING, JobState.WAITING]
+
+
 def test_a_failed_chain_is_retried_with_its_jobs_in_any_order(project: Project) -> None:
     async def work(app: Headgate) -> list[str]:
         stored = await chain(app.tasks["bad"].call(1), app.tasks["good"].call(), app.tasks["good"].call()).enqueue()

@@ -89,6 +89,15 @@ def test_a_purge_asks_first_and_deletes_nothing_if_the_answer_is_no(project: Pro
     assert project.counts()["default"][1] == 0
 
 
+def test_no_more_jobs_are_purged_than_were_confirmed(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: "Delete 1 job for good?", and all that ended before the answer were deleted, too."""
+    project.run(synced=1, failed=0)
+    monkeypatch.setattr("headgate.cli.bulk.confirm", lambda *_, **__: project.run(synced=2, failed=0))
+    done = call("purge", project.target, "--all")
+    assert done.stdout.splitlines() == ["1 job deleted", "more jobs match; repeat the command, or raise --most"]
+    assert project.counts()["default"][1] == 2
+
+
 def test_a_purge_says_what_it_kept(project: Project) -> None:
     async def run(app: Headgate) -> None:
         sync = app.tasks["sync"]

@@ -82,7 +82,7 @@ def change_many(
 def count_and_change(
     target: str, word: BulkWord, verb: BulkChange, *, most: int, as_json: bool, dry_run: bool, yes: bool
 ) -> None:
-    """Count the jobs that the verb would change, ask, and change them. Exit code 1 if none was changed."""
+    """Count the jobs that the verb would change, ask, and change so many. Exit code 1 if none was changed."""
     require_answer(as_json=as_json, yes=yes, dry_run=dry_run)
 
     latest = BulkResult()
@@ -102,6 +102,8 @@ def count_and_change(
         if not dry_run and result.changed:
             more = " (more match)" if result.is_cut else ""
             confirm(_WORDS[word].question.format(f"{counted(result.changed, 'job')}{more}"), has_dry_run=True)
+            # Others may match by now, and nobody has agreed to change them.
+            most = result.changed
     if not dry_run and (yes or result.changed):
         expected, latest = result.changed or None, BulkResult()
         try:
