@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from headgate import Headgate, PayloadError
+from headgate import Headgate, PayloadError, StorageUnavailable, Task
 from headgate.admin import JobDetails
 from headgate.cli.enqueue import CHUNK
 from headgate.cli.main import main
@@ -279,6 +279,25 @@ def test_a_second_ctrl_c_ends_it_immediately_and_reports_what_is_unknown(project
     assert result.stderr == (
         "stopped: 0 jobs of the first lines enqueued; the jobs of the following lines may be, too\n"
     )
+
+
+def test_a_lost_store_leaves_unknown_which_lines_it_has_stored(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: "stopped: 0 jobs enqueued" after a commit whose reply was lost; a repeat enqueued them twice."""
+    enqueue_many = Task.enqueue_many
+
+    async def losing(self: Task[Any, Any], calls: Any) -> Any:
+        await enqueue_many(self, calls)
+        raise StorageUnavailable("the connection was lost")
+
+    monkeypatch.setattr(Task, "enqueue_many", losing)
+    result = project.enqueue("sync", "--payloads", "-", input='{"tenant": "acme"}\n')
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        "stopped: 0 jobs of the first lines enqueued; the jobs of the following lines may be, too",
+        "Error: the connection was lost",
+    ]
 
 
 @pytest.mark.parametrize(

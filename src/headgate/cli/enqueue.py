@@ -23,7 +23,7 @@ from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import locate, takes_app_and
 from headgate.cli.output import json_option, print_json, progress_bar, say_enqueued
 from headgate.cli.times import instant, seconds
-from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError
+from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError, StorageUnavailable
 from headgate.jobs.audit import AuditRecord, AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
 from headgate.jobs.retention import OwnRetention
@@ -200,7 +200,8 @@ def _enqueue_many(app: Headgate, task: TaskDefinition, source: Path, *, dry_run:
     except (HeadgateError, OSError, KeyboardInterrupt) as stopped:
         # OSError: the output of the ids is closed or full.
         if not dry_run:
-            unknown = "; the jobs of the following lines may be, too" if isinstance(stopped, _Interrupted) else ""
+            is_unknown = isinstance(stopped, (_Interrupted, StorageUnavailable))
+            unknown = "; the jobs of the following lines may be, too" if is_unknown else ""
             click.echo(f"stopped: {counted(len(ids), 'job')} of the first lines enqueued{unknown}", err=True)
         if not isinstance(stopped, KeyboardInterrupt):
             raise
