@@ -334,6 +334,30 @@ def test_named_jobs_that_were_changed_before_ctrl_c_are_reported(
     assert result.stderr == "stopped: 1 of 2 jobs reported; the next may be changed\n"
 
 
+def test_named_jobs_that_were_changed_before_the_store_was_lost_are_reported(
+    project: OneModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: it went on to ask a store that was away for each of the others; or it reported no job at all."""
+    ids = [project.enqueue("sync", "acme") for _ in range(3)]
+    project.do(lambda app: app.admin.cancel_many(ids))
+    retry = Admin.retry
+
+    async def lost(*_: Any) -> None:
+        raise StorageUnavailable("the server is gone")
+
+    async def until_second(self: Admin, id: str) -> None:
+        await (retry(self, id) if id == ids[0] else lost())
+
+    monkeypatch.setattr(Admin, "retry", until_second)
+    monkeypatch.setattr(Admin, "status", lost)
+    result = call("jobs", "retry", project.target, *ids)
+    assert result.exit_code == 1
+    assert result.stdout == f"{ids[0]}: waits again\n"
+    assert result.stderr.splitlines() == [
+        "stopped: 1 of 3 jobs reported; the next may be changed", "Error: the server is gone"
+    ]  # fmt: skip
+
+
 def test_python_prints_no_traceback_for_an_output_that_ends(project: OneModule) -> None:
     for words in (["--help"], ["jobs", "--help"], ["jobs", "list", project.target], ["status", project.target]):
         process = subprocess.run(

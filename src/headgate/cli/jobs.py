@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
@@ -40,7 +41,7 @@ from headgate.cli.output import (
 from headgate.cli.query import note_unknown, query_at, takes_query
 from headgate.cli.times import instant, seconds
 from headgate.clock import SystemClock, optional_datetime, sleep, to_datetime
-from headgate.errors import BatchNotFound, HeadgateError, IllegalTransition, JobNotFound, PayloadError
+from headgate.errors import HeadgateError, IllegalTransition, JobHeld, JobNotFound, PayloadError, StorageUnavailable
 from headgate.escaping import indented, one_line
 from headgate.jobs.encoded import is_encoded, shown_encoded
 from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobOptions, JobRecord, JobState, Origin
@@ -273,7 +274,7 @@ async def _each(admin: Admin, ids: Sequence[str], read: Callable[[str], Awaitabl
         except JobNotFound as error:
             try:
                 found.append(await admin.batch(id))
-            except BatchNotFound:
+            except JobNotFound:
                 raise error from None
     return found
 
@@ -356,14 +357,6 @@ def _by(verb: Callable[[Admin, str], Awaitable[object]], happened: str) -> Chang
     return change
 
 
-async def _has_come_back(admin: Admin, id: str) -> bool:
-    """Whether a refused job waits by now: the job that it follows may have been retried after it."""
-    try:
-        return (await admin.status(id)).is_blocked
-    except JobNotFound:
-        return False
-
-
 async def _cancel(admin: Admin, id: str) -> str:
     if not await admin.cancel(id):
         raise IllegalTransition(f"not changed, it was already {(await admin.job(id)).status.state}")
@@ -390,32 +383,40 @@ def _change(
     if many["criteria"] or many["is_all"]:
         raise click.UsageError("name jobs by ids or by options, not both")
     reports: list[dict[str, Any]] = []
-    is_interrupted = False
+    stopped: KeyboardInterrupt | StorageUnavailable | None = None
 
     async def all_of_them(admin: Admin) -> None:
         for id in ids:
             try:
                 reports.append({"id": id, "ok": True, "happened": await change(admin, id)})
             except HeadgateError as error:
+                if isinstance(error, StorageUnavailable) and not isinstance(error, JobHeld):
+                    raise
                 # An id that cannot be changed does not stop the others.
                 reports.append({"id": id, "ok": False, "happened": str(error)})
         if word == "retry" and any(report["ok"] for report in reports):
             for report in reports:
-                if not report["ok"] and await _has_come_back(admin, report["id"]):
-                    report.update(ok=True, happened="waits again, for the job it follows")
+                with suppress(JobNotFound):
+                    # The job that it follows may have been retried after it.
+                    if not report["ok"] and (await admin.status(report["id"])).is_blocked:
+                        report.update(ok=True, happened="waits again, for the job it follows")
 
     try:
         ask(target, all_of_them)
-    except KeyboardInterrupt:
-        is_interrupted = True
+    except (KeyboardInterrupt, StorageUnavailable) as error:
+        if not reports and isinstance(error, StorageUnavailable):
+            raise
+        stopped = error
         click.echo(f"stopped: {len(reports)} of {counted(len(ids), 'job')} reported; the next may be changed", err=True)
     if as_json:
         print_json(reports)
     else:
         for report in reports:
             click.echo(one_line(f"{report['id']}: {report['happened']}"))
-    if is_interrupted:
+    if isinstance(stopped, KeyboardInterrupt):
         raise SystemExit(INTERRUPTED)
+    if stopped is not None:
+        raise stopped
     if not all(report["ok"] for report in reports):
         raise SystemExit(1)
 
