@@ -56,6 +56,10 @@ def stopping_key(tenant: str) -> str:
 async def stopped(tenant: str) -> None: ...
 
 
+@app.task(unique_key="{document}")
+async def index(document: str) -> None: ...
+
+
 @app.task(limits=[StrictRate("5/s", key="{tenant}", cost="{page}", on_missing_key="fail")])
 async def charged(tenant: str, page: int) -> None: ...
 
@@ -208,7 +212,7 @@ def test_an_id_a_reserved_key_and_a_debounced_start_are_options_too(project: Pro
         ("sync", '{"tenant": "a", "pge": 2}', "has no argument 'pge'; it has: tenant, page, since"),
         ("sync", '["a"]', "must be a JSON object"),
         ("sync", '{"tenant"', "are not JSON"),
-        ("snyc", "{}", "declares no task 'snyc'; did you mean 'sync'? It declares: Ship, charged, only, stopped, sync"),
+        ("snyc", "{}", "declares no task 'snyc'; did you mean 'sync'? It declares: Ship, charged, index, only, stopped, sync"),
     ],
 )
 def test_jobs_that_enqueue_refuses_are_reported_in_one_line(
@@ -243,6 +247,17 @@ def test_many_are_enqueued_from_lines(project: Project) -> None:
     printed = json.loads(project.enqueue("sync", "--payloads", "more.ndjson", "--json").stdout)
     assert printed["enqueued"] == 1
     assert printed["ids"] == [project.stored()[-1].record.id]
+
+
+def test_lines_whose_jobs_were_there_are_not_counted_as_enqueued(project: Project) -> None:
+    """The fault: a repeated import enqueued nothing, and said that all of it was enqueued."""
+    lines = '{"document": "a"}\n{"document": "b"}\n'
+    first = json.loads(project.enqueue("index", "--payloads", "-", "--json", input=lines[:18]).stdout)
+    assert first["enqueued"] == 1
+    again = project.enqueue("index", "--payloads", "-", "--json", input=lines)
+    printed = json.loads(again.stdout)
+    assert (printed["enqueued"], printed["ids"][0], len(printed["ids"])) == (1, first["ids"][0], 2)
+    assert again.stderr == "1 line enqueued no new job: one with the same unique key was there\n"
 
 
 def test_a_bad_line_ends_the_command_which_reports_the_stored_jobs(

@@ -23,6 +23,7 @@ from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import locate, takes_app_and
 from headgate.cli.output import json_option, print_json, progress_bar, say_enqueued
 from headgate.cli.times import instant, seconds
+from headgate.engine.enqueuer import StoredCall
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError, StorageUnavailable
 from headgate.jobs.audit import AuditRecord, AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
@@ -182,7 +183,7 @@ def _enqueue_many(app: Headgate, task: TaskDefinition, source: Path, *, dry_run:
     if source.is_file():
         with source.open("rb") as lines:
             total = sum(1 for line in lines if line.strip())
-    ids: list[str] = []
+    jobs: list[StoredCall] = []
     read = 0
     try:
         with (
@@ -194,15 +195,18 @@ def _enqueue_many(app: Headgate, task: TaskDefinition, source: Path, *, dry_run:
                 for _ in calls:
                     advance(read := read + 1)
             else:
-                _store(app, task, calls, ids, advance, print_ids=not as_json)
+                _store(app, task, calls, jobs, advance, print_ids=not as_json)
+        old = sum(not job.is_new for job in jobs)
         if as_json and not dry_run:
-            print_json({"enqueued": len(ids), "ids": ids})
+            print_json({"enqueued": len(jobs) - old, "ids": [job.id for job in jobs]})
+        if old:
+            click.echo(f"{counted(old, 'line')} enqueued no new job: one with the same unique key was there", err=True)
     except (HeadgateError, OSError, KeyboardInterrupt) as stopped:
         # OSError: the output of the ids is closed or full.
         if not dry_run:
             is_unknown = isinstance(stopped, (_Interrupted, StorageUnavailable))
             unknown = "; the jobs of the following lines may be, too" if is_unknown else ""
-            click.echo(f"stopped: {counted(len(ids), 'job')} of the first lines enqueued{unknown}", err=True)
+            click.echo(f"stopped: {counted(len(jobs), 'job')} of the first lines enqueued{unknown}", err=True)
         if not isinstance(stopped, KeyboardInterrupt):
             raise
         raise SystemExit(INTERRUPTED) from None
@@ -214,7 +218,7 @@ def _store(
     app: Headgate,
     task: TaskDefinition,
     calls: Iterator[Call[Any]],
-    ids: list[str],
+    stored: list[StoredCall],
     advance: Callable[[int], None],
     *,
     print_ids: bool,
@@ -228,10 +232,10 @@ def _store(
             while chunk := list(islice(calls, CHUNK)):
                 with _interrupts_later():
                     jobs = runner.run(app._client.enqueue(task, chunk))
-                    ids += (stored := [job.id for job in jobs])
-                    advance(len(ids))
+                    stored += jobs
+                    advance(len(stored))
                     if print_ids:
-                        click.echo("\n".join(stored))
+                        click.echo("\n".join(job.id for job in jobs))
                     if new := sum(job.is_new for job in jobs):
                         detail = f"{counted(new, 'job')} of task {task.name}"
                         record = AuditRecord(app.admin.actor, "enqueue", "queue", queue, detail)
