@@ -560,6 +560,16 @@ def test_a_page_before_an_unknown_job_is_an_error(project: Project) -> None:
     assert (wrong.exit_code, "--before takes the id of a job" in wrong.output) == (2, True)
 
 
+def test_a_list_goes_on_after_a_job_that_was_deleted_since(project: Project) -> None:
+    """The fault: the next page of a list of final jobs was refused once the last one of the page before was pruned."""
+    first, deleted, last = project.run_until_final(("good",), ("good",), ("good",))
+    project.do(lambda app: app.admin.delete(deleted))
+    found = call("jobs", "list", "--before", deleted, "--json")
+    assert [job["id"] for job in json.loads(found.stdout)] == [first]
+    assert found.stderr.startswith(f"Note: no job {deleted}")
+    assert ids("--before", deleted, "--oldest-first") == [last]
+
+
 def test_the_name_of_a_limit_is_not_parsed_as_an_app(project: Project) -> None:
     """A key without --key made `sync:rate` the module that was looked for."""
     wrong = call("limits", "reset", "sync:rate", "acme")

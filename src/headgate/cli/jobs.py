@@ -42,8 +42,9 @@ from headgate.cli.query import note_unknown, query_at, takes_query
 from headgate.cli.times import instant, seconds
 from headgate.clock import SystemClock, optional_datetime, sleep, to_datetime
 from headgate.errors import HeadgateError, IllegalTransition, JobHeld, JobNotFound, PayloadError, StorageUnavailable
-from headgate.escaping import indented, one_line
+from headgate.escaping import indented, one_line, printable
 from headgate.jobs.encoded import is_encoded, shown_encoded
+from headgate.jobs.identity import job_number
 from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobOptions, JobRecord, JobState, Origin
 from headgate.jobs.report import LogLine
 from headgate.limits.key import shown_key
@@ -313,7 +314,10 @@ async def _require_cursor(admin: Admin, id: str) -> None:
     try:
         await admin.status(id)
     except JobNotFound as error:
-        raise click.UsageError(f"--before takes the id of a job: {error}") from None
+        if job_number(id) < 0:
+            raise click.UsageError(f"--before takes the id of a job: {error}") from None
+        # A job that was deleted since the page before keeps its place in the order.
+        click.echo(printable(f"Note: {error}"), err=True)
 
 
 async def _lines(admin: Admin, id: str, count: int | None) -> list[LogLine]:
