@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from headgate import Every, Headgate, Job, JobCancelled, JobFailed, JobState, RetryPolicy, batch, chain
-from headgate.admin import JobQuery
+from headgate.admin import Admin, JobQuery
 from headgate.jobs.identity import job_number, process_name
 from headgate.storage.records import Claim, FreeSlots, NodeControls
 from tests.faces.one_module import OneModule, answer, call, go_into
@@ -332,6 +332,18 @@ def test_options_that_select_nothing_say_which_name_is_not_declared(project: Pro
     assert call("limits", "list", "--limit", "order").stderr == ""
     assert call("jobs", "list", "--task", "good", "--limit", "order").stderr == ""
     assert call("jobs", "list", "--limit", "sync:rate").stderr == ""
+
+
+def test_a_job_that_ends_after_it_was_asked_to_is_not_reported_as_cancelled(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (id,) = project.run_until_final(("good",))
+
+    async def asked(*_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(Admin, "cancel", asked)
+    assert call("jobs", "cancel", id).stdout == f"{id}: was asked to end, and then succeeded\n"
 
 
 def test_a_long_list_spans_pages(project: Project) -> None:

@@ -364,8 +364,10 @@ def _by(verb: Callable[[Admin, str], Awaitable[object]], happened: str) -> Chang
 async def _cancel(admin: Admin, id: str) -> str:
     if not await admin.cancel(id):
         raise IllegalTransition(f"not changed, it was already {(await admin.job(id)).status.state}")
-    is_running = (await admin.job(id)).status.state is JobState.RUNNING
-    return "is running and was asked to end" if is_running else "cancelled"
+    state = (await admin.status(id)).state
+    if state is JobState.RUNNING:
+        return "is running and was asked to end"
+    return "cancelled" if state is JobState.CANCELLED else f"was asked to end, and then {state}"
 
 
 def _change(
