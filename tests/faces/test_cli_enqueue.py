@@ -212,7 +212,11 @@ def test_an_id_a_reserved_key_and_a_debounced_start_are_options_too(project: Pro
         ("sync", '{"tenant": "a", "pge": 2}', "has no argument 'pge'; it has: tenant, page, since"),
         ("sync", '["a"]', "must be a JSON object"),
         ("sync", '{"tenant"', "are not JSON"),
-        ("snyc", "{}", "declares no task 'snyc'; did you mean 'sync'? It declares: Ship, charged, index, only, stopped, sync"),
+        (
+            "snyc",
+            "{}",
+            "declares no task 'snyc'; did you mean 'sync'? It declares: Ship, charged, index, only, stopped, sync",
+        ),
     ],
 )
 def test_jobs_that_enqueue_refuses_are_reported_in_one_line(

@@ -15,7 +15,18 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headgate import Every, Headgate, Job, JobCancelled, JobFailed, JobState, RetryPolicy, batch, chain
+from headgate import (
+    DeclarationError,
+    Every,
+    Headgate,
+    Job,
+    JobCancelled,
+    JobFailed,
+    JobState,
+    RetryPolicy,
+    batch,
+    chain,
+)
 from headgate.admin import Admin, JobQuery
 from headgate.jobs.identity import job_number, process_name
 from headgate.storage.records import Claim, FreeSlots, NodeControls
@@ -643,6 +654,27 @@ def test_a_bulk_change_works_in_chunks_and_can_be_repeated(project: Project) -> 
         retried = await admin.retry_many(JobQuery(state=JobState.CANCELLED))
         assert (retried.matched, retried.changed) == (450, 450)
         assert await admin.count(view="ready") == 450
+
+    project.do(work)
+
+
+@pytest.mark.parametrize("most", [-1, 1.5, None])
+def test_a_maximum_that_is_no_count_is_refused(project: Project, most: Any) -> None:
+    """The fault: -1 changed all jobs but one, and then blocked the event loop for ever."""
+
+    async def work(app: Headgate) -> None:
+        await app.tasks["good"].using(delay=60).enqueue_many([() for _ in range(3)])
+        admin, id = app.admin, (await batch([app.tasks["good"].call()]).enqueue()).id
+        refusals = [
+            admin.cancel_many(JobQuery(), most=most),
+            admin.cancel_batch(id, most=most),
+            admin.queues.purge("default", most=most),
+            admin.purge(most=most),
+        ]
+        for refused in refusals:
+            with pytest.raises(DeclarationError, match=f"most={most} must be a whole number, at least 0"):
+                await asyncio.wait_for(refused, 15)
+        assert await admin.count(state=JobState.WAITING) == 4
 
     project.do(work)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TypedDict
 
 import msgspec
 
+from headgate.arguments import LARGEST_COUNT, parse_count
 from headgate.errors import DeclarationError, DuplicateJob, IllegalTransition, JobHeld, JobNotFound, LeaderNotRetried
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobRecord
@@ -164,7 +164,7 @@ async def cancel_batch(
     cancel: Callable[[str], Awaitable[object]],
     audit_record: Callable[[str], AuditRecord],
     *,
-    most: int = sys.maxsize,
+    most: int = LARGEST_COUNT,
     dry_run: bool = False,
     on_progress: Callable[[BulkResult], None] | None = None,
 ) -> BulkResult:
@@ -220,7 +220,7 @@ class _Bulk:
     def __init__(self, change: Callable[[str], Awaitable[object]], most: int, dry_run: bool) -> None:
         self.seen: set[str] = set()
         self._change = change
-        self._most = most
+        self._most = parse_count(most, "most", least=0)
         self._is_dry_run = dry_run
         self._refused: Counter[str] = Counter()
         self._changed = 0

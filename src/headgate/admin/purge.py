@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from headgate.admin.bulk import BulkResult, pages_of, pages_that_match
+from headgate.arguments import parse_count
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditRecord
@@ -38,6 +39,7 @@ async def purge(
     Refused are those that an unfinished job needs; a dry run does not look for them. Raises DeclarationError for a
     query of jobs that are not final, and for one id in place of several.
     """
+    parse_count(most, "most", least=0)
     if isinstance(query, str):
         raise DeclarationError(f"pass a JobQuery or a list of ids, not one text: {query!r}")
     queries = _final_queries(query, before) if isinstance(query, JobQuery) else ()
