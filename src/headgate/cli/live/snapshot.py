@@ -20,7 +20,7 @@ STEP = 10
 BARS = 60
 
 LATELY = 6
-"""The number of steps whose mean is the current throughput."""
+"""The number of whole steps whose mean is the current throughput."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ def throughput_of(points: Sequence[JobsPoint], now: datetime) -> Throughput:
         ended = point.succeeded + point.failed + point.cancelled + point.skipped
         if 0 <= place < BARS:
             bars[place] += ended
-        # The current step is left out: it is incomplete and would look like a drop.
-        if BARS - 1 - LATELY <= place < BARS - 1:
+        # The current step is incomplete, and the one before it may be: processes write their counts every ten seconds.
+        if BARS - 2 - LATELY <= place < BARS - 2:
             for at, count in enumerate((ended, point.failed, point.enqueued, point.started)):
                 lately[at] += count
     finished, failed, enqueued, started = (count / (LATELY * STEP) for count in lately)
