@@ -111,7 +111,12 @@ def test_names_control_neither_the_terminal_nor_the_colours() -> None:
 
 def test_throughput_is_a_minute_of_the_history_without_the_steps_that_may_be_incomplete() -> None:
     """The fault: the last step but one counted as whole, and had on average 83 % of its jobs."""
-    steps = [point(0, succeeded=999), point(10, succeeded=7), point(20, succeeded=50, failed=10, enqueued=6), point(590)]
+    steps = [
+        point(0, succeeded=999),
+        point(10, succeeded=7),
+        point(20, succeeded=50, failed=10, enqueued=6),
+        point(590),
+    ]
     found = throughput_of(steps, NOW)
     assert (found.finished, found.failed, found.enqueued, found.started) == (1.0, 10 / 60, 0.1, 0.0)
     assert len(found.bars) == BARS
