@@ -31,11 +31,11 @@ from headgate import (
 )
 from headgate.client.plan import BatchSteps
 from headgate.clock import SECOND
-from headgate.jobs.job import On
+from headgate.jobs.job import JobRecord, On
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.call import Call
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import app_on, client_of
+from tests.internals import app_on, client_of, store_of
 from tests.until import result_within
 
 
@@ -63,6 +63,32 @@ def test_a_batch_is_final_when_its_last_job_is() -> None:
             status = await stored.wait()
             assert (status.pending, status.succeeded, status.state) == (0, 3, JobState.SUCCEEDED)
             assert await result_within(stored.then[0]) == [3, 0]
+
+    run_virtual(main)
+
+
+def test_the_results_of_many_jobs_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: each job of a batch was a read of its own, a minute and more for 100,000 of them."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def work(number: int) -> int:
+            return number
+
+        async with app:
+            stored = await batch([work.call(number) for number in range(250)]).enqueue()
+            await stored.wait()
+            read, final = list[int](), store_of(app).final
+
+            async def counted(ids: Sequence[str]) -> Sequence[JobRecord]:
+                read.append(len(ids))
+                return await final(ids)
+
+            monkeypatch.setattr(store_of(app), "final", counted)
+            assert await stored.result() == list(range(250))
+            assert read == [100, 100, 50]
 
     run_virtual(main)
 

@@ -78,6 +78,9 @@ UNSERVED_AFTER = 10.0
 UNSERVED_EVERY = 60 * SECOND
 """Microseconds between two events of one queue that no worker serves."""
 
+RESULTS_AT_ONCE = 100
+"""How many jobs of a batch are read at once for its results."""
+
 LAST_HISTORY_TIMEOUT = 2.0
 """The most seconds for the last write of history when the app is closed."""
 
@@ -373,9 +376,12 @@ class Client:
     async def job_result(self, job_id: str, timeout: float | None) -> Any:
         """As `Job.result`; `timeout` is in seconds."""
         self._require_open()
-        record = await self._final_record(job_id, timeout)
+        return await self._result(await self._final_record(job_id, timeout))
+
+    async def _result(self, record: JobRecord) -> Any:
+        """Return the result of a job that is final."""
         if self.large_payloads is not None and record.result is not None:
-            loaded = await self.large_payloads.load(record.result, f"the result of job {job_id}")
+            loaded = await self.large_payloads.load(record.result, f"the result of job {record.id}")
             record = replace(record, result=loaded)
         return result_of(record, self.registry.find(record.task), self.registry.codecs)
 
@@ -455,11 +461,15 @@ class Client:
         until = None if timeout is None else self._clock.monotonic() + microseconds(timeout)
         await self.wait_for_batch(batch_id, timeout)
         results: list[Any] = []
-        for job_id in await self._batch_jobs(batch_id):
-            # Somebody may have retried the job since, so that it is not final any more.
-            left = None if until is None else max(0, until - self._clock.monotonic()) / SECOND
-            with contextlib.suppress(JobSkipped):
-                results.append(await self.job_result(job_id, left))
+        ids = await self._batch_jobs(batch_id)
+        for start in range(0, len(ids), RESULTS_AT_ONCE):
+            page = ids[start : start + RESULTS_AT_ONCE]
+            final = {record.id: record for record in await self.storage.final(page)}
+            for id in page:
+                # Somebody may have retried the job since, so that it is not final any more.
+                left = None if until is None else max(0, until - self._clock.monotonic()) / SECOND
+                with contextlib.suppress(JobSkipped):
+                    results.append(await (self._result(final[id]) if id in final else self.job_result(id, left)))
         return results
 
     async def _batch_jobs(self, batch_id: str) -> Sequence[str]:
