@@ -631,6 +631,16 @@ def test_many_jobs_are_run_now_up_to_a_bound(project: Project) -> None:
     assert set(ids("--view", "ready")) == {*later, ready}
 
 
+def test_many_jobs_are_rescheduled_by_repeating_an_instant_and_not_a_delay(project: Project) -> None:
+    """The fault: "repeat the command", which with --delay moved the same jobs again, and the others never."""
+    jobs = [project.enqueue("good", delay=3600) for _ in range(3)]
+    command = ("jobs", "reschedule", "--task", "good", "--most", "2", "--yes")
+    again = "more jobs match; repeat the command, with --at in place of --delay, or raise --most"
+    for time, said in (("--delay=2h", again), ("--at=2100-01-01", again), ("--at=2100-01-01", "1 job rescheduled")):
+        assert call(*command, time).stdout.splitlines()[-1] == said
+    assert [job["run_at"] for job in answer("jobs", "list")] == ["2100-01-01T00:00:00Z"] * len(jobs)
+
+
 @pytest.mark.parametrize("verb", ["retry", "cancel", "run"])
 def test_ambiguous_selections_are_refused(project: Project, verb: str) -> None:
     for words in ([], ["--yes"], ["1-1", "--state", "failed"], ["1-1", "--all"], ["--all", "--json"]):

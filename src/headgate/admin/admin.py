@@ -609,8 +609,8 @@ class Admin(Readings):
     ) -> BulkResult:
         """Reschedule the waiting jobs that a query matches, as `cancel_many` cancels.
 
-        All get the same time, the priority, or both; jobs that have them already are not counted. Raises
-        DeclarationError for invalid values.
+        All get the same time, the priority, or both; jobs that have them already are not counted. To repeat a call that
+        was cut, pass `at`: with a `delay`, it moves the same jobs again. Raises DeclarationError for invalid values.
         """
         run_at = self._new_time(at, delay, priority)
         change, verb = partial(self._reschedule, run_at=run_at, priority=priority), reschedule(run_at, priority)

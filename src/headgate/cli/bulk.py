@@ -27,13 +27,17 @@ class _BulkWords(NamedTuple):
     question: str
     done: str
     would: str
+    again: str = "repeat the command"
+    """How to change those that are beyond the maximum."""
 
 
 _WORDS = {
     "cancel": _BulkWords("Cancel {}?", "cancelled or asked to end", "would be cancelled or asked to end"),
     "retry": _BulkWords("Retry {}?", "waiting again", "would wait again"),
     "run": _BulkWords("Run {}?", "made ready", "would be made ready"),
-    "reschedule": _BulkWords("Reschedule {}?", "rescheduled", "would be rescheduled"),
+    "reschedule": _BulkWords(
+        "Reschedule {}?", "rescheduled", "would be rescheduled", "repeat the command, with --at in place of --delay"
+    ),
     "delete": _BulkWords("Delete {} for good?", "deleted", "would be deleted"),
 }
 
@@ -130,4 +134,4 @@ def _print_bulk(result: BulkResult, words: _BulkWords) -> None:
     for reason, times in result.refused.items():
         click.echo(printable(f"{counted(times, 'job')} not changed: {reason}"))
     if result.is_cut:
-        click.echo("more jobs match; repeat the command, or raise --most")
+        click.echo(f"more jobs match; {words.again}, or raise --most")
