@@ -5,8 +5,8 @@ if the transaction that wrote it was committed within `LOOK_BACK` of the instant
 the id of an event tells it.
 
 An end becomes visible when it is committed, later than its instant, so ends that were read are not all that there are
-before the last of them. Hence a cursor is never later than `LOOK_BACK` before the first read of its pass. A follower
-reads from there on in each pass, and remembers what it has returned of that time.
+before the last of them. Hence a cursor is never later than `LOOK_BACK` before the first read of its pass that came that
+near to the present. A follower reads from there on in each pass, and remembers what it has returned of that time.
 """
 
 from __future__ import annotations
@@ -183,10 +183,12 @@ class EndFollower:
 
     async def advance(self) -> tuple[Sequence[tuple[StoredEnd, Place]], bool]:
         """Return the next ends, each with its cursor, and whether more may follow at once."""
-        read = await self._read(self._reached)
-        # Later reads of a pass do not see what was committed meanwhile before the places that earlier ones have passed.
-        settled = max(self._begin, Place(read.now - LOOK_BACK))
-        self._settled = settled = settled if self._settled is None else min(self._settled, settled)
+        began = self._reached
+        read = await self._read(began)
+        if self._settled is None or began <= self._settled:
+            # Else it has passed places before which something was committed meanwhile, and does not see that.
+            self._settled = max(began, Place(read.now - LOOK_BACK))
+        settled = self._settled
         found: list[tuple[StoredEnd, Place]] = []
         for end in read.ends:
             self._reached = place = place_of_end(end)

@@ -240,6 +240,21 @@ async def test_an_end_that_is_committed_late_is_returned_once() -> None:
     assert returned[7].at == began
 
 
+async def test_a_follower_that_catches_up_slowly_goes_on_after_its_last_event() -> None:
+    """The fault: the cursors of a long pass were those of its begin, so all of it came again after a restart."""
+    clock = ManualClock()
+    store = LateStore(clock)
+    for number in range(4 * PAGE):
+        store.add(clock.now() + number * SECOND, clock.now() + number * SECOND)
+    follower = EndFollower(store.read, Place(clock.now() - 1))
+    clock.advance(20)
+    for _ in range(4):
+        found, _ = await follower.advance()
+        assert [cursor for _, cursor in found] == [place_of_end(each) for each, _ in found]
+        assert follower.cursor == place_of_end(found[-1][0])
+        clock.advance(60)
+
+
 class CrowdedStore(LateStore):
     """Searches of others take all turns for the first three reads."""
 
