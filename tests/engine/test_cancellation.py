@@ -5,21 +5,53 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from headgate import Headgate, JobCancelled, JobFailed, JobState, RateLimited, RetryPolicy, Snooze, current_job
+from headgate.admin import JobQuery
 from headgate.clock import SECOND, SystemClock
 from headgate.engine.attempt import CancelledBy
 from headgate.errors import PayloadError
 from headgate.jobs.event import AttemptLingers
-from headgate.jobs.job import ClaimedJob
+from headgate.jobs.job import ClaimedJob, JobRecord
+from headgate.jobs.query import JobFilter
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.internals import app_on, busy_slots_of, node_of
+from tests.internals import app_on, busy_slots_of, node_of, store_of
 from tests.until import patient, result_within
+
+
+def test_a_job_that_waits_again_while_others_are_cancelled_is_cancelled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: it ran while the waiting jobs were listed, and waited when the running ones were."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        fails = asyncio.Event()
+
+        @app.task(retry=RetryPolicy(delays=[60]))
+        async def call() -> None:
+            await fails.wait()
+            raise ValueError
+
+        async with app:
+            job = await call.enqueue()
+            await asyncio.sleep(1)
+            list_jobs = store_of(app).jobs
+
+            async def listed(filter: JobFilter) -> Sequence[JobRecord]:
+                found = await list_jobs(filter)
+                fails.set()
+                await asyncio.sleep(1)
+                return found
+
+            monkeypatch.setattr(store_of(app), "jobs", listed)
+            assert (await app.admin.cancel_many(JobQuery(task="call"))).changed == 1
+            assert (await job.status()).state is JobState.CANCELLED
+
+    run_virtual(main)
 
 
 async def inner_timeout() -> None:

@@ -121,7 +121,8 @@ def reschedule(run_at: int | None, priority: int | None) -> BulkVerb:
     return BulkVerb((JobState.WAITING,), reschedule_refusal, is_done=is_done)
 
 
-CANCEL = BulkVerb((JobState.WAITING, JobState.RUNNING), cancel_refusal)
+# Twice: a job that ran while the waiting ones were listed may wait when the running ones are.
+CANCEL = BulkVerb((JobState.WAITING, JobState.RUNNING) * 2, cancel_refusal)
 RETRY = BulkVerb((JobState.FAILED, JobState.CANCELLED), retry_refusal)
 CANCEL_WAITING = BulkVerb((JobState.WAITING,), cancel_refusal)
 RUN_NOW = BulkVerb((JobState.WAITING,), run_now_refusal, view="scheduled")
