@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
+import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -12,7 +14,9 @@ from headgate import JobState, LeaderNotFound
 from headgate.clock import SystemClock
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob, Origin
+from headgate.storage.driver import Transaction
 from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.procedures import add
 from headgate.storage.records import Claim, FreeSlots
 from tests.durability.postgres import ask
 from tests.internals import app_on
@@ -65,6 +69,35 @@ async def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(wat
         async with app:
             await becomes(lambda: watched.jobs("succeeded"), 3500, 15)
         assert await watched.transactions("succeeded") <= 3500 / 5
+
+
+async def test_more_jobs_than_one_statement_stores_in_its_time_are_stored_in_portions_all_or_none(
+    watched: CommitCounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: `enqueue_many` of 1,000,000 jobs met the timeout of its only statement; on SQLite it stored them."""
+    monkeypatch.setattr(add, "MOST_ALONE", 5, raising=False)
+    monkeypatch.setattr(add, "INSERTED_AT_ONCE", 2)
+    ids, now = IdSource(), watched.storage.now()
+
+    def new(task: str = "work") -> NewJob:
+        return NewJob(
+            id=ids.next(now), task=task, queue="default", payload="{}", priority=0, delayed=False, run_at=now,
+            enqueued_at=now,
+        )  # fmt: skip
+
+    with pytest.raises(asyncpg.DataError):
+        await watched.storage.add([*(new() for _ in range(6)), new("no\0text")])
+    assert await watched.jobs("waiting") == 0
+    insert, portions = add._insert, list[int]()
+
+    async def counted(tx: Transaction, jobs: Sequence[NewJob], placed: Any) -> None:
+        portions.append(len(jobs))
+        await insert(tx, jobs, placed)
+
+    monkeypatch.setattr(add, "_insert", counted)
+    await watched.storage.add([new() for _ in range(7)])
+    assert portions == [2, 2, 2, 1]
+    assert (await watched.jobs("waiting"), await watched.transactions("waiting")) == (7, 1)
 
 
 async def test_an_enqueue_that_is_refused_leaves_the_others_their_few_commits(watched: CommitCounter) -> None:

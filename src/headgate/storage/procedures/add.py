@@ -19,6 +19,7 @@ from headgate.jobs.job import BucketRef, JobOptions, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.following import (
     FollowerPlacement,
+    Placements,
     StoredEnqueue,
     grow_batches,
     leaders_of,
@@ -34,6 +35,9 @@ from headgate.storage.stored_rows import RowDecoder
 
 INSERTED_AT_ONCE = 5000
 """How many jobs of a transaction are stored at a time: no statement comes near its timeout, or takes much memory."""
+
+MOST_ALONE = 50_000
+"""How many jobs one statement stores that needs no transaction, in a second or two."""
 
 _WAITS = FollowerPlacement(JobState.WAITING)
 _NO_ORIGIN = Origin()
@@ -55,7 +59,7 @@ _STORED = RowDecoder(StoredEnqueue, "job")
 
 def needs_transaction(jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> bool:
     """Whether storing these jobs takes more than one statement where several clients write."""
-    return bool(batches) or any(
+    return bool(batches or len(jobs) > MOST_ALONE) or any(
         job.origin is not None or job.rejection is not None or (job.options is not None and job.options.tags)
         for job in jobs
     )
@@ -111,17 +115,14 @@ async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[Ne
     The leaders of jobs are locked until the end of the transaction. Raises LeaderNotFound, BatchNotFound, BatchClosed,
     and IdTaken if another enqueue has stored a job under a new id: then the transaction has to be rolled back.
     """
-    if not batches and all(job.origin is None for job in jobs):
-        # Where several clients write, this may be the only statement, which is atomic without a transaction.
-        at_once = INSERTED_AT_ONCE if tx.has_one_writer else len(jobs)
-        for start in range(0, len(jobs), at_once or 1):
-            await _insert(tx, jobs[start : start + at_once], {})
-        return
-    placed = await placements_of(tx, jobs, batches)
-    await grow_batches(tx, jobs, batches, placed)
+    placed: Placements | None = None
+    if batches or any(job.origin is not None for job in jobs):
+        placed = await placements_of(tx, jobs, batches)
+        await grow_batches(tx, jobs, batches, placed)
     for start in range(0, len(jobs), INSERTED_AT_ONCE):
-        await _insert(tx, jobs[start : start + INSERTED_AT_ONCE], placed.jobs)
-    await store_dependencies(tx, jobs, batches, placed)
+        await _insert(tx, jobs[start : start + INSERTED_AT_ONCE], {} if placed is None else placed.jobs)
+    if placed is not None:
+        await store_dependencies(tx, jobs, batches, placed)
 
 
 async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement]) -> None:
