@@ -56,8 +56,8 @@ class Enqueued:
         return said if self.state is JobState.WAITING else f"{said}  [{self.state}]"
 
 
-def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any) -> Enqueued:
-    """Return a stored job for a test."""
+def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any, asked: int | None) -> Enqueued:
+    """Return a stored job for a test; `asked` is its delay when it was enqueued (microseconds), if that is known."""
     try:
         # Results are added when the job starts, and are in no stored payload.
         if task is not None and record.origin is not None and record.origin.results:
@@ -67,6 +67,10 @@ def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any) ->
         arguments = {name: given[name] for name in (task.payload.parameters if task else ()) if name in given}
     except PayloadError:
         arguments = {"payload": record.payload}
+    delay = record.run_at - record.enqueued_at if record.delayed else 0
+    if record.started_at is not None and asked is not None:
+        # It may wait for its next attempt.
+        delay = asked
     return Enqueued(
         id=record.id,
         task=record.task,
@@ -74,7 +78,7 @@ def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any) ->
         queue=record.queue,
         state=record.state,
         attempt=record.attempt,
-        delay=(record.run_at - record.enqueued_at) / SECOND if record.delayed else 0.0,
+        delay=delay / SECOND,
         run_at=to_datetime(record.run_at),
         priority=record.priority,
         headers=record.headers or {},

@@ -25,6 +25,7 @@ from headgate.errors import JobFailed
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.query import JobFilter
+from headgate.jobs.uniqueness import replaces
 from headgate.jobs.words import parse_tags
 from headgate.storage.driver import Wake, run_to_end
 from headgate.storage.procedures.finish import complete
@@ -110,8 +111,10 @@ class Workbench:
             if len(page) < PAGE:
                 break
             cursor = page[-1].id
-        find, connections = self._app._registry.find, self._app._client.connections
-        return [enqueued(record, find(record.task), connections.get(record.id)) for record in records]
+        find, connections, delays = self._app._registry.find, self._app._client.connections, self._storage.delays
+        return [
+            enqueued(record, find(record.task), connections.get(record.id), delays.get(record.id)) for record in records
+        ]
 
     def assert_enqueued(
         self,
@@ -392,14 +395,15 @@ def inline(app: Headgate, *, now: datetime | None = None, raising: bool = True) 
 class SharedMemory(MemoryStorage):
     """Calls each watcher on the event loop that it came from. With `gated=False` limits do not delay added jobs.
 
-    `left_out` has the buckets of these. `rollbacks` has jobs of transactions elsewhere, with functions that return
-    whether these were rolled back.
+    `left_out` has the buckets of these, `delays` those with which jobs were enqueued, in microseconds.
+    `rollbacks` has jobs of transactions elsewhere, with functions that return whether these were rolled back.
     """
 
     def __init__(self, clock: Clock, *, gated: bool = True) -> None:
         super().__init__(clock)
         self._gated = gated
         self.left_out: dict[str, tuple[BucketRef, ...]] = {}
+        self.delays: dict[str, int] = {}
         self.rollbacks: dict[str, Callable[[], bool]] = {}
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
@@ -411,7 +415,11 @@ class SharedMemory(MemoryStorage):
                 replace(job, buckets=(), costs=None, terms=None, wait_mode="", give_up_at=None, rejection=None)
                 for job in jobs
             ]
-        return {**stored, **await super().add(jobs, batches)}
+        duplicates = {**stored, **await super().add(jobs, batches)}
+        for job in jobs:
+            if job.id not in duplicates or replaces(job):
+                self.delays[duplicates.get(job.id, job.id)] = job.run_at - job.enqueued_at if job.delayed else 0
+        return duplicates
 
     async def claim(self, claim: Claim) -> Claimed:
         await self.remove_rolled_back()

@@ -26,6 +26,7 @@ from headgate import (
     PayloadError,
     QueueFull,
     Retry,
+    RetryPolicy,
     Snooze,
     StrictRate,
     batch,
@@ -157,6 +158,22 @@ async def test_a_failed_assertion_lists_the_enqueued_jobs_nearest_first(jobs: Wo
 async def test_a_failed_assertion_without_jobs_is_one_line(jobs: Workbench) -> None:
     with pytest.raises(AssertionError, match="nothing was enqueued at all"):
         jobs.assert_enqueued(shop.greet)
+
+
+async def test_the_delay_of_a_job_is_that_of_its_enqueue_also_after_a_retry() -> None:
+    """The fault: it was the time until the next attempt, so a job without a delay had one."""
+    app = Headgate("memory://", retry=RetryPolicy(delay=300))
+
+    @app.task
+    async def fails() -> None:
+        raise ValueError
+
+    with manual(app) as jobs:
+        await fails.enqueue()
+        await fails.using(delay=60).enqueue()
+        await jobs.travel(seconds=60)
+        assert [(job.attempt, job.delay) for job in jobs.all_enqueued()] == [(1, 0), (1, 60)]
+        jobs.assert_enqueued(fails, delay=60, count=1)
 
 
 async def test_delayed_jobs_run_at_their_time(jobs: Workbench) -> None:
