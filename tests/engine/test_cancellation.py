@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate, JobCancelled, JobFailed, JobState, RateLimited, RetryPolicy, Snooze, current_job
+from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, RateLimited, RetryPolicy, Snooze, current_job
 from headgate.admin import JobQuery
 from headgate.clock import SECOND, SystemClock
 from headgate.engine.attempt import CancelledBy
@@ -41,15 +41,20 @@ def test_a_job_that_waits_again_while_others_are_cancelled_is_cancelled_too(monk
             await asyncio.sleep(1)
             list_jobs = store_of(app).jobs
 
+            new: list[Job[None]] = []
+
             async def listed(filter: JobFilter) -> Sequence[JobRecord]:
                 found = await list_jobs(filter)
                 fails.set()
                 await asyncio.sleep(1)
+                # Not those that are enqueued after all waiting ones were listed.
+                new.append(await call.using(delay=60).enqueue())
                 return found
 
             monkeypatch.setattr(store_of(app), "jobs", listed)
             assert (await app.admin.cancel_many(JobQuery(task="call"))).changed == 1
             assert (await job.status()).state is JobState.CANCELLED
+            assert {(await each.status()).state for each in new} == {JobState.WAITING}
 
     run_virtual(main)
 

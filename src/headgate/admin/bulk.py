@@ -6,11 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypedDict
 
 import msgspec
 
 from headgate.arguments import LARGEST_COUNT, parse_count
+from headgate.clock import to_datetime
 from headgate.errors import DeclarationError, DuplicateJob, IllegalTransition, JobHeld, JobNotFound, LeaderNotRetried
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobRecord
@@ -75,12 +77,17 @@ class BulkVerb:
     view: JobView | None = None
     is_done: Callable[[JobRecord, int], bool] | None = None
 
-    def queries(self, query: JobQuery) -> list[JobQuery]:
+    def queries(self, query: JobQuery, now: datetime) -> list[JobQuery]:
         """Return the query for each state in which jobs can be changed; none if it asks for another state."""
         states = [state for state in self.states if query.state in (None, state)]
         if self.view is not None and query.view is None:
             query = msgspec.structs.replace(query, view=self.view)
-        return [msgspec.structs.replace(query, state=state) for state in states]
+        found = [msgspec.structs.replace(query, state=state) for state in states]
+        if JobState.RUNNING in states[1:]:
+            # A job that ran while the waiting ones were listed may wait when the running ones are. New ones stay.
+            before = min(now, query.enqueued_before or now)
+            found += [msgspec.structs.replace(each, enqueued_before=before) for each in found]
+        return found
 
 
 def cancel_refusal(record: JobRecord, now: int) -> str | None:
@@ -121,8 +128,7 @@ def reschedule(run_at: int | None, priority: int | None) -> BulkVerb:
     return BulkVerb((JobState.WAITING,), reschedule_refusal, is_done=is_done)
 
 
-# Twice: a job that ran while the waiting ones were listed may wait when the running ones are.
-CANCEL = BulkVerb((JobState.WAITING, JobState.RUNNING) * 2, cancel_refusal)
+CANCEL = BulkVerb((JobState.WAITING, JobState.RUNNING), cancel_refusal)
 RETRY = BulkVerb((JobState.FAILED, JobState.CANCELLED), retry_refusal)
 CANCEL_WAITING = BulkVerb((JobState.WAITING,), cancel_refusal)
 RUN_NOW = BulkVerb((JobState.WAITING,), run_now_refusal, view="scheduled")
@@ -144,10 +150,9 @@ async def change_many(
     Oldest first, until `most` are changed. With `change_together`, a chunk is first changed in one commit, as far as
     that is possible. Raises DeclarationError for one id in place of several.
     """
-    if isinstance(query, str):
-        raise DeclarationError(f"pass a JobQuery or a list of ids, not one text: {query!r}")
     bulk = _Bulk(change, most, dry_run)
-    pages = pages_that_match(storage, verb.queries(query)) if isinstance(query, JobQuery) else pages_of(storage, query)
+    queries = verb.queries(query, to_datetime(storage.now())) if isinstance(query, JobQuery) else ()
+    pages = pages_that_match(storage, queries) if isinstance(query, JobQuery) else pages_of(storage, query)
     async for page in pages:
         now = storage.now()
         left = page if verb.is_done is None else [record for record in page if not verb.is_done(record, now)]
@@ -209,6 +214,8 @@ async def pages_that_match(storage: Store, queries: Sequence[JobQuery]) -> Async
 
 async def pages_of(storage: Store, ids: Sequence[str]) -> AsyncIterator[Sequence[JobRecord]]:
     """Return the jobs with these ids, the oldest first: a leader is retried before the jobs that follow it."""
+    if isinstance(ids, str):
+        raise DeclarationError(f"pass a JobQuery or a list of ids, not one text: {ids!r}")
     ordered = sorted(set(ids))
     for start in range(0, len(ordered), CHUNK):
         page = await storage.jobs_by_id(ordered[start : start + CHUNK])

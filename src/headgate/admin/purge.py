@@ -40,8 +40,6 @@ async def purge(
     query of jobs that are not final, and for one id in place of several.
     """
     parse_count(most, "most", least=0)
-    if isinstance(query, str):
-        raise DeclarationError(f"pass a JobQuery or a list of ids, not one text: {query!r}")
     queries = _final_queries(query, before) if isinstance(query, JobQuery) else ()
     pages = pages_of(storage, query) if not isinstance(query, JobQuery) else pages_that_match(storage, queries)
     if dry_run:
@@ -83,6 +81,7 @@ class _Purge:
         async for page in pages:
             needed: frozenset[str] = frozenset()
             left = [record.id for record in page]
+            # Jobs that are needed, or that another transaction has locked, are left; the search goes on after them.
             while left:
                 ids = left[: self._most - self.deleted]
                 if not ids:
@@ -92,8 +91,7 @@ class _Purge:
                 needed |= deletion.needed
                 if self._on_progress is not None and deletion.deleted:
                     self._on_progress(BulkResult(self.deleted, self.deleted))
-                # Fewer are deleted at once if they have logged much. Jobs that are needed, or that another transaction
-                # has locked, are left.
+                # Fewer are deleted at once if they have logged much.
                 handled = deletion.deleted | deletion.needed if deletion.deleted else frozenset(ids)
                 left = [id for id in left if id not in handled]
             self.kept += len(needed)
