@@ -158,6 +158,10 @@ def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
         advice = "; let this user write to the file and its folder" if code in _FORBIDDEN else ""
         name = getattr(error, "sqlite_errorname", "")
         return StorageUnavailable(f"{path} could not be used: {error} ({name}){advice}")
+    if str(error).startswith("no such table"):
+        return StorageUnavailable(
+            f"a table of {path} is missing ({error}); restore it or a backup, and restart this process"
+        )
     return None
 
 
@@ -191,15 +195,6 @@ def _described_process(processes: Path, id: int) -> str:
     except OSError:
         return f"process {id}"
     return f"process {id}, {name}{', which is stopped' if rest[:1] in ('T', 't') else ''}"
-
-
-def missing_table_error(error: sqlite3.Error, path: Path) -> HeadgateError | None:
-    """Return the error for a table that has disappeared from a file in use; None for an error of another kind."""
-    if isinstance(error, sqlite3.OperationalError) and str(error).startswith("no such table"):
-        return StorageUnavailable(
-            f"a table of {path} is missing ({error}); restore it or a backup, and restart this process"
-        )
-    return None
 
 
 def begin(

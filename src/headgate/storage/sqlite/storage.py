@@ -672,7 +672,7 @@ class SqliteStorage(Store):
         if isinstance(translated, StorageUnusable):
             self._break(translated)
             return StorageLost(str(translated))
-        return translated or sqlite_file.missing_table_error(error, self.path) or error
+        return translated or error
 
     def _break(self, error: HeadgateError) -> None:
         """Let every verb raise this from now on: the file was damaged or replaced."""
