@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from headgate.jobs.identity import job_number
 from headgate.jobs.job import JobOptions
 from headgate.limits.concurrency import dump_permits, load_permits
+from headgate.storage.driver import Transaction
 from headgate.storage.facts import Contradiction, IndexFacts
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.sqlite.storage import SqliteStorage
@@ -329,3 +330,16 @@ async def test_an_index_of_a_server_that_lacks_a_row_is_found_if_amcheck_is_ther
         await storage.close()
         assert unchecked is not None
         assert "may not" in unchecked.seen
+
+
+async def test_a_check_reads_the_store_as_of_one_moment(store: Damaged) -> None:
+    """The fault: a job that took or returned a permit during `headgate doctor --deep` was reported as a problem."""
+
+    async def look_twice(tx: Transaction) -> list[list[Any]]:
+        before = await tx.values("paused_queues")
+        await store.run("INSERT INTO headgate.paused_queue (queue, paused_at) VALUES ('mail', 1)")
+        return [before, await tx.values("paused_queues")]
+
+    storage = store.store_user.storage
+    assert await storage.read(look_twice, "check") == [[], []]
+    assert await storage.read(lambda tx: tx.values("paused_queues"), "check") == ["mail"]

@@ -536,12 +536,13 @@ class Database:
         return await self.repeated(lambda: self.transact(work, SCANNING, may_last=True), self._scans)
 
     async def check(self, work: Callable[[Session], Awaitable[R]]) -> R:
-        """Run a read of everything, each statement for `CHECK_FOR` seconds at most, on a connection of its own."""
+        """Read everything as of one moment, each statement for `CHECK_FOR` seconds at most, on its own connection."""
         async with self.own_connection() as connection:
             with self.translated():
                 # Not as the pool's connections: the settings are made in the transaction, as behind a pooler.
                 session = Session(connection, self.statements, is_pooled=True, bounds=self.bounds, timeout=CHECK_FOR)
-                async with session.transaction({**SCANNING, "statement_timeout": f"{CHECK_FOR:g}s"}, may_last=True):
+                plans = {"transaction_isolation": "repeatable read", "statement_timeout": f"{CHECK_FOR:g}s"}
+                async with session.transaction({**SCANNING, **plans}, may_last=True):
                     return await work(session)
 
     async def search(self, work: Callable[[Session], Awaitable[R]]) -> R:

@@ -90,15 +90,18 @@ class Reader:
         return await asyncio.get_running_loop().run_in_executor(self._thread, query, self._connection)
 
     async def run_until(self, query: Callable[[sqlite3.Connection], R], is_over: Callable[[], bool]) -> R:
-        """As `run`, but once it `is_over` or cancelled, SQLite interrupts the query with an OperationalError."""
+        """As `run`, on one snapshot; once it `is_over` or cancelled, SQLite interrupts it with an OperationalError."""
         cancelled = threading.Event()
 
         def bounded(connection: sqlite3.Connection) -> R:
             connection.set_progress_handler(lambda: cancelled.is_set() or is_over(), PROGRESS)
+            connection.execute("BEGIN")
             try:
                 return query(connection)
             finally:
                 connection.set_progress_handler(None, 0)
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
 
         try:
             return await self.run(bounded)
