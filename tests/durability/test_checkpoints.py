@@ -16,7 +16,8 @@ from headgate.clock import SystemClock
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.connection import Checkpointer
 from headgate.storage.sqlite.storage import SqliteStorage
-from tests.durability.stores import checkpointer_of, look_at_the_log, new_job, on_writer
+from tests.durability.files import size
+from tests.durability.stores import checkpointer_of, look_at_the_log, new_job, on_writer, open_store
 from tests.until import result_within, until
 
 EVERY = 40
@@ -135,3 +136,22 @@ async def test_no_connection_of_headgate_or_lent_to_it_checkpoints_by_itself(
             await pay.using(connection=lent).enqueue()
     # The one that migrates, the writer, the one for checkpoints, the transaction and the lent one.
     assert settings == [0] * 5
+
+
+async def test_a_log_that_a_reader_let_grow_shrinks_when_it_is_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: after a backup under load, the log took its room on the disk for as long as any worker ran."""
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_EVERY", EVERY)
+    log = tmp_path / "jobs.db-wal"
+    async with open_store(tmp_path / "jobs.db", synchronous="OFF") as storage:
+        with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM job").fetchall()
+            for _ in range(10):
+                await storage.add([new_job(now=1, payload=f'"{"x" * 4096 * EVERY}"')])
+        assert size(log) > 10 * EVERY * FRAME
+        await look_at_the_log(storage)
+        await storage.add([new_job(now=1)])
+        assert size(log) <= 4 * EVERY * FRAME
+        assert await on_writer(storage, "PRAGMA integrity_check") == [("ok",)]

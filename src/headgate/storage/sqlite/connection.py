@@ -79,6 +79,8 @@ def connect(path: Path, *, synchronous: str, timeout: float) -> sqlite3.Connecti
     wait = max(timeout, _WAIT_TO_OPEN)
     connection = sqlite3.connect(path, timeout=wait, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA wal_autocheckpoint = 0")
+    # The most that the log keeps of the disk when it is reset: a reader may have let it grow far beyond.
+    connection.execute(f"PRAGMA journal_size_limit = {4 * CHECKPOINT_EVERY * 4096}")
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -16000")
