@@ -6,7 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
+from headgate import JobState
 from headgate.clock import SECOND, to_datetime
+from headgate.engine.housekeeper import PRUNE_EVERY, PRUNED_AT_ONCE
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import NodeLost, StorageFailed
 from headgate.jobs.limit_sets import DeclaredLimitSets
@@ -73,5 +77,32 @@ def test_old_history_is_deleted_although_no_job_can_expire() -> None:
             await asyncio.sleep(65)
             assert await store_of(app).job(job.id) is None
         assert {failure.doing for failure in failures} == {"expiring jobs"}
+
+    run_virtual(main)
+
+
+def test_jobs_expire_while_a_backlog_of_old_jobs_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: until all that was old was deleted, which can take an hour, no job expired and no follower started."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        pruned: list[int] = []
+
+        async def prune(*_: object, **__: object) -> int:
+            pruned.append(PRUNED_AT_ONCE)
+            return PRUNED_AT_ONCE
+
+        monkeypatch.setattr(store, "prune", prune)
+        app = app_on(store, clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            await asyncio.sleep(PRUNE_EVERY + 5)
+            assert pruned
+            job = await work.using(delay=3600, expires_at=to_datetime(clock.now() + SECOND)).enqueue()
+            await asyncio.sleep(5)
+            assert (await job.status()).state is JobState.FAILED
 
     run_virtual(main)

@@ -13,7 +13,7 @@ from headgate.jobs.retention import Retention
 from headgate.storage.records import FINAL_STATES, NodeUpdate
 
 PRUNE_EVERY = 30
-"""Turns between two rounds of pruning; there is one turn a second."""
+"""Seconds between two rounds of pruning, and turns between two looks for missing nodes; there is a turn a second."""
 
 PAUSE = 0.05
 """Seconds between two steps, so that other writers get their turn."""
@@ -68,7 +68,7 @@ class Housekeeper(WithServices):
                 ("expiring jobs", update.has_expired, self._expire),
                 ("releasing followers", update.has_followers, self._release_followers),
                 ("housekeeping", turns % GATHER_EVERY == 0, self._gather),
-                ("housekeeping", turns % PRUNE_EVERY == 0, self._prune),
+                ("housekeeping", turns % PRUNE_EVERY == 0, self._storage.add_missing_nodes),
             ):
                 # Each for itself: an error in expiring jobs must not keep old rows.
                 try:
@@ -76,6 +76,15 @@ class Housekeeper(WithServices):
                         await work()
                 except StorageUnavailable as error:
                     self._publish_failure(doing, error)
+
+    async def run_pruning(self) -> None:
+        """Delete old rows, beside `run`: after a retention was shortened, it takes minutes or hours."""
+        while True:
+            await sleep(self._clock, PRUNE_EVERY)
+            try:
+                await self._prune()
+            except StorageUnavailable as error:
+                self._publish_failure("housekeeping", error)
 
     async def _expire(self) -> None:
         """Fail expired jobs in several steps: with one step a second a large backlog would take hours."""
@@ -98,7 +107,6 @@ class Housekeeper(WithServices):
             await sleep(self._clock, PAUSE)
 
     async def _prune(self) -> None:
-        await self._storage.add_missing_nodes()
         while await self._storage.evict(1000) >= 1000:
             await sleep(self._clock, PAUSE)
         for kept_for, states in self._kept_for.items():

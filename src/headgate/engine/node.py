@@ -321,6 +321,7 @@ class Node(WithServices):
                 group.create_task(self.lease.run(), name="headgate-heartbeats"),
                 group.create_task(self._watch.run(), name="headgate-watch"),
                 group.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
+                group.create_task(self._housekeeper.run_pruning(), name="headgate-pruning"),
                 group.create_task(self._recurring.run(), name="headgate-recurring"),
                 *(group.create_task(run(), name=f"headgate-{name}") for name, run in self._others.items()),
             ]
