@@ -14,8 +14,9 @@ from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageFailed
 from headgate.jobs.query import JobFilter
+from headgate.storage.facts import SqliteFacts
 from headgate.storage.sqlite.storage import SqliteStorage
-from tests.durability.files import copy, is_there, log_of, rename, unlink
+from tests.durability.files import copy, is_there, log_of, rename, size, unlink
 from tests.durability.stores import NODE, claim_for, new_job, open_store
 from tests.until import patient, result_within, until
 
@@ -168,3 +169,14 @@ async def test_the_error_of_a_lost_file_does_not_grow_with_its_calls(database: P
                 await storage.counts()
             entries.append(len(traceback.extract_tb(raised.value.__traceback__)))
     assert len(set(entries)) == 1
+
+
+async def test_the_facts_about_a_link_are_those_of_its_file(tmp_path: Path) -> None:
+    """The fault: of a link, `headgate doctor` reported the disk and the folder of the link, and a log of 0 MiB."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "real" / "jobs.db")
+    async with open_store(tmp_path / "link.db") as storage:
+        facts = await storage.facts()
+        assert isinstance(facts, SqliteFacts)
+        assert facts.path == str(tmp_path / "real" / "jobs.db")
+        assert facts.log_bytes == size(log_of(tmp_path / "real" / "jobs.db")) > 0

@@ -449,7 +449,7 @@ class Checkpointer:
 
 
 def read_facts(path: Path, synchronous: str, connection: sqlite3.Connection) -> SqliteFacts:
-    """Return the facts about an open file."""
+    """Return the facts about an open file; `path` is resolved: the log of a link is beside its target."""
     import shutil  # Only the facts need it, and it imports compression modules.
 
     disk = shutil.disk_usage(path.parent)
@@ -460,13 +460,13 @@ def read_facts(path: Path, synchronous: str, connection: sqlite3.Connection) -> 
         version=sqlite3.sqlite_version_info,
         journal_mode=str(connection.execute("PRAGMA journal_mode").fetchone()[0]),
         synchronous=synchronous,
-        filesystem=mount_of(path.resolve().parent, MOUNTS.read_bytes())[1] if MOUNTS.exists() else "",
+        filesystem=mount_of(path.parent, MOUNTS.read_bytes())[1] if MOUNTS.exists() else "",
         free_bytes=disk.free,
         disk_bytes=disk.total,
         file_bytes=status.st_size,
         log_bytes=log.stat().st_size if log.exists() else 0,
         mode=status.st_mode & 0o777,
-        is_folder_shared=is_shared(path.resolve().parent),
+        is_folder_shared=is_shared(path.parent),
         can_write=os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK),
     )
 
