@@ -72,3 +72,15 @@ async def test_apps_that_create_one_file_at_the_same_moment_share_it(tmp_path: P
 
 
 async def _nothing() -> None: ...
+
+
+async def test_a_file_that_a_link_refers_to_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    """The fault: where a link led to a file that did not exist yet, all users could read the file and its log."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "data" / "jobs.db")
+    was = os.umask(0o022)
+    try:
+        async with Headgate(f"sqlite:///{tmp_path}/link.db").open():
+            assert modes(tmp_path / "data") == {0o600}
+    finally:
+        os.umask(was)

@@ -109,7 +109,7 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
         if _is_current(path):
             # Not even a lock is taken: the thread that waits for this may hold it.
             return []
-        _create_private(path)
+        _create_private(path.resolve())
         connection = connect(path, synchronous=synchronous, timeout=30)
         try:
             # SQLite does not wait by itself when several connections change the mode of a new file at once.
@@ -283,14 +283,13 @@ def _require_headgate_file(path: Path) -> None:
 def _create_private(path: Path) -> None:
     """Create a missing file for its owner alone; SQLite gives the files beside it the same permissions.
 
-    In a folder that is shared with a group (setgid and writable for the group), the group may read and write it too.
+    `path` is no link: SQLite itself would let all read the file that it refers to. In a folder that is shared with a
+    group (setgid and writable for the group), the group may read and write it too.
     """
-    mode = stat.S_IFREG | (0o660 if is_shared(path.resolve().parent) else 0o600)
+    mode = stat.S_IFREG | (0o660 if is_shared(path.parent) else 0o600)
     try:
         # Created without being opened if possible: closing a file drops all locks that this process has on it.
         os.mknod(path, mode)
-    except FileExistsError:
-        return
     except PermissionError:
         # Some systems allow only root to call mknod. If the folder is not writable, SQLite reports it better.
         with contextlib.suppress(OSError):
