@@ -230,7 +230,7 @@ async def test_a_tag_by_which_its_job_is_not_found_any_more_is_found(store: Dama
     await store.run(f"DELETE FROM headgate.job_tag WHERE tag = 'vip' AND job = {job_number(job)}")
     found = await store.found()
     assert found.seen == f"job {job} is not found by its tag vip"
-    await store.run(found.advice.replace(" job_tag", " headgate.job_tag"))
+    await store.run(found.advice)
     assert await store.store_user.storage.check() == []
 
 

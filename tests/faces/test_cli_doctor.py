@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from headgate import Headgate
 from headgate.cli.main import main
 from headgate.urls import displayed_url
+from tests.durability.postgres import ask
 from tests.redis_server import server_in
 
 
@@ -140,6 +141,22 @@ def test_a_postgres_server_is_examined(folder: Path, postgres_url: Any) -> None:
     for check in ("pooler", "clock", "integrity", "PostgreSQL version"):
         assert found[check][0] == "ok", found[check]
     assert "dead rows in all" in found["autovacuum"][1] or found["autovacuum"][0] != "ok"
+
+
+@pytest.mark.parametrize("word", ["false", "off", "0"])
+def test_a_table_that_is_never_vacuumed_is_found_with_a_statement_that_ends_it(
+    folder: Path, postgres_url: Any, word: str
+) -> None:
+    """The fault: with `off` it was not found, and the advised statement named a table that the session did not find."""
+    target = project(folder, str(postgres_url))
+    open_(target)
+    table = f"s_{target.partition(':')[0][-12:]}.job"
+    asyncio.run(ask(str(postgres_url), f"ALTER TABLE {table} SET (autovacuum_enabled = {word})"))
+    text = CliRunner().invoke(main, ["doctor", target]).output
+    assert f"PROBLEM autovacuum          off for table {table}" in text, text
+    (advice,) = re.findall(r"do: (ALTER TABLE .*)", text)
+    asyncio.run(ask(str(postgres_url), advice))
+    assert "off for table" not in CliRunner().invoke(main, ["doctor", target]).output
 
 
 def test_the_store_of_limits_is_examined(folder: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,10 +79,11 @@ class _Placed(msgspec.Struct):
 
 
 class _LostTag(NamedTuple):
-    """A tag of a job without a row in the index of tags."""
+    """A tag of a job without a row in the index of tags, which is the table `place`."""
 
     job: JobId
     tag: str
+    place: str
 
 
 LINES_AT_ONCE = 5000
@@ -275,7 +276,7 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule] = NO_RULES) -> 
         *[
             Contradiction(
                 f"job {lost.job} is not found by its tag {lost.tag}",
-                f"INSERT INTO job_tag (tag, job) VALUES ('{lost.tag}', {job_number(lost.job)})",
+                f"INSERT INTO {lost.place} (tag, job) VALUES ('{lost.tag}', {job_number(lost.job)})",
             )
             for lost in await tx.fetch(_LOST_TAGS, "lost_tags")
         ],

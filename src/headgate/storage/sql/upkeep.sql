@@ -456,14 +456,14 @@ SELECT id, own_id FROM headgate.job WHERE own_id IS NOT NULL
 
 -- name: lost_tags [postgres]
 -- Return the jobs that are not found by a tag that they have. A tag has no quotes, commas and brackets.
-SELECT job.id AS job, kept.tag
+SELECT job.id AS job, kept.tag, 'headgate.job_tag' AS place
 FROM headgate.job
 CROSS JOIN unnest(string_to_array(replace(substring(options FROM '"tags":\[([^]]*)\]'), '"', ''), ',')) AS kept (tag)
 WHERE options IS NOT NULL AND strpos(options, '"tags":[') > 0
     AND NOT EXISTS (SELECT 1 FROM headgate.job_tag WHERE job_tag.tag = kept.tag AND job_tag.job = job.id)
 
 -- name: lost_tags [sqlite]
-SELECT job.id AS job, kept.value AS tag
+SELECT job.id AS job, kept.value AS tag, 'job_tag' AS place
 FROM job
 CROSS JOIN json_each(iif(json_valid(job.options), job.options, '[]'), '$.tags') AS kept
 WHERE job.options IS NOT NULL AND instr(job.options, '"tags":[') > 0
