@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from headgate import StorageUnavailable
+from headgate import Headgate, StorageUnavailable
 from headgate.jobs.event import NodeDeclaredDead, NodeLost
 from tests.durability.postgres import Endings, count_endings, session_at
 from tests.durability.work import Work
@@ -105,3 +105,15 @@ async def test_a_server_that_became_read_only_is_waited_for(postgres: PostgresSe
         await until(takes_it, BACK + 5)
         assert await result_within(held, BACK) == "acme"
         assert work.again == []
+
+
+async def test_a_server_that_is_read_only_can_be_opened_to_read(postgres: PostgresServer) -> None:
+    """The fault: after a failover, `headgate status` and the dashboard did not start, although reads were promised."""
+    work = Work(postgres.url)
+    async with work.app.open(), session_at(postgres.url) as operator:
+        job = await work.gated.enqueue("acme")
+        await operator.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        await operator.execute("SELECT pg_reload_conf()")
+    async with Headgate(postgres.url, migrate=False).open() as app:
+        assert (await app.admin.job(job.id)).record.task == work.gated.name
+        assert [each.queue for each in (await app.admin.overview()).queues] == [work.gated.queue]

@@ -217,7 +217,10 @@ class PostgresStorage(Store):
         return await make_current(self._database, dry_run=dry_run)
 
     async def _read_clock(self, session: Session) -> None:
-        await session.execute("raise_limit_time")
+        clock = await session.row("clock")
+        # A server that is read-only, as after a failover, can be opened by who only reads.
+        if clock["last_used"] > clock["now"] + clock["ahead"]:
+            await session.execute("raise_limit_time")
         self._identity = await session.value("identity")
         # Parsing the statement takes longer the first time, so the second reading is more accurate.
         for _ in range(2):
