@@ -276,7 +276,9 @@ class PostgresStorage(Store):
             if changes_job is not None:
                 result = await self._when_free(changes_job, work)
             elif options.get("is_atomic", True):
-                result = await self._database.transact(work, _plans(options))
+                unsynced = UNSYNCED if options.get("may_be_lost") else {}
+                plans = SUMMARIES if options.get("reads_summaries") else {}
+                result = await self._database.transact(work, {**unsynced, **plans})
             elif options.get("may_repeat"):
                 result = await self._database.repeat(work)
             else:
@@ -532,9 +534,3 @@ class _KeyLocks:
             for key in sorted(set(keys), key=repr):
                 await stack.enter_async_context(self._locks.setdefault(key, asyncio.Lock()))
             yield
-
-
-def _plans(options: WriteOptions) -> Mapping[str, str]:
-    """Return the settings of the server under which a transaction with these options runs."""
-    unsynced = UNSYNCED if options.get("may_be_lost") else {}
-    return {**unsynced, **(SUMMARIES if options.get("reads_summaries") else {})}

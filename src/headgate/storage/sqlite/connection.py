@@ -56,7 +56,6 @@ _WAIT_TO_OPEN = 10.0
 """Seconds for which a new connection waits for the file, before it reads anything."""
 
 _UNUSABLE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-_FULL = {sqlite3.SQLITE_FULL}
 # PROTOCOL: SQLite lost the race for its shared memory a hundred times, which is contention too.
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _ENVIRONMENT = {
@@ -149,7 +148,7 @@ def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
             f"{path} is damaged or not a SQLite database ({error}); nothing was written: restore a backup, "
             "or move the file away to start with an empty one"
         )
-    if code in _FULL:
+    if code == sqlite3.SQLITE_FULL:
         return StorageUnavailable(f"the disk of {path} is full; nothing of this was stored: free space and try again")
     if code in _BUSY:
         return StorageUnavailable(
