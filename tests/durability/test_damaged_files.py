@@ -129,6 +129,24 @@ async def test_a_process_that_died_before_its_first_table_leaves_a_file_that_ope
     await fill(database, 3)
 
 
+async def test_a_process_that_died_while_it_made_the_file_leaves_one_that_opens(database: Path) -> None:
+    """The fault: no worker could start any more, and the error said to let its user write to the file."""
+    writes = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA user_version = 0")
+connection.execute("PRAGMA synchronous = OFF")
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("PRAGMA user_version = 1")
+os._exit(9)
+"""
+    writer = await asyncio.create_subprocess_exec(sys.executable, "-c", writes, str(database))
+    assert await writer.wait() == 9
+    assert size(database) == PAGE
+    assert size(database.with_name(f"{database.name}-journal")) > 0
+    await fill(database, 3)
+
+
 async def test_a_file_with_the_journal_of_a_process_that_died_opens(database: Path) -> None:
     """A copy may be in the mode with a rollback journal. No reader opens it then: only a writer rolls back."""
     await fill(database, 3)

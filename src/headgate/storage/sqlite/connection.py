@@ -332,10 +332,15 @@ def _application_id_in_header(path: Path) -> int | None:
 
 
 def _is_empty_or_ours(path: Path) -> bool:
-    with read_only(path) as connection:
-        if connection.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0]:
+    try:
+        with read_only(path) as connection:
+            is_empty = connection.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0]
+            return bool(is_empty or connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID)
+    except sqlite3.OperationalError as error:
+        # A process that was killed while it made the file has left one page, and a journal that a writer rolls back.
+        if error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK and path.stat().st_size <= 4096:
             return True
-        return bool(connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID)
+        raise
 
 
 def read_only(path: Path, mode: str = "mode=ro") -> contextlib.closing[sqlite3.Connection]:
