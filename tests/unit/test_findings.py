@@ -32,7 +32,6 @@ GIB = 2**30
 SQLITE = SqliteFacts(
     path="/var/lib/jobs.db",
     version=(3, 51, 3),
-    journal_mode="wal",
     synchronous="FULL",
     filesystem="ext4",
     free_bytes=50 * GIB,
@@ -107,7 +106,6 @@ def test_a_file_in_a_folder_that_is_shared_on_purpose_may_be_the_groups() -> Non
     ("change", "level", "check", "part"),
     [
         ({"version": (3, 50, 4)}, "warning", "SQLite version", "WAL-reset bug"),
-        ({"journal_mode": "delete"}, "problem", "journal mode", "not WAL"),
         ({"synchronous": "NORMAL"}, "warning", "synchronous", "power failure"),
         ({"synchronous": "OFF"}, "problem", "synchronous", "corrupt"),
         ({"filesystem": "nfs4"}, "problem", "filesystem", "nfs4"),

@@ -89,15 +89,6 @@ def _of_sqlite(facts: SqliteFacts) -> Iterator[Finding]:
             "file and checkpoints it can, rarely, corrupt it",
             f"run PRAGMA wal_autocheckpoint = 0 on connections of your own to this file, or use SQLite {safe} or newer",
         )
-    if facts.journal_mode == "wal":
-        yield Finding("ok", "journal mode", "WAL")
-    else:
-        yield Finding(
-            "problem",
-            "journal mode",
-            f"{facts.journal_mode}, not WAL: readers and writers block each other",
-            "stop all programs that use the file, and start one worker, which changes the mode",
-        )
     yield _synchronous(facts)
     yield _filesystem(facts)
     yield _room(facts)

@@ -32,7 +32,6 @@ class SqliteFacts(msgspec.Struct, frozen=True, kw_only=True, tag="sqlite", tag_f
 
     path: str
     version: tuple[int, ...]
-    journal_mode: str
     synchronous: str
     filesystem: str
     free_bytes: int

@@ -451,7 +451,7 @@ class Checkpointer:
         os.close(self._log)
 
 
-def read_facts(path: Path, synchronous: str, connection: sqlite3.Connection) -> SqliteFacts:
+def read_facts(path: Path, synchronous: str) -> SqliteFacts:
     """Return the facts about an open file; `path` is resolved: the log of a link is beside its target."""
     import shutil  # Only the facts need it, and it imports compression modules.
 
@@ -461,7 +461,6 @@ def read_facts(path: Path, synchronous: str, connection: sqlite3.Connection) -> 
     return SqliteFacts(
         path=str(path),
         version=sqlite3.sqlite_version_info,
-        journal_mode=str(connection.execute("PRAGMA journal_mode").fetchone()[0]),
         synchronous=synchronous,
         filesystem=mount_of(path.parent, MOUNTS.read_bytes())[1] if MOUNTS.exists() else "",
         free_bytes=disk.free,

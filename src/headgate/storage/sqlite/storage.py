@@ -606,7 +606,7 @@ class SqliteStorage(Store):
             raise_instead(self._translated(error), error)
 
     async def facts(self) -> StoreFacts:
-        return await self._query("lists", partial(sqlite_file.read_facts, self.path.resolve(), self._synchronous))
+        return await self._query("lists", lambda _: sqlite_file.read_facts(self.path.resolve(), self._synchronous))
 
     async def check_indexes(self) -> IndexFacts:
         """As `Store.check_indexes`. It reads the whole file, so it is on the connection of checks."""
