@@ -31,9 +31,6 @@ from headgate.storage.migrations import Migration, load_migrations, pending, req
 APPLICATION_ID = 0x48_64_67_74
 """`Hdgt`, stored in the file's header: distinguishes a Headgate database from another program's."""
 
-SMALLEST_DATABASE = 512
-"""Bytes: one page of the smallest size."""
-
 OLDEST_SQLITE = (3, 35, 0)
 """The first version with UPDATE … FROM and generated columns."""
 
@@ -309,7 +306,8 @@ def _application_id_in_header(path: Path) -> int | None:
     SQLite reads it: it neither locks nor writes an immutable file. If this process opened and closed the file itself,
     it would lose all its locks on it, even those of the caller's own connections (sqlite.org/howtocorrupt.html, 2.2).
     """
-    if path.stat().st_size < SMALLEST_DATABASE:
+    # One page of the smallest size.
+    if path.stat().st_size < 512:
         return None
     try:
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
