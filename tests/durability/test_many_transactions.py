@@ -183,3 +183,24 @@ async def test_a_transaction_that_waits_for_its_turn_while_the_store_closes_is_r
     await store.open()
     await asyncio.wait_for(store.pause_queue("default"), patient(5))
     await store.close()
+
+
+async def test_a_write_by_a_link_inside_a_transaction_on_its_file_is_refused_at_once(tmp_path: Path) -> None:
+    """The fault: it waited 30 s for the transaction around it, and named another connection of this process."""
+    (tmp_path / "link.db").symlink_to(tmp_path / "jobs.db")
+    app, linked = (Headgate(f"sqlite:///{tmp_path / name}", synchronous="OFF") for name in ("jobs.db", "link.db"))
+    refused: list[HeadgateError] = []
+
+    @linked.task
+    async def other() -> None: ...
+
+    @app.task
+    async def pay() -> None:
+        async with current_job().transaction():
+            with pytest.raises(HeadgateError, match="this would wait for the transaction that is open here") as raised:
+                await other.enqueue()
+            refused.append(raised.value)
+
+    async with app, linked.open():
+        await result_within(await pay.enqueue())
+    assert len(refused) == 1

@@ -459,7 +459,7 @@ class SqliteStorage(Store):
 
     def _require_no_transaction(self) -> None:
         """Raise HeadgateError inside the block of a transaction on this file, for which the caller would wait."""
-        if any(each.is_open and each.path == self.path for each in _transactions.get()):
+        if any(each.is_open and each.path.resolve() == self.path.resolve() for each in _transactions.get()):
             raise HeadgateError(
                 f"this would wait for the transaction that is open here on {self.path}, and nothing was stored: pass "
                 "its connection, as in `await task.using(connection=connection).enqueue(…)`, or call it after the block"
