@@ -94,7 +94,9 @@ class BackgroundCounts(Generic[T]):
         counting = self._counting
         if counting is not None:
             patience = self._first_patience if self._known is None else self._patience
-            if self._known is not None and patience is not None and self._is_stale:
+            age = self._clock.monotonic() - self._began_at
+            # The last result is too old to be shown while the next one can be awaited.
+            if self._known is not None and patience is not None and age > self._max_age:
                 patience = max(patience, self._stale_patience)
             await asyncio.wait([counting], timeout=patience)
             if counting.done():
@@ -102,11 +104,6 @@ class BackgroundCounts(Generic[T]):
                 if not counting.cancelled():
                     counting.result()
         return self._known
-
-    @property
-    def _is_stale(self) -> bool:
-        """Whether the last result is too old to be shown while the next one can be awaited."""
-        return self._clock.monotonic() - self._began_at > self._max_age
 
     async def _count(self, count: Callable[[], Awaitable[T]], now: Callable[[], datetime]) -> None:
         began_at, at = self._clock.monotonic(), now()

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from functools import lru_cache
 from random import Random
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, unquote_plus, urlsplit
 
@@ -684,14 +684,11 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
                 return Deadlocked(f"{name}: {text}")
             case Treatment.REFUSED | Treatment.GONE:
                 return StorageUnavailable(f"{name} refused the request: {text}")
-            case Treatment.VALUES | Treatment.DEFECT:
-                has_bad_values = treatment is Treatment.VALUES
+            case Treatment.VALUES:
+                return StatementRejected(f"{name} rejected a value ({code}): {text}", has_bad_values=True)
+            case Treatment.DEFECT:
                 why = "somebody changed the database's tables, functions or roles, or Headgate has a bug"
-                return StatementRejected(
-                    f"{name} rejected {'a value' if has_bad_values else 'a statement'} ({code}): {text}"
-                    + ("" if has_bad_values else f"; {why}"),
-                    has_bad_values=has_bad_values,
-                )
+                return StatementRejected(f"{name} rejected a statement ({code}): {text}; {why}", has_bad_values=False)
     # A UnicodeError is about a host such as "db..example", before anything is sent.
     if isinstance(error, asyncpg.exceptions.ClientConfigurationError) or (opening and isinstance(error, UnicodeError)):
         return StorageUnusable(f"{name} cannot be opened: {text}")
@@ -780,11 +777,7 @@ _FIRST_OF_USERS = 16_384
 _own_types: dict[frozenset[int], Any] = {}
 """PostgreSQL's descriptions of its own types, which are the same on each server."""
 
-
-class _NotAsked(NamedTuple):
-    """A placeholder for the statement that was not needed."""
-
-    name: str = "not asked"
+_NOT_ASKED = SimpleNamespace(name="a placeholder for the statement that was not needed")
 
 
 class _Connection(asyncpg.Connection):
@@ -802,7 +795,7 @@ class _Connection(asyncpg.Connection):
         """Ask about types such as bigint[] once in a process, not in each session: it takes three statements."""
         ids = frozenset(types)
         if ids in _own_types:
-            return _own_types[ids], _NotAsked()
+            return _own_types[ids], _NOT_ASKED
         found, statement = await super()._introspect_types(types, timeout)  # type: ignore[misc]  # not in the stubs
         if max(ids) < _FIRST_OF_USERS:
             _own_types[ids] = found

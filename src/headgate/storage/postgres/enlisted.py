@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -35,12 +35,9 @@ async def session_of(caller: Enlisted, statements: Mapping[str, AnyStatement], n
             if not connection.is_closed() and not connection.is_in_transaction():
                 raise _no_transaction("`async with connection.transaction():`")
             return Session(connection, statements, is_pooled=False)
-        case "psycopg":
+        case "psycopg" | "psycopg async":
             _require_psycopg_transaction(connection)
             return PsycopgSession(connection, statements, is_pooled=False)
-        case "psycopg async":
-            _require_psycopg_transaction(connection)
-            return AsyncPsycopgSession(connection, statements, is_pooled=False)
         case _:
             raise OtherPlace(
                 f"this connection is from {caller.driver}, but the jobs of this app are in {name}; nothing was stored"
@@ -88,47 +85,33 @@ async def require_same_place(session: Session, identity: str, *, has_unique: boo
 
 
 class PsycopgSession(Session):
-    """Statements by name on a synchronous psycopg connection."""
-
-    async def fetch(self, statement: str, /, **values: Any) -> list[Any]:
-        cursor = self._run(statement, values)
-        return [] if cursor.description is None else list(cursor.fetchall())
-
-    async def execute(self, statement: str, /, **values: Any) -> int:
-        return int(self._run(statement, values).rowcount)
-
-    async def script(self, sql: str) -> None:
-        self._cursor().execute(sql)
-
-    def _run(self, statement: str, values: Mapping[str, Any]) -> Any:
-        return self._cursor().execute(*_translated(*self._statements[statement].fit(values)))
-
-    def _cursor(self) -> Any:
-        from psycopg import Cursor
-        from psycopg.rows import namedtuple_row
-
-        # The caller may have set other factories, of rows and of cursors.
-        return Cursor(self._connection, row_factory=namedtuple_row)
-
-
-class AsyncPsycopgSession(PsycopgSession):
-    """Statements by name on an async psycopg connection."""
+    """Statements by name on a connection of psycopg, synchronous or async."""
 
     async def fetch(self, statement: str, /, **values: Any) -> list[Any]:
         cursor = await self._run(statement, values)
-        return [] if cursor.description is None else list(await cursor.fetchall())
+        return [] if cursor.description is None else list(await _ready(cursor.fetchall()))
 
     async def execute(self, statement: str, /, **values: Any) -> int:
         return int((await self._run(statement, values)).rowcount)
 
     async def script(self, sql: str) -> None:
-        await self._cursor().execute(sql)
+        await _ready(self._cursor().execute(sql))
+
+    async def _run(self, statement: str, values: Mapping[str, Any]) -> Any:
+        return await _ready(self._cursor().execute(*_translated(*self._statements[statement].fit(values))))
 
     def _cursor(self) -> Any:
-        from psycopg import AsyncCursor
+        from psycopg import AsyncConnection, AsyncCursor, Cursor
         from psycopg.rows import namedtuple_row
 
-        return AsyncCursor(self._connection, row_factory=namedtuple_row)
+        # The caller may have set other factories, of rows and of cursors.
+        kind = AsyncCursor if isinstance(self._connection, AsyncConnection) else Cursor
+        return kind(self._connection, row_factory=namedtuple_row)
+
+
+async def _ready(answer: Any) -> Any:
+    # Nothing is awaited on a synchronous connection: its caller runs this to the end without a loop.
+    return await answer if isinstance(answer, Awaitable) else answer
 
 
 def _translated(statement: CompiledStatement, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
