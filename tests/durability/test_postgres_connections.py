@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import asyncpg
 import pytest
 
 from headgate import Headgate, RetryPolicy, StorageUnavailable, current_job
+from headgate.clock import SystemClock
 from headgate.engine import attempt
 from headgate.storage.postgres import database, wake_ups
 from headgate.storage.postgres import storage as postgres_storage
@@ -361,3 +363,22 @@ async def test_a_notification_that_was_lost_delays_a_job_by_one_poll(postgres: P
             )
             job = await local.gated.enqueue("acme")
             await remote.has_run(job, seconds=BACK)
+
+
+@pytest.mark.parametrize("form", ["postgresql://postgres@{}/postgres", "postgresql://postgres@/postgres?host={}"])
+async def test_a_host_that_does_not_answer_leaves_time_for_the_next(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """The fault: the driver waited for a machine that was gone until no time was left, and never asked the other."""
+    monkeypatch.setattr(database, "CONNECT_TIMEOUT", 2.0)
+    with socket.socket() as silent:
+        # Connections to it are taken by the kernel, and nobody answers.
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(64)
+        url = form.format(f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{postgres.port}")
+        storage = PostgresStorage(url, SystemClock(), is_watched=False)
+        await storage.open()
+        assert await storage.queues() == []
+        async with storage.transaction() as connection:
+            assert await connection.fetchval("SELECT 1") == 1
+        await storage.close()

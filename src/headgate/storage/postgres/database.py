@@ -355,10 +355,11 @@ class Database:
         if self.lent is not None:
             return
         settings = {} if self.is_pooled else {**SETTINGS, **self.bounds.of_session}
-        self._pool = await asyncpg.create_pool(
+        self._pool = await asyncpg.create_pool(  # type: ignore[call-overload]  # its stubs name all options of connect
             self.url,
             min_size=0,
             max_size=self._size,
+            connect=connect,
             connection_class=_Connection,
             init=self._connected,
             statement_cache_size=0 if self.is_pooled else 300,
@@ -367,7 +368,6 @@ class Database:
             # A statement that is dropped from the cache would be prepared again, in the middle of a transaction.
             max_cached_statement_lifetime=0,
             max_inactive_connection_lifetime=300.0,
-            timeout=CONNECT_TIMEOUT,
             command_timeout=COMMAND_TIMEOUT,
             server_settings={"application_name": "headgate", **settings},
         )
@@ -405,9 +405,8 @@ class Database:
                 if self.lent is not None:
                     connection = await stack.enter_async_context(self.lent.connection())
                 else:
-                    connection = await asyncpg.connect(
+                    connection = await connect(
                         self.url,
-                        timeout=CONNECT_TIMEOUT,
                         statement_cache_size=0 if self.is_pooled else 100,
                         # Not as the pool's: what a user streams here may be slow, and is no silent client of the store.
                         server_settings={"application_name": "headgate transaction"},
@@ -638,12 +637,34 @@ def raising_bad_values() -> Iterator[None]:
         raise
 
 
+_NEXT_HOST = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TargetServerAttributeNotMatched,
+)
+"""Errors of one host after which the next one is tried."""
+
+
+async def connect(url: str, **options: Any) -> Any:
+    """Connect to the first host of a URL that can be used. Raises the error of the last one if none can.
+
+    Each has its share of the time: the driver itself would wait for a machine that is gone until no time is left.
+    """
+    hosts = _hosts_of(url)
+    share = CONNECT_TIMEOUT / len(hosts)
+    for host, port in hosts[:-1]:
+        with contextlib.suppress(*_NEXT_HOST):
+            return await asyncpg.connect(url, host=host, port=port, timeout=share, **options)
+    last: dict[str, Any] = dict(zip(("host", "port"), hosts[-1], strict=True)) if len(hosts) > 1 else {}
+    return await asyncpg.connect(url, timeout=share, **last, **options)
+
+
 @contextlib.asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Any]:
     """Open a connection outside the pool, which prepares nothing, and close it at the end of the block."""
-    connection = await asyncpg.connect(
+    connection = await connect(
         url,
-        timeout=CONNECT_TIMEOUT,
         command_timeout=COMMAND_TIMEOUT,
         statement_cache_size=0,
         server_settings={"application_name": "headgate"},
@@ -760,12 +781,23 @@ def executor_of(url: str) -> tuple[str, str, str]:
     """Return the hosts, ports and database of a URL, as far as it shows them: one server may have several names."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
-    named = [_HOST.fullmatch(host) for host in (parts.netloc.rpartition("@")[2] or options.get("host", "")).split(",")]
-    hosts = ["" if host is None else (host["bracketed"] or host["plain"] or "").lower() for host in named]
-    ports = [(host is not None and host["port"]) or options.get("port", "5432") for host in named]
+    hosts, ports = zip(*((host.lower(), port or "5432") for host, port in _hosts_of(url)), strict=True)
     database = parts.path.strip("/") or options.get("database") or options.get("dbname") or parts.username or ""
     local = ("", "127.0.0.1", "::1")
     return ",".join("localhost" if host in local else host for host in hosts), ",".join(ports), unquote(database)
+
+
+def _hosts_of(url: str) -> list[tuple[str, str | None]]:
+    """Return the hosts that a URL names, each with its port if that is named."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    hosts = (parts.netloc.rpartition("@")[2] or options.get("host", "")).split(",")
+    port = options.get("port", "")
+    ports = port.split(",") if port.count(",") == len(hosts) - 1 else [port] * len(hosts)
+    return [
+        (unquote(named["bracketed"] or named["plain"] or ""), named["port"] or port or None) if named else ("", None)
+        for named, port in zip(map(_HOST.fullmatch, hosts), ports, strict=True)
+    ]
 
 
 _HOST = re.compile(r"(?:\[(?P<bracketed>[^]]*)\]|(?P<plain>[^:]*))(?::(?P<port>\d*))?")
