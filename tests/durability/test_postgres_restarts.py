@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from contextlib import AsyncExitStack
 
 import pytest
 
-from headgate import Headgate, StorageUnavailable
+from headgate import StorageUnavailable
+from headgate.cli import worker
+from headgate.clock import SECOND
 from headgate.jobs.event import NodeDeclaredDead, NodeLost
-from tests.durability.postgres import Endings, count_endings, session_at
+from headgate.storage.postgres import database
+from tests.durability.postgres import Endings, ask, count_endings, session_at
 from tests.durability.work import Work
 from tests.internals import store_of
 from tests.postgres_server import PostgresServer
@@ -107,13 +111,22 @@ async def test_a_server_that_became_read_only_is_waited_for(postgres: PostgresSe
         assert work.again == []
 
 
-async def test_a_server_that_is_read_only_can_be_opened_to_read(postgres: PostgresServer) -> None:
-    """The fault: after a failover, `headgate status` and the dashboard did not start, although reads were promised."""
+async def test_a_process_that_starts_beside_a_read_only_server_can_read(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: each process wrote when it opened its app, so `headgate status` and `doctor` failed on a replica."""
     work = Work(postgres.url)
-    async with work.app.open(), session_at(postgres.url) as operator:
+    async with work.app:
         job = await work.gated.enqueue("acme")
-        await operator.execute("ALTER SYSTEM SET default_transaction_read_only = on")
-        await operator.execute("SELECT pg_reload_conf()")
-    async with Headgate(postgres.url, migrate=False).open() as app:
-        assert (await app.admin.job(job.id)).record.task == work.gated.name
-        assert [each.queue for each in (await app.admin.overview()).queues] == [work.gated.queue]
+        assert await result_within(job) is None
+    await ask(postgres.url, "ALTER DATABASE postgres SET default_transaction_read_only = on")
+    monkeypatch.setattr(database, "PATIENCE", SECOND // 2)
+    work = Work(postgres.url)
+    async with work.app.open():
+        assert (await work.app.job(job.id).status()).state == "succeeded"
+        assert len(await work.app.admin.queues.list()) == 1
+        with pytest.raises(StorageUnavailable, match=r"is read-only: .*it is a replica, or .*target_session_attrs=pr"):
+            await work.gated.enqueue("acme")
+    async with AsyncExitStack() as stack:
+        with pytest.raises(StorageUnavailable, match="is read-only"):
+            await worker._open(work.app, 0.5, stack)

@@ -362,6 +362,8 @@ async def _open(app: Headgate, wait: float, stack: AsyncExitStack) -> bool:
     while not stopping.is_set():
         try:
             await stack.enter_async_context(app.open())
+            # A write: a server that is read-only can be read, and is waited for as one that is away.
+            await app._storage.producer()
             return not stopping.is_set()
         except StorageUnavailable as error:
             if clock.monotonic() >= until:

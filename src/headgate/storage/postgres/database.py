@@ -150,6 +150,7 @@ def treatment_of(code: str) -> Treatment:
 
 
 _FORBIDDEN = "42501"
+_READ_ONLY = "25006"
 _WITHDRAWN = ("42P01", "3F000")
 
 
@@ -699,6 +700,11 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
             return StorageUnavailable(
                 f"a table of {name} is missing: {text}; restore it, or if the whole schema was dropped, create it with "
                 "`headgate migrate`"
+            )
+        if code == _READ_ONLY:
+            return StorageUnavailable(
+                f"{name} is read-only: {text}; it is a replica, or default_transaction_read_only is set; to reach the "
+                "primary, name all hosts in the URL, and target_session_attrs=primary"
             )
         match treatment:
             case Treatment.AGAIN:

@@ -217,14 +217,13 @@ class PostgresStorage(Store):
         return await make_current(self._database, dry_run=dry_run)
 
     async def _read_clock(self, session: Session) -> None:
-        clock = await session.row("clock")
-        # A server that is read-only, as after a failover, can be opened by who only reads.
-        if clock["last_used"] > clock["now"] + clock["ahead"]:
+        # Only if it is needed, as a server that is read-only can be read. Parsing the statement takes longer the first
+        # time, so only the second reading is accurate.
+        row = await session.row("clock")
+        if row["last_used"] > row["now"] + row["ahead"]:
             await session.execute("raise_limit_time")
         self._identity = await session.value("identity")
-        # Parsing the statement takes longer the first time, so the second reading is more accurate.
-        for _ in range(2):
-            await follow_clock(session, self._time, self.clock)
+        await follow_clock(session, self._time, self.clock)
 
     async def close(self) -> None:
         if self._pid != os.getpid():
