@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from headgate import Headgate, RetryPolicy, StorageUnavailable, current_job
+from headgate import Headgate, RetryPolicy, StorageUnavailable, StorageUnusable, current_job
 from headgate.clock import SystemClock
 from headgate.engine import attempt
 from headgate.storage.postgres import database, wake_ups
@@ -382,3 +382,21 @@ async def test_a_host_that_does_not_answer_leaves_time_for_the_next(
         async with storage.transaction() as connection:
             assert await connection.fetchval("SELECT 1") == 1
         await storage.close()
+
+
+async def test_why_a_session_is_refused_is_said_when_the_app_opens(postgres: PostgresServer) -> None:
+    """The fault: these were tracebacks of the driver, or did not say that the URL is to be changed."""
+    for statement in (
+        "CREATE DATABASE closed",
+        "REVOKE CONNECT ON DATABASE closed FROM PUBLIC",
+        "CREATE ROLE guest LOGIN",
+    ):
+        await ask(postgres.url, statement)
+    for url, told in (
+        (f"postgresql://guest@127.0.0.1:{postgres.port}/closed", 'permission denied for database "closed"'),
+        (f"{postgres.url}?DateStyle=none", 'invalid value for parameter "DateStyle"'),
+        (f"{postgres.url}?channel_binding=require", "channel_binding.*; remove it from the URL"),
+        ("postgresql:///postgres?host=127.0.0.1&port=one", "invalid literal for int"),
+    ):
+        with pytest.raises(StorageUnusable, match=f"cannot be opened: .*{told}"):
+            await PostgresStorage(url, SystemClock()).open()

@@ -123,6 +123,12 @@ def test_a_lost_connection_is_explained_in_the_words_of_the_server() -> None:
     assert str(received) == "the connection to db was lost: it had ended before the statement was sent"
 
 
+def test_a_file_that_is_missing_is_a_socket_or_a_certificate() -> None:
+    """The fault: it said "No such file or directory", and the driver does not say which."""
+    error = FileNotFoundError(2, "No such file or directory")
+    assert "there is no such socket, or no such certificate" in str(translate(error, "db", opening=True))
+
+
 def test_a_lasting_deadlock_is_a_storage_failure() -> None:
     assert issubclass(Deadlocked, StorageUnavailable)
     assert issubclass(Deadlocked, HeadgateError)

@@ -150,6 +150,7 @@ def treatment_of(code: str) -> Treatment:
 
 
 _FORBIDDEN = "42501"
+_UNKNOWN = "42704"
 _READ_ONLY = "25006"
 _WITHDRAWN = ("42P01", "3F000")
 
@@ -375,19 +376,24 @@ class Database:
 
     async def probe(self) -> None:
         """Check whether the server can be used, and whether a pooler is in front of it. Raises as `open`."""
-        with self.translated(opening=True):
-            async with self.connection() as connection:
-                # In a transaction: otherwise, parsing and running it may use two connections of a pooler.
-                async with connection.transaction():
-                    version, is_linux, pid = await connection.fetchrow(
-                        "SELECT current_setting('server_version_num')::int, version() LIKE '%linux%', pg_backend_pid()"
-                    )
-                    if self.lent is not None:
-                        await self.lent.require_plain(connection)
-                if version < OLDEST_SERVER:
-                    raise StorageUnusable(f"{self.name} is PostgreSQL {version // 10000}; Headgate needs 13 or newer")
-                self.is_pooled = pid != connection.get_server_pid()
-                self.bounds = Bounds.at(version, is_linux=is_linux)
+        try:
+            with self.translated(opening=True):
+                async with self.connection() as connection:
+                    # In a transaction: otherwise, parsing and running it may use two connections of a pooler.
+                    async with connection.transaction():
+                        version, is_linux, pid = await connection.fetchrow(
+                            "SELECT current_setting('server_version_num')::int, version() LIKE '%linux%', "
+                            "pg_backend_pid()"
+                        )
+                        if self.lent is not None:
+                            await self.lent.require_plain(connection)
+                    self.is_pooled = pid != connection.get_server_pid()
+        except asyncpg.PostgresError as error:
+            # No right to connect, or an option of the URL with a value that the server does not take.
+            raise StorageUnusable(f"{self.name} cannot be opened: {without_secrets(str(error), self.url)}") from error
+        if version < OLDEST_SERVER:
+            raise StorageUnusable(f"{self.name} is PostgreSQL {version // 10000}; Headgate needs 13 or newer")
+        self.bounds = Bounds.at(version, is_linux=is_linux)
 
     def connection(self) -> AbstractAsyncContextManager[Any]:
         """Use a connection that no statement of the store runs on meanwhile: a new one, or one of the lent pool."""
@@ -687,8 +693,11 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
     if isinstance(error, asyncpg.PostgresError):
         code = error.sqlstate or ""
         treatment = treatment_of(code)
-        if opening and code.startswith(("28", "3D000", "42704")):
-            return StorageUnusable(f"{name} cannot be opened: {text}")
+        # The second is what PgBouncer says, under a code of many meanings.
+        is_option = code == _UNKNOWN or "unsupported startup parameter" in text
+        if opening and (is_option or code.startswith(("28", "3D000"))):
+            advice = "; remove it from the URL, because asyncpg does not know it either" if is_option else ""
+            return StorageUnusable(f"{name} cannot be opened: {text}{advice}")
         if opening and (code in (_FORBIDDEN, *_WITHDRAWN) or treatment in (Treatment.VALUES, Treatment.DEFECT)):
             return None
         if code == _FORBIDDEN:
@@ -716,8 +725,8 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
             case Treatment.DEFECT:
                 why = "somebody changed the database's tables, functions or roles, or Headgate has a bug"
                 return StatementRejected(f"{name} rejected a statement ({code}): {text}; {why}", has_bad_values=False)
-    # A UnicodeError is about a host such as "db..example", before anything is sent.
-    if isinstance(error, asyncpg.exceptions.ClientConfigurationError) or (opening and isinstance(error, UnicodeError)):
+    # A ValueError is about a host such as "db..example", or a port of the URL or PGPORT, before anything is sent.
+    if isinstance(error, asyncpg.exceptions.ClientConfigurationError) or (opening and isinstance(error, ValueError)):
         return StorageUnusable(f"{name} cannot be opened: {text}")
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         return StorageUnavailable(f"{name} does not answer")
@@ -727,6 +736,8 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
         if said is None and isinstance(error, asyncpg.InternalClientError) and was_not_sent(error):
             said = "it had ended before the statement was sent"
         why = without_secrets(said or str(error), url)
+        if isinstance(error, FileNotFoundError):
+            why = "there is no such socket, or no such certificate as the URL names"
         return StorageUnavailable(
             f"{name} cannot be reached: {why}" if opening else f"the connection to {name} was lost: {why}"
         )
