@@ -401,6 +401,24 @@ def test_each_form_of_a_url_may_name_the_schema(monkeypatch: pytest.MonkeyPatch,
         Headgate(url.replace("limits", "LIMITS").replace("%6cimits", "LIMITS"))
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ada:hunter2@swordfish@localhost/shop",
+        "postgresql://ada:12/hunter2@localhost/shop",
+        "postgresql://ada:12#hunter2@localhost/shop",
+        "postgresql://ada:12?hunter2@localhost/shop",
+        "postgresql://localhost/shop?sslmode=require&",
+    ],
+)
+def test_a_url_that_ends_too_early_is_refused_at_declaration(url: str) -> None:
+    """The fault: these led to another host, which could not be reached, or to an error of the driver."""
+    for declare in (Headgate, PostgresBuckets.from_url, lambda url: Headgate("postgresql:///shop", listen_url=url)):
+        with pytest.raises(DeclarationError, match=r"percent-encode / # \? @ and : in a user, a password") as refused:
+            declare(url)
+        assert "hunter2" not in str(refused.value)
+
+
 async def test_jobs_and_limits_are_in_the_schema_of_their_url(postgres_url: str, postgres_schema: str) -> None:
     named = f"{postgres_url}?application_name=shop&schema={postgres_schema}"
     app = Headgate(named, listen_url=named, migrate=True)

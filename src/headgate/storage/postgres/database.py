@@ -765,7 +765,8 @@ def _leaves_connection_usable(error: BaseException) -> bool:
 def checked_url(url: str) -> str:
     """Return a URL that can be parsed; it may name several hosts. Raises DeclarationError."""
     try:
-        hosts = urlsplit(url).netloc.rpartition("@")[2].split(",")
+        parts = urlsplit(url)
+        hosts = parts.netloc.rpartition("@")[2].split(",")
         ports = [port for host in hosts if (port := host.rpartition("]")[2].rpartition(":")[2]) != host]
     except ValueError as error:
         raise DeclarationError(
@@ -782,6 +783,12 @@ def checked_url(url: str) -> str:
             raise DeclarationError(
                 f"storage URL {displayed_url(url)!r} has port {port}; the highest port is {HIGHEST_PORT}"
             )
+    is_cut = parts.netloc.count("@") > 1 or "@" in parts.path or parts.fragment
+    if is_cut or any("=" not in option for option in parts.query.split("&") if parts.query):
+        raise DeclarationError(
+            f"storage URL {displayed_url(url)!r} cannot be read: percent-encode / # ? @ and : in a user, a password or "
+            "a database, and write options as ?name=value&name=value"
+        )
     return url
 
 

@@ -13,6 +13,7 @@ from headgate.clock import SECOND, Clock, Duration, SystemClock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.limits.bucket_store import ServerReport
 from headgate.shielding import LoopLock
+from headgate.storage.postgres.database import checked_url
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.urls import displayed_url, without_secrets
@@ -57,7 +58,7 @@ class PostgresBuckets(StoredBuckets):
         The URL may have `?schema=`, `?timeout=` and `?connections=`; other options are passed to the driver. Raises
         DeclarationError for a URL that cannot be parsed.
         """
-        address, _, query = url.partition("?")
+        address, _, query = checked_url(url).partition("?")
         options = parse_qsl(query, keep_blank_values=True)
         own = {name: value for name, value in options if name in _OPTIONS}
         rest = urlencode([(name, value) for name, value in options if name not in _OPTIONS])
