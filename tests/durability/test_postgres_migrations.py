@@ -212,6 +212,18 @@ async def test_a_migration_does_not_wait_for_a_locked_table_so_long_that_workers
     assert "note" in await columns(postgres_url, absent_schema, "job")
 
 
+@pytest.mark.parametrize("setting", ["statement_timeout=1000", "default_transaction_isolation=serializable"])
+async def test_a_migration_does_not_depend_on_settings_of_its_role(
+    postgres_url: str, absent_schema: str, release: Release, setting: str
+) -> None:
+    """The fault: a long statement was ended, and one that had waited for another did not see what that had done."""
+    await opens(postgres_url, absent_schema)
+    release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text; SELECT pg_sleep(1.5);")
+    release.install()
+    await asyncio.gather(*(opens(f"{postgres_url}?{setting}", absent_schema) for _ in range(2)))
+    assert "note" in await columns(postgres_url, absent_schema, "job")
+
+
 # ----------------------------------------------------------------------------------------------------- rights
 
 

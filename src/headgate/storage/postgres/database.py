@@ -62,7 +62,7 @@ SETTINGS = {
 }
 """Settings of a session; behind a pooler, of each transaction."""
 
-_BEGIN = "BEGIN ISOLATION LEVEL read committed"
+BEGIN = "BEGIN ISOLATION LEVEL read committed"
 
 SCANNING = {name: "on" for name in SETTINGS if name.startswith("enable_")} | {"plan_cache_mode": "force_custom_plan"}
 """Other settings for a transaction that may read whole tables: its best plan depends on its parameters."""
@@ -280,7 +280,7 @@ class Session:
         limit = _duration(settings[IDLE_SETTING])
         silence = None if self._clock is None else ClientSilence(self._clock, limit, self._store)
         await self._connection.execute(
-            "; ".join([_BEGIN, *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())]),
+            "; ".join([BEGIN, *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())]),
             timeout=self._timeout,
         )
         if silence is not None:

@@ -9,7 +9,7 @@ import asyncpg
 from headgate.clock import sleep
 from headgate.errors import StorageUnavailable, StorageUnusable
 from headgate.storage.migrations import Migration, load_migrations, pending, require_none
-from headgate.storage.postgres.database import COMMAND_TIMEOUT, Database, translate
+from headgate.storage.postgres.database import BEGIN, COMMAND_TIMEOUT, Database, translate
 from headgate.storage.postgres.dialect import in_schema
 
 MIGRATION_TIMEOUT = 600.0
@@ -94,12 +94,12 @@ async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
 async def _apply(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:
     """Apply pending migrations in one transaction. Other readers see the schema as it was before."""
     schema = f'"{database.schema}"'
-    settings = {**database.bounds.of_transaction, "lock_timeout": f"{TURN_TIMEOUT}s"}
+    longest = f"{TURN_TIMEOUT + MIGRATION_TIMEOUT:.0f}s"
+    # Whatever the role or the database has for itself.
+    settings = {**database.bounds.of_transaction, "lock_timeout": f"{TURN_TIMEOUT}s", "statement_timeout": longest}
     if "transaction_timeout" in settings:
-        settings["transaction_timeout"] = f"{TURN_TIMEOUT + MIGRATION_TIMEOUT:.0f}s"
-    await connection.execute(
-        "; ".join(["BEGIN", *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())])
-    )
+        settings["transaction_timeout"] = longest
+    await connection.execute("; ".join([BEGIN, *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())]))
     # The server asks for CREATE on the database even if the schema exists.
     if await connection.fetchval("SELECT to_regnamespace($1)", schema) is None:
         try:
