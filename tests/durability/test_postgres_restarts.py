@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from contextlib import AsyncExitStack
 
+import asyncpg
 import pytest
 
 from headgate import StorageUnavailable
 from headgate.cli import worker
-from headgate.clock import SECOND
+from headgate.clock import SECOND, SystemClock
 from headgate.jobs.event import NodeDeclaredDead, NodeLost
 from headgate.storage.postgres import database
+from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import Endings, ask, count_endings, session_at
 from tests.durability.work import Work
 from tests.internals import store_of
@@ -130,3 +133,27 @@ async def test_a_process_that_starts_beside_a_read_only_server_can_read(
     async with AsyncExitStack() as stack:
         with pytest.raises(StorageUnavailable, match="is read-only"):
             await worker._open(work.app, 0.5, stack)
+
+
+async def test_a_worker_continues_in_tables_that_were_made_anew(postgres: PostgresServer) -> None:
+    """The fault: it read only arrivals with ids above those that it had seen in the tables before."""
+    work = Work(postgres.url)
+
+    async def drop() -> bool:
+        with contextlib.suppress(asyncpg.DeadlockDetectedError):
+            await ask(postgres.url, "DROP SCHEMA headgate CASCADE")
+            return True
+        return False
+
+    async def floor_has_risen() -> bool:
+        await work.has_run(*[await work.gated.enqueue(f"key-{number}") for number in range(10)])
+        return store_of(work.app).arrival_floor > 10
+
+    async with work.app:
+        await until(floor_has_risen, 10)
+        await until(drop, 10)
+        await PostgresStorage(postgres.url, SystemClock()).migrate()
+        await work.has_run(await work.gated.enqueue("acme"), seconds=BACK)
+        async with session_at(postgres.url) as caller, caller.transaction():
+            job = await work.plain.using(connection=caller).enqueue("acme")
+        await work.has_run(job, seconds=BACK)

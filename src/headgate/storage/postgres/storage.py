@@ -396,6 +396,13 @@ class PostgresStorage(Store):
             return [*await self._add(group[:half]), *await self._add(group[half:])]
         return [None] * len(group)
 
+    async def join(self, node: str, name: str, **options: Any) -> None:
+        # A node whose row is gone joins again; its tables may have been made anew, or restored, with lower ids.
+        for claimer in self._claimers:
+            claimer.low_watermarks.forget_arrivals()
+        await super().join(node, name, **options)
+        self._identity = await self._database.repeat(methodcaller("value", "identity"))
+
     async def claim(self, claim: Claim) -> Claimed:
         self._require_usable()
         self._end_silent_clients()
