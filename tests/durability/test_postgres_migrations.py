@@ -277,6 +277,17 @@ async def test_the_owner_of_an_empty_schema_may_migrate_it(postgres_url: str, ab
     await opens(as_user(postgres_url, clerk), absent_schema)
 
 
+async def test_tables_whose_rows_are_hidden_do_not_look_absent(
+    postgres_url: str, absent_schema: str, clerk: str
+) -> None:
+    """The fault: it said that there was no schema and asked for `headgate migrate`, which found nothing to do."""
+    await opens(postgres_url, absent_schema)
+    await grant(postgres_url, absent_schema, clerk)
+    await ask(postgres_url, f"ALTER TABLE {absent_schema}.migration ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(StorageUnusable, match=r"cannot be read by this user: .*row-level security"):
+        await opens(as_user(postgres_url, clerk), absent_schema)
+
+
 # ----------------------------------------------------------------------------------------------------- dry run
 
 
