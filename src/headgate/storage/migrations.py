@@ -51,20 +51,16 @@ class Migration(NamedTuple):
 def load_migrations(database: str, folder: Path = MIGRATIONS) -> Sequence[Migration]:
     """Return the scripts for one database, `postgres` or `sqlite`, in order."""
     found: list[Migration] = []
+    (other,) = _IGNORED.keys() - {database}
     for entry in folder.iterdir():
         if entry.name.endswith(".sql"):
             text = entry.read_text(encoding="utf-8")
             number, _, name = entry.name.removesuffix(".sql").partition("_")
             checksum = hashlib.sha256(text.encode()).hexdigest()
-            found.append(Migration(int(number), name, _script_for(database, text), checksum))
+            text = re.sub(rf"^(?:-- \[{other}\]\n(?:.+\n?)*|.+ -- \[{other}\](?:\n|\Z))", "", text, flags=re.MULTILINE)
+            text = re.sub(rf"^-- \[{database}\]\n| -- \[{database}\]$", "", text, flags=re.MULTILINE)
+            found.append(Migration(int(number), name, _IGNORED[database].sub("", text), checksum))
     return sorted(found)
-
-
-def _script_for(database: str, text: str) -> str:
-    (other,) = _IGNORED.keys() - {database}
-    text = re.sub(rf"^(?:-- \[{other}\]\n(?:.+\n?)*|.+ -- \[{other}\](?:\n|\Z))", "", text, flags=re.MULTILINE)
-    text = re.sub(rf"^-- \[{database}\]\n| -- \[{database}\]$", "", text, flags=re.MULTILINE)
-    return _IGNORED[database].sub("", text)
 
 
 def require_none(missing: Sequence[Migration], known: Sequence[Migration], *, absent: str, where: str) -> None:

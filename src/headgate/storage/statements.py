@@ -340,7 +340,9 @@ def _compile(text: str, parts: Mapping[str, _Block], dialect: Dialect) -> Templa
                 return dialect.buckets(macro["body"])
             case "record":
                 table, _, exceptions = macro["body"].partition(" but ")
-                return ", ".join(f"{table}.{name}" for name in _fields_but(RECORDS[table], exceptions))
+                left_out = {"unreadable", *_listed(exceptions)}
+                names = (name for name in RECORDS[table].__struct_fields__ if name not in left_out)
+                return ", ".join(f"{table}.{name}" for name in names)
         return dialect.words[macro["word"]]
 
     sql = _MACRO.sub(expand, text)
@@ -349,11 +351,6 @@ def _compile(text: str, parts: Mapping[str, _Block], dialect: Dialect) -> Templa
     for parameter, table in tables.items():
         sql = sql.replace(f"{{columns:{parameter}}}", ", ".join(table.columns))
     return Template(dialect.finish(sql), tables, frozenset(ids))
-
-
-def _fields_but(record: type[msgspec.Struct], exceptions: str) -> list[str]:
-    left_out = {"unreadable", *_listed(exceptions)}
-    return [name for name in record.__struct_fields__ if name not in left_out]
 
 
 def _columns(text: str) -> list[ParameterColumn]:

@@ -195,7 +195,8 @@ class Claimer:
         self._wake = wake
         self._beside = beside
         self._claimed_at = 0
-        self._expects_arrivals = True
+        self.expects_arrivals = True
+        """Whether jobs with limits were added, in any process: then the next claim merges before it reads."""
         self._merged_at = 0
         self._portion = FIRST_PORTION
         self._merge_time = MERGE_TIME
@@ -215,10 +216,6 @@ class Claimer:
         """An id below which no arrival is stored, nor will be."""
         self._check_connections()
         return self.low_watermarks.arrivals
-
-    def expect_arrivals(self) -> None:
-        """Note that jobs with limits were added, in any process: the next claim merges before it reads."""
-        self._expects_arrivals = True
 
     async def claim(self, claim: Claim) -> Claimed:
         """Take jobs that may start now."""
@@ -315,12 +312,12 @@ class Claimer:
         return self._clock.monotonic() - other._claimed_at < LEFT_FOR
 
     def _is_merge_due(self) -> bool:
-        return self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY
+        return self.expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY
 
     async def _claim_from_last_snapshot(self, request: Claim) -> Claimed | None:
         """Take jobs from the last snapshot, if it is still usable; None if a new one is needed."""
         last, self._last_snapshot = self._last_snapshot, None
-        if last is None or self._is_merge_due() or self.low_watermarks.is_sweep_due:
+        if last is None or self._is_merge_due() or self.low_watermarks.sweeps_in == 0:
             return None
         claim = request.without(self._paused)
         snapshot = last.later(claim, self._clock.monotonic())
@@ -359,7 +356,7 @@ class Claimer:
 
     async def merge(self, tx: PostgresTransaction, claim: Claim | None = None) -> None:
         """Count arrivals in their lanes: all of them, or a portion if there are many."""
-        self._expects_arrivals = False
+        self.expects_arrivals = False
         self._merged_at = began = self._clock.monotonic()
         self._check_connections()
         oldest, newest = self._portion, self._portion // NEWEST_SHARE if self._has_more_arrivals else 0

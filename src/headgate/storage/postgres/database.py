@@ -97,6 +97,8 @@ CHECKS_CLIENTS = 140000
 
 HIGHEST_PORT = 65535
 
+_duration = lru_cache(8)(parse_duration)
+
 
 class Treatment(Enum):
     """The meaning of a server error while the store is open."""
@@ -277,7 +279,7 @@ class Session:
         settings = {**(LASTING_BOUND if may_last else self._bounds.of_transaction), **plans}
         if self._is_pooled:
             settings = {**SETTINGS, **self._bounds.of_session, **settings}
-        limit = _duration(settings[IDLE_SETTING])
+        limit = _duration(settings[IDLE_SETTING], IDLE_SETTING)
         silence = None if self._clock is None else ClientSilence(self._clock, limit, self._store)
         await self._connection.execute(
             "; ".join([BEGIN, *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())]),
@@ -300,11 +302,6 @@ class Session:
             await self._answer(self._connection.execute, "COMMIT", is_commit=True, timeout=self._timeout)
         finally:
             self._silence = None
-
-
-@lru_cache(8)
-def _duration(setting: str) -> int:
-    return parse_duration(setting, IDLE_SETTING)
 
 
 class Database:
@@ -452,7 +449,16 @@ class Database:
         with self.translated():
             connection = await pool.acquire(timeout=COMMAND_TIMEOUT)
             try:
-                return await work(self._session(connection))
+                session = Session(
+                    connection,
+                    self.statements,
+                    is_pooled=not self.keeps_sessions,
+                    bounds=self.bounds,
+                    timeout=None if self.lent is None else COMMAND_TIMEOUT,
+                    clock=self.clock,
+                    store=self.name,
+                )
+                return await work(session)
             except BaseException as error:
                 if isinstance(error, TimeoutError) and self._pool is not None:
                     # The other connections lead to the same server, which does not answer.
@@ -464,17 +470,6 @@ class Database:
                 raise
             finally:
                 await pool.release(connection)
-
-    def _session(self, connection: Any) -> Session:
-        return Session(
-            connection,
-            self.statements,
-            is_pooled=not self.keeps_sessions,
-            bounds=self.bounds,
-            timeout=None if self.lent is None else COMMAND_TIMEOUT,
-            clock=self.clock,
-            store=self.name,
-        )
 
     @contextlib.contextmanager
     def translated(self, *, opening: bool = False) -> Any:
@@ -644,12 +639,7 @@ def raising_bad_values() -> Iterator[None]:
         raise
 
 
-_NEXT_HOST = (
-    OSError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.TargetServerAttributeNotMatched,
-)
+_NEXT_HOST = (OSError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError, asyncpg.InternalClientError)
 """Errors of one host after which the next one is tried."""
 
 

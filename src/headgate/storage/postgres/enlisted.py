@@ -14,7 +14,7 @@ from headgate.jobs.uniqueness import may_have_duplicates
 from headgate.storage.driver import Transaction
 from headgate.storage.enlisting import Enlisted, OtherPlace
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.dialect import AnyStatement, CompiledStatement
+from headgate.storage.postgres.dialect import AnyStatement
 from headgate.storage.procedures.unique import ClaimedMeanwhile, enlist
 
 IDLE = 0
@@ -98,7 +98,11 @@ class PsycopgSession(Session):
         await _ready(self._cursor().execute(sql))
 
     async def _run(self, statement: str, values: Mapping[str, Any]) -> Any:
-        return await _ready(self._cursor().execute(*_translated(*self._statements[statement].fit(values))))
+        known, bound = self._statements[statement].fit(values)
+        # psycopg sends a tuple as a row, asyncpg as an array.
+        lists = [list(value) if isinstance(value, tuple) else value for value in bound]
+        named = dict(zip(known.names, lists, strict=True))
+        return await _ready(self._cursor().execute(_for_psycopg(known.sql, known.names), named))
 
     def _cursor(self) -> Any:
         from psycopg import AsyncConnection, AsyncCursor, Cursor
@@ -112,14 +116,6 @@ class PsycopgSession(Session):
 async def _ready(answer: Any) -> Any:
     # Nothing is awaited on a synchronous connection: its caller runs this to the end without a loop.
     return await answer if isinstance(answer, Awaitable) else answer
-
-
-def _translated(statement: CompiledStatement, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
-    # psycopg sends a tuple as a row, asyncpg as an array.
-    bound = zip(statement.names, values, strict=True)
-    return _for_psycopg(statement.sql, statement.names), {
-        name: list(value) if isinstance(value, tuple) else value for name, value in bound
-    }
 
 
 @lru_cache(500)

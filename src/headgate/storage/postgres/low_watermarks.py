@@ -105,11 +105,6 @@ class LowWatermarks:
         return self._is_slow and self._below != SLACK
 
     @property
-    def is_sweep_due(self) -> bool:
-        """Whether the next claim has to sweep."""
-        return self.sweeps_in == 0
-
-    @property
     def sweeps_in(self) -> int | None:
         """Microseconds until a claim sweeps; None if claims read from the start at the moment."""
         if not self._is_slow:

@@ -284,7 +284,12 @@ class PostgresStorage(Store):
                 result = await self._database.run(work)
         if has_woken(options.get("wakes", False), result):
             if options.get("empties_lanes"):
-                await self._merge()
+                # Arrivals are merged, so that empty lanes no longer wait and their buckets have no timer.
+                try:
+                    await self._database.run(lambda session: self._claimers[False].merge(self._tx(session)))
+                except StorageUnavailable as error:
+                    # What the caller has written is committed, and the next claim merges.
+                    logger.debug("arrivals of %s were not merged: %s", self._database.name, error)
             self._changed()
         return result
 
@@ -306,7 +311,7 @@ class PostgresStorage(Store):
             await self._additions.write((jobs, batches))
         if any(job.buckets for job in jobs):
             for claimer in self._claimers:
-                claimer.expect_arrivals()
+                claimer.expects_arrivals = True
         self._changed(queues)
         return duplicates
 
@@ -485,14 +490,6 @@ class PostgresStorage(Store):
         return IndexFacts(contradictions=tuple(found))
 
     # ------------------------------------------------------------------------------------------- helpers
-
-    async def _merge(self) -> None:
-        """Merge arrivals, so that empty lanes no longer wait and their buckets have no timer."""
-        try:
-            await self._database.run(lambda session: self._claimers[False].merge(self._tx(session)))
-        except StorageUnavailable as error:
-            # What the caller has written is committed, and the next claim merges.
-            logger.debug("arrivals of %s were not merged: %s", self._database.name, error)
 
     def _end_silent_clients(self) -> None:
         """Start to end silent clients that hold buckets; a process that only enqueues does not."""

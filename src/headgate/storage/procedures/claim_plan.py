@@ -217,7 +217,7 @@ class ClaimPlan:
         """
         shares = self.shares
         self.fair.note_in_line(due)
-        rows = sorted(self.usable([*behind, *due, *woken]), key=_place_in_line)
+        rows = sorted(self.usable([*behind, *due, *woken]), key=lambda row: (row.since or 0, row.id))
         # How long lanes wait decides how many of each queue a bucket releases, and their turns decide which.
         left_of, released = dict(grants), Counter[tuple[RowId, str]]()
         for row in rows:
@@ -665,7 +665,3 @@ _by_rank = attrgetter("rank", "id")
 def throttled_for(run_at: int, started_at: int, opened_at: int | None) -> int:
     """Return how long a job waited for a limit that opened for its lane at `opened_at`; all times in wall time."""
     return 0 if opened_at is None else max(0, min(opened_at, started_at) - run_at)
-
-
-def _place_in_line(row: LaneRow) -> tuple[int, RowId]:
-    return row.since or 0, row.id

@@ -186,11 +186,6 @@ class UngatedLane(msgspec.Struct, array_like=True):
     """The lane's version, if it has a row."""
 
     @property
-    def is_mixed(self) -> bool:
-        """Whether it has unknown jobs, or jobs that requested a start time and are due."""
-        return bool(self.due or self.unknown or any(self.due_unknown))
-
-    @property
     def has_any(self) -> bool:
         """Whether it may have a job to take. Unknown jobs may be in front of it."""
         return bool(self.ready or self.due or self.unknown)
@@ -249,7 +244,8 @@ class ClaimSnapshot:
         There must be only lanes in line, enough to fill the slots with one turn of each, or no lanes at all and jobs
         without limits. With fewer lanes, these lanes and jobs without limits would get more than their shares.
         """
-        if self.opened or self.woken or self.paused or any(lane.is_mixed for lane in self.ungated.values()):
+        is_mixed = any(lane.due or lane.unknown or any(lane.due_unknown) for lane in self.ungated.values())
+        if self.opened or self.woken or self.paused or is_mixed:
             return False
         if not self.due:
             return any(lane.ready for lane in self.ungated.values())
