@@ -224,6 +224,15 @@ async def test_a_migration_does_not_depend_on_settings_of_its_role(
     assert "note" in await columns(postgres_url, absent_schema, "job")
 
 
+async def test_a_database_that_lacks_characters_is_refused(postgres_url: str, absent_schema: str) -> None:
+    """The fault: log lines and reports of jobs were dropped in it, and an enqueue raised an error of the driver."""
+    name = f"latin_{uuid.uuid4().hex[:12]}"
+    await ask(postgres_url, f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    with pytest.raises(StorageUnusable, match=r"would have the encoding LATIN1, .* ENCODING 'UTF8'"):
+        await opens(f"{postgres_url.rpartition('/')[0]}/{name}", absent_schema)
+    await ask(postgres_url, f"DROP DATABASE {name} (FORCE)")
+
+
 # ----------------------------------------------------------------------------------------------------- rights
 
 

@@ -123,6 +123,12 @@ async def _apply(connection: asyncpg.Connection, database: Database, where: str)
     # Other transactions on a table that a migration waits for wait behind it, even those of workers: it must be short.
     await connection.execute("SET LOCAL lock_timeout = '5s'")
     missing = await _pending(connection, database, where)
+    encoding = await connection.fetchval("SHOW server_encoding")
+    if missing and missing[0].number == 1 and encoding not in ("UTF8", "SQL_ASCII"):
+        raise StorageUnusable(
+            f"{where} would have the encoding {encoding}, which lacks characters of payloads, errors and log lines; "
+            "use a database that was made with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+        )
     for migration in missing:
         await _run(connection, database, migration, where)
         await connection.execute(
