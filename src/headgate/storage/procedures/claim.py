@@ -418,7 +418,9 @@ class SnapshotClaim:
                 visit.taken = min(len(visit.heads), rest[visit.row.queue])
             return
         ungated = self._snapshot.ungated
-        counts = {queue: count for queue, count in rest.items() if count and ungated[queue].has_any}
+        # Unknown jobs may be in front of one to take.
+        filled = {queue for queue, lane in ungated.items() if lane.ready or lane.due or lane.unknown}
+        counts = {queue: count for queue, count in rest.items() if count and queue in filled}
         if not counts:
             return
         lanes = {queue: open_lane(queue) for queue in counts}

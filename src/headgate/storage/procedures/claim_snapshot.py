@@ -185,11 +185,6 @@ class UngatedLane(msgspec.Struct, array_like=True):
     version: int | None
     """The lane's version, if it has a row."""
 
-    @property
-    def has_any(self) -> bool:
-        """Whether it may have a job to take. Unknown jobs may be in front of it."""
-        return bool(self.ready or self.due or self.unknown)
-
 
 class _StoredLane(LaneRow, array_like=True):
     """A lane as a snapshot has it, with its buckets as text at first: the decoded buckets of each text are cached."""
