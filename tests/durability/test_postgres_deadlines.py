@@ -279,3 +279,11 @@ async def test_a_full_notification_queue_stops_no_worker(narrow: PostgresServer)
         assert storage._wake_ups is not None
         assert not any(task.done() for task in storage._wake_ups._tasks)
         assert work.failures == []
+
+
+async def test_a_transaction_that_may_last_is_not_ended_by_a_setting_of_the_server(postgres: PostgresServer) -> None:
+    if int(await ask(postgres.url, "SHOW server_version_num")) < database.ENDS_TRANSACTIONS:
+        pytest.skip("it has no transaction_timeout")
+    await ask(postgres.url, "ALTER ROLE ALL SET transaction_timeout = '300ms'")
+    async with opened(postgres.url) as data:
+        await data.scan(lambda session: session.script("SELECT pg_sleep(0.6)"))

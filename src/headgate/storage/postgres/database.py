@@ -172,8 +172,11 @@ class Bounds(NamedTuple):
             session["tcp_user_timeout"] = HELD_FOR
             if version >= CHECKS_CLIENTS:
                 session["client_connection_check_interval"] = "1s"
-        transaction = {"transaction_timeout": HELD_FOR} if version >= ENDS_TRANSACTIONS else {}
-        return cls(session, {**IDLE_BOUND, **transaction})
+        if version < ENDS_TRANSACTIONS:
+            return cls(session)
+        # That of the role or the server is not for a transaction that may last.
+        session["transaction_timeout"] = "0"
+        return cls(session, {**IDLE_BOUND, "transaction_timeout": HELD_FOR})
 
 
 class Session:
