@@ -120,7 +120,7 @@ async def test_changes_of_another_process_wake_a_node_on_a_lent_pool(
     app, runs = app_on(postgres_url, postgres_schema, pool)
     other, _ = app_on(postgres_url, postgres_schema, None)
     async with app, other.open():
-        assert store_of(app)._wake_ups._is_listening  # type: ignore[attr-defined]
+        assert store_of(app)._wake_ups.is_listening  # type: ignore[attr-defined]
         await other.tasks["work"].enqueue(7)
         await until(lambda: runs == [7])
 

@@ -197,7 +197,7 @@ def is_listening(work: Work) -> bool:
     storage = store_of(work.app)
     assert isinstance(storage, PostgresStorage)
     assert storage._wake_ups is not None
-    return storage._wake_ups._is_listening
+    return storage._wake_ups.is_listening
 
 
 async def test_many_connection_resets_lose_no_job_and_end_none_twice(postgres: PostgresServer) -> None:

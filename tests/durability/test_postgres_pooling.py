@@ -9,13 +9,15 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from headgate.storage.facts import PostgresFacts
+from headgate.storage.postgres import wake_ups
 from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import Endings, Polling, ask, count_endings, without_sweeps
 from tests.durability.work import Work
 from tests.internals import store_of
 from tests.pgbouncer import bouncer_before
 from tests.postgres_server import PostgresServer
-from tests.until import result_within
+from tests.until import result_within, until
 
 pytestmark = pytest.mark.nightly
 
@@ -106,3 +108,26 @@ async def test_with_a_direct_connection_jobs_start_immediately(
     async with local.app.open(), remote.app:
         for _ in range(16):
             await remote.has_run(await local.gated.enqueue("acme"))
+
+
+@pytest.mark.parametrize("leads_to", ["a pooler", "another database"])
+async def test_a_listen_url_that_receives_nothing_is_named_and_jobs_are_found_by_polling(
+    postgres: PostgresServer,
+    pooled: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    leads_to: str,
+) -> None:
+    """The fault: it was taken for one that wakes, so jobs of other processes started up to a second late."""
+    monkeypatch.setattr(wake_ups, "WATCHDOG", 0.5)
+    await ask(postgres.url, "CREATE DATABASE other")
+    url = pooled if leads_to == "a pooler" else postgres.url.replace("/postgres", "/other")
+    without_sweeps(monkeypatch)
+    local, remote = Work(pooled), Work(pooled, listen_url=url)
+    async with local.app.open(), remote.app:
+        await until(lambda: f"not listening to {url}, polling instead: " in caplog.text, 10)
+        facts = await store_of(remote.app).facts()
+        assert isinstance(facts, PostgresFacts)
+        assert not facts.listens
+        for _ in range(8):
+            await remote.has_run(await local.gated.enqueue("acme"), seconds=3)

@@ -64,7 +64,9 @@ def doctor(target: str, deep: bool, quiet: bool, as_json: bool) -> None:
 async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
     """Return the findings about the store; a store that cannot be opened is one."""
     found = [Finding("ok", "store", app._client.address.shown)]
-    if app._client.address.is_missing:
+    file = app._client.address.file
+    # Opening the store would create it.
+    if file is not None and not file.exists():
         advice = "is this the right directory? The first worker makes it, and so does `headgate migrate`"
         return [Finding("problem", "store", f"there is no file {app._client.address.shown}", advice)]
     try:

@@ -89,8 +89,3 @@ class StoreAddress(NamedTuple):
 
     shown: str
     file: Path | None = None
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether the file does not exist yet, so that opening the store would create it."""
-        return self.file is not None and not self.file.exists()

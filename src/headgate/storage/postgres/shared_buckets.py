@@ -60,10 +60,9 @@ class PostgresBuckets(StoredBuckets):
         """
         address, _, query = checked_url(url).partition("?")
         options = parse_qsl(query, keep_blank_values=True)
-        own = {name: value for name, value in options if name in _OPTIONS}
         rest = urlencode([(name, value) for name, value in options if name not in _OPTIONS])
         try:
-            given: dict[str, Any] = {name: _OPTIONS[name](value) for name, value in own.items()}
+            given: dict[str, Any] = {name: _OPTIONS[name](value) for name, value in options if name in _OPTIONS}
         except ValueError as error:
             raise DeclarationError(
                 f"{displayed_url(url)} is not a PostgreSQL URL: {without_secrets(str(error), url)}"

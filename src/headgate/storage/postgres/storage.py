@@ -196,7 +196,7 @@ class PostgresStorage(Store):
             listens_on = self._listens_on()
             if self._database.lent is not None:
                 self._database.lent.require_size(LEAST_LENT + (listens_on == self._database.connection))
-            self._wake_ups = WakeUps(self._database, listens_on, self.clock, self._wake)
+            self._wake_ups = WakeUps(self._database, listens_on, self.clock, self._wake, self._listen_url)
             await self._wake_ups.open(listens=self._is_watched)
             # A process that only enqueues runs no other statement that returns the server's time.
             read = partial(follow_clock, time=self._time, clock=self.clock)
@@ -459,7 +459,7 @@ class PostgresStorage(Store):
             return PostgresFacts(
                 **await session.row("server_facts"),
                 is_pooled=self._database.is_pooled,
-                listens=self._listen_url is not None or not self._database.is_pooled,
+                listens=self._wake_ups is not None and self._wake_ups.is_listening,
                 skew=self.now() - self.clock.now(),
                 connections=self._connections if self._database.lent is None else self._database.lent.size,
                 tables=[TableFacts(**row) for row in tables],

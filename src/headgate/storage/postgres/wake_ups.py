@@ -22,7 +22,7 @@ from headgate.clock import Clock, sleep, wait_for_event
 from headgate.errors import StorageUnavailable
 from headgate.storage.driver import Wake
 from headgate.storage.postgres.database import Database
-from headgate.urls import without_secrets
+from headgate.urls import displayed_url, without_secrets
 
 logger = logging.getLogger("headgate.storage")
 
@@ -62,17 +62,20 @@ class WakeUps:
         listens_on: Callable[[], AbstractAsyncContextManager[Any]] | None,
         clock: Clock,
         wake: Wake,
+        listen_url: str | None = None,
     ) -> None:
         self._database = database
         self._listens_on = listens_on
         self._clock = clock
         self._wake = wake
+        self._listen_url = listen_url
+        self._has_heard = asyncio.Event()
         self.channel = f"headgate_{database.schema}"
         self._origin = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._has_changes = asyncio.Event()
         self._queues: set[str] | None = set()
         self._changes = 0
-        self._is_listening = False
+        self.is_listening = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, *, listens: bool = True) -> None:
@@ -129,7 +132,7 @@ class WakeUps:
 
     async def _poll(self) -> None:
         while True:
-            await sleep(self._clock, LISTENING_POLL if self._is_listening else BLIND_POLL)
+            await sleep(self._clock, LISTENING_POLL if self.is_listening else BLIND_POLL)
             try:
                 self._wake(None)
             except Exception:
@@ -142,15 +145,13 @@ class WakeUps:
                 async with listens_on() as connection:
                     await self._listen_once(connection, ready)
             except Exception as error:
-                is_warned = is_warned and not self._is_listening
+                is_warned = is_warned and not self.is_listening
                 if not is_warned:
-                    logger.warning(
-                        "not listening to %s, polling instead: %s",
-                        self._database.name,
-                        without_secrets(repr(error), self._database.url),
-                    )
+                    url = self._listen_url or self._database.url
+                    told = without_secrets(repr(error), url)
+                    logger.warning("not listening to %s, polling instead: %s", displayed_url(url), told)
                 is_warned = True
-            self._is_listening = False
+            self.is_listening = False
             ready.set()
             await sleep(self._clock, RECONNECT)
 
@@ -160,7 +161,11 @@ class WakeUps:
         try:
             connection.add_termination_listener(lambda *_: lost.set())
             await connection.add_listener(self.channel, self._receive)
-            self._is_listening = True
+            self._has_heard.clear()
+            await self._notify(self._origin)
+            if not await wait_for_event(self._clock, self._has_heard, WATCHDOG):
+                raise StorageUnavailable("it receives nothing that is sent: it is a pooler, or another database")
+            self.is_listening = True
             ready.set()
             # Changes from before the listener are found now.
             self._wake(None)
@@ -174,6 +179,7 @@ class WakeUps:
     def _receive(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
         origin, _, named = str(payload).partition(" ")
         if origin == self._origin:
+            self._has_heard.set()
             return
         queues: list[str] | None = [] if named == _ENDINGS else None
         with contextlib.suppress(msgspec.DecodeError):
