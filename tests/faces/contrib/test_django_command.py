@@ -83,6 +83,35 @@ def test_a_worker_of_django_runs_what_a_transaction_on_postgresql_has_committed_
     assert asyncio.run(notes(environment["SHOP_DATABASE"])) == {"ordered", "committed"}
 
 
+@pytest.mark.slow
+def test_the_processes_of_a_worker_find_the_project_from_any_directory(tmp_path: Path) -> None:
+    """The fault: under systemd or cron they ended, since only the process of manage.py itself found its settings."""
+    project = tmp_path / "site" / "shop_from_elsewhere"
+    project.mkdir(parents=True)
+    (project.parent / "manage.py").write_text(
+        "import os, sys\n"
+        "from django.core.management import execute_from_command_line\n"
+        'os.environ["DJANGO_SETTINGS_MODULE"] = "shop_from_elsewhere.settings"\n'
+        "execute_from_command_line(sys.argv)\n"
+    )
+    (project / "settings.py").write_text(
+        "from headgate.contrib.django import standard\n"
+        'INSTALLED_APPS = ["headgate.contrib.django", *{"django_tasks"} & {standard.NAME}]\n'
+        f"DATABASES = {{'default': {{'ENGINE': 'django.db.backends.sqlite3', 'NAME': {str(tmp_path / 'db')!r}}}}}\n"
+        "TASKS = {'default': {'BACKEND': 'headgate.contrib.django.HeadgateBackend'}}\n"
+    )
+    worker = subprocess.run(
+        [sys.executable, "site/manage.py", "headgate", "worker", "--processes", "2", "--drain"],
+        env={name: value for name, value in os.environ.items() if name != "HEADGATE_URL"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=patient(15),
+        check=False,
+    )
+    assert worker.returncode == 0, worker.stderr
+
+
 async def notes(url: str) -> set[str]:
     connection = await asyncpg.connect(url)
     try:

@@ -28,6 +28,8 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from None
         os.environ["HEADGATE_APP"] = f"headgate.contrib.django.worker:{backend}"
+        # Processes of a worker find the project as this one has found it, whatever directory they are started in.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (sys.path[0], os.environ.get("PYTHONPATH"))))
         sys.argv = ["headgate", *(words or ["--help"])]
         # As `python -m headgate`: the command line defines its own subcommands.
         runpy.run_module("headgate", run_name="__main__", alter_sys=True)
