@@ -967,6 +967,17 @@ def test_a_worker_prints_its_state_on_sigusr1_and_continues(project: Project) ->
 
 
 @pytest.mark.slow
+def test_a_worker_whose_log_nobody_reads_any_more_continues_after_sigusr1(project: Project) -> None:
+    """The fault: the BrokenPipeError of the stacks was raised out of its event loop, and ended it."""
+    with project.worker() as worker:
+        lines_until(worker, "works on")
+        assert worker.stderr is not None
+        worker.stderr.close()
+        worker.send_signal(signal.SIGUSR1)
+        assert project.result(project.enqueue("sync", "acme")) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "started"), [(["--processes", "1", "--reload"], 1), (["--processes", "2"], 2)])
 def test_a_parent_passes_sigusr1_to_its_workers(project: Project, options: list[str], started: int) -> None:
     """The fault: the signal ended the parent, and so its workers, whose running jobs were returned."""

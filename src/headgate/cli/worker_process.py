@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -53,7 +54,10 @@ def print_stacks_on_signal(number: signal.Signals, loop: asyncio.AbstractEventLo
 
     def write(_number: int, _frame: FrameType | None) -> None:
         # Not through the buffer of sys.stderr: the signal may have interrupted a write to it.
-        os.write(2, stacks_as_text(loop).encode(errors="backslashreplace"))
+        text = stacks_as_text(loop).encode(errors="backslashreplace")
+        # Nobody may read stderr any more; raised here, that would end whatever runs on the event loop.
+        with contextlib.suppress(OSError):
+            os.write(2, text)
 
     signal.signal(number, write)
 
