@@ -967,8 +967,9 @@ def test_a_worker_prints_its_state_on_sigusr1_and_continues(project: Project) ->
 
 
 @pytest.mark.slow
-def test_a_worker_whose_log_nobody_reads_any_more_continues_after_sigusr1(project: Project) -> None:
-    """The fault: the BrokenPipeError of the stacks was raised out of its event loop, and ended it."""
+def test_a_worker_whose_log_nobody_reads_any_more_continues_after_sigusr1(tmp_path: Path, project: Project) -> None:
+    """The fault: the BrokenPipeError of the stacks was raised out of the event loop of asyncio, and ended it."""
+    project = Project(tmp_path, f"import sys\nsys.modules['uvloop'] = None\n{APP}")
     with project.worker() as worker:
         lines_until(worker, "works on")
         assert worker.stderr is not None
