@@ -930,6 +930,18 @@ def test_migrate_has_nothing_to_do_in_memory(tmp_path: Path, project: Project) -
     assert call("migrate", in_memory.target).output == "up to date\n"
 
 
+@pytest.mark.parametrize(
+    "words", ["status", "jobs list", "tasks", "queues pause default", "schedules list", "top --count 1"]
+)
+def test_no_command_answers_for_jobs_in_the_memory_of_another_process(
+    tmp_path: Path, project: Project, words: str
+) -> None:
+    """The fault: it answered for an empty store of its own, and a pause of that was reported as done."""
+    in_memory = Project(tmp_path, "from headgate import Headgate\napp = Headgate('memory://')\n")
+    result = call(*words.split(), "-A", in_memory.target)
+    assert_one_line(result, 1, "jobs on memory:// are in the memory of the program that enqueues them")
+
+
 def test_migrate_creates_the_tables_in_a_postgres(tmp_path: Path, project: Project, postgres_url: str) -> None:
     schema = f"headgate_{uuid.uuid4().hex[:16]}"
     source = f"from headgate import Headgate\napp = Headgate({postgres_url!r}, schema={schema!r})\n"

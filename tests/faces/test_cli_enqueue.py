@@ -409,7 +409,7 @@ def test_ctrl_c_ends_it_while_no_line_comes(project: Project) -> None:
 
 def test_jobs_are_not_enqueued_into_memory(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Project(tmp_path, APP.replace("sqlite:///jobs.db", "memory://"))
-    assert "jobs on memory:// end with the process" in lost.enqueue("sync", "--payload", '{"tenant": "a"}').stderr
+    assert "jobs on memory:// are in the memory of the" in lost.enqueue("sync", "--payload", '{"tenant": "a"}').stderr
     Path("jobs.db").unlink()
     assert "there is no file" in project.enqueue("sync", "--payload", '{"tenant": "a"}').stderr
 

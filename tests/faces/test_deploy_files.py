@@ -310,7 +310,7 @@ def test_what_cannot_start_is_refused(project: Project, monkeypatch: pytest.Monk
     assert "cd into the folder of your project" in call("init", "docker", project.target).stderr
     assert not list(Path().iterdir())
     (project.folder / "memory_app.py").write_text("from headgate import Headgate\napp = Headgate('memory://')")
-    assert "the jobs of memory:// end with their process" in call("init", "systemd", "memory_app:app").stderr
+    assert "jobs on memory:// are in the memory of the program" in call("init", "systemd", "memory_app:app").stderr
 
 
 def test_a_store_that_the_code_names_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

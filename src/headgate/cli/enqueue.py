@@ -20,7 +20,7 @@ from headgate.admin import EnqueuedJob
 from headgate.admin.enqueueing import call_of, declared_task
 from headgate.app import Headgate
 from headgate.cli.exit_codes import INTERRUPTED
-from headgate.cli.locate import locate, takes_app_and
+from headgate.cli.locate import locate, require_shared, takes_app_and
 from headgate.cli.output import json_option, print_json, progress_bar, say_enqueued
 from headgate.cli.times import instant, seconds
 from headgate.engine.enqueuer import StoredCall
@@ -129,9 +129,7 @@ def enqueue(
         if payloads is not None and options[name] is not None:
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} does not go with --payloads: all lines would be one job")
-    app = locate(target)
-    if app._client.address.shown.startswith("memory:"):
-        raise DeclarationError("jobs on memory:// end with the process that enqueues them, and this one ends now")
+    app = require_shared(locate(target))
     if retries is not None:
         options["retry"] = RetryPolicy(retries=retries)
     given = {name: value for name, value in options.items() if value is not None and value != ()}

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import click
 
 from headgate.app import Headgate
-from headgate.cli.locate import locate, takes_app
+from headgate.cli.locate import locate, require_shared, takes_app
 from headgate.cli.output import json_option, print_json
 from headgate.cli.worker import takes_queues
 from headgate.escaping import printable
@@ -65,13 +65,9 @@ def _writes_files(plan: Callable[..., Plan]) -> Callable[..., None]:
     def command(
         target: str, queues: Mapping[str, int | None] | None, force: bool, as_json: bool, **options: Any
     ) -> None:
-        app = locate(target)
+        app = require_shared(locate(target))
         for queue in queues or ():
             app._registry.require_queue(queue, "-q")
-        if app._storage.is_in_process:
-            raise click.ClickException(
-                "the jobs of memory:// end with their process; use sqlite:///path or postgresql://host/database"
-            )
         _write(plan(app, target, queues or {}, **options), force=force, as_json=as_json)
 
     return command

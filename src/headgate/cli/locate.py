@@ -20,7 +20,7 @@ from click.core import ParameterSource
 
 from headgate import app as app_module
 from headgate.app import Headgate
-from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.errors import DeclarationError, HeadgateError, StorageUnavailable
 from headgate.escaping import printable
 from headgate.tasks import modules
 from headgate.tasks.modules import declaring_only
@@ -155,6 +155,16 @@ def _of_user(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
+def require_shared(app: Headgate) -> Headgate:
+    """Return the app. Raises DeclarationError if its jobs are in the memory of the program that enqueues them."""
+    if app._storage.is_in_process:
+        raise DeclarationError(
+            "jobs on memory:// are in the memory of the program that enqueues them, which no command can reach; use "
+            "sqlite:///path or postgresql://host/database, or app.admin in that program"
+        )
+    return app
+
+
 def ask(target: str, question: Callable[[Admin], Awaitable[R]]) -> R:
     """Return the answer of an app's admin; the app is open only for as long as the question takes.
 
@@ -165,7 +175,7 @@ def ask(target: str, question: Callable[[Admin], Awaitable[R]]) -> R:
         async with app.open(migrate=False):
             return await question(app.admin)
 
-    app = locate(target)
+    app = require_shared(locate(target))
     return asyncio.run(opened())
 
 
@@ -176,6 +186,7 @@ def require_tables(app: Headgate) -> None:
         async with app.open(migrate=False):
             pass
 
+    require_shared(app)
     with contextlib.suppress(StorageUnavailable):
         asyncio.run(opened())
 

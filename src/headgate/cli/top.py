@@ -15,7 +15,7 @@ from headgate.admin.readings import SlowCounts
 from headgate.app import Headgate
 from headgate.cli.live.render import LiveView, next_order, render_snapshot
 from headgate.cli.live.snapshot import LiveSnapshot, read_snapshot
-from headgate.cli.locate import locate, takes_app
+from headgate.cli.locate import locate, require_shared, takes_app
 from headgate.cli.output import make_console, print_json
 from headgate.cli.times import seconds_within
 from headgate.clock import SECOND, Clock, SystemClock, sleep, wait_for_event
@@ -44,7 +44,7 @@ def top(target: str, interval: float, count: int | None, as_json: bool) -> None:
     Keys: q quits, p pauses, s changes the order of the queues. Without a terminal, one snapshot is printed. While
     the store does not answer, the last snapshot stays, with the error.
     """
-    app, clock = locate(target), SystemClock()
+    app, clock = require_shared(locate(target)), SystemClock()
     if as_json:
         asyncio.run(_print_lines(app, clock, interval, count))
     elif sys.stdout.isatty():
