@@ -7,6 +7,8 @@ import contextlib
 import os
 import resource
 import signal
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,3 +194,17 @@ def test_a_process_that_cannot_open_files_declares_no_other_dead() -> None:
         assert is_running(os.getpid(), started)
         assert is_running(os.getppid(), process_started(os.getppid()) or "1")
     assert not is_running(os.getpid(), "1")
+
+
+@pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="only Linux lists processes there")
+def test_a_process_whose_name_is_no_utf8_is_known_to_run() -> None:
+    """The fault: a worker of a program with such a name ended as it joined. Linux cuts names after 15 bytes."""
+    name = "open('/proc/self/comm', 'wb').write('münchner-größe'.encode()[:15])"
+    program = [sys.executable, "-c", f"import sys; {name}; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        started = process_started(process.pid)
+        assert started
+        assert is_running(process.pid, started)
+        process.communicate()

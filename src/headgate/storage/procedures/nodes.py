@@ -408,7 +408,7 @@ def process_started(pid: int) -> str:
 def _started(pid: int) -> str:
     """Return the start of a process; empty if it has ended. Raises OSError if no more files can be opened."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""
     # The name in parentheses may contain anything, so count fields from its end.

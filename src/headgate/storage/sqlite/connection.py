@@ -189,7 +189,7 @@ def _described_process(processes: Path, id: int) -> str:
         return "in this process"
     try:
         # The name may hold spaces and parentheses; the state follows the last one.
-        name, _, rest = (processes / str(id) / "stat").read_text().partition("(")[2].rpartition(") ")
+        name, _, rest = (processes / str(id) / "stat").read_text(errors="replace").partition("(")[2].rpartition(") ")
     except OSError:
         return f"process {id}"
     return f"process {id}, {name}{', which is stopped' if rest[:1] in ('T', 't') else ''}"
