@@ -67,6 +67,15 @@ def require_importable(function: Callable[..., Any], where: str) -> None:
         )
 
 
+def have_one_name(function: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether a child process would find the later of two functions in the place of the other."""
+    return function is not other and _place(function) == _place(other)
+
+
+def _place(function: Callable[..., Any]) -> tuple[str | None, str | None]:
+    return getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+
+
 def find_function(module: str, name: str) -> Any:
     """Return the task or function of that name. Raises ImportError or AttributeError if there is none."""
     found: Any = importlib.import_module(module)

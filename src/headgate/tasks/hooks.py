@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from headgate.errors import DeclarationError, HeadgateError
 from headgate.tasks.callbacks import call_error
 from headgate.tasks.context import AttemptContext
-from headgate.tasks.executor_kind import require_importable
+from headgate.tasks.executor_kind import have_one_name, require_importable
 from headgate.tasks.modules import is_interactive
 
 
@@ -121,6 +121,11 @@ class Hooks:
                     "is for a plain def"
                 )
             require_importable(function, f'{where}(scope="child")')
+            if any(have_one_name(function, other.function) for other in self.lifecycle if other.scope == scope):
+                raise DeclarationError(
+                    f"{where}: two functions for child processes are {hook_name(function)!r} in module "
+                    f"{function.__module__!r}, where a child process finds only the later one; rename one of them"
+                )
         hook = LifecycleHook(moment, HookScope(scope), function)
         alike = [each.function if (each.moment, each.scope) == (moment, scope) else None for each in self.lifecycle]
         at = _position(function, alike, where)

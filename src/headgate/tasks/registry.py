@@ -20,7 +20,7 @@ from headgate.suggestion import did_you_mean
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.executor_kind import Executor
+from headgate.tasks.executor_kind import Executor, have_one_name
 from headgate.tasks.hooks import Hooks
 from headgate.tasks.limit_set import BoundLimit, LimitSet
 from headgate.tasks.modules import is_interactive
@@ -188,13 +188,12 @@ class Registry:
     def _require_new_function(self, task: TaskDefinition) -> None:
         """Raise DeclarationError if a child process would find its function in place of that of another task."""
         for other in self.tasks.values():
-            if other.executor is Executor.PROCESS and other.function is not task.function:
-                module, name = other.function.__module__, other.function.__qualname__
-                if (task.function.__module__, getattr(task.function, "__qualname__", None)) == (module, name):
-                    raise DeclarationError(
-                        f"the functions of tasks {other.name!r} and {task.name!r} are both {name!r} in module "
-                        f"{module!r}, where a child process finds only the later one; rename one of the functions"
-                    )
+            if other.executor is Executor.PROCESS and have_one_name(other.function, task.function):
+                raise DeclarationError(
+                    f"the functions of tasks {other.name!r} and {task.name!r} are both {other.function.__qualname__!r} "
+                    f"in module {other.function.__module__!r}, where a child process finds only the later one; rename "
+                    "one of the functions"
+                )
 
     def find(self, name: str) -> TaskDefinition | None:
         """Return the task that runs jobs stored under this name, its own or an alias."""
