@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from headgate.errors import DeclarationError
+from headgate.tasks.modules import is_session
 
 IN_CHILD = threading.Event()
 """Set in a process that runs process tasks, for all its threads, and in its forks."""
@@ -59,9 +60,10 @@ def require_importable(function: Callable[..., Any], where: str) -> None:
             "define it at the top of its module"
         )
     module = sys.modules.get(function.__module__)
-    if function.__module__ == "__main__" and (
-        getattr(module, "__spec__", None) is None and getattr(module, "__file__", None) is None
-    ):
+    has_file = getattr(module, "__spec__", None) is not None or getattr(module, "__file__", None) is not None
+    # `python -m asyncio` and the prompt of Python 3.13 have a file, but not of what is typed in.
+    is_typed = is_session() and function.__code__.co_filename.startswith("<")
+    if function.__module__ == "__main__" and (is_typed or not has_file):
         raise DeclarationError(
             f"{where}: a child process has to find {name!r} by import, and what was typed in has no file; put it in one"
         )

@@ -80,10 +80,19 @@ def test_process_is_true_or_false() -> None:
         Headgate("memory://").task(process="no")(at_the_top)  # type: ignore[call-overload]
 
 
-def test_what_was_typed_in_is_an_error() -> None:
-    program = "from headgate import Headgate\ndef f(): ...\nHeadgate('memory://').task(process=True)(f)"
+TYPED = "from headgate import Headgate\ndef f(): ...\n\nHeadgate('memory://').task(process=True)(f)\n"
+
+
+@pytest.mark.parametrize("words", [["-c", TYPED], ["-m", "asyncio"]])
+def test_what_was_typed_in_is_an_error(words: list[str]) -> None:
+    """The fault: `python -m asyncio` has a file, and each attempt failed, without such a name."""
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(15), check=False
+        [sys.executable, *words],
+        input=TYPED,
+        capture_output=True,
+        text=True,
+        timeout=patient(15),
+        check=False,
     )
     assert "what was typed in has no file; put it in one" in ran.stderr
 
