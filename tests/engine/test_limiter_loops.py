@@ -161,6 +161,18 @@ async def test_sync_on_the_loop_that_runs_the_limiter_is_refused_with_what_to_wr
     await limiter.close()
 
 
+def test_a_thread_for_which_asyncio_names_the_loop_of_the_limiter_uses_it_as_others_do(redis_url: str) -> None:
+    """The fault: under gevent, whose threads are one to asyncio, each call but the first was refused."""
+    limiter = limiter_at(redis_url)
+    assert limiter.sync.try_acquire("acme")
+    asyncio._set_running_loop(cast(Any, limiter)._budget.home._home.loop)
+    try:
+        assert limiter.sync.try_acquire("acme")
+    finally:
+        asyncio._set_running_loop(None)
+    limiter.sync.close()
+
+
 async def test_a_limiter_whose_close_was_refused_on_its_loop_can_still_be_used_and_closed(redis_url: str) -> None:
     """The fault: it counted as closed, so `await limiter.close()` left its connection open."""
     limiter = limiter_at(redis_url)

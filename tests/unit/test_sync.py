@@ -85,6 +85,17 @@ def test_closing_on_the_event_loop_that_it_ends_is_refused_instead_of_blocking_f
         assert app.tasks["add"].sync.enqueue(1, 1).status().state is JobState.WAITING
 
 
+def test_a_thread_for_which_asyncio_names_the_loop_of_the_portal_enqueues_as_others_do(tmp_path: Path) -> None:
+    """The fault: under gevent, whose threads are one to asyncio, each call but the first was refused."""
+    app = make_app(tmp_path)
+    with app.sync:
+        asyncio._set_running_loop(app._client.portal._loop)
+        try:
+            assert app.tasks["add"].sync.enqueue(1, 1).status().state is JobState.WAITING
+        finally:
+            asyncio._set_running_loop(None)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_that_is_forked_before_the_app_opens_has_an_app_of_its_own(tmp_path: Path) -> None:
     app = make_app(tmp_path)

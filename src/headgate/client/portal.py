@@ -118,7 +118,7 @@ class Portal:
 
     def require_other_loop(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Raise HeadgateError on the loop of the app, which this would block; it also closes the coroutine."""
-        if any(is_running_here(loop) for loop in (self._loop_of_app(), self._loop)):
+        if any(self._runs_here(loop) for loop in (self._loop_of_app(), self._loop)):
             coroutine.close()
             raise HeadgateError(
                 ".sync was called on the event loop that would have to run it; in a coroutine write `await`, without "
@@ -173,7 +173,7 @@ class Portal:
     def close(self) -> None:
         """Close the app if the first call has opened it; the next call opens it again. Not on its own loop."""
         self._forget_parent()
-        if self._leave_app is not None and is_running_here(self._loop):
+        if self._leave_app is not None and self._runs_here(self._loop):
             raise HeadgateError("app.sync.close() would wait for the coroutine that calls it; call it after that")
         with self._opening:
             leave, self._leave_app = self._leave_app, None
@@ -185,6 +185,12 @@ class Portal:
         self._patience = CLOSE_AT_EXIT_TIMEOUT
         with contextlib.suppress(Exception):
             self.close()
+
+    def _runs_here(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        # Not asyncio's word for its own loop: that is the same in all green threads of gevent.
+        if loop is not None and loop is self._loop:
+            return threading.current_thread() is self._thread
+        return is_running_here(loop)
 
     def _opened_loop(self) -> asyncio.AbstractEventLoop:
         self._forget_parent()

@@ -230,7 +230,7 @@ class HomeLoop:
         """As `run`, blocking this thread. Raises HeadgateError when this thread runs the home loop."""
         while True:
             home = self._home_for(None)
-            if asyncio._get_running_loop() is home.loop:
+            if home.thread is None and asyncio._get_running_loop() is home.loop:
                 raise HeadgateError(
                     ".sync was called on the event loop that would have to run it; in a coroutine write `await`, "
                     "without .sync, as in `await limiter.acquire(…)`"
