@@ -149,6 +149,18 @@ def test_a_store_given_by_the_caller_stays_with_its_loop(redis_url: str) -> None
         asyncio.run(_once(limiter))
 
 
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="new in Python 3.12")
+async def test_callers_wait_on_a_loop_that_starts_its_tasks_at_once(redis_url: str) -> None:
+    """The fault: the line of a key ended before its first caller was in it, and that waited for ever."""
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009  # unknown to the types of 3.11
+    limiter = limiter_at(redis_url)
+    async with asyncio.timeout(patient(5)):
+        assert [bool(each) for each in await asyncio.gather(*[limiter.acquire("acme") for _ in range(3)])] == [True] * 3
+    await limiter.close()
+    loop.set_task_factory(None)
+
+
 async def _once(limiter: Limiter) -> bool:
     return bool(await limiter.try_acquire("acme"))
 

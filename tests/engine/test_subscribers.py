@@ -53,6 +53,28 @@ def test_a_subscriber_that_hangs_does_not_delay_closing_the_app(caplog: pytest.L
     run_virtual(main)
 
 
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="new in Python 3.12")
+def test_a_subscriber_gets_every_event_on_a_loop_that_starts_its_tasks_at_once() -> None:
+    """The fault: it got the first one, and the others were lost when the app was closed, after 6 s."""
+
+    async def main(clock: VirtualClock) -> None:
+        # Unknown to the types of Python 3.11.
+        asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009
+        app = Headgate("memory://", clock=clock)
+        ended: list[Event] = []
+        app.subscribe(ended.append, JobFinished)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            for _ in range(3):
+                await (await work.enqueue()).result()
+        assert len(ended) == 3
+
+    run_virtual(main)
+
+
 def test_events_that_a_subscriber_has_lost_stay_counted_when_it_unsubscribes() -> None:
     """The fault: `headgate_events_lost_total` fell, which Prometheus takes for a restart, and counts the rest again."""
 

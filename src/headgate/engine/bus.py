@@ -39,7 +39,8 @@ class Subscription:
             self.lost += 1
             return
         self._waiting.append(event)
-        if self._delivering is None:
+        # A loop may run a task to its end before it returns it (`asyncio.eager_task_factory`).
+        if self._delivering is None or self._delivering.done():
             # Subscribers run outside the job, and the transaction, whose event happens to be the first that waits.
             self._delivering = asyncio.get_running_loop().create_task(
                 self._deliver(), name="headgate-subscriber", context=Context()
@@ -47,12 +48,12 @@ class Subscription:
 
     async def drain(self) -> None:
         """Return when all queued events have been delivered."""
-        while self._delivering is not None:
+        while self._delivering is not None and not self._delivering.done():
             await asyncio.wait([self._delivering])
 
     def abandon(self) -> None:
         """Cancel the delivery and drop the queued events."""
-        if self._delivering is not None:
+        if self._delivering is not None and not self._delivering.done():
             lost = len(self._waiting) + 1
             logger.warning("a subscriber did not finish when the app was closed; events lost: %d", lost)
             self.lost += lost
@@ -74,7 +75,6 @@ class Subscription:
                     # SystemExit would end the program, and something that the subscriber awaited was cancelled.
                     logger.exception("a subscriber failed on %s", type(event).__name__)
         finally:
-            self._delivering = None
             self._is_abandoned = False
 
 

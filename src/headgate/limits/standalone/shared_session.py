@@ -200,7 +200,7 @@ class SharedLine:
         self._ended = ended
         self._waiters: OrderedDict[_Waiter, None] = OrderedDict()
         self._called = asyncio.Event()
-        self._task = asyncio.ensure_future(self._serve())
+        self._task: asyncio.Future[None] | None = None
         self.refusal = NOT_ANSWERED
         """The store's latest answer that granted less than requested."""
 
@@ -211,6 +211,8 @@ class SharedLine:
         """
         waiter = _Waiter(cost, until)
         self._waiters[waiter] = None
+        # Begun with a waiter: a loop may run a task before it returns it, and one without waiters ends.
+        self._task = self._task or asyncio.ensure_future(self._serve())
         timer = None if until is None else self._clock.call_at(until, lambda: waiter.settle(self.refusal))
         try:
             return await waiter.answer, waiter.granted is not None
