@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,6 +23,7 @@ from headgate.limits.standalone.rate_gate import RateGate, limit_rate
 from headgate.limits.strict_rate import StrictRate
 from tests.durability.thread_time import ThreadTime
 from tests.durability.threads import InThread, side_by_side
+from tests.forked import answer_of_forked_child
 from tests.until import patient, until_now
 
 
@@ -307,3 +308,30 @@ def test_a_mutex_is_held_by_one_thread_or_task_at_a_time() -> None:
     side_by_side(thread, thread, lambda: asyncio.run(task()), lambda: asyncio.run(task()))
     assert most == 1
     assert limiter.sync.snapshot("a").used == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["gate", "limiter", "task"])
+def test_a_fork_does_not_wait_behind_what_waits_in_its_parent_only(kind: str) -> None:
+    """The fault: the first in line was not there, so the fork waited for ever, and `try_acquire` was refused."""
+    gate, limiter = RateGate(1, per=1), Limiter(StrictRate(1, per=1, margin=0))
+
+    def passes(timeout: float) -> bool:
+        return gate.wait(timeout) if kind == "gate" else bool(limiter.sync.acquire("acme", timeout=timeout))
+
+    async def passes_later() -> bool:
+        return bool(await limiter.acquire("acme"))
+
+    lines: Any = gate._lines if kind == "gate" else cast(Any, limiter)._budget.table.lines
+    assert passes(0)
+    waiter = InThread((lambda: asyncio.run(passes_later())) if kind == "task" else (lambda: passes(patient(5))))
+    until_now(lambda: lines.by_key)
+    assert answer_of_forked_child(lambda: str(passes(patient(5)))) == "True"
+    waiter.end()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_does_not_wait_for_the_lock_of_a_thread_of_its_parent() -> None:
+    gate, limiter = RateGate(1, per=1), Limiter(StrictRate("1/s"))
+    with gate._lock, cast(Any, limiter)._budget.table.lock:
+        assert answer_of_forked_child(lambda: f"{gate.delay()} {bool(limiter.sync.try_acquire())}") == "0.0 True"

@@ -307,17 +307,11 @@ class BucketTable:
             return snapshot_of(lambda at: rule.snapshot(state, at), now, max(now, self.closed.until(key)))
 
     def reset(self, key: str) -> None:
-        """Same as `BucketStore.reset`."""
+        """Same as `BucketStore.reset`. Holders of permits keep them."""
         with self.lock:
-            for table in self._siblings:
+            for table in () if self.rule.holds_permits else self._siblings:
                 table._keep(key, None)
                 table._answers.pop(key)
-            self.closed.open(key)
-            self._notify(key)
-
-    def lift(self, key: str) -> None:
-        """End a penalty, and change nothing else."""
-        with self.lock:
             self.closed.open(key)
             self._notify(key)
 

@@ -127,7 +127,7 @@ class Limiter:
 
     async def reserve(self, key: str = "", cost: int = 1, id: str | None = None) -> Reservation:
         """Book the next slot, now or later. The same `id` returns the same slot, until a period after it."""
-        id = id or _new_id()
+        id = id or os.urandom(16).hex()
         taken = await self._budget.reserve_async(key, cost, id)
         return Reservation(self._budget, key, id, max(0, taken.opens_at - taken.now) / SECOND)
 
@@ -212,7 +212,7 @@ class SyncLimiter:
 
     def reserve(self, key: str = "", cost: int = 1, id: str | None = None) -> SyncReservation:
         """Same as `Limiter.reserve`."""
-        id = id or _new_id()
+        id = id or os.urandom(16).hex()
         taken = self._budget.reserve(key, cost, id)
         return SyncReservation(self._budget, key, id, max(0, taken.opens_at - taken.now) / SECOND)
 
@@ -326,10 +326,6 @@ def open_store(url: str, clock: Clock | None) -> BucketStore:
     raise DeclarationError(
         f'store="{displayed_url(url)}" is not known; use "memory://", "redis://host:port" or "postgresql://host/database"'
     )
-
-
-def _new_id() -> str:
-    return os.urandom(16).hex()
 
 
 def _too_late(key: str, timeout: Duration | None) -> TimeoutError:

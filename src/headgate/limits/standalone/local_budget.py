@@ -77,11 +77,7 @@ class LocalBudget:
     def reset(self, key: str) -> None:
         if self.is_closed:
             raise GateClosed
-        if self.hands_out_permits:
-            # Holders of permits keep them.
-            self.table.lift(key)
-        else:
-            self.table.reset(key)
+        self.table.reset(key)
 
     def close(self) -> None:
         self.is_closed = True

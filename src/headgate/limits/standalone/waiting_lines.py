@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import threading
 from collections import OrderedDict
 from typing import Protocol
+from weakref import WeakSet
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import GateClosed
@@ -31,6 +33,20 @@ class Acquisition(Protocol):
         ...
 
 
+_all_lines: WeakSet[WaitingLines] = WeakSet()
+
+
+def _forget_parent() -> None:
+    """Empty all lines in a fork, and free their locks: the threads and loops that wait, or hold one, are not there."""
+    for lines in _all_lines:
+        lines.by_key.clear()
+        if lines._lock.locked():
+            lines._lock.release()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+
+
 class WaitingLines:
     """A line for each key. Only the first of a line tries, when it is awake, and sets the line's one timer.
 
@@ -43,6 +59,7 @@ class WaitingLines:
         self._clock = clock
         # By arrival. Unlike a deque, it removes a waiter in the middle at the same cost.
         self.by_key: dict[str, OrderedDict[_Waiter, None]] = {}
+        _all_lines.add(self)
 
     def wait(self, key: str, attempt: Acquisition, until: int | None) -> bool:
         """Block this thread until the attempt goes; False once clock time `until` has come. Raises GateClosed."""
