@@ -149,6 +149,32 @@ def test_a_store_given_by_the_caller_stays_with_its_loop(redis_url: str) -> None
         asyncio.run(_once(limiter))
 
 
+@pytest.mark.parametrize("is_used", [False, True])
+@pytest.mark.parametrize("is_thread", [False, True], ids=["loop", "thread"])
+def test_a_limiter_can_be_closed_after_the_loop_of_its_own_store(
+    redis_url: str, *, is_thread: bool, is_used: bool
+) -> None:
+    """The fault: each call of `close` raised that another limiter is to be made."""
+    store = open_store(redis_url, None)
+    limiter = Limiter(StrictRate("5/h", name=uuid4().hex), store=store)
+
+    async def main() -> None:
+        await limiter.try_acquire("acme")
+        await store.close()
+
+    asyncio.run(main())
+    if is_used:
+        with pytest.raises(HeadgateError, match="has ended; make another"):
+            asyncio.run(_once(limiter))
+    for _ in range(2):
+        if is_thread:
+            limiter.sync.close()
+        else:
+            asyncio.run(limiter.close())
+    with pytest.raises(GateClosed):
+        asyncio.run(_once(limiter))
+
+
 @pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="new in Python 3.12")
 async def test_callers_wait_on_a_loop_that_starts_its_tasks_at_once(redis_url: str) -> None:
     """The fault: the line of a key ended before its first caller was in it, and that waited for ever."""

@@ -103,7 +103,8 @@ class SharedBudget:
         if not self._is_closed:
             self._is_closed = True
             try:
-                self.home.run_sync(self.session_kind.close)
+                if not self.home.is_over:
+                    self.home.run_sync(self.session_kind.close)
             except HeadgateError:
                 # It was called on the home loop: `close_async` can still close it.
                 self._is_closed = False
@@ -113,7 +114,8 @@ class SharedBudget:
     async def close_async(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            await self.home.run(self.session_kind.close)
+            if not self.home.is_over:
+                await self.home.run(self.session_kind.close)
             self.home.close()
 
     def add_holder(self, key: str) -> None:
@@ -246,6 +248,12 @@ class HomeLoop:
                 # Its own error, or an interrupt.
                 self._abandon(home, call, undo)
                 raise
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its loop has ended, and the session with it, which no other follows."""
+        home = self._home
+        return not self._renews and (self._was_left or (home is not None and self._has_ended(home)))
 
     def close(self) -> None:
         """End the thread, if there is one; callers that still wait in it get GateClosed."""
