@@ -157,7 +157,7 @@ def _of_user(trace: TracebackType | None) -> TracebackType | None:
 
 def require_shared(app: Headgate) -> Headgate:
     """Return the app. Raises DeclarationError if its jobs are in the memory of the program that enqueues them."""
-    if app._storage.is_in_process:
+    if app._client.address.shown.startswith("memory:"):
         raise DeclarationError(
             "jobs on memory:// are in the memory of the program that enqueues them, which no command can reach; use "
             "sqlite:///path or postgresql://host/database, or app.admin in that program"
