@@ -71,11 +71,8 @@ def require_importable(function: Callable[..., Any], where: str) -> None:
 
 def have_one_name(function: Callable[..., Any], other: Callable[..., Any]) -> bool:
     """Whether a child process would find the later of two functions in the place of the other."""
-    return function is not other and _place(function) == _place(other)
-
-
-def _place(function: Callable[..., Any]) -> tuple[str | None, str | None]:
-    return getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    names = ("__module__", "__qualname__")
+    return function is not other and all(getattr(function, name, None) == getattr(other, name, None) for name in names)
 
 
 def find_function(module: str, name: str) -> Any:
