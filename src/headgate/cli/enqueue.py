@@ -24,7 +24,7 @@ from headgate.cli.locate import locate, require_shared, takes_app_and
 from headgate.cli.output import json_option, print_json, progress_bar, say_enqueued
 from headgate.cli.times import instant, seconds
 from headgate.engine.enqueuer import StoredCall
-from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError, StorageUnavailable
+from headgate.errors import CostExceedsLimit, HeadgateError, PayloadError, StorageUnavailable
 from headgate.jobs.audit import AuditRecord, AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
 from headgate.jobs.retention import OwnRetention
