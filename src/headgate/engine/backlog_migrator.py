@@ -98,12 +98,6 @@ class BacklogMigrator(WithServices):
             self._unknown_tasks.add(task)
             self._bus.publish(TaskUnknown(at=self._clock.now(), task=task, declared=sorted(self._registry.tasks)))
 
-    def _note_limit(self, limit: str, job_id: str) -> None:
-        """Publish LimitUnknown, once per limit. A job keeps the limits of its batch, whatever its task declares."""
-        if limit not in self._unknown_limits:
-            self._unknown_limits.add(limit)
-            self._bus.publish(LimitUnknown(at=self._clock.now(), limit=limit, job_id=job_id))
-
     def add_met(self, ids: Iterable[str], *, has_unknown_lanes: bool = False) -> None:
         """Move these jobs soon: a claim has met them, and was not allowed to start them.
 
@@ -188,8 +182,10 @@ class BacklogMigrator(WithServices):
             elsewhere = {each.limit for each in await self._storage.settings(LIVE_FOR) if each.scope == "declared"}
             for job in jobs:
                 self.note_task(job.task)
-            for limit in held.keys() - elsewhere:
-                self._note_limit(limit, held[limit])
+            # A job keeps the limits of its batch, whatever its task declares.
+            for limit in held.keys() - elsewhere - self._unknown_limits:
+                self._unknown_limits.add(limit)
+                self._bus.publish(LimitUnknown(at=self._clock.now(), limit=limit, job_id=held[limit]))
             self._has_met_unknown_lanes = not elsewhere.isdisjoint(held)
         await self._release_failed()
         moved = await self._move(self._tasks_of(self._newest), self._newest, unknown_only=True)

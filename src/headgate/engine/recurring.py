@@ -348,7 +348,9 @@ class Declarer(WithServices):
             name = declared.spec.name
             if _limit_set_key(name) not in newest:
                 self._forget(name)
-                self._publish_superseded(name)
+                if name not in self._superseded:
+                    self._superseded.add(name)
+                    self._bus.publish(ScheduleSuperseded(at=self._clock.now(), schedule=name))
             elif name not in self._settled and name not in self.broken:
                 await self._declare(declared)
         self._noted_at = self._clock.monotonic()
@@ -403,11 +405,6 @@ class Declarer(WithServices):
             self._settled.add(spec.name)
         self.stored.add(spec.name)
         self._superseded.discard(spec.name)
-
-    def _publish_superseded(self, name: str) -> None:
-        if name not in self._superseded:
-            self._superseded.add(name)
-            self._bus.publish(ScheduleSuperseded(at=self._clock.now(), schedule=name))
 
 
 def _limit_set_key(name: str) -> str:

@@ -128,10 +128,10 @@ class TurnGroup:
 
     __slots__ = ("first", "is_complete", "is_exhausted", "step", "virtual_time")
 
-    def __init__(self, virtual_time: int, step: int = STEP, first: int | None = None) -> None:
+    def __init__(self, virtual_time: int, step: int = STEP) -> None:
         self.virtual_time = virtual_time
         self.step = step
-        self.first = first
+        self.first: int | None = None
         """The lowest virtual time of its lanes in line, None if none is."""
         self.is_complete = True
         self.is_exhausted = False
