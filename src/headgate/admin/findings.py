@@ -285,7 +285,7 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
                 "warning",
                 "lingering",
                 f"{node.name}: attempts that were asked to end still take {len(node.lingering)} of {node.slots} slots: "
-                f"{_some(node.lingering)}",
+                f"job {', '.join(node.lingering[:3])}{', …' if len(node.lingering) > 3 else ''}",
                 "let these handlers check current_job().cancelled, or declare them with process=True; a restart "
                 "frees the slots",
             )
@@ -328,11 +328,6 @@ def _of_unserved_queues(checkup: Checkup, alive: Sequence[NodeStatus]) -> Iterat
         waits = "1 job waits" if pause.waiting == 1 else f"{pause.waiting:,} jobs wait"
         advice = "update this program" if pause.command is None else f"end the pause, if it is over: {pause.command}"
         yield Finding("problem", "pauses", f"{waits}: {pause}", advice)
-
-
-def _some(ids: Sequence[str]) -> str:
-    """Return the first few job ids."""
-    return f"job {', '.join(ids[:3])}{', …' if len(ids) > 3 else ''}"
 
 
 def _of_work(checkup: Checkup) -> Iterator[Finding]:

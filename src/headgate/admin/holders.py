@@ -12,9 +12,6 @@ from headgate.limits.concurrency import OF_BATCH, load_permits
 from headgate.storage.records import BucketRecord
 from headgate.storage.store import Store
 
-OF_OWNER = "owner:"
-"""The prefix of a holder whose permit the jobs of one owner share."""
-
 MOST_HOLDERS = 20
 """How many holders of one bucket are listed."""
 
@@ -46,8 +43,8 @@ async def holders_of(storage: Store, record: BucketRecord) -> Sequence[PermitHol
             id = holder[len(OF_BATCH) :]
             batch = await storage.batch(id)
             found.append(PermitHolder("batch", id, None if batch is None else batch.ended_as, hold.cost))
-        elif holder.startswith(OF_OWNER):
-            found.append(PermitHolder("owner", holder[len(OF_OWNER) :], None, hold.cost))
+        elif holder.startswith("owner:"):
+            found.append(PermitHolder("owner", holder.removeprefix("owner:"), None, hold.cost))
         else:
             job = await storage.job(holder)
             found.append(PermitHolder("job", holder, None if job is None else job.state, hold.cost))
