@@ -461,7 +461,11 @@ class Client:
         until = None if timeout is None else self._clock.monotonic() + microseconds(timeout)
         await self.wait_for_batch(batch_id, timeout)
         results: list[Any] = []
-        ids = await self._batch_jobs(batch_id)
+        ids: list[str] = []
+        while more := await self.storage.jobs_of_batch(batch_id, after=ids[-1] if ids else ""):
+            ids += more
+        if await self.storage.pruned_members(batch_id):
+            raise JobNotFound(batch_id, f"results of batch {batch_id} were pruned; give its tasks a longer retention")
         for start in range(0, len(ids), RESULTS_AT_ONCE):
             page = ids[start : start + RESULTS_AT_ONCE]
             final = {record.id: record for record in await self.storage.final(page)}
@@ -471,15 +475,6 @@ class Client:
                 with contextlib.suppress(JobSkipped):
                     results.append(await (self._result(final[id]) if id in final else self.job_result(id, left)))
         return results
-
-    async def _batch_jobs(self, batch_id: str) -> Sequence[str]:
-        """Return the ids of the jobs in a batch, in order. Raises JobNotFound if any but skipped ones were pruned."""
-        found: list[str] = []
-        while page := await self.storage.jobs_of_batch(batch_id, after=found[-1] if found else ""):
-            found += page
-        if await self.storage.pruned_members(batch_id):
-            raise JobNotFound(batch_id, f"results of batch {batch_id} were pruned; give its tasks a longer retention")
-        return found
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         """As `Batch.wait`; `timeout` is in seconds."""
