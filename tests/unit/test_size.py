@@ -16,18 +16,18 @@ SOURCE = Path(__file__).parents[2] / "src" / "headgate"
 WRITTEN = {".py", ".sql", ".lua", ".js", ".css", ".html"}
 
 BUDGETS = {
-    "": 3_000,  # the modules beside the packages
+    "": 3_050,  # the modules beside the packages
     "admin": 6_600,
-    "cli": 8_500,
+    "cli": 8_400,
     "client": 3_000,
     "contrib": 3_250,
     "engine": 10_100,
-    "http": 20_850,
+    "http": 20_800,
     "jobs": 4_300,
     "limits": 9_300,
     "observe": 2_020,
     "schedules": 1_700,
-    "storage": 23_150,
+    "storage": 23_250,
     "tasks": 5_200,
     "testing": 1_800,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -557,25 +557,17 @@ class Admin(Readings):
         """
         return await change_many(self._storage, query, CANCEL, self._cancel, **options)
 
-    async def cancel_batch(
-        self,
-        batch_id: str,
-        *,
-        most: int = 1_000_000,
-        dry_run: bool = False,
-        on_progress: Callable[[BulkResult], None] | None = None,
-    ) -> BulkResult:
+    async def cancel_batch(self, batch_id: str, **options: Unpack[BulkOptions]) -> BulkResult:
         """Cancel the unfinished jobs in a batch and in its inner batches, and what then waits for nothing else.
 
         So it cancels the steps after the batch, whatever end they need; a step that also waits for other jobs stays,
-        and ends or runs as it needs. Up to `most` jobs; with `dry_run` it only counts. It may be stopped and repeated.
-        Jobs that another open transaction has locked are counted as refused. Raises BatchNotFound.
+        and ends or runs as it needs. It may be stopped and repeated. Jobs that another open transaction has locked are
+        counted as refused. Raises BatchNotFound.
         """
         await self.batch(batch_id)
+        options.setdefault("most", 1_000_000)
         record = partial(self._audit_record, "cancel", detail=f"with batch {batch_id}")
-        return await cancel_batch(
-            self._storage, batch_id, self._cancel, record, most=most, dry_run=dry_run, on_progress=on_progress
-        )
+        return await cancel_batch(self._storage, batch_id, self._cancel, record, **options)
 
     async def retry_many(self, query: JobQuery | Sequence[str], **options: Unpack[BulkOptions]) -> BulkResult:
         """Retry the jobs that a query matches, as `cancel_many` cancels: first failed ones, then cancelled ones."""
@@ -621,26 +613,21 @@ class Admin(Readings):
         query: JobQuery | Sequence[str] | None = None,
         *,
         older_than: Duration = 0,
-        most: int = 1_000_000,
-        dry_run: bool = False,
-        on_progress: Callable[[BulkResult], None] | None = None,
+        **options: Unpack[BulkOptions],
     ) -> BulkResult:
         """Delete the final jobs that a query matches and that finished longer than `older_than` seconds ago.
 
         Instead of a query it takes job ids. Their results, attempts, log lines and audit entries are deleted with them,
         for good; the action is recorded on their queue. It keeps jobs that an unfinished job follows, itself or by
-        their batch, because it may read their results. Up to `most` jobs, 200 in a commit, oldest first; it
-        may be stopped and repeated. With `dry_run` it only counts. Raises DeclarationError if the query selects jobs
-        that are not final.
+        their batch, because it may read their results. It deletes 200 in a commit, oldest first, and may be stopped and
+        repeated. Raises DeclarationError if the query selects jobs that are not final.
         """
         return await purge(
             self._storage,
             JobQuery() if query is None else query,
             actor=self.actor,
             before=self._storage.now() - parse_duration(older_than, "older_than", "purge"),
-            most=most,
-            dry_run=dry_run,
-            on_progress=on_progress,
+            **options,
         )
 
     async def quiet_node(self, node: str) -> bool:

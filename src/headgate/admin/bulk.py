@@ -50,7 +50,7 @@ class BulkOptions(TypedDict, total=False):
     """How many jobs are changed."""
 
     most: int
-    """At most so many; the default is 10,000."""
+    """At most so many; the default is 10,000, for jobs of one batch or queue and for a purge 1,000,000."""
     dry_run: bool
     """Change nothing, only count."""
     on_progress: Callable[[BulkResult], None] | None

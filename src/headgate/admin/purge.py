@@ -30,9 +30,9 @@ async def purge(
     *,
     actor: str,
     before: int,
-    most: int,
-    dry_run: bool,
-    on_progress: Callable[[BulkResult], None] | None,
+    most: int = 1_000_000,
+    dry_run: bool = False,
+    on_progress: Callable[[BulkResult], None] | None = None,
 ) -> BulkResult:
     """Delete the jobs that the query matches, or that have these ids, and that were final before then, up to `most`.
 

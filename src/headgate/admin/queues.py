@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Unpack
 
 from msgspec.structs import asdict
 
-from headgate.admin.bulk import CANCEL_WAITING, BulkResult, change_many
+from headgate.admin.bulk import CANCEL_WAITING, BulkOptions, BulkResult, change_many
 from headgate.admin.columns import Column
 from headgate.clock import SECOND, optional_datetime, to_datetime
 from headgate.errors import UnknownQueue
@@ -175,21 +176,14 @@ class QueuesAdmin:
         """End a pause. Returns whether there was one."""
         return await self._storage.resume_queue(queue, audit_record=AuditRecord(self.actor, "resume", "queue", queue))
 
-    async def purge(
-        self,
-        queue: str,
-        *,
-        most: int = 1_000_000,
-        dry_run: bool = False,
-        on_progress: Callable[[BulkResult], None] | None = None,
-    ) -> BulkResult:
+    async def purge(self, queue: str, **options: Unpack[BulkOptions]) -> BulkResult:
         """Cancel the waiting jobs of a queue, scheduled and blocked ones included; running jobs continue.
 
-        Up to `most` jobs, oldest first, 200 at a time; it may be stopped and repeated. Jobs that are enqueued meanwhile
-        stay. The cancelled jobs are kept for their retention and can be retried. The queue gets an audit entry with
-        their number. With `dry_run` it only counts.
+        The oldest first, 200 at a time; it may be stopped and repeated. Jobs that are enqueued meanwhile stay. The
+        cancelled jobs are kept for their retention and can be retried. The queue gets an audit entry with their number.
         """
         query = JobQuery(queue=queue, state=JobState.WAITING, enqueued_before=to_datetime(self._storage.now() + 1))
+        options.setdefault("most", 1_000_000)
         cancelled = 0
 
         async def cancel(job_id: str) -> bool:
@@ -201,9 +195,7 @@ class QueuesAdmin:
             return is_cancelled
 
         try:
-            return await change_many(
-                self._storage, query, CANCEL_WAITING, cancel, most=most, dry_run=dry_run, on_progress=on_progress
-            )
+            return await change_many(self._storage, query, CANCEL_WAITING, cancel, **options)
         finally:
             if cancelled:
                 # If it is stopped, these jobs are cancelled all the same.
