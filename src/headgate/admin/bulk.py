@@ -228,7 +228,7 @@ class _Bulk:
     def __init__(self, change: Callable[[str], Awaitable[object]], most: int, dry_run: bool) -> None:
         self.seen: set[str] = set()
         self._change = change
-        self._most = parse_count(most, "most", least=0)
+        self._most = parse_count(most, "most", least=0, most=most)
         self._is_dry_run = dry_run
         self._refused: Counter[str] = Counter()
         self._changed = 0

@@ -39,7 +39,7 @@ async def purge(
     Refused are those that an unfinished job needs; a dry run does not look for them. Raises DeclarationError for a
     query of jobs that are not final, and for one id in place of several.
     """
-    parse_count(most, "most", least=0)
+    parse_count(most, "most", least=0, most=most)
     queries = _final_queries(query, before) if isinstance(query, JobQuery) else ()
     pages = pages_of(storage, query) if not isinstance(query, JobQuery) else pages_that_match(storage, queries)
     if dry_run:
