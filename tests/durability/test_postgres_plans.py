@@ -17,7 +17,7 @@ import pytest_asyncio
 from headgate.clock import SECOND, SystemClock, to_datetime
 from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.history import ALL, JobsStep, LimitStep
-from headgate.jobs.identity import IdSource, job_text
+from headgate.jobs.identity import IdSource, job_text, lowest_made_at
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Progress
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.query import JobFilter
@@ -282,6 +282,47 @@ async def a_job_reads_no_followers_but_its_own(store_user: StoreUser) -> None:
     assert statements(ran) == {"leaders_of_job", "followers_of_job"}
     for each in ran:
         assert each.pages < 1000, f"{each.statement} looks at {each.pages} pages\n{each.text}"
+
+
+KEPT = 20_000
+
+FINAL_JOBS = """
+INSERT INTO headgate.job (
+    id, lane, delayed, priority, run_at, rank, enqueued_at, started_at, finished_at, state, task, queue, buckets, payload,
+    waiting
+)
+SELECT
+    $2::bigint + (number << 12), 'lane', false, 5, $1::bigint + number, $1::bigint + number, $1::bigint + number,
+    $1::bigint + number, $1::bigint + number, 'succeeded', 'send', 'mail', '[]', '[[],{}]', false
+FROM generate_series(1, $3::bigint) AS number
+"""
+
+
+async def test_pruning_reads_few_of_the_jobs_that_are_kept(tmp_path: Path) -> None:
+    """The fault: once the pages of deleted jobs had been used again, each look for old jobs read the whole table.
+
+    The summary of a range of pages keeps the oldest time that ever was in it.
+    """
+    with server_in(tmp_path, *EXPLAINING, "autovacuum=off") as server:
+        storage = PostgresStorage(server.url, SystemClock())
+        await storage.open()
+        plans = Plans(tmp_path / "postgres.log")
+        at = storage.now() - 240 * HOUR
+        for _ in range(2):
+            # All but the last one, whose page keeps those before it in the file.
+            await ask(server.url, "DELETE FROM headgate.job WHERE id < (SELECT max(id) FROM headgate.job)")
+            await ask(server.url, "VACUUM headgate.job")
+            at += 24 * HOUR
+            await ask(server.url, FINAL_JOBS, at, lowest_made_at(at), KEPT)
+            await ask(server.url, "VACUUM ANALYZE headgate.job")
+        plans.read()
+        assert await storage.prune(at - HOUR, 200, since=at - 20 * HOUR) == 0
+        assert await storage.prune(at + KEPT // 2, 200, since=at - 20 * HOUR) == 200
+        ran = [each for each in plans.read() if each.statement == "prunable"]
+        await storage.close()
+    assert len(ran) == 2
+    for each in ran:
+        assert each.pages < 500, f"{each.statement} looks at {each.pages} pages\n{each.text}"
 
 
 FOLLOW_ONE = """

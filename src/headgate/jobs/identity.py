@@ -113,6 +113,11 @@ def numbers_beginning(prefix: str) -> tuple[int, int]:
     return int(text, 32), int(prefix.ljust(13, "v"), 32)
 
 
+def lowest_made_at(instant: int) -> int:
+    """Return the lowest number of an id that is made at `instant` (wall microseconds); own ids are below all of them."""
+    return max(0, instant - EPOCH) << 12
+
+
 class IdTaken(StorageUnavailable):
     """Another producer has stored jobs or batches under these new ids: give them others, and store them again.
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.clock import FARTHEST
+from headgate.clock import FARTHEST, SECOND
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen
-from headgate.jobs.identity import JobId, job_number, job_text
+from headgate.jobs.identity import JobId, job_number, job_text, lowest_made_at
 from headgate.jobs.job import BucketRef, JobOptions, JobState
 from headgate.jobs.terms import LimitTerms
 from headgate.limits.concurrency import UNKNOWN_PERMITS, Semaphore, dump_permits, load_permits
@@ -86,6 +86,9 @@ class _LostTag(NamedTuple):
     place: str
 
 
+MADE_AHEAD = 60 * SECOND
+"""How far the ids of jobs may be ahead of the time at which they were made, for jobs to be pruned without a delay."""
+
 LINES_AT_ONCE = 5000
 """How many log lines are deleted in one commit at most, so that other writes do not wait long for it."""
 
@@ -118,9 +121,9 @@ async def prune(
     Their attempts, log lines and audit entries are deleted with them. Fewer jobs are deleted at once if they have
     logged much. If none are left, up to `count` batches without jobs are deleted; 0 means that none of these are left.
     """
-    found = await tx.fetch(
-        _PRUNABLE, "prunable", since=since, before=finished_before, count=count, states=sorted(states)
-    )
+    made_before = lowest_made_at(finished_before + MADE_AHEAD)
+    bounds = {"since": since, "before": finished_before, "made_before": made_before}
+    found = await tx.fetch(_PRUNABLE, "prunable", **bounds, count=count, states=sorted(states))
     if not found:
         # Batches that had no job, joins, and batches whose last jobs were deleted by several nodes at once.
         batches = await tx.ids("prune_batches", before=finished_before, count=count)

@@ -6,9 +6,11 @@ job.options, job.follows IS NOT NULL AS is_follower
 
 -- name: prunable [postgres]
 -- Return jobs that finished in these states before then, with the number of log lines of each, and its batch.
+-- Their ids were made before :made_before, so the primary key has few others among them, however many jobs are kept. A job
+-- whose id was made by a clock that was ahead is found later by as much.
 SELECT @prunable_job
 FROM headgate.job
-WHERE state {any:states text} AND finished_at < :before AND finished_at >= :since AND NOT @has_own_retention
+WHERE state {any:states text} AND finished_at < :before AND finished_at >= :since AND id < :made_before::bigint AND NOT @has_own_retention
 LIMIT :count
 
 -- name: prunable [sqlite]

@@ -351,7 +351,7 @@ CREATE INDEX job_schedule ON headgate.job (schedule) WHERE schedule IS NOT NULL;
 
 -- [postgres]
 -- Jobs start and finish about in the order in which they lie there, so that a summary of each few pages is all that
--- pruning and looking at starts need.
+-- looking at late ends and starts needs. Old ends are found by ids, which are in the order of time.
 CREATE INDEX job_times ON headgate.job USING brin (finished_at, charged_at)
     WITH (pages_per_range = 32, autosummarize = on);
 
