@@ -727,7 +727,7 @@ def test_a_stop_during_the_startup_cancels_it_and_a_shutdown_function_that_hangs
         ('class Place:\n    app.on_startup(scope="child")(lambda: None)', "cannot be found in a function or lambda"),
         (
             '@app.on_startup(scope="child")\ndef set_up(): ...\n@app.on_shutdown(scope="child")\ndef set_up(): ...',
-            "two functions for child processes are 'set_up' in module '__main__', where a child process finds only",
+            "two functions for child processes are 'set_up' in module 'tests.engine.test_hooks', where a child process finds only",
         ),
         ("@app.on_shutdown\n@app.on_shutdown\ndef stop(): ...", "'stop' is declared twice"),
         ("app.on_startup(3)", "@app.on_startup needs a function, not 3"),
@@ -735,7 +735,7 @@ def test_a_stop_during_the_startup_cancels_it_and_a_shutdown_function_that_hangs
 )
 def test_a_hook_that_can_never_work_is_refused_when_it_is_declared(written: str, message: str) -> None:
     with pytest.raises(DeclarationError) as refused:
-        exec(written, {"app": Headgate("memory://"), "__name__": "__main__"})
+        exec(written, {"app": Headgate("memory://"), "__name__": __name__})
     assert message in str(refused.value)
 
 

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from headgate import Headgate, PayloadError, StorageUnavailable, Task
+from headgate import Headgate, PayloadError, StorageUnavailable
 from headgate.admin import JobDetails
 from headgate.cli.enqueue import CHUNK
 from headgate.cli.main import main
+from headgate.client.client import Client
 from headgate.jobs.job import RetentionTerms
 from tests.faces.one_module import make_tables
 from tests.until import patient
@@ -304,13 +305,13 @@ def test_a_lost_store_leaves_unknown_which_lines_it_has_stored(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault: "stopped: 0 jobs enqueued" after a commit whose reply was lost; a repeat enqueued them twice."""
-    enqueue_many = Task.enqueue_many
+    enqueue = Client.enqueue
 
-    async def losing(self: Task[Any, Any], calls: Any) -> Any:
-        await enqueue_many(self, calls)
+    async def losing(self: Client, *given: Any) -> Any:
+        await enqueue(self, *given)
         raise StorageUnavailable("the connection was lost")
 
-    monkeypatch.setattr(Task, "enqueue_many", losing)
+    monkeypatch.setattr(Client, "enqueue", losing)
     result = project.enqueue("sync", "--payloads", "-", input='{"tenant": "acme"}\n')
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
