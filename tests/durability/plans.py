@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
-from headgate.clock import SECOND
-from headgate.jobs.identity import job_text
+from headgate.clock import SECOND, SystemClock
+from headgate.jobs.identity import job_text, lowest_made_at
 from headgate.jobs.job import BucketRef
 from headgate.storage.postgres.database import SETTINGS
 from headgate.storage.postgres.dialect import statements_of
@@ -158,6 +158,7 @@ class Backlog:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
+        self._first = lowest_made_at(SystemClock().now() - HOUR)
 
     @property
     def newest(self) -> str:
@@ -166,7 +167,7 @@ class Backlog:
 
     def id(self, number: int) -> str:
         """The id of a job, in the order in which they were added."""
-        return job_text(number)
+        return job_text(self._first + (number << 12))
 
     async def fill(self, url: str, oldest: int, now: int) -> None:
         """Add them from that instant on, and let the server know what it has; `now` is limit time."""
@@ -177,7 +178,9 @@ class Backlog:
             await connection.execute("SET synchronous_commit = off")
             await connection.execute(_BUCKETS, [bucket_id(used) for (used,) in buckets], now + HOUR)
             texts = [as_json(used) for used in buckets]
-            await connection.execute(_JOBS, self._rows, oldest, lane_id("mail", (), ""), lanes, texts, self.LANES)
+            await connection.execute(
+                _JOBS, self._rows, oldest, lane_id("mail", (), ""), lanes, texts, self.LANES, self._first
+            )
             await connection.execute(_LANES, now - SECOND)
             await connection.execute(_KNOWN_LANES)
             await connection.execute(_TAGS)
@@ -199,7 +202,7 @@ INSERT INTO headgate.job (
     charged_at, state, failed_as, failed_at, task, queue, node, payload, limit_set, options
 )
 SELECT
-    n,
+    $7::bigint + (n::bigint << 12),
     CASE n % 3 WHEN 0 THEN $3::text WHEN 1 THEN ($4::text[])[1] ELSE ($4::text[])[1 + n % $6] END,
     CASE n % 3 WHEN 0 THEN '[]' WHEN 1 THEN ($5::text[])[1] ELSE ($5::text[])[1 + n % $6] END,
     is_waiting, n % 50 = 7, priority, 0, run_at, run_at - priority * 300000000000000000,

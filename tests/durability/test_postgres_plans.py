@@ -470,7 +470,7 @@ async def people_get_their_pages(store_user: StoreUser) -> None:
     assert len(await storage.buckets_by_trouble(501)) == 501
     assert (await storage.waiting_by_key("mail", 20)).keys == 0
     await storage.add([store_user.new(id=f"order-{number}") for number in range(5000)])
-    assert len(await storage.jobs_beginning("0000", 6)) == 6
+    assert len(await storage.jobs_beginning(BACKLOG.newest[:4], 6)) == 6
     assert len(await storage.jobs_beginning("order", 6)) == 6
     assert await storage.batch_ids("0000", 6) == []
     assert len(await storage.keys(["absent", "api"], "1", 6)) == 6

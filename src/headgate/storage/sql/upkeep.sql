@@ -4,13 +4,19 @@
 job.id, job.held, job.buckets, (SELECT count(*) FROM headgate.log_line WHERE log_line.job = job.id) AS lines, job.batch,
 job.options, job.follows IS NOT NULL AS is_follower
 
+-- part: is_prunable
+state {any:states text} AND finished_at < :before AND finished_at >= :since AND NOT @has_own_retention
+
 -- name: prunable [postgres]
 -- Return jobs that finished in these states before then, with the number of log lines of each, and its batch.
 -- Their ids were made before :made_before, so the primary key has few others among them, however many jobs are kept. A job
--- whose id was made by a clock that was ahead is found later by as much.
+-- whose id was made by a clock that was ahead is found later by as much. Ids that callers chose are below 0.
 SELECT @prunable_job
-FROM headgate.job
-WHERE state {any:states text} AND finished_at < :before AND finished_at >= :since AND id < :made_before::bigint AND NOT @has_own_retention
+FROM (
+    (SELECT * FROM headgate.job WHERE id >= 0 AND id < :made_before::bigint AND @is_prunable LIMIT :count)
+    UNION ALL
+    (SELECT * FROM headgate.job WHERE own_id IS NOT NULL AND @is_prunable LIMIT :count)
+) AS job
 LIMIT :count
 
 -- name: prunable [sqlite]
@@ -130,13 +136,14 @@ WHERE id IN (
 
 -- name: prune_batches
 -- Delete batches that were final before then and are not used; it reads all batches of that age.
-DELETE FROM headgate.batch
-WHERE id IN (
+WITH unused AS MATERIALIZED (
     SELECT id FROM headgate.batch
     WHERE finished_at < :before AND @is_unused_batch
     LIMIT :count
     {for update skip locked}
 )
+DELETE FROM headgate.batch
+WHERE id IN (SELECT id FROM unused)
 RETURNING id
 
 -- name: prune_awaited_leaders
