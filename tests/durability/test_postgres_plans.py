@@ -288,8 +288,8 @@ KEPT = 20_000
 
 FINAL_JOBS = """
 INSERT INTO headgate.job (
-    id, lane, delayed, priority, run_at, rank, enqueued_at, started_at, finished_at, state, task, queue, buckets, payload,
-    waiting
+    id, lane, delayed, priority, run_at, rank, enqueued_at, started_at, finished_at, state, task, queue, buckets,
+    payload, waiting
 )
 SELECT
     $2::bigint + (number << 12), 'lane', false, 5, $1::bigint + number, $1::bigint + number, $1::bigint + number,

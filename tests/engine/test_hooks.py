@@ -727,7 +727,7 @@ def test_a_stop_during_the_startup_cancels_it_and_a_shutdown_function_that_hangs
         ('class Place:\n    app.on_startup(scope="child")(lambda: None)', "cannot be found in a function or lambda"),
         (
             '@app.on_startup(scope="child")\ndef set_up(): ...\n@app.on_shutdown(scope="child")\ndef set_up(): ...',
-            "two functions for child processes are 'set_up' in module 'tests.engine.test_hooks', where a child process finds only",
+            "two functions for child processes are 'set_up' in module 'tests.engine.test_hooks', where a child",
         ),
         ("@app.on_shutdown\n@app.on_shutdown\ndef stop(): ...", "'stop' is declared twice"),
         ("app.on_startup(3)", "@app.on_startup needs a function, not 3"),

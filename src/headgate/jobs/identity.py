@@ -114,7 +114,7 @@ def numbers_beginning(prefix: str) -> tuple[int, int]:
 
 
 def lowest_made_at(instant: int) -> int:
-    """Return the lowest number of an id that is made at `instant` (wall microseconds); own ids are below all of them."""
+    """Return the lowest number of an id that is made at `instant` (wall microseconds); own ids are below them."""
     return max(0, instant - EPOCH) << 12
 
 
