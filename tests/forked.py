@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
-import signal
 from collections.abc import Callable
 
 from tests.until import patient
 
 
 def answer_of_forked_child(ask: Callable[[], str]) -> str:
-    """What `ask` says in a forked child, or the error that it raises there; "" if it does not return in time."""
+    """What `ask` says in a forked child, or the error that it raises; where its threads are if that takes too long."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(patient(10)))
+        faulthandler.dump_traceback_later(patient(10), file=write, exit=True)
         try:
             answer = ask()
         except BaseException as error:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from headgate import Headgate, HeadgateError, JobState
+from headgate.client.portal import Portal
 from tests.forked import answer_of_forked_child
 from tests.until import patient, result_within
 
@@ -115,6 +117,34 @@ def test_a_child_that_is_forked_while_the_app_is_open_gets_an_error(tmp_path: Pa
     assert "ForkedConnection" in answer_of_forked_child(lambda: task.sync.enqueue(2, 2).id)
     assert task.sync.enqueue(3, 3).status().state is JobState.WAITING
     app.sync.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_is_forked_while_the_app_is_open_closes_nothing_of_its_parent() -> None:
+    """The fault: the garbage collector closed the app in the child, whose own opening waited for that for ever."""
+    left = 0
+
+    @contextlib.asynccontextmanager
+    async def open_app() -> AsyncIterator[None]:
+        nonlocal left
+        try:
+            yield
+        finally:
+            left += 1
+
+    def ask() -> str:
+        blocks.pop()()
+        portal.close()
+        gc.collect()
+        return f"left {left} times"
+
+    portal = Portal(open_app, lambda: None)
+    portal.open()
+    blocks = [portal.enter(open_app())]
+    assert answer_of_forked_child(ask) == "left 0 times"
+    blocks.pop()()
+    portal.close()
+    assert left == 2
 
 
 def test_a_script_opens_and_closes_in_one_block(tmp_path: Path) -> None:

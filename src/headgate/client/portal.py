@@ -87,6 +87,8 @@ class Portal:
         self._pid = os.getpid()
         # A lock for each process that was forked from this one, or from one of its children.
         self._forgetting: dict[int, threading.Lock] = {}
+        # What keeps the app open in the parent. A fork that dropped it would close the app during a garbage collection.
+        self._inherited: list[object] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._entered = 0
@@ -157,7 +159,7 @@ class Portal:
         def leave_and_release() -> None:
             if pid != os.getpid():
                 # The thread belongs to the parent of this process.
-                return
+                return self._inherited.append(leave)
             try:
                 leave(self._patience)
             finally:
@@ -253,6 +255,7 @@ class Portal:
         with self._forgetting.setdefault(pid, threading.Lock()):
             if self._pid != pid:
                 self._lock, self._opening = threading.Lock(), threading.Lock()
+                self._inherited.append((self._loop, self._leave_app))
                 self._loop = self._thread = self._leave_app = None
                 self._entered = 0
                 self._pid = pid
@@ -309,10 +312,7 @@ def _enter(
 
 def is_running_here(loop: asyncio.AbstractEventLoop | None) -> bool:
     """Whether the loop runs in this thread."""
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
+    return loop is not None and asyncio._get_running_loop() is loop
 
 
 class RunsVerbs(Protocol):
