@@ -6,6 +6,7 @@ That none passes early, and that all pass, is checked in real time; that none pa
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from typing import Any, cast
@@ -335,3 +336,30 @@ def test_a_fork_does_not_wait_for_the_lock_of_a_thread_of_its_parent() -> None:
     gate, limiter = RateGate(1, per=1), Limiter(StrictRate("1/s"))
     with gate._lock, cast(Any, limiter)._budget.table.lock:
         assert answer_of_forked_child(lambda: f"{gate.delay()} {bool(limiter.sync.try_acquire())}") == "0.0 True"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_does_not_end_the_tasks_that_wait_in_its_parent() -> None:
+    """The fault: the garbage collector closed them in the fork, so it ran what the parent does after its wait."""
+    limiter, ended = Limiter(StrictRate(1, per=3600, margin=0)), 0
+    lines = cast(Any, limiter)._budget.table.lines
+    assert limiter.sync.try_acquire("acme")
+
+    async def pass_later() -> None:
+        nonlocal ended
+        try:
+            await limiter.acquire("acme")
+        finally:
+            ended += 1
+
+    def ask() -> str:
+        gc.collect()
+        return f"{ended} of them ended"
+
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        waiting = [loop.create_task(pass_later()) for _ in range(3)]
+        runner.run(asyncio.sleep(0.01))
+        assert len(lines.by_key["acme"]) == 3
+        waiting.clear()
+        assert answer_of_forked_child(ask) == "0 of them ended"

@@ -34,11 +34,14 @@ class Acquisition(Protocol):
 
 
 _all_lines: WeakSet[WaitingLines] = WeakSet()
+_inherited: list[object] = []
 
 
 def _forget_parent() -> None:
     """Empty all lines in a fork, and free their locks: the threads and loops that wait, or hold one, are not there."""
     for lines in _all_lines:
+        # Kept: a task that nothing refers to any more would be closed here, and run its `finally` in the fork.
+        _inherited.append(lines.by_key.copy())
         lines.by_key.clear()
         if lines._lock.locked():
             lines._lock.release()
@@ -103,9 +106,7 @@ class WaitingLines:
         with self._lock:
             if attempt.is_closed():
                 raise GateClosed
-            try_again_at: float | None = ONLY_WHEN_CALLED
-            if self._first(key) is waiter:
-                try_again_at = attempt.try_now()
+            try_again_at = attempt.try_now() if self._first(key) is waiter else ONLY_WHEN_CALLED
             if try_again_at is None:
                 waiter.has_started = True
                 return None
@@ -138,12 +139,10 @@ class WaitingLines:
         if not self._lock.acquire(blocking=not waiter.is_gone()):
             return
         try:
-            line = self.by_key.get(key)
-            if line is None or waiter not in line:
-                # `_first` has removed it.
-                return
-            was_first = next(iter(line)) is waiter
-            del line[waiter]
+            line: dict[_Waiter, None] = self.by_key.get(key, {})
+            was_first = next(iter(line), None) is waiter
+            # `_first` may have removed it.
+            line.pop(waiter, None)
             if was_first:
                 self.call_first(key)
         finally:
