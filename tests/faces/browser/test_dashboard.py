@@ -252,6 +252,22 @@ async def test_a_paused_key_says_that_its_jobs_start_when_it_is_resumed(browser:
         await expect(table.locator("tbody tr")).to_contain_text(re.compile(r"in \d+ min"))
 
 
+@of_one_store
+async def test_the_next_slot_of_a_penalized_key_is_not_before_its_budget_allows_a_start(
+    browser: Browser, shop: Shop
+) -> None:
+    """The fault: it was at the end of the penalty, and the command line had the later one."""
+    key = f"penalized {uuid.uuid4()}"
+    await throttled(shop, key, 2)
+    await shop.app.admin.limits.penalize(LIMIT, key, 600)
+    async with visiting(browser, shop) as visit:
+        slot = re.compile(r"in (1 h|5\d min)")
+        await visit.go(limit_page(LIMIT, key))
+        await expect(visit.page.locator("dl.facts div", has_text="Next slot")).to_contain_text(slot)
+        await visit.go(f"limits?{urlencode({'prefix': key})}")
+        await expect(visit.page.locator("main td.next-cell")).to_have_text(slot)
+
+
 @pytest.mark.nightly
 @of_one_store
 async def test_texts_follow_the_time_zone_and_schedules_show_their_own(browser: Browser, shop: Shop) -> None:

@@ -3,7 +3,7 @@
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { t } from "../language.js";
-import { allowed, bucketHref, bucketLink, bucketBadges, countdown, gauge, isPenalized, link } from "../parts.js";
+import { allowed, bucketHref, bucketLink, bucketBadges, countdown, gauge, link } from "../parts.js";
 import { address } from "../router.js";
 import { shortRule } from "../rule.js";
 import { declared, table } from "../table.js";
@@ -80,7 +80,8 @@ export function ruleLabel(rule, present) {
 /** When the next job may start. @param {any} bucket */
 export function nextSlot(bucket) {
   if (bucket.is_paused) return h("span", { class: "faint" }, t("when resumed"));
-  if (isPenalized(bucket)) return countdown(bucket.penalized_until);
   if (bucket.next_slot_at) return countdown(bucket.next_slot_at);
-  return h("span", { class: "faint" }, bucket.available === 0 ? t("when a permit is free") : t("now"));
+  // Of a limit that this app does not declare, it is not known how many are available.
+  const isFull = bucket.available === 0 || (bucket.available === null && bucket.is_waited_for);
+  return h("span", { class: "faint" }, isFull ? t("when a permit is free") : t("now"));
 }
