@@ -235,6 +235,15 @@ MISTAKES = [
     ('await app.job("nonsense").status()', "no job nonsense is stored; it may have been pruned after its retention"),
     ('await app.admin.queues.pause("mail")', "queue 'mail' is not declared by this app and has no job"),
     ('await app.admin.jobs(state="done")', "must be one of waiting, running, succeeded, failed, cancelled"),
+    (
+        "from datetime import datetime\nfrom headgate.admin import JobQuery\n"
+        "await app.admin.cancel_many(JobQuery(enqueued_before=datetime(2026, 5, 1)))",
+        "enqueued_before=datetime.datetime(2026, 5, 1, 0, 0) has no time zone; pass an aware datetime",
+    ),
+    (
+        "await app.admin.count(finished_after=1777593600)",
+        "finished_after=1777593600 is a number; pass an aware datetime",
+    ),
 ]
 
 

@@ -150,15 +150,12 @@ def percentile(counts: Sequence[int], fraction: float, longest: int) -> int | No
     below = 0
     for place, count in enumerate(counts):
         if count and below + count >= rank:
-            return min(_between(place, (rank - below) / count, longest), longest)
+            share = (rank - below) / count
+            if place == 0:
+                return min(round(BOUNDS[0] * share), longest)
+            if place < len(BOUNDS):
+                low, high = BOUNDS[place - 1], BOUNDS[place]
+                return min(round(low * math.exp(share * math.log(high / low))), longest)
+            break
         below += count
     return longest
-
-
-def _between(place: int, share: float, longest: int) -> int:
-    if place == 0:
-        return round(BOUNDS[0] * share)
-    if place >= len(BOUNDS):
-        return longest
-    low, high = BOUNDS[place - 1], BOUNDS[place]
-    return round(low * math.exp(share * math.log(high / low)))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypedDict, get_args
 
 import msgspec
 
-from headgate.arguments import is_utf8
+from headgate.arguments import is_utf8, parse_instant
 from headgate.errors import DeclarationError
 from headgate.jobs.state import JobState
 from headgate.jobs.words import require_tag
@@ -79,6 +79,9 @@ class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("header", "annotation"):
             if getattr(self, name) is not None:
                 pair_of(name, getattr(self, name))
+        for name in ("enqueued_after", "enqueued_before", "finished_after", "finished_before"):
+            if getattr(self, name) is not None:
+                parse_instant(getattr(self, name), name)
 
     def filter(self, *, cursor: str | None = None, count: int = 50, oldest_first: bool = False) -> JobFilter:
         """Return the filter as the store takes it; a page has 1 to 500 jobs, whatever `count` is."""
