@@ -325,6 +325,24 @@ async def test_pruning_reads_few_of_the_jobs_that_are_kept(tmp_path: Path) -> No
         assert each.pages < 500, f"{each.statement} looks at {each.pages} pages\n{each.text}"
 
 
+async def test_pruning_reads_no_jobs_that_are_kept_for_ever_in_each_round(tmp_path: Path) -> None:
+    """The fault: each step read all jobs with a retention of their own, as their ids are below those to delete."""
+    with server_in(tmp_path, *EXPLAINING, "autovacuum=off") as server:
+        storage = PostgresStorage(server.url, SystemClock())
+        await storage.open()
+        plans = Plans(tmp_path / "postgres.log")
+        kept, recent = storage.now() - 240 * HOUR, storage.now() - 20 * HOUR
+        await ask(server.url, FINAL_JOBS, kept, lowest_made_at(kept), KEPT)
+        await ask(server.url, """UPDATE headgate.job SET options = '{"retention":{"succeeded":null}}'""")
+        await ask(server.url, FINAL_JOBS, recent, lowest_made_at(recent), KEPT)
+        await ask(server.url, "VACUUM ANALYZE headgate.job")
+        plans.read()
+        assert await storage.prune(recent - HOUR, 200, since=recent - 24 * HOUR) == 0
+        (ran,) = [each for each in plans.read() if each.statement == "prunable"]
+        await storage.close()
+    assert ran.pages < 100, f"{ran.statement} looks at {ran.pages} pages\n{ran.text}"
+
+
 FOLLOW_ONE = """
 UPDATE headgate.job SET follows = 1, origin = '{"on": "any"}'
 WHERE id IN (SELECT id FROM headgate.job WHERE finished_at IS NOT NULL LIMIT 2000)

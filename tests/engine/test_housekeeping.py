@@ -10,6 +10,7 @@ import pytest
 
 from headgate import JobState
 from headgate.clock import SECOND, to_datetime
+from headgate.engine import housekeeper
 from headgate.engine.housekeeper import PRUNE_EVERY, PRUNED_AT_ONCE
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import NodeLost, StorageFailed
@@ -77,6 +78,30 @@ def test_old_history_is_deleted_although_no_job_can_expire() -> None:
             await asyncio.sleep(65)
             assert await store_of(app).job(job.id) is None
         assert {failure.doing for failure in failures} == {"expiring jobs"}
+
+    run_virtual(main)
+
+
+def test_all_ended_jobs_are_read_by_a_round_of_each_day_and_the_last_ones_by_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On PostgreSQL the others find jobs by the times of their ids, and leave out those that ended long after these."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        rounds: list[int] = []
+
+        async def prune(*_: object, since: int) -> int:
+            rounds.append(since)
+            return 0
+
+        monkeypatch.setattr(store, "prune", prune)
+        monkeypatch.setattr(housekeeper, "PRUNE_OVERLAP", 10 * PRUNE_EVERY * SECOND)
+        async with app_on(store, clock=clock):
+            await asyncio.sleep(40 * PRUNE_EVERY + 5)
+        assert len(rounds) == 40
+        assert rounds[0] == 0
+        assert rounds.count(0) in (4, 5)
 
     run_virtual(main)
 

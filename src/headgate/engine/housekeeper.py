@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 from headgate.clock import SECOND, sleep
 from headgate.engine.services import Services, WithServices
@@ -58,12 +59,10 @@ class Housekeeper(WithServices):
         self._noted.set()
 
     async def run(self) -> None:
-        turns = 0
-        while True:
+        for turns in count(1):
             await self._noted.wait()
             self._noted.clear()
             update = self._update
-            turns += 1
             for doing, is_due, work in (
                 ("expiring jobs", update.has_expired, self._expire),
                 ("releasing followers", update.has_followers, self._release_followers),
@@ -111,8 +110,9 @@ class Housekeeper(WithServices):
             await sleep(self._clock, PAUSE)
         for kept_for, states in self._kept_for.items():
             before = self._storage.now() - kept_for
-            # So that jobs that are kept forever, by their own retention, are not read in each round.
-            since = self._pruned_before.get(kept_for, 0) - PRUNE_OVERLAP
+            last = self._pruned_before.get(kept_for, 0)
+            # Jobs that are kept forever, by their own retention, are read once a day, not in each round.
+            since = last - PRUNE_OVERLAP if last // PRUNE_OVERLAP == before // PRUNE_OVERLAP else 0
             while await self._storage.prune(before, PRUNED_AT_ONCE, frozenset(states), since=since):
                 await sleep(self._clock, PAUSE)
             self._pruned_before[kept_for] = before

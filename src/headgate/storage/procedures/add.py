@@ -126,8 +126,6 @@ async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[Ne
 
 
 async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement]) -> None:
-    if not jobs:
-        return
     lanes: dict[str, Lane] = {}
     rows = _rows(jobs, placed, lanes)
     final = [job.id for job, row in zip(jobs, rows, strict=True) if row[_STATE] in FINAL_STATES]

@@ -116,13 +116,14 @@ async def prune(
 ) -> int:
     """Delete up to `count` jobs that finished in these states before then, and not before `since`; return how many.
 
-    Jobs with their own retention are kept. Jobs that another open transaction has locked are skipped.
+    Jobs with their own retention are kept. Jobs that another open transaction has locked are skipped; with several
+    writers, so are those that were enqueued before `since`.
 
     Their attempts, log lines and audit entries are deleted with them. Fewer jobs are deleted at once if they have
     logged much. If none are left, up to `count` batches without jobs are deleted; 0 means that none of these are left.
     """
-    made_before = lowest_made_at(finished_before + MADE_AHEAD)
-    bounds = {"since": since, "before": finished_before, "made_before": made_before}
+    made_since, made_before = lowest_made_at(since), lowest_made_at(finished_before + MADE_AHEAD)
+    bounds = {"since": since, "before": finished_before, "made_since": made_since, "made_before": made_before}
     found = await tx.fetch(_PRUNABLE, "prunable", **bounds, count=count, states=sorted(states))
     if not found:
         # Batches that had no job, joins, and batches whose last jobs were deleted by several nodes at once.

@@ -9,11 +9,11 @@ state {any:states text} AND finished_at < :before AND finished_at >= :since AND 
 
 -- name: prunable [postgres]
 -- Return jobs that finished in these states before then, with the number of log lines of each, and its batch.
--- Their ids were made before :made_before, so the primary key has few others among them, however many jobs are kept. A job
--- whose id was made by a clock that was ahead is found later by as much. Ids that callers chose are below 0.
+-- Their ids were made from :made_since to :made_before, so the primary key has few others among them, however many jobs are
+-- kept. A job whose id was made by a clock that was ahead is found later by as much. Ids that callers chose are below 0.
 SELECT @prunable_job
 FROM (
-    (SELECT * FROM headgate.job WHERE id >= 0 AND id < :made_before::bigint AND @is_prunable LIMIT :count)
+    (SELECT * FROM headgate.job WHERE id >= :made_since::bigint AND id < :made_before::bigint AND @is_prunable LIMIT :count)
     UNION ALL
     (SELECT * FROM headgate.job WHERE own_id IS NOT NULL AND @is_prunable LIMIT :count)
 ) AS job
