@@ -10,6 +10,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+from headgate.errors import StorageUnavailable, own_error
+
 T = TypeVar("T")
 
 
@@ -29,6 +31,24 @@ async def shield_until_done(work: Awaitable[T]) -> T:
     if cancelled is not None:
         raise cancelled
     return result
+
+
+class OutageLock(asyncio.Lock):
+    """A lock of those who ask a store: all who wait for one to whom it does not answer get an error of their own."""
+
+    _failure: StorageUnavailable | None = None
+
+    async def __aenter__(self) -> None:
+        before = self._failure
+        await self.acquire()
+        if (failure := self._failure) is not None and failure is not before:
+            self.release()
+            # Else each in turn would wait for the store as long as the one before.
+            raise own_error(failure)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._failure = error if isinstance(error, StorageUnavailable) else None
+        self.release()
 
 
 class LoopLock:

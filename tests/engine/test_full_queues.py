@@ -67,11 +67,14 @@ def test_a_full_queue_raises_and_stores_nothing() -> None:
     run_virtual(main)
 
 
-def test_all_callers_learn_together_that_the_waiting_jobs_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when_full", ["raise", "wait"])
+def test_all_callers_learn_together_that_the_waiting_jobs_cannot_be_counted(
+    when_full: WhenFull, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The fault: each counted anew once the one before had given up, so that the last of 20 waited for 100 s."""
 
     async def main(clock: VirtualClock) -> None:
-        app = made(clock, "raise", max_backlog=100)
+        app = made(clock, when_full, max_backlog=100)
         send = app.tasks["send"]
 
         async def away(_queue: str) -> int:
@@ -89,8 +92,8 @@ def test_all_callers_learn_together_that_the_waiting_jobs_cannot_be_counted(monk
                     assert len({id(error) for error in errors}) == 20
                     assert clock.monotonic() - began < 6 * SECOND
             await send.enqueue_many([(number,) for number in range(100)])
-            with pytest.raises(QueueFull):
-                await send.enqueue(100)
+            with pytest.raises(QueueFull if when_full == "raise" else TimeoutError):
+                await asyncio.wait_for(send.enqueue(100), 60)
 
     run_virtual(main)
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headgate.clock import SECOND, Clock, wait_for_event
-from headgate.errors import NotOpen, QueueFull, StorageUnavailable, own_error
+from headgate.errors import NotOpen, QueueFull
+from headgate.shielding import OutageLock
 from headgate.storage.store import Store
 from headgate.tasks.queue import DEFAULT_QUEUE, Queue
 
@@ -24,7 +25,7 @@ class _Count:
     """An upper bound of the jobs that wait in a queue: the last count of the store plus all reservations since.
 
     `reserved` jobs have room and are not sent to the store yet; `storing` jobs are being stored, so the store may count
-    them. `sent` is the number of jobs ever sent to the store, and `failure` the error of the last count if it failed.
+    them. `sent` is the number of jobs ever sent to the store.
     """
 
     waiting: int = 0
@@ -32,9 +33,8 @@ class _Count:
     reserved: int = 0
     storing: int = 0
     sent: int = 0
-    failure: StorageUnavailable | None = None
-    wait_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    read_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    wait_lock: OutageLock = field(default_factory=OutageLock)
+    read_lock: OutageLock = field(default_factory=OutageLock)
     stored: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -162,12 +162,8 @@ class Backlogs:
         max_backlog = queue.max_backlog
         assert max_backlog is not None
         count = self._count(queue.name)
-        before = count.failure
         # No room is reserved while the store is read: what the store does not count yet is counted here.
         async with count.read_lock:
-            if (failure := count.failure) is not None and failure is not before:
-                # The count that it has waited for. Else each caller in turn would ask a store that is away for as long.
-                raise own_error(failure)
             is_old = count.read_at is None or self._clock.monotonic() - count.read_at >= COUNT_MAX_AGE
             if is_old or count.waiting + jobs > max_backlog * 9 // 10:
                 while not await self._read(queue.name, count) and count.waiting + jobs > max_backlog:
@@ -183,12 +179,8 @@ class Backlogs:
         """Read the store's count; return False if jobs that were being stored meanwhile may count twice."""
         read_at, not_stored, sent = self._clock.monotonic(), count.reserved + count.storing, count.sent
         is_exact = not count.storing
-        try:
-            count.waiting = await self._storage.backlog(queue) + not_stored
-        except StorageUnavailable as error:
-            count.failure = error
-            raise
-        count.read_at, count.failure = read_at, None
+        count.waiting = await self._storage.backlog(queue) + not_stored
+        count.read_at = read_at
         return is_exact and count.sent == sent
 
     def _count(self, name: str) -> _Count:

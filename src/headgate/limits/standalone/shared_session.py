@@ -16,6 +16,7 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.bucket_table import check_cost
 from headgate.limits.standalone.decision import FROM_STORE, Decision
+from headgate.shielding import OutageLock
 
 logger = logging.getLogger("headgate.limiter")
 
@@ -29,8 +30,7 @@ class SharedSession:
         self._rule = rule
         self._clock = clock
         self._closes_store = closes_store
-        self._opening = asyncio.Lock()
-        self._failure: StorageUnavailable | None = None
+        self._opening = OutageLock()
         self._is_open = False
         self._is_closed = False
         self._lines: dict[str, SharedLine] = {}
@@ -141,17 +141,9 @@ class SharedSession:
         check_cost(cost)
         self._rule.check_cost(cost)
         if not self._is_open:
-            before = self._failure
             async with self._opening:
-                if (failure := self._failure) is not None and failure is not before:
-                    # It has waited for this. Else each caller in turn would try to connect for as long.
-                    raise own_error(failure)
                 if not self._is_open:
-                    try:
-                        await self._store.open()
-                    except StorageUnavailable as error:
-                        self._failure = error
-                        raise
+                    await self._store.open()
                     self._is_open = True
         if self._is_closed:
             raise GateClosed
