@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 
 from headgate.clock import SECOND, Clock, Duration, sleep_until, wait_for_event
 from headgate.errors import GateClosed, HeadgateError, LeaseLost, StorageUnavailable
@@ -18,7 +18,7 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.standalone.holding import HeldStart, Lease, SyncHeldStart
 from headgate.limits.standalone.shared_budget import SharedBudget
 from headgate.limits.standalone.shared_session import SharedSession
-from headgate.shielding import shield_until_done
+from headgate.shielding import OutageLock, read_error, shield_until_done
 
 POLL = SECOND // 5
 """How often (µs) a waiter asks for a lease that another program may give back."""
@@ -51,12 +51,10 @@ class LeaseSession(SharedSession):
         turn = self._turns[key]
         turn.waiters += 1
         try:
-            if not await self._enter(turn, until):
-                return None
-            try:
+            async with AsyncExitStack() as locked:
+                if not await self._enter(locked.enter_async_context(turn.lock), until):
+                    return None
                 return await self._poll(turn, key, cost, until)
-            finally:
-                turn.lock.release()
         finally:
             turn.waiters -= 1
             if not turn.waiters:
@@ -96,21 +94,18 @@ class LeaseSession(SharedSession):
 
     # -------------------------------------------------------------------------------------------------- waiting
 
-    async def _enter(self, turn: _Turn, until: int | None) -> bool:
-        """Wait for the lock of the waiters; False if clock time `until` came first."""
-        entering = asyncio.ensure_future(turn.lock.acquire())
+    async def _enter(self, locking: Awaitable[None], until: int | None) -> bool:
+        """Wait for the lock of the waiters; False if clock time `until` came first. Raises what the lock raises."""
+        entering = asyncio.ensure_future(locking)
+        entering.add_done_callback(read_error)
         timer = None if until is None else self._clock.call_at(until, entering.cancel)
         try:
             await asyncio.wait([entering])
-        except asyncio.CancelledError:
-            # If the timer has cancelled `entering` in this turn of the loop, another waiter has the lock.
-            if not entering.cancel() and not entering.cancelled():
-                turn.lock.release()
-            raise
         finally:
+            entering.cancel()
             if timer is not None:
                 timer.cancel()
-        return not entering.cancelled()
+        return not entering.cancelled() and entering.result() is None
 
     async def _poll(self, turn: _Turn, key: str, cost: int, until: int | None) -> Lease | None:
         while True:
@@ -188,7 +183,7 @@ class _Turn:
     """The waiters of one key in this process."""
 
     def __init__(self) -> None:
-        self.lock = asyncio.Lock()
+        self.lock = OutageLock()
         self.called = asyncio.Event()
         self.waiters = 0
 

@@ -458,6 +458,32 @@ def test_waiters_of_a_process_are_served_in_the_order_of_their_arrival() -> None
     play(scene)
 
 
+def test_all_waiters_of_a_key_learn_together_that_the_store_is_away() -> None:
+    """The fault: each asked once the one before had given up, so that the last of 20 waited for 40 s."""
+
+    class SilentStore(LeaseStore):
+        async def _there(self) -> None:
+            await asyncio.sleep(2 if self.is_away else 0)
+            await super()._there()
+
+    async def scene(clock: VirtualClock, store: LeaseStore, record: Record) -> None:
+        limiter = new(store := SilentStore(clock), clock)
+        store.is_away = True
+        for _ in range(2):
+            began = clock.monotonic()
+            errors = await asyncio.gather(*(record.hold(limiter, 1) for _ in range(20)), return_exceptions=True)
+            assert {str(error) for error in errors} == {"the store is away"}
+            assert len({id(error) for error in errors}) == 20
+            assert clock.monotonic() - began < 3 * SECOND
+        store.is_away = False
+        await asyncio.gather(*(record.hold(limiter, 1) for _ in range(5)))
+        assert len(record.held) == 5
+        record.check()
+        await limiter.close()
+
+    play(scene)
+
+
 def test_a_closed_limiter_ends_its_blocks_and_its_waiters() -> None:
     async def scene(clock: VirtualClock, store: LeaseStore, record: Record) -> None:
         limiter = new(store, clock)
