@@ -20,6 +20,7 @@ from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import HeadgateError
 from headgate.http.http_error import RETRY_AFTER, HttpError, try_later
 from headgate.http.overview_poller import FRESH_FOR, OverviewReading
+from headgate.shielding import OutageLock
 from headgate.storage.records import EndsRead, StoredEnd
 
 
@@ -269,7 +270,7 @@ class EndReader:
     def close(self) -> None:
         """Drop what was read; the next read may be on another loop."""
         self._latest: deque[tuple[int, Place, EndsRead]] = deque(maxlen=MOST_SHARED)
-        self._reading = asyncio.Lock()
+        self._reading = OutageLock()
 
     async def __call__(self, after: Place) -> EndsRead:
         """Return the first ends after a place, as of the last second."""

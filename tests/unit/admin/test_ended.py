@@ -14,7 +14,7 @@ import pytest
 from headgate.admin import ended
 from headgate.admin.ended import LOOK_BACK, EndFollower, EndQuery, Place, follow, place_of, place_of_end
 from headgate.clock import SECOND, from_datetime
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.http.stream import EndReader
 from headgate.jobs.identity import job_text
 from headgate.jobs.job import BucketRef, JobOptions, JobState
@@ -186,6 +186,24 @@ async def pass_of(follower: EndFollower) -> int:
         found, more = await follower.advance()
         count += len(found)
     return count
+
+
+async def test_all_streams_learn_together_that_the_store_is_away() -> None:
+    """The fault: each asked once the one before had given up, so that the last of 20 waited for 100 s."""
+    clock, asked = ManualClock(), list[Place]()
+
+    async def away(after: Place) -> EndsRead:
+        asked.append(after)
+        await asyncio.sleep(0)
+        raise StorageUnavailable("the store is away")
+
+    reader = EndReader(away, clock)
+    for times in (1, 2):
+        places = [Place(clock.now() - number * SECOND) for number in range(20)]
+        errors = await asyncio.gather(*map(reader, places), return_exceptions=True)
+        assert {str(error) for error in errors} == {"the store is away"}
+        assert len({id(error) for error in errors}) == 20
+        assert len(asked) == times
 
 
 @pytest.mark.parametrize(("busy", "page"), [(1, 500), (4, 5)])
