@@ -15,10 +15,11 @@ from typing import NoReturn
 
 import pytest
 
-from headgate import Headgate, HeadgateError, JobState
+from headgate import Headgate, HeadgateError, JobState, StorageUnavailable
 from headgate.client.portal import Portal
 from tests.forked import answer_of_forked_child
-from tests.until import patient, result_within
+from tests.internals import store_of
+from tests.until import patient, result_within, until
 
 
 def make_app(path: Path) -> Headgate:
@@ -53,6 +54,41 @@ def test_jobs_are_enqueued_from_many_threads_and_the_app_opens_by_itself(tmp_pat
     app.sync.close()
     # Closed is not over: the next call opens it again.
     assert task.sync.enqueue(2, 2).status().state is JobState.WAITING
+    app.sync.close()
+
+
+def test_all_threads_learn_together_that_the_store_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: each tried once the one before had given up, so that the last of 20 waited for 100 s."""
+    app = make_app(tmp_path)
+    task = app.tasks["add"]
+    begun, tries, errors = list[int](), list[int](), list[Exception]()
+
+    async def away(*, migrate: bool) -> None:
+        tries.append(len(begun))
+        await until(lambda: len(begun) == 8)
+        await asyncio.sleep(0.5)
+        raise StorageUnavailable("the store is away")
+
+    def enqueue(number: int) -> None:
+        begun.append(number)
+        try:
+            task.sync.enqueue(number, 1)
+        except StorageUnavailable as error:
+            errors.append(error)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_of(app), "open", away)
+        threads = [threading.Thread(target=enqueue, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len({id(error) for error in errors}) == 8
+    # A thread may still be on its way on a busy machine.
+    assert len(tries) < 4
+    assert task.sync.enqueue(1, 2).status().state is JobState.WAITING
     app.sync.close()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from msgspec.structs import replace
 
-from headgate.client.flow_builder import NOTHING, FlowBuilder, PlacedChain, PlacedStep, numbered_graph
+from headgate.client.flow_builder import FlowBuilder, numbered_graph
 from headgate.client.plan import BatchSteps, ChainSteps, Step, calls_of, steps_to_add
 from headgate.client.portal import Portal, WaitingThread, is_running_here
 from headgate.clock import SECOND, Clock, microseconds, to_datetime
@@ -308,23 +308,15 @@ class Client:
 
         await call_around_enqueue(functions, drafts, store_drafts)
 
-    async def enqueue_chain(self, plan: ChainSteps) -> PlacedChain:
-        """Store the jobs of a chain in one commit, and return where its steps are. Raises as `ChainPlan.enqueue`."""
-        return await self._store_flow(lambda builder: builder.add_chain(plan, NOTHING))
-
-    async def enqueue_batch(self, plan: BatchSteps) -> PlacedStep:
-        """The same for a batch. Raises as `BatchPlan.enqueue`."""
-        return await self._store_flow(lambda builder: builder.add_batch(plan, NOTHING))
-
     async def add_to_batch(self, batch_id: str, steps: Iterable[Step]) -> list[str]:
         """Store more jobs of a batch, and return their ids. Raises as `Batch.add`."""
         self._require_open()
         checked = steps_to_add(steps)
         if not all(call.task and self.registry.declares(call.task) for step in checked for call in calls_of(step)):
             raise DeclarationError("the calls for batch.add() belong to another app than the batch")
-        return await self._store_flow(lambda builder: builder.grow(batch_id, checked)) if checked else []
+        return await self.store_flow(lambda builder: builder.grow(batch_id, checked)) if checked else []
 
-    async def _store_flow(self, add: Callable[[FlowBuilder], P]) -> P:
+    async def store_flow(self, add: Callable[[FlowBuilder], P]) -> P:
         """Store in one commit what `add` adds to a flow, and return what it returns."""
 
         async def store() -> P:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Generic, Never, TypeVar, Unpack, overload
 
 from headgate.client.client import Client
-from headgate.client.flow_builder import Placed, PlacedChain, PlacedStep
+from headgate.client.flow_builder import NOTHING, Placed, PlacedChain, PlacedStep
 from headgate.client.handles import Batch, Chain, Job, Schedule, SyncBatch, SyncChain, SyncJob, SyncSchedule
 from headgate.client.plan import BatchSteps, ChainSteps, Step, calls_of, checked_step, has_batch, require_no_leaders
 from headgate.client.task import Task
@@ -36,7 +36,7 @@ class ChainPlan(ChainSteps, Generic[R_co]):
         skipped. Raises what `Task.enqueue` raises, and DeclarationError for calls of several apps.
         """
         client = client_of(self)
-        return _chain_handle(await client.enqueue_chain(self), client)
+        return _chain_handle(await client.store_flow(lambda builder: builder.add_chain(self, NOTHING)), client)
 
     def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> PlannedSchedule:
         """Return a schedule of the chain made at run time: `await chain(…).schedule("nightly", Every(…)).enqueue()`.
@@ -68,7 +68,7 @@ class BatchPlan(BatchSteps):
     async def enqueue(self) -> Batch:
         """Store all jobs in one commit, with the steps after them. Raises as `Task.enqueue`, and DeclarationError."""
         client = client_of(self)
-        return _batch_handle(await client.enqueue_batch(self), client)
+        return _batch_handle(await client.store_flow(lambda builder: builder.add_batch(self, NOTHING)), client)
 
     def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> PlannedSchedule:
         """Same as `ChainPlan.schedule`, for a batch with the steps after it."""

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakMethod
 
-from headgate.errors import HeadgateError, NotOpen
+from headgate.errors import HeadgateError, NotOpen, StorageUnavailable, own_error
 from headgate.tasks.context import Exited, Guarded, guarded_result
 
 P = ParamSpec("P")
@@ -95,6 +95,7 @@ class Portal:
         # Ends the thread.
         self._ended = asyncio.Event()
         self._leave_app: Leave | None = None
+        self._failure: StorageUnavailable | None = None
         self._closes_at_exit = False
         # Seconds to wait for the closing; None: as long as it takes.
         self._patience: float | None = None
@@ -196,9 +197,17 @@ class Portal:
 
     def _opened_loop(self) -> asyncio.AbstractEventLoop:
         self._forget_parent()
+        before = self._failure
         with self._opening:
             if self._leave_app is None and self._loop_of_app() is None:
-                self._leave_app = self.enter(self._open_app())
+                if (failure := self._failure) is not None and failure is not before:
+                    # Else each thread in turn would wait for the store as long as the one before.
+                    raise own_error(failure)
+                try:
+                    self._leave_app = self.enter(self._open_app())
+                except StorageUnavailable as error:
+                    self._failure = error
+                    raise
                 if not self._closes_at_exit:
                     self._closes_at_exit = True
                     _call_at_exit(WeakMethod(self._close_at_exit))
