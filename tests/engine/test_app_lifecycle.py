@@ -14,7 +14,7 @@ import pytest
 from headgate import Headgate, HeadgateError, batch
 from headgate.clock import SECOND, SystemClock
 from headgate.engine.app_lifecycle import AppLifecycle
-from headgate.errors import DeclarationError, StorageUnusable
+from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -57,6 +57,34 @@ def test_when_opening_fails_one_waiter_tries_again_and_the_others_wait_for_it() 
         ended = await asyncio.gather(*(use() for _ in range(5)), return_exceptions=True)
         assert [type(each) for each in ended] == [StorageUnusable, *[type(None)] * 4]
         assert (store.openings, store.most_at_once) == (2, 1)
+
+    run_virtual(main)
+
+
+def test_all_tasks_learn_together_that_the_store_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: each tried once the one before had given up, so that the last of 20 waited for 100 s."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app = app_on(store, clock=clock)
+
+        async def away(*, migrate: bool) -> None:
+            await asyncio.sleep(5)
+            raise StorageUnavailable("the store is away")
+
+        async def use() -> None:
+            async with app.open():
+                await asyncio.sleep(10)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "open", away)
+            for _ in range(2):
+                began = clock.monotonic()
+                errors = await asyncio.gather(*(use() for _ in range(20)), return_exceptions=True)
+                assert {type(error) for error in errors} == {StorageUnavailable}
+                assert len({id(error) for error in errors}) == 20
+                assert clock.monotonic() - began < 6 * SECOND
+        await asyncio.gather(*(use() for _ in range(5)))
 
     run_virtual(main)
 

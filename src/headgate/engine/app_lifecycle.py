@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from headgate.errors import DeclarationError, NotOpen, other_loop
+from headgate.errors import DeclarationError, NotOpen, StorageUnavailable, other_loop, own_error
 from headgate.shielding import shield_until_done
 
 Step = Callable[[], Coroutine[Any, Any, None]]
@@ -30,8 +30,8 @@ class AppLifecycle:
         self._lock = threading.Lock()
         self.open_count: int = 0
         """How often it is entered; 0: it is closed."""
-        # Done when the current opening or closing has ended.
-        self._transition: asyncio.Future[None] | None = None
+        # Done when the current opening or closing has ended; its result is the error if the store did not answer.
+        self._transition: asyncio.Future[StorageUnavailable | None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
         # A lock for each process that was forked from this one, or from one of its children.
@@ -76,13 +76,20 @@ class AppLifecycle:
                 if transition is None:
                     self._begin_transition()
                     break
-            # Another task opens or closes it. If that fails, one of the waiting tasks tries next.
+            # Another task opens or closes it. If that fails, one of the waiting tasks tries next, unless the store is
+            # away: each in turn would wait for it as long as the one before.
             await asyncio.wait([transition])
+            if (failure := transition.result()) is not None:
+                raise own_error(failure)
+        failure = None
         try:
             await self._open_or_undo(open or self._open)
             self.open_count = 1
+        except StorageUnavailable as error:
+            failure = error
+            raise
         finally:
-            self._end_transition()
+            self._end_transition(failure)
 
     async def leave(self) -> None:
         """Undo one `enter`; the last one closes the app."""
@@ -121,13 +128,13 @@ class AppLifecycle:
         self._loop = asyncio.get_running_loop()
         self._transition = self._loop.create_future()
 
-    def _end_transition(self) -> None:
+    def _end_transition(self, failure: StorageUnavailable | None = None) -> None:
         with self._own_lock():
             transition, self._transition = self._transition, None
             if self.open_count == 0:
                 self._loop = None
         if transition is not None:
-            transition.set_result(None)
+            transition.set_result(failure)
 
     def _own_lock(self) -> threading.Lock:
         """Return the lock of this process. After a fork it is a new one: what the parent was doing never ends here."""
