@@ -32,6 +32,7 @@ from headgate import (
     Snooze,
     StrictRate,
     UnknownLimit,
+    batch,
     chain,
     current_job,
     header,
@@ -593,6 +594,26 @@ def test_max_wait_rejects_no_job_for_those_that_start_after_it() -> None:
             urgent = await call.using(priority=9).enqueue("acme")
             states = [(await job.status()).state for job in (*jobs, urgent)]
             assert states == [JobState.WAITING, JobState.WAITING, JobState.FAILED, JobState.WAITING]
+
+    run_virtual(main)
+
+
+def test_max_wait_counts_the_more_urgent_jobs_of_the_same_call() -> None:
+    """The fault: only those of the same priority counted, so a job was stored that could not start in time."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("2/m", key="{tenant}", max_wait=30, margin=0)])
+        async def call(tenant: str) -> None: ...
+
+        async with app.open():
+            urgent = call.using(priority=9)
+            jobs = [urgent.call("acme"), urgent.call("acme"), call.call("acme")]
+            assert (await (await batch(jobs).enqueue()).status()).failed == 1
+            # Those that start after it do not count.
+            jobs = [call.call("ajax"), call.call("ajax"), urgent.call("ajax"), urgent.call("ajax")]
+            assert (await (await batch(jobs).enqueue()).status()).failed == 0
 
     run_virtual(main)
 

@@ -165,12 +165,6 @@ class AttemptCharge:
         return 1 if self._job.costs is None else self._job.costs[index]
 
 
-def counts_starts(ref: BucketRef, rules: Mapping[str, AnyRule]) -> bool:
-    """Return whether a limit counts starts, so that a refusal closes its bucket; True for an unknown limit."""
-    rule = rules.get(ref.limit)
-    return rule is None or rule.period > 0
-
-
 def takes_permit(ref: BucketRef, rules: Mapping[str, AnyRule]) -> bool:
     """Return whether a start takes a permit of this limit; False for an unknown limit."""
     rule = rules.get(ref.limit)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from headgate.jobs.job import BucketRef, JobState, NewJob
+from headgate.jobs.job import MAX_PRIORITY, BucketRef, JobState, NewJob
 from headgate.jobs.terms import CLAIM_TIME
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import call_of, demand_of
@@ -46,15 +47,19 @@ async def late_starts(
     live = LiveRules(await storage.settings())
     now = storage.now()
     limit_now = storage.limit_now()
-    lanes: dict[tuple[str, tuple[BucketRef, ...], str, int, int | None], QueuePosition] = {}
+    positions: dict[tuple[str, tuple[BucketRef, ...], str, int, int | None], QueuePosition] = {}
+    added = Counter[tuple[str, tuple[BucketRef, ...], str, int]]()
     late: list[LateStart | None] = []
     for job in jobs:
         late.append(None)
         if job.delayed or (job.origin is not None and job.origin.follows is not None) or not is_checked(job):
             continue
-        lane = (job.queue, job.buckets, job.wait_mode, job.priority, job.aging)
-        position = lanes.get(lane) or await storage.prediction_input(*lane)
-        position = replace(position, demand=demand_of(job.id, job.costs, job.terms), call=call_of(job.terms))
+        lane = (job.queue, job.buckets, job.wait_mode)
+        at = (*lane, job.priority, job.aging)
+        position = positions[at] = positions.get(at) or await storage.prediction_input(*at)
+        before = sum(added[*lane, priority] for priority in range(job.priority, MAX_PRIORITY + 1))
+        place, demand = position.position and position.position + before, demand_of(job.id, job.costs, job.terms)
+        position = replace(position, position=place, demand=demand, call=call_of(job.terms))
         starts_at, waits_for, _, is_flawed = predict(position, rules, live, limit_now)
         if starts_at is None:
             is_late = job.give_up_at is None
@@ -64,8 +69,7 @@ async def late_starts(
         if is_late and not is_flawed:
             late[-1] = LateStart(None if starts_at is None else now + starts_at - limit_now, waits_for)
         else:
-            place = position.position
-            lanes[lane] = replace(position, position=place and place + 1, waiting=position.waiting + 1)
+            added[*lane, job.priority] += 1
     return late
 
 

@@ -12,15 +12,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, sleep, wait_for_event
 from headgate.engine.attempt import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
-from headgate.engine.charge import (
-    MOVE_AGAIN,
-    MOVES,
-    AttemptCharge,
-    ChargeRouter,
-    StartDecision,
-    counts_starts,
-    takes_permit,
-)
+from headgate.engine.charge import MOVE_AGAIN, MOVES, AttemptCharge, ChargeRouter, StartDecision, takes_permit
 from headgate.engine.children import ChildBounds, Children
 from headgate.engine.chunk_calls import ChunkCalls
 from headgate.engine.large_payloads import LargePayloads
@@ -495,8 +487,8 @@ class OutcomeRecorder(WithServices):
         ending = self._decide(job, outcome, attempt.retry, now, attempt.error)
         self.handed_back += isinstance(outcome, Interrupted)
         if isinstance(outcome, CalleeRateLimited):
-            rules = self._registry.rules
-            if isinstance(ending, Returned) and not any(counts_starts(ref, rules) for ref in job.buckets):
+            rules = [self._registry.rules.get(ref.limit) for ref in job.buckets]
+            if isinstance(ending, Returned) and all(rule is not None and rule.period == 0 for rule in rules):
                 # It uses no bucket that could be closed, so the job itself is delayed.
                 ending = replace(ending, run_at=now + outcome.retry_after)
             self._charges.penalize(job, outcome.retry_after)
