@@ -31,6 +31,7 @@ from headgate.errors import JobNotFound
 from headgate.jobs.event import (
     EndingRefused,
     Event,
+    JobFailure,
     JobFinished,
     JobStarted,
     JobThrottled,
@@ -40,6 +41,7 @@ from headgate.jobs.event import (
     StorageFailed,
     TaskUnknown,
 )
+from headgate.storage.endings import poison_error
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import UnwritableStorage
@@ -534,13 +536,18 @@ def test_a_job_that_keeps_killing_its_node_is_failed_as_poisonous() -> None:
 
 
 def test_the_log_names_a_poisonous_job() -> None:
-    """The fault: "12 of its jobs wait again, 1 failed as poisonous", and a search for the job's id found nothing."""
+    """The fault: "12 of its jobs wait again, 1 failed as poisonous", and a search for the job's id found nothing.
+
+    Nobody who subscribes to failed jobs, such as Sentry, heard of it either.
+    """
 
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
         app, watching = app_on(store, clock=clock), app_on(store, clock=clock)
         lost: list[Event] = []
+        failed: list[Any] = []
         watching.subscribe(lost.append, NodeLost)
+        watching.subscribe(failed.append, JobFailure)
 
         @app.task
         async def bomb() -> None:
@@ -560,6 +567,8 @@ def test_the_log_names_a_poisonous_job() -> None:
             "1 of its jobs wait again",
             f"0 of its jobs wait again, 1 failed as poisonous (three lost attempts): {job.id}",
         ]
+        assert [(each.job_id, each.task, each.attempt, each.ran) for each in failed] == [(job.id, "bomb", 3, None)]
+        assert failed[0].error == poison_error(3)
 
     run_virtual(main)
 

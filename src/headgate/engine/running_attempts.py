@@ -473,14 +473,8 @@ class OutcomeRecorder(WithServices):
         charge, corrections = self._charges.refund_unstarted(job)
         self.handed_back += 1
         now = self._storage.now()
-        run_at = now + delay if delay else None
-        self._recorder.end(
-            job,
-            Returned(
-                job.id, job.fence, "interrupted", spent=False, run_at=run_at, charge=charge, corrections=corrections
-            ),
-            now,
-        )
+        ending = Returned(job.id, job.fence, "interrupted", spent=False, run_at=now + delay if delay else None)
+        self._recorder.end(job, replace(ending, charge=charge, corrections=corrections), now)
 
     def _ending_of(self, attempt: RunningAttempt, outcome: Outcome, now: int) -> Ending:
         job = attempt.job

@@ -49,9 +49,8 @@ class WithServices:
         publish_storage_failure(self._bus, self._clock, doing, error)
 
     def _publish_dropped(self, dropped: Sequence[Dropped]) -> None:
-        """Publish jobs that ended without having run, and schedule `on_error` for the failed ones."""
-        if dropped:
-            self._callback_runner.submit_on_error([job.id for job in dropped if job.state is JobState.FAILED])
+        """Publish jobs that ended without having run again, and schedule `on_error` for the failed ones."""
+        self._callback_runner.submit_on_error([job.id for job in dropped if job.state is JobState.FAILED])
         for job in dropped:
             kind = JobFailure if job.state is JobState.FAILED else JobFinished
             self._bus.publish(

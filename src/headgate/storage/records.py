@@ -127,7 +127,7 @@ class Deposit(msgspec.Struct, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, array_like=True):
-    """A waiting job that is final without running again: it expired, or its limits made it wait too long.
+    """A job that is final without running again: it expired, its limits made it wait too long, or it is poisonous.
 
     `attempt` is how many attempts it has had. For the write, it has the lane that it leaves, the permits that it keeps,
     and its fence, if it was read without a lock.
