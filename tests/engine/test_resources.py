@@ -317,6 +317,41 @@ def test_an_attempt_that_is_cancelled_while_a_resource_opens_does_not_close_it_f
     run_virtual(main)
 
 
+@pytest.mark.parametrize("is_user", [True, False])
+def test_a_thread_is_not_started_once_its_attempt_is_over(is_user: bool) -> None:
+    """The fault: a resource that opened all the same started the handler of a job that was cancelled, or tried again.
+
+    `asyncio.wait_for` of Python 3.11 drops a cancellation that comes as what it waits for ends.
+    """
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
+        happened: list[str] = []
+
+        @app.resource(scope="attempt")
+        async def pool() -> AsyncIterator[Pool]:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1000)
+            happened.append("opened")
+            yield Pool()
+
+        @app.task(timeout=None if is_user else 2)
+        def work(pool: Pool = INJECTED) -> None:
+            happened.append("called")
+
+        async with app:
+            job = await work.enqueue()
+            await asyncio.sleep(1)
+            if is_user:
+                await job.cancel()
+            with pytest.raises((JobCancelled, JobFailed)):
+                await job.result()
+            await asyncio.sleep(5)
+        assert happened == ["opened"]
+
+    run_virtual(main)
+
+
 def test_a_node_that_stops_while_a_resource_opens_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """The fault: its log ended with a KeyError that nobody had raised on purpose."""
 

@@ -449,9 +449,9 @@ class RunningAttempt:
 
     @property
     def start_decision(self) -> StartDecision:
-        """Whether the lease of the node and the limits of the job allow it to start now."""
+        """Whether the lease, the limits of the job and the attempt, if it is not over, allow it to start now."""
         dependencies, charge = self._dependencies, self.charge
-        if not dependencies.holds_lease():
+        if not dependencies.holds_lease() or (self._asyncio_task is not None and self._asyncio_task.done()):
             return StartDecision.TOO_LATE
         if charge is None:
             return StartDecision.ON_TIME
@@ -507,15 +507,14 @@ class RunningAttempt:
         # The resources of a thread stay open until it ends, even long after its attempt.
         work = asyncio.get_running_loop().create_task(_return_base_exceptions(using))
         try:
-            ended = await self._shielded(work)
+            ended: str | BaseException | None = await self._shielded(work)
         except asyncio.CancelledError:
             if not self.is_called:
                 work.cancel()
             raise
         if isinstance(ended, BaseException):
             raise ended
-        stored: str | None = ended
-        return stored
+        return ended
 
     async def _use_resources(self, arguments: list[Any], named: dict[str, Any]) -> str | None:
         """Open the resources, call the handler and close the resources; return the result as `_stored` does."""
