@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate, JobFailed, RateLimit, RetryPolicy, StrictRate, current_job
+from headgate import Headgate, JobContext, JobFailed, RateLimit, RetryPolicy, StrictRate, current_job
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, StorageFailed
 from headgate.jobs.lifecycle import Ending, Finished
@@ -78,10 +78,16 @@ def test_a_job_whose_ending_the_store_cannot_hold_fails_alone(away: int) -> None
         storage = BoundedStorage(clock)
         app = app_on(storage, clock=clock, concurrency=10)
 
+        failed: list[tuple[str, str]] = []
+
         @app.task
         async def work(word: str) -> str:
             await asyncio.sleep(1)
             return word
+
+        @work.on_error
+        async def note_failure(job: JobContext, error: BaseException) -> None:
+            failed.append((job.id, str(error)))
 
         async with app:
             jobs = await work.enqueue_many([(word,) for word in ("good", "bad", "better")])
@@ -92,6 +98,9 @@ def test_a_job_whose_ending_the_store_cannot_hold_fails_alone(away: int) -> None
             with pytest.raises(JobFailed, match="how this attempt ended could not be stored: no such text"):
                 await result_within(bad, 60)
             assert await result_within(await work.enqueue("after"), 60) == "after"
+        ((id, error),) = failed
+        assert id == bad.id
+        assert "how this attempt ended could not be stored: no such text" in error
 
     run_virtual(main)
 

@@ -78,7 +78,7 @@ class CallbackRunner:
         run.add_done_callback(partial(self._run_ended, job.id))
 
     def submit_on_error(self, job_ids: Sequence[str]) -> None:
-        """Schedule `on_error` for jobs that failed without an attempt here: expired, rejected or poisonous ones."""
+        """Schedule `on_error` for jobs that failed by no attempt: expired, rejected, poisonous or unstorable ones."""
         if job_ids and any(task.callbacks.wants(CallbackKind.ERROR) for task in self._registry.tasks.values()):
             run = asyncio.get_running_loop().create_task(self._submit_on_error(job_ids), name="headgate-on_error")
             self._runs.add(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import compress
 
 from msgspec.structs import replace
@@ -13,8 +14,8 @@ from headgate.engine.bus import publish_use
 from headgate.engine.reporter import Reporter
 from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned, StorageFailed
-from headgate.jobs.job import ClaimedJob, JobState, describe_error, summarize_error
+from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned
+from headgate.jobs.job import ClaimedJob, JobState, describe_error
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.storage.records import Amendment
 
@@ -140,16 +141,13 @@ class Recorder(WithServices):
             raise
         except Exception as error:
             if len(amendments) == 1:
-                self._drop(amendments[0], error)
+                limit, cost = amendments[0].ref.limit, amendments[0].actual
+                self._publish_failure(f"amending what a start cost limit {limit!r}: {cost} is not charged", error)
                 return
         # One of them fails the whole list, so write them one by one.
         while amendments:
             await self._amend(amendments[:1])
             del amendments[0]
-
-    def _drop(self, amendment: Amendment, error: Exception) -> None:
-        doing = f"amending what a start cost limit {amendment.ref.limit!r}: {amendment.actual} is not charged"
-        self._bus.publish(StorageFailed(at=self._clock.now(), doing=doing, error=summarize_error(error)))
 
     async def _finish(self, endings: Sequence[Ending]) -> Sequence[bool | None]:
         """Write the endings; a job whose ending the store cannot hold is failed instead. Raises if that fails too."""
@@ -175,7 +173,7 @@ class Recorder(WithServices):
         )
         was_written = (await self._storage.finish(self.node, [plain], self._registry.rules))[0]
         job, _, ended_at, _, ran = self._writing[place]
-        self._writing[place] = (job, plain, ended_at, None, ran)
+        self._writing[place] = (job, plain, ended_at, partial(self._callback_runner.submit_on_error, [job.id]), ran)
         return was_written
 
     def _publish(self, written: Sequence[bool]) -> None:
