@@ -102,13 +102,15 @@ PlainValue = str | int | float | bool | None
 class ErrorClass(msgspec.Struct, frozen=True):
     """An exception: its class and base classes as `module:name`, nearest first; its text; the members of a group.
 
-    `attributes` has those that are plain values; text has at most 2,048 characters.
+    `attributes` has those that are plain values; text has at most 2,048 characters. `context` is None beside a `cause`.
     """
 
     names: tuple[str, ...]
     message: str
     members: tuple[ErrorClass, ...] = ()
     attributes: dict[str, PlainValue] = {}
+    cause: ErrorClass | None = None
+    context: ErrorClass | None = None
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):

@@ -16,15 +16,17 @@ LONGEST_ATTRIBUTE = 2048
 
 
 def describe_class(error: BaseException, depth: int = 5) -> ErrorClass:
-    """Return what crosses to the node of an error; of a group also its members, as deep as `depth`."""
+    """Return what crosses to the node of an error, and of its members and what caused it, as deep as `depth`."""
     kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
     # Filters check each member of a group; a group that is too large or too deep is sent in part.
     members = error.exceptions[:100] if isinstance(error, BaseExceptionGroup) and depth > 0 else ()
+    causes = (error.__cause__, error.__context__ if error.__cause__ is None else None) if depth > 0 else ()
     return ErrorClass(
         tuple(f"{_module(kind)}:{kind.__qualname__}" for kind in kinds),
         truncated_error(error).message,
         tuple(describe_class(member, depth - 1) for member in members),
         _attributes(error),
+        *(None if cause is None else describe_class(cause, depth - 1) for cause in causes),
     )
 
 
@@ -54,8 +56,8 @@ def rebuild_error(kind: ErrorClass) -> BaseException:
     """Return an exception with the same text that is an instance of every class of `kind` that this process has.
 
     Its class is a subclass made for it, whose constructor is not called: its arguments were not sent. It has its text,
-    its attributes that are plain values and, for a group, its members. Classes that this process has not imported
-    cannot be matched here either.
+    its attributes that are plain values, what caused it and, for a group, its members. Classes that this process has
+    not imported cannot be matched here either.
     """
     classes = [found for found in map(_class_here, kind.names) if found is not None]
     # A base class of one that is in the list already adds nothing.
@@ -86,6 +88,9 @@ def _instance(made: type, kind: ErrorClass) -> BaseException:
         # The class may have a property of that name.
         with contextlib.suppress(Exception):
             object.__setattr__(error, name, value)
+    if kind.cause is not None:
+        error.__cause__ = rebuild_error(kind.cause)
+    error.__context__ = None if kind.context is None else rebuild_error(kind.context)
     return error
 
 

@@ -496,8 +496,7 @@ class OutcomeRecorder(WithServices):
         except USER_CODE_ERRORS as error:
             # The user's own backoff or filter failed. The job must not be lost, so the default policy is used.
             self._bus.publish(RetryPolicyFailed(at=self._clock.now(), task=job.task, error=summarize_error(error)))
-            plain = RetryPolicy(retries=retry.retries)
-            return decide(job, outcome, plain, now, self._random)
+            return decide(job, outcome, RetryPolicy(retries=retry.retries), now, self._random)
 
     def _callbacks_after(self, attempt: RunningAttempt, ending: Ending) -> Then | None:
         """Return the call that runs the callbacks of the task once this ending is stored."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
+from pathlib import Path
+
 import msgspec
 import pytest
+import sqlalchemy
 
 from headgate import RetryPolicy
 from headgate.engine.child_messages import ErrorClass
@@ -77,3 +81,34 @@ def test_an_error_keeps_its_attributes_that_are_plain_values() -> None:
     assert isinstance(remote, Refused)
     assert (remote.status, remote.errno) == (503, 16)
     assert RetryPolicy(retry_on=lambda error: error.status == 503).accepts(remote)
+
+
+def crossed(error: BaseException) -> BaseException:
+    """The error as the node gets it."""
+    return rebuild_error(msgspec.json.decode(msgspec.json.encode(describe_class(error)), type=ErrorClass))
+
+
+def test_a_preset_sees_what_a_library_has_wrapped(tmp_path: Path) -> None:
+    """The fault: of a process task, an error of SQLAlchemy was never retried, and a refused certificate was."""
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    first, second = (sqlalchemy.create_engine(url, connect_args={"timeout": 0}).connect() for _ in range(2))
+    with first, second:
+        first.exec_driver_sql("BEGIN IMMEDIATE")
+        with pytest.raises(sqlalchemy.exc.OperationalError) as locked:
+            second.exec_driver_sql("BEGIN IMMEDIATE")
+        with pytest.raises(sqlalchemy.exc.OperationalError) as missing:
+            second.exec_driver_sql("SELECT * FROM nothing")
+    assert RetryPolicy.DATABASE.matches(crossed(locked.value))
+    assert not RetryPolicy.DATABASE.matches(crossed(missing.value))
+    for link in ("__cause__", "__context__"):
+        refused = ConnectionError("cannot connect")
+        setattr(refused, link, ssl.SSLCertVerificationError("self-signed"))
+        assert not RetryPolicy.NETWORK.matches(crossed(refused))
+        assert isinstance(getattr(crossed(refused), link), ssl.SSLCertVerificationError)
+
+
+def test_an_error_that_caused_itself_crosses() -> None:
+    error = ValueError("odd")
+    error.__cause__ = LookupError("other")
+    error.__cause__.__cause__ = error
+    assert isinstance(crossed(error).__cause__, LookupError)
