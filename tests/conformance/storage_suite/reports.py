@@ -17,6 +17,7 @@ from headgate.jobs.report import (
     too_many,
 )
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.dependencies import follow
 from tests.conformance.storage_suite.store_user import Conformance, StoreUser, recover
 
 
@@ -66,6 +67,22 @@ class ReportsConformance(Conformance):
         await store_user.fail(job)
         await store_user.storage.retry(id)
         assert (await store_user.record(id)).progress is None
+
+    async def test_a_follower_that_is_retried_by_hand_is_blocked_without_progress(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        first = await store_user.add_one()
+        second = await follow(store_user, first, "final")
+        await store_user.fail(await store_user.take_one())
+        job = await store_user.take_one()
+        await store_user.storage.report(
+            store_user.node, [AttemptReport(second, job.fence, Progress(1.0, None, clock.now()))], 10
+        )
+        await store_user.fail(job)
+        await store_user.storage.retry(first)
+        await store_user.storage.retry(second)
+        record = await store_user.record(second)
+        assert (record.is_blocked, record.progress) == (True, None)
 
     async def test_lines_are_read_back_as_they_were_logged(self, store_user: StoreUser, clock: ManualClock) -> None:
         unusual = ["", "line\nbreak\ttab", "ünïcödé 🚦", "'; DROP TABLE job; --", '{"a": [1]}', "x" * 8192]

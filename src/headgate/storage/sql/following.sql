@@ -236,7 +236,7 @@ SET state = 'blocked', blocked = true, attempt = 0, lost = 0,
     delayed = delayed AND NOT :is_retry::boolean,
     give_up_at = NULL, held = 0, passed = 0, charged_at = NULL, uncharged = 0, settled = NULL, result = NULL,
     error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END,
-    cancel_requested = false, node = NULL
+    progress = NULL, cancel_requested = false, node = NULL
 WHERE id {any:ids job_id} AND finished_at IS NOT NULL
 
 -- name: keep_ended_leaders
