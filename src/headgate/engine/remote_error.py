@@ -35,7 +35,7 @@ def _attributes(error: BaseException) -> dict[str, PlainValue]:
     found = dict(getattr(error, "__dict__", {}))
     if isinstance(error, OSError):
         found["errno"] = error.errno
-    return {name: plain(value) for name, value in found.items() if _crosses(value)}
+    return {name: plain(value) for name, value in found.items() if _crosses(name) and _crosses(value)}
 
 
 def _crosses(value: object) -> bool:

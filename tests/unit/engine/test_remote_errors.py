@@ -75,6 +75,7 @@ class Refused(OSError):
 def test_an_error_keeps_its_attributes_that_are_plain_values() -> None:
     error = Refused(503, object())
     error.__dict__ |= {"text": "wait", "long": "x" * 3000, "nan": float("nan"), "huge": 1 << 80, "odd": "\ud800"}
+    error.__dict__["\ud800"] = "odd"
     crossed = msgspec.json.decode(msgspec.json.encode(describe_class(error)), type=ErrorClass)
     assert crossed.attributes == {"status": 503, "text": "wait", "errno": 16}
     remote = rebuild_error(crossed)
