@@ -31,7 +31,7 @@ from headgate.testing.virtual_time import PATIENCE, VirtualClock, VirtualTimeLoo
 
 POLL_INTERVAL = 1.0
 
-VERBS = ("enqueue_flow", "put_schedule", "wait_for_batch", "job_result", "cancel_job")
+VERBS = ("enqueue_flow", "put_schedule", "wait_for_batch", "job_result", "cancel_job", "cancel_batch")
 """The verbs of the client that run on the loop of the engine, whichever event loop awaits them, besides `enqueue`."""
 
 

@@ -18,10 +18,12 @@ from freezegun import freeze_time
 from headgate import Every, Headgate, HeadgateError, StrictRate, batch
 from headgate.clock import SECOND
 from headgate.contrib.fastapi import health, lifespan
+from headgate.engine.running_attempts import RunningAttempts
 from headgate.jobs.event import Event, JobStarted
 from headgate.testing import live, manual
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.testing_kit import shop
+from tests.internals import client_of
 from tests.until import patient, until
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -109,6 +111,28 @@ async def test_an_engine_in_a_thread_is_reached_from_the_loop_of_an_async_test()
         assert "ended" in shop.seen
         with pytest.raises(HeadgateError, match="would add a second worker"):
             await shop.app.run()
+
+
+async def test_a_batch_is_cancelled_on_the_loop_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: a task of that loop was cancelled from another thread, which asyncio does not allow."""
+    cancel, loops = RunningAttempts.cancel, set[object]()
+
+    def cancel_here(attempts: RunningAttempts, job_id: str) -> None:
+        loops.add(asyncio.get_running_loop())
+        cancel(attempts, job_id)
+
+    monkeypatch.setattr(RunningAttempts, "cancel", cancel_here)
+    with live(shop.app) as running:
+        endless = await batch([shop.hang.call()]).enqueue()
+
+        async def runs() -> bool:
+            return (await endless.jobs[0].status()).state == "running"
+
+        await until(runs)
+        assert await endless.cancel() == 1
+        await running.wait_until_idle()
+        assert loops == {client_of(shop.app).lifecycle.loop}
+    assert shop.seen == ["ended"]
 
 
 def test_a_block_that_fails_leaves_the_app_as_it_was() -> None:
