@@ -308,7 +308,7 @@ class Workbench:
             self.clock.advance(max(0, next_at - self.clock.now()) / SECOND)
 
     async def _raise_first(self, performed: tuple[RunAttempt, ...]) -> None:
-        failed = [each for each in performed if each.state is JobState.FAILED]
+        failed = [each for each in {each.job_id: each for each in performed}.values() if each.state is JobState.FAILED]
         if not failed:
             return
         record = await self._storage.job(failed[0].job_id)

@@ -30,6 +30,7 @@ from headgate import (
     Snooze,
     StrictRate,
     batch,
+    current_job,
     result_of,
 )
 from headgate.testing import Workbench, inline, manual
@@ -209,6 +210,28 @@ async def test_a_job_that_fails_for_good_is_raised_with_the_error_of_the_handler
     assert failed.value.__cause__.__traceback__ is not None
     await shop.broken.enqueue()
     assert (await jobs.drain(raising=False)).count(JobState.FAILED) == 1
+
+
+async def test_a_job_that_is_retried_in_a_drain_and_succeeds_is_not_raised() -> None:
+    app, repaired = Headgate("memory://"), list[bool]()
+
+    @app.task(retry=RetryPolicy(retries=0))
+    async def fetch() -> None:
+        if not repaired:
+            raise ValueError("broken")
+
+    @app.task
+    async def repair() -> None:
+        repaired.append(True)
+        leader = current_job().follows
+        assert leader is not None
+        await app.admin.retry(leader)
+
+    with manual(app) as workbench:
+        first = fetch.call()
+        await batch([first, repair.call().after(first, on="failure")]).enqueue()
+        drained = await workbench.drain()
+    assert [each.state for each in drained.attempts] == ["failed", "succeeded", "succeeded"]
 
 
 async def test_limits_hold_under_the_clock_of_the_test(jobs: Workbench) -> None:
