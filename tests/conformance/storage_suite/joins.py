@@ -181,6 +181,18 @@ class JoinsConformance(Conformance):
         await store_user.storage.add(jobs, [batch])
         assert (await batch_of(store_user, batch.id)).pending == 1
 
+    async def test_a_join_among_more_followers_than_one_commit_releases_counts_its_leader(
+        self, store_user: StoreUser
+    ) -> None:
+        """The fault on SQLite: joins came after all followers, so the next portion began behind this one."""
+        one, other = await store_user.add(2)
+        await join(store_user, [one, other])
+        store_user.clock.advance(1)
+        await store_user.storage.add([following(store_user, one) for _ in range(FOLLOWERS_AT_ONCE)])
+        await store_user.succeed(*await store_user.take(2))
+        await release_all(store_user)
+        assert len(await store_user.take(2 * FOLLOWERS_AT_ONCE)) == FOLLOWERS_AT_ONCE + 1
+
     async def test_a_job_may_lead_more_joins_than_one_commit_counts(self, store_user: StoreUser) -> None:
         one, other = await store_user.add_one(), await store_user.add_one()
         pairs = [joined(store_user, [one, other]) for _ in range(FOLLOWERS_AT_ONCE + 200)]

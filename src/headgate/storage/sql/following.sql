@@ -191,7 +191,7 @@ SELECT awaited.batch, '', '[]', NULL, 0, 0, false, 0, 0, true, NULL, leaders.id,
 FROM {rows:leaders(id job_id, after job_id, place)}
 CROSS JOIN awaited_leader AS awaited
     ON awaited.leader = leaders.id AND awaited.batch > leaders.after AND awaited.ended_as IS NULL
-ORDER BY place, id
+ORDER BY place, 1 -- its first column: SQLite takes `id` for that of the leader
 LIMIT :count
 
 -- name: release
