@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from headgate.errors import DuplicateJob, IllegalTransition
-from headgate.jobs.job import JobState, NewJob, UniqueTerms
+from headgate.jobs.job import ClaimedJob, JobState, NewJob, UniqueTerms
 from headgate.storage.postgres.database import Session
 from tests.cluster.test_overtaken import TwoStores, stores  # noqa: F401  # a fixture
 from tests.cluster.unique_key_load import UniqueKeyLoad
@@ -97,6 +97,26 @@ async def test_a_running_job_that_ends_while_a_successor_is_added_has_no_success
     await ending
     assert second != first
     assert [job.payload for job in await stores.left.take()] == ["2"]
+
+
+async def test_a_job_that_starts_after_the_one_that_was_found_running_is_followed(
+    stores: TwoStores,  # noqa: F811
+) -> None:
+    """The fault: what was to run after the job under its key ran beside it."""
+    await stored(stores.left, unique(stores.left))
+    running = await stores.right.take_one()
+
+    async def end_and_start_another() -> ClaimedJob:
+        await stores.right.succeed(running)
+        await stored(stores.right, unique(stores.right))
+        return await stores.right.take_one()
+
+    starting = stores.after("jobs_under_keys", end_and_start_another)
+    successor = await stored(stores.left, unique(stores.left, on_conflict="replace", payload="2"))
+    another = await starting
+    assert await stores.left.take_ids() == []
+    await stores.right.succeed(another)
+    assert [(job.id, job.payload) for job in await stores.left.take()] == [(successor, "2")]
 
 
 async def test_a_running_job_that_is_retried_while_a_successor_is_added_is_replaced(

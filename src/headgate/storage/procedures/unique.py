@@ -203,7 +203,7 @@ class _Addition:
                     if await self._try_replace(id, job):
                         return id
                 case FollowRunning(id, cancels):
-                    if await self._try_follow(successor(job, id)):
+                    if await self._try_follow(successor(job, id), id):
                         if cancels and job.rejection is None:
                             await self._cancel(id, job)
                         return None
@@ -263,7 +263,7 @@ class _Addition:
         await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.buckets, job.wait_mode), -1)])
         return False
 
-    async def _try_follow(self, job: NewJob) -> bool:
+    async def _try_follow(self, job: NewJob, running: str) -> bool:
         """Insert a job that follows the running one, locked so that it ends later. Returns whether it is stored."""
         try:
             await add_jobs(self._tx, [job])
@@ -274,7 +274,10 @@ class _Addition:
             return True
         if not self._tx.has_one_writer and await _stored_before(self._tx, [job]):
             return True
-        if not _is_waiting(job, await self._read_key(job)):
+        rows = await self._read_key(job)
+        is_running = any(row.id == running and row.state is JobState.RUNNING for row in rows)
+        # If it has ended before it was locked, another may have begun to run.
+        if not (_is_waiting(job, rows) if is_running else await self._is_first(job, rows)):
             return False
         await self._keep_keys([job])
         return True
@@ -372,17 +375,10 @@ def _by_key(rows: Iterable[LockedJob]) -> defaultdict[Key, list[LockedJob]]:
     return by_key
 
 
-def _key_holders(rows: Iterable[LockedJob]) -> KeyHolders:
-    holders = KeyHolders()
-    for row in rows:
-        match row.state:
-            case JobState.RUNNING:
-                holders = holders._replace(running=holders.running or row.id)
-            case JobState.WAITING:
-                holders = holders._replace(waiting=row.id)
-            case _:
-                holders = holders._replace(kept_for=row.id)
-    return holders
+def _key_holders(rows: Sequence[LockedJob]) -> KeyHolders:
+    # Of several running ones the first.
+    ids = {row.state: row.id for row in reversed(rows)}
+    return KeyHolders(ids.get(JobState.WAITING), ids.get(JobState.RUNNING), ids.get(JobState.SUCCEEDED))
 
 
 def _is_waiting(job: NewJob, rows: Iterable[LockedJob]) -> bool:
