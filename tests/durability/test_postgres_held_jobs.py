@@ -18,7 +18,7 @@ from headgate.errors import IllegalTransition, JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import job_number
-from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob, Origin
+from headgate.jobs.job import BucketRef, ClaimedJob, JobState, NewJob, Origin, UniqueTerms
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.limit_sets import LimitSetChange
 from headgate.jobs.query import JobQuery
@@ -323,10 +323,37 @@ async def test_an_ending_whose_successor_is_being_replaced_delays_no_other(store
     await stores.check()
 
 
+@pytest.mark.parametrize("how", ["finish", "recover"])
+async def test_a_job_beside_which_another_is_added_delays_no_other_ending(stores: StoresAndUsers, how: str) -> None:
+    """The fault: its retry waited for the transaction, and all that had ended, or the node's other jobs, with it."""
+    await stores.add()
+    await stores.left.add_one()
+    held, other = await stores.left.take()
+    beside = replace(stores.unique(), on_conflict="keep", unique_terms=UniqueTerms(while_running=False))
+    again = Returned(held.id, held.fence, "failed", spent=True, run_at=None)
+    async with stores.user.holding(beside):
+        if how == "finish":
+            received = await promptly(stores.left.storage.finish(stores.left.node, [again, *failed(other)]))
+            assert list(received) == [None, True]
+        else:
+            recovered = await promptly(stores.right.storage.recover(stores.left.node, 0))
+            assert recovered is not None
+            assert list(recovered.returned) == [other.id]
+    if how == "finish":
+        assert await stores.left.finish(again) == [True]
+    else:
+        await stores.right.storage.recover(stores.left.node, 0)
+    assert (await stores.left.record(held.id)).state is JobState.CANCELLED
+    assert beside.id in await stores.right.take_ids()
+    await stores.check()
+
+
+@pytest.mark.parametrize("while_running", [True, False])
 async def test_a_retry_does_not_wait_for_a_job_that_was_rolled_back(
-    stores: StoresAndUsers, monkeypatch: pytest.MonkeyPatch
+    stores: StoresAndUsers, monkeypatch: pytest.MonkeyPatch, while_running: bool
 ) -> None:
     """Between the check of the key and the insertion another job was added and started."""
+    mine = replace(stores.unique(), on_conflict="keep", unique_terms=UniqueTerms(while_running=while_running))
     fetch = Session.fetch
     came: list[ClaimedJob] = []
 
@@ -338,11 +365,12 @@ async def test_a_retry_does_not_wait_for_a_job_that_was_rolled_back(
         return rows
 
     monkeypatch.setattr(Session, "fetch", meanwhile)
-    async with stores.user.holding(replace(stores.unique(), on_conflict="keep")):
+    async with stores.user.holding(mine):
         (job,) = came
         ending = Returned(job.id, job.fence, "failed", spent=True, run_at=None)
-        assert list(await promptly(stores.left.storage.finish(stores.left.node, [ending]))) == [True]
-    assert await stores.right.take_ids() == [job.id]
+        written = list(await promptly(stores.left.storage.finish(stores.left.node, [ending])))
+        assert written == [True if while_running else None]
+    assert await stores.right.take_ids() == [job.id if while_running else mine.id]
     await stores.check()
 
 

@@ -118,7 +118,7 @@ _DEPLOYS = RowDecoder(DeployRecord, "deploy")
 _DECLARATIONS = RowDecoder(_Declaration, "node")
 _NODES = RowDecoder(_Node, "node")
 _LOST = RowDecoder(LostNode, "node")
-_MISSING = RowDecoder(MissingNode, "node")
+MISSING = RowDecoder(MissingNode, "node")
 _PEERS = RowDecoder(_Peer, "node")
 _CONTROLS = RowDecoder(NodeControls, "node")
 
@@ -336,11 +336,6 @@ async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = 
     return replace(recovered, known=gone)
 
 
-async def missing_nodes(tx: Transaction) -> list[MissingNode]:
-    """Return the nodes that have started jobs and that are not there."""
-    return await tx.fetch(_MISSING, "missing_nodes")
-
-
 async def add_missing_nodes(tx: Transaction) -> int:
     """Add the nodes that running jobs name and that are not there, as dead ones; `recover` takes their jobs back.
 
@@ -349,7 +344,7 @@ async def add_missing_nodes(tx: Transaction) -> int:
     The invariant: each running job has a node that others watch. Only what is outside of Headgate breaks it, as a node
     is deleted by the commit that takes back its last job; so this has one mechanism for what it finds, `recover`.
     """
-    missing = await missing_nodes(tx)
+    missing = await tx.fetch(MISSING, "missing_nodes")
     return sum([await tx.execute("add_missing_node", id=node.id, now=tx.now) for node in missing])
 
 

@@ -112,7 +112,7 @@ class ReplacementNote(msgspec.Struct):
 
 
 _RIVALS = RowDecoder(WaitingRival, "job")
-_NOTES = RowDecoder(ReplacementNote, "replacement note")
+NOTES = RowDecoder(ReplacementNote, "replacement note")
 
 
 async def rivals(tx: Transaction, ids: Sequence[str]) -> list[WaitingRival]:
@@ -143,7 +143,7 @@ async def add_unique(tx: Transaction, jobs: Sequence[NewJob], *, is_users: bool 
     duplicates = await _stored_before(tx, [job for job in jobs if job.id in stored])
     new = [job for job in jobs if job.id not in stored]
     addition = _Addition(tx, is_users=is_users)
-    holders = await addition.read([key for job in new if (key := key_of(job)) is not None])
+    holders = await addition.read(new)
     require_no_duplicate(new, holders)
     if not tx.has_one_writer:
         new = in_lock_order(new)
@@ -179,13 +179,23 @@ class _Addition:
         self._is_users = is_users and not tx.has_one_writer
         self._known: dict[Key, list[LockedJob]] = {}
         self._notes: list[ReplacementNote] = []
+        self._beside: set[str] = set()
 
-    async def read(self, keys: Iterable[Key]) -> dict[Key, KeyHolders]:
-        """Read and return the jobs that hold these keys."""
-        distinct = list(dict.fromkeys(keys))
-        known = _by_key(await self._under_keys(distinct))
-        self._known = {key: known[key] for key in distinct}
-        return {key: _key_holders(rows) for key, rows in self._known.items()}
+    async def read(self, jobs: Sequence[NewJob]) -> dict[Key, KeyHolders]:
+        """Read and return the jobs that hold the keys of these jobs."""
+        keys = sorted({key for job in jobs if (key := key_of(job)) is not None})
+        known = _by_key(await self._under_keys(keys))
+        self._known = {key: known[key] for key in keys}
+        holders = {key: _key_holders(rows) for key, rows in self._known.items()}
+        beside = {key_of(job) for job in jobs if self._is_users and not job.unique_terms.while_running}
+        for key in keys:
+            if key in beside and holders[key].waiting is None:
+                # Jobs that run beside a new one must not end, as they could not wait again before this commits.
+                running = [row.id for row in known[key] if row.state is JobState.RUNNING]
+                for id in running:
+                    await self._tx.fetch(LOCKED_JOBS, "lock_job", id=id)
+                self._beside.update(running)
+        return holders
 
     async def add(self, job: NewJob) -> str | None:
         """Store a job. Returns the id of the existing job that takes its place, None if it was stored."""
@@ -253,11 +263,13 @@ class _Addition:
         """Whether an inserted job is stored and no other under its key had begun to run before; else it is deleted."""
         if not _is_waiting(job, rows):
             return False
-        if is_free(job, _key_holders(rows)._replace(waiting=None)):
-            return True
-        if self._is_users:
-            # A deleted row stays in the index until the commit: the running job could not wait again.
+        is_first = is_free(job, _key_holders(rows)._replace(waiting=None))
+        runs_beside = any(row.state is JobState.RUNNING and row.id not in self._beside for row in rows)
+        if self._is_users and (runs_beside or not is_first):
+            # Also a deleted row stays in the index until the commit: the running job could not wait again.
             raise ClaimedMeanwhile
+        if is_first:
+            return True
         await self._tx.execute("delete_job", id=job.id)
         await remove_tags(self._tx, [job])
         await add_arrivals(self._tx, [Arrival(Lane(job.queue, job.buckets, job.wait_mode), -1)])
@@ -302,7 +314,7 @@ class _Addition:
 
     async def _try_replace(self, id: str, new: NewJob) -> bool:
         """Replace a waiting job by a new one. Returns whether it was still waiting."""
-        locked = await self._tx.fetch(LOCKED_JOBS, "lock_job_under_key", id=id)
+        locked = await self._tx.fetch(LOCKED_JOBS, "lock_job", id=id)
         if not locked or locked[0].state is not JobState.WAITING:
             return False
         now = locked[0]
@@ -386,14 +398,9 @@ def _is_waiting(job: NewJob, rows: Iterable[LockedJob]) -> bool:
     return any(row.id == job.id and row.state is JobState.WAITING for row in rows)
 
 
-async def read_notes(tx: Transaction) -> list[ReplacementNote]:
-    """Return the notes whose contents have not been given back."""
-    return await tx.fetch(_NOTES, "replacement_notes")
-
-
 async def give_back_noted(tx: Transaction) -> None:
     """Give back what is noted, in a transaction of its own; notes that another transaction has taken are left out."""
-    await _give_back(tx, await tx.fetch(_NOTES, "take_replacement_notes", count=NOTES_AT_ONCE))
+    await _give_back(tx, await tx.fetch(NOTES, "take_replacement_notes", count=NOTES_AT_ONCE))
 
 
 async def _give_back(tx: Transaction, notes: Sequence[ReplacementNote]) -> None:

@@ -40,9 +40,9 @@ from headgate.storage.procedures.buckets import (
     return_permits,
 )
 from headgate.storage.procedures.lanes import Lane, lane_of
-from headgate.storage.procedures.nodes import missing_nodes
+from headgate.storage.procedures.nodes import MISSING
 from headgate.storage.procedures.schedules import evict_schedule_notes
-from headgate.storage.procedures.unique import holders_in, read_notes
+from headgate.storage.procedures.unique import NOTES, holders_in
 from headgate.storage.records import FINAL_STATES, Deletion
 from headgate.storage.stored_rows import UNREADABLE_BUCKETS, RowDecoder, bucket_id, lane_id
 
@@ -247,7 +247,7 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule] = NO_RULES) -> 
     The states of buckets are read by the rules of their limits: those set at run time, else those `declared`.
     """
     # Permits of replaced jobs count as given back; with several writers, the next claim writes it.
-    leaving = {} if tx.has_one_writer else holders_in(await read_notes(tx))
+    leaving = {} if tx.has_one_writer else holders_in(await tx.fetch(NOTES, "replacement_notes"))
     own_ids = await tx.fetch(OWN_IDS, "jobs_with_own_ids")
     unlike = [own for own in own_ids if own.id != job_number(own.own_id)]
     # Statements write the numbers of ids in these quotation marks.
@@ -274,7 +274,7 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule] = NO_RULES) -> 
                 "which does not exist",
                 "let a worker run, which takes such jobs back within a minute",
             )
-            for node in await missing_nodes(tx)
+            for node in await tx.fetch(MISSING, "missing_nodes")
             if node.jobs
         ],
         *[

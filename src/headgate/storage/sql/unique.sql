@@ -67,10 +67,6 @@ ON CONFLICT (task, unique_key) DO UPDATE SET job = excluded.job, until = exclude
 UPDATE headgate.job SET cancel_requested = true
 WHERE id = :id::job_id AND finished_at IS NULL AND NOT waiting AND node IS NOT NULL AND NOT cancel_requested
 
--- name: lock_job_under_key
--- Lock a job that was found under a unique key.
-SELECT @locked_job FROM headgate.job WHERE id = :id::job_id {for update}
-
 -- name: delete_job
 -- Delete a job that this transaction has stored.
 DELETE FROM headgate.job WHERE id = :id::job_id
