@@ -110,6 +110,16 @@ async def test_a_unique_key_of_the_task_is_computed_from_the_new_arguments(app: 
         assert (await app.admin.job(new.id)).record.unique_key == "2"
 
 
+async def test_a_retry_of_many_names_the_unique_key_that_another_job_has(app: Headgate) -> None:
+    """The fault: it said that the job had changed meanwhile."""
+    async with app.open():
+        old = await app.tasks["pay"].enqueue("1")
+        await old.cancel()
+        await app.tasks["pay"].enqueue("1")
+        result = await app.admin.retry_many([old.id])
+        assert (result.changed, result.refused) == (0, {"another job is waiting under its unique key": 1})
+
+
 async def test_a_job_of_any_declared_task_is_enqueued_from_json(app: Headgate) -> None:
     async with app.open():
         id = (await app.admin.enqueue("old_sync", '{"tenant": "acme"}', queue="mail", delay=60, priority=3)).id

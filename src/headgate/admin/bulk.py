@@ -13,12 +13,13 @@ import msgspec
 
 from headgate.arguments import LARGEST_COUNT, parse_count
 from headgate.clock import to_datetime
-from headgate.errors import DeclarationError, DuplicateJob, IllegalTransition, JobHeld, JobNotFound, LeaderNotRetried
+from headgate.errors import DeclarationError, IllegalTransition, JobHeld, JobNotFound, LeaderNotRetried
 from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobRecord
 from headgate.jobs.lifecycle import FOLLOWS, new_time, require_scheduled
 from headgate.jobs.query import JobQuery, JobView
 from headgate.jobs.state import JobState
+from headgate.jobs.uniqueness import KeyTaken
 from headgate.storage.store import Store
 
 CHUNK = 200
@@ -292,7 +293,7 @@ async def _changed(change: Callable[[str], Awaitable[object]], job_id: str) -> s
         # Of the states that a cancellation returns: a job that is cancelled by now followed another one of these.
         late = (False, JobState.SUCCEEDED, JobState.FAILED, JobState.SKIPPED)
         return "changed meanwhile" if await change(job_id) in late else None
-    except DuplicateJob:
+    except KeyTaken:
         return "another job is waiting under its unique key"
     except LeaderNotRetried:
         return LEADER_FIRST

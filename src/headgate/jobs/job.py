@@ -179,11 +179,6 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     limit_set: str = ""
     enqueued_by: str | None = msgspec.field(default_factory=process_name)
 
-    @property
-    def known_by(self) -> str:
-        """The name that a node must declare to start it: the limit set that computed its buckets, or its task."""
-        return self.limit_set or self.task
-
 
 class RemoteCharge(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The instant of a charge in remote time, and how far that is ahead of local limit time."""

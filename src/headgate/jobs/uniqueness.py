@@ -158,12 +158,14 @@ def superseded_error(successor: str) -> JobError:
     )
 
 
-def key_taken(job_id: str, waiting: str) -> IllegalTransition:
-    """Return the error for a retry of a final job whose unique key a waiting job holds."""
-    return IllegalTransition(
-        f"job {job_id} cannot wait again: job {waiting} waits with the same unique key; "
-        "cancel that job first, or let it run"
-    )
+class KeyTaken(IllegalTransition):
+    """A final job is not retried, because a waiting job holds its unique key."""
+
+    def __init__(self, job_id: str, waiting: str) -> None:
+        super().__init__(
+            f"job {job_id} cannot wait again: job {waiting} waits with the same unique key; "
+            "cancel that job first, or let it run"
+        )
 
 
 def in_lock_order(jobs: Iterable[NewJob]) -> list[NewJob]:

@@ -336,7 +336,7 @@ class _Addition:
             headers=optional_json(job.headers),
             options=optional_json(job.options),
             terms=optional_json(job.terms),
-            limit_set=job.known_by,
+            limit_set=job.limit_set or job.task,
             audit=int(job.audit),
             lane=lane.id,
             held=after.held,

@@ -16,7 +16,7 @@ from headgate.jobs.job import BucketRef, JobState
 from headgate.jobs.lifecycle import new_time, require_retriable, require_scheduled, require_waiting
 from headgate.jobs.limit_sets import LimitSetChange
 from headgate.jobs.terms import LimitTerms, kept_permits
-from headgate.jobs.uniqueness import key_taken
+from headgate.jobs.uniqueness import KeyTaken
 from headgate.limits.concurrency import load_permits
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import late_ending
@@ -101,7 +101,7 @@ async def retry(tx: Transaction, job_id: str, *, audit_record: AuditRecord | Non
     is_held_back = await following.is_held_back(tx, found.id, found.follows, found.outcome)
     for found_rival in await rivals(tx, [found.id]):
         if found_rival.rival is not None:
-            raise key_taken(found.id, found_rival.rival)
+            raise KeyTaken(found.id, found_rival.rival)
     await add_audit_record(tx, audit_record)
     terms = None if found.terms is None else found.terms.retried(found.attempt)
     if terms != found.terms:
