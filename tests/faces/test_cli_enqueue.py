@@ -265,6 +265,17 @@ def test_lines_whose_jobs_were_there_are_not_counted_as_enqueued(project: Projec
     assert again.stderr == "1 line enqueued no new job: one with the same unique key was there\n"
 
 
+def test_a_key_that_stays_taken_beyond_its_job_is_no_error(project: Project) -> None:
+    """The fault: with --json, the command failed because the job was not found."""
+    words = ("sync", "--payload", '{"tenant": "a"}', "--unique-key", "a", "--unique-for", "1h")
+    id = project.enqueue(*words).stdout.strip()
+    for verb in (["jobs", "cancel", project.target, id], ["purge", project.target, "--all", "--yes"]):
+        assert CliRunner().invoke(main, verb).exit_code == 0
+    again = project.enqueue(*words, "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout) == {"id": id, "is_new": False}
+
+
 def test_a_bad_line_ends_the_command_which_reports_the_stored_jobs(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

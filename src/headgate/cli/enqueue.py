@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
@@ -24,7 +24,7 @@ from headgate.cli.locate import locate, require_shared, takes_app_and
 from headgate.cli.output import json_option, print_json, progress_bar, say_enqueued
 from headgate.cli.times import instant, seconds
 from headgate.engine.enqueuer import StoredCall
-from headgate.errors import CostExceedsLimit, HeadgateError, PayloadError, StorageUnavailable
+from headgate.errors import CostExceedsLimit, HeadgateError, JobNotFound, PayloadError, StorageUnavailable
 from headgate.jobs.audit import AuditRecord, AuditWord
 from headgate.jobs.job import MAX_PRIORITY, OnConflict
 from headgate.jobs.retention import OwnRetention
@@ -33,7 +33,6 @@ from headgate.plural import counted
 from headgate.tasks.call import Call
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.options import EnqueueOptions
-from headgate.tasks.status import JobStatus
 
 CHUNK = 500
 """The jobs of one commit, with --payloads."""
@@ -51,10 +50,6 @@ def _retention(given: str) -> OwnRetention:
         return given
     parts = [part.partition("=") for part in given.split(",")]
     return {state.strip(): kept.strip() for state, _, kept in parts}
-
-
-def _unique_while(_context: click.Context, _parameter: click.Parameter, given: str | None) -> Sequence[str] | None:
-    return None if given is None else given.split(",")
 
 
 @click.command()
@@ -95,7 +90,7 @@ def _unique_while(_context: click.Context, _parameter: click.Parameter, given: s
 @click.option(
     "--unique-while",
     type=click.Choice(["waiting", "waiting,running"]),
-    callback=_unique_while,
+    callback=lambda _context, _parameter, given: None if given is None else given.split(","),
     help="In which states a job holds the key.",
 )
 @click.option("--dry-run", is_flag=True, help="Enqueue nothing; check arguments, keys and costs.")
@@ -153,16 +148,19 @@ def _call(app: Headgate, task: TaskDefinition, text: str | bytes) -> Call[Any]:
 
 
 def _enqueue_one(app: Headgate, task: TaskDefinition, call: Call[Any], *, dry_run: bool, as_json: bool) -> None:
-    async def stored() -> tuple[EnqueuedJob, JobStatus | None]:
+    async def stored() -> tuple[EnqueuedJob, Mapping[str, object] | None]:
         async with app.open(migrate=False):
             job = await app.admin._enqueue_call(task, call)
-            return job, await app.admin.status(job.id) if as_json else None
+            try:
+                return job, asdict(await app.admin.status(job.id)) if as_json else None
+            except JobNotFound:
+                # Its unique key stays taken, or it has ended and is not kept.
+                return job, {"id": job.id}
 
     if dry_run:
         _print_dry_run(1, as_json=as_json)
         return
-    job, status = asyncio.run(stored())
-    say_enqueued(job, None if status is None else asdict(status))
+    say_enqueued(*asyncio.run(stored()))
 
 
 def _print_dry_run(count: int, *, as_json: bool) -> None:
