@@ -157,7 +157,7 @@ def test_options_are_those_of_using(project: Project) -> None:
     assert printed["is_new"]
     again = project.enqueue("sync", "--payload", '{"tenant": "x"}', "--unique-key", "acme")
     assert again.stdout.split() == [printed["id"]]
-    assert "nothing was enqueued" in again.stderr
+    assert again.stderr == "no new job was enqueued: this one was there, with its unique key or its id\n"
     again = project.enqueue("sync", "--payload", '{"tenant": "x"}', "--unique-key", "acme", "--json")
     assert not json.loads(again.stdout)["is_new"]
     refused = project.enqueue("sync", "--payload", '{"tenant": "x"}', "--unique-key", "acme", "--on-conflict", "raise")

@@ -218,7 +218,7 @@ def say_enqueued(job: EnqueuedJob, facts: Mapping[str, object] | None) -> None:
             return
         click.echo(job.id)
     if not job.is_new:
-        click.echo("nothing was enqueued: this job with its unique key, or its id, was there", err=True)
+        click.echo("no new job was enqueued: this one was there, with its unique key or its id", err=True)
 
 
 def say_change(changed: bool, done: str, not_done: str, *, as_json: bool, **facts: object) -> None:

@@ -171,6 +171,6 @@ function tagsOf(text) {
 function openJob(answer) {
   const id = format.shortId(answer.id);
   if (answer.is_new) toast(t("Job {id} is enqueued", { id }));
-  else toast(t("Nothing was enqueued: job {id} already has this unique key", { id }), "plain");
+  else toast(t("No new job was enqueued: job {id} already has this unique key", { id }), "plain");
   go(address(["jobs", answer.id]));
 }
