@@ -169,11 +169,11 @@ class KeyTaken(IllegalTransition):
 
 
 def in_lock_order(jobs: Iterable[NewJob]) -> list[NewJob]:
-    """Return the jobs by their keys, so that of two additions that meet the same keys one waits for the other.
+    """Return the jobs by their keys, else their own ids, so that of two additions that meet one waits for the other.
 
     Jobs under one key keep their order.
     """
-    return sorted(jobs, key=lambda job: key_of(job) or ("", ""))
+    return sorted(jobs, key=lambda job: key_of(job) or ("", job.id if job.has_own_id else ""))
 
 
 def in_sets(jobs: Iterable[NewJob], stored: Mapping[Key, KeyHolders]) -> list[tuple[bool, list[NewJob]]]:

@@ -110,6 +110,8 @@ def test_additions_come_to_keys_in_one_order() -> None:
     names = ["b1", "b2", "a1", "-"]
     jobs = [replace(JOB, id=name, unique_key=None if name == "-" else name[0]) for name in names]
     assert [job.id for job in in_lock_order(jobs)] == ["-", "a1", "b1", "b2"]
+    own = [replace(JOB, id=id, unique_key=None, has_own_id=True) for id in ("id-2", "id-1")]
+    assert [job.id for job in in_lock_order([*own, *jobs])] == ["-", "id-1", "id-2", "a1", "b1", "b2"]
 
 
 def test_a_start_is_postponed_up_to_the_bound_of_the_first_enqueue() -> None:
