@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, RateLimited, RetryPolicy, Snooze, current_job
+from headgate import (
+    Headgate,
+    Job,
+    JobCancelled,
+    JobFailed,
+    JobState,
+    RateLimited,
+    RetryPolicy,
+    Snooze,
+    current_job,
+    current_jobs,
+)
 from headgate.admin import JobQuery
 from headgate.clock import SECOND, SystemClock
 from headgate.engine.attempt import CancelledBy
@@ -493,6 +504,52 @@ def test_a_shutdown_returns_a_job_without_spending_an_attempt_even_if_its_handle
             handle = second.job(job.id)
             assert await handle.result() == "done"
             assert (await handle.status()).attempt == 1
+
+    run_virtual(main)
+
+
+async def test_a_thread_that_a_coroutine_has_started_can_read_that_its_job_was_cancelled() -> None:
+    """The fault: only threads of plain handlers could, so this one worked on as if nobody had asked it to end."""
+    app = app_on(MemoryStorage(SystemClock()))
+    has_begun, has_seen, give_up = threading.Event(), threading.Event(), threading.Event()
+
+    def compute() -> None:
+        has_begun.set()
+        while not current_job().cancelled and not give_up.wait(0.005):
+            pass
+        if current_job().cancelled:
+            has_seen.set()
+
+    @app.task
+    async def work() -> None:
+        await asyncio.to_thread(compute)
+
+    async with app:
+        job = await work.enqueue()
+        try:
+            assert await asyncio.to_thread(has_begun.wait, patient(5))
+            assert await job.cancel()
+            assert await asyncio.to_thread(has_seen.wait, patient(5))
+        finally:
+            give_up.set()
+
+
+def test_a_coroutine_for_several_jobs_can_read_which_of_them_was_cancelled() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        seen: list[bool] = []
+
+        @app.chunked(2)
+        async def work(numbers: list[int]) -> None:
+            await asyncio.sleep(10)
+            seen.extend(job.cancelled for job in current_jobs())
+
+        async with app:
+            first, second = await work.enqueue_many([(1,), (2,)])
+            await asyncio.sleep(5)
+            await second.cancel()
+            await first.result()
+            assert seen == [False, True]
 
     run_virtual(main)
 

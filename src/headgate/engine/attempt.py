@@ -279,7 +279,7 @@ class RunningAttempt:
                 return self._unreadable(error)
         if around:
             self._context = self._new_context(AttemptContext, task.payload.by_name(arguments, named))
-        enter(self.context, with_thread=not task.is_async)
+        enter(self.context)
         timer = None
         timeout = self.timeout
         if timeout is not None:

@@ -117,7 +117,7 @@ class JobContext(RefusesForeignWords):
         self._reports = reports
         self._completion = completion
         self._annotations: Mapping[str, Annotation] | None = None
-        self._cancelled: threading.Event | None = None
+        self._cancelled = False
         self.may_be_complete: bool = False
         """Whether the handler has called `complete` or `transaction`."""
 
@@ -291,9 +291,9 @@ class JobContext(RefusesForeignWords):
     def cancelled(self) -> bool:
         """Whether the job should end: a user cancelled it, it timed out, or the node shuts down or lost its lease.
 
-        For handlers in threads, which cannot be interrupted; asyncio cancels an `async def` handler.
+        For code in threads, which cannot be interrupted; asyncio cancels an `async def` handler.
         """
-        return self._cancelled is not None and self._cancelled.is_set()
+        return self._cancelled
 
 
 class SyncJobContext:
@@ -341,17 +341,14 @@ def enter_chunk(contexts: Sequence[JobContext]) -> None:
     _chunk.set(tuple(contexts))
 
 
-def enter(context: JobContext, *, with_thread: bool = False) -> None:
-    """Make `context` the current job of this asyncio task; for a thread, also create its cancel flag."""
-    if with_thread:
-        context._cancelled = threading.Event()
+def enter(context: JobContext) -> None:
+    """Make `context` the current job of this asyncio task."""
     _current.set(context)
 
 
 def set_cancelled(context: JobContext) -> None:
-    """Set the cancel flag of a handler in a thread."""
-    if context._cancelled is not None:
-        context._cancelled.set()
+    """Let the code of a job read that it should end."""
+    context._cancelled = True
 
 
 def note_annotations(context: JobContext, changes: Mapping[str, Annotation | None]) -> None:
