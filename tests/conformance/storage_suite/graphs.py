@@ -44,6 +44,17 @@ class GraphsConformance(Conformance):
         alone = await store_user.storage.graph(other, 10)
         assert ([node.id for node in alone.nodes], alone.edges) == ([other], [])
 
+    async def test_an_argument_of_any_name_that_is_a_result_does_not_change_what_a_job_needs(
+        self, store_user: StoreUser
+    ) -> None:
+        """The fault: on PostgreSQL, a job with an argument `on` was shown as one that needs any end of its leader."""
+        first = store_user.new()
+        second = replace(store_user.new(), origin=Origin(follows=first.id, results={"on": first.id}))
+        await store_user.storage.add([first, second])
+        assert edges_of(await store_user.storage.graph(first.id, 10)) == {(first.id, second.id, "success")}
+        (leader,) = (await store_user.storage.dependencies(second.id)).leaders
+        assert leader.needs is None
+
     async def test_a_batch_is_one_node_with_its_jobs_that_are_connected_with_others(
         self, store_user: StoreUser
     ) -> None:

@@ -61,9 +61,9 @@ class PostgresDialect:
         return f"= ANY(:{parameter}::{type}[])"
 
     def field(self, column: str, field: str) -> str:
-        # It is written without spaces, and a quote inside a value has a backslash before it. Damaged JSON would fail
-        # the whole statement; a pattern does not.
-        return f"""substring({column} FROM '"{field}":"([^"\\\\]*)"')"""
+        # It is written without spaces, before all objects in it, and a quote inside a value has a backslash before it.
+        # Damaged JSON would fail the whole statement; a pattern does not.
+        return f"""substring({column} FROM '^\\{{[^{{}}]*"{field}":"([^"\\\\]*)"')"""
 
     def array(self, values: str) -> str:
         return f"json_build_array({values})::text"
