@@ -72,8 +72,8 @@ _NAME = re.compile(r"""(?<![\w-])(?P<name>[\w-]++)(?:\\*["'])?\s*[:=]\s*""")
 # A value in quotes, which a cut text may lack at its end, in escaped quotes, or up to a blank or a bracket.
 _VALUE = re.compile(
     r"""
-    (?: "(?:[^"\\]|\\.)*(?:"|\Z)
-      | '(?:[^'\\]|\\.)*(?:'|\Z)
+    (?: "(?:[^"\\]|\\.?)*(?:"|\Z)
+      | '(?:[^'\\]|\\.?)*(?:'|\Z)
       | (?P<quote>\\+["']).*?(?:(?P=quote)|\Z)
       | (?:(?:bearer|basic|digest|token|apikey)\s+)? [^\s,;&)\]}"']+
     )

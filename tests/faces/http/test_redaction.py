@@ -120,6 +120,8 @@ def test_without_patterns_everything_is_shown_as_it_is_stored() -> None:
         ('body: {\\"password\\": \\"two words\\", \\"a\\": 1}', f'body: {{\\"password\\": {HIDDEN}, \\"a\\": 1}}'),
         ('{"password": "a\\"b c"} and more', f'{{"password": {HIDDEN}}} and more'),
         ('cut: {"password": "two wor', f'cut: {{"password": {HIDDEN}'),
+        ('cut: {"password": "two\\', f'cut: {{"password": {HIDDEN}'),
+        ("cut: {'password': 'two\\", f"cut: {{'password': {HIDDEN}"),
         ("a=password=abc d", f"a=password={HIDDEN} d"),
         ("db_password='two words', x", f"db_password={HIDDEN}, x"),
         ("passwords: 3, tokens: 4", "passwords: 3, tokens: 4"),
