@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from headgate import Concurrency, DeclarationError, Headgate, JobState, Mutex, RateLimit, RateLimited, StrictRate
+from headgate import (
+    Concurrency,
+    DeclarationError,
+    Headgate,
+    JobState,
+    Mutex,
+    RateLimit,
+    RateLimited,
+    StrictRate,
+    current_jobs,
+)
 from headgate.jobs.bucket_mask import NO_BUCKETS
 from headgate.testing.virtual_time import VirtualClock
 from tests.engine.conftest import MakeApp
@@ -35,6 +45,24 @@ def test_a_limit_per_call_is_charged_once_for_a_chunk() -> None:
             assert all(after - first >= 60 for (first, _), (after, _) in zip(made, made[2:], strict=False))
             # 20 slots: in the worst case each call has the jobs of half of them.
             assert len(made) <= 5, made
+
+    in_virtual_time(test)
+
+
+def test_each_job_of_a_call_has_the_key_of_a_limit_that_counts_the_call() -> None:
+    """The fault: only the one job that was charged for the call had it."""
+
+    async def test(app: Headgate, clock: VirtualClock) -> None:
+        keys: list[dict[str, str]] = []
+
+        @app.chunked(3, wait=0.1, limits=[StrictRate("2/m", name="calls", key="{tenant}", per_call=True)])
+        async def index(docs: list[Doc]) -> None:
+            keys.extend(dict(job.limit_keys) for job in current_jobs())
+
+        async with app:
+            for job in await index.enqueue_many([(Doc(str(number), "a"),) for number in range(3)]):
+                await job.result()
+        assert keys == [{"calls": "a"}] * 3
 
     in_virtual_time(test)
 

@@ -642,6 +642,32 @@ def test_retries_can_be_exempt_from_rates_but_never_from_permits() -> None:
     run_virtual(main)
 
 
+def test_a_retry_reads_the_keys_of_the_limits_that_it_is_exempt_from() -> None:
+    """The fault: a handler that reads a key failed at each retry, with a KeyError in place of its own error."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        keys: list[dict[str, str]] = []
+
+        @app.task(
+            limits=[
+                StrictRate("1/h", name="calls", key="{tenant}", charge_retries=False),
+                Mutex("{tenant}", name="one", hold="until_final"),
+            ],
+            retry=RetryPolicy(retries=1, base=10, jitter=False),
+        )
+        async def call(tenant: str) -> None:
+            keys.append(dict(current_job().limit_keys))
+            if current_job().attempt == 1:
+                raise RuntimeError
+
+        async with app:
+            await (await call.enqueue("acme")).result()
+        assert keys == [{"calls": "acme", "one": "acme"}] * 2
+
+    run_virtual(main)
+
+
 def test_a_settled_cost_returns_the_excess_of_the_estimate() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

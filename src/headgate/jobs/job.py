@@ -204,11 +204,11 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     `fence` is the fencing token: it grows with every claim, and `finish` compares it. `attempt` counts the spent
     attempts, so a snoozed or returned attempt keeps its number; `lost` of them ended with a dead node. `charged_at` is
     the limit time at which its start counts in the buckets it uses. `buckets` and `costs` are what this start was
-    charged for: a retry may be exempt from some limits of its task. `remote_charges` has an entry for each of these
-    buckets, None for a local one; it is None if all are local. From `run_at` on it waited `throttled_for` microseconds
-    for a limit, then until `started_at` for a slot. `annotations` are those of earlier attempts. `unreadable` names a
-    part of its row that cannot be read, with the reason; the handler of such a job is not called. `call` is set if one
-    of its limits counts calls.
+    charged for: a retry may be exempt from some limits of its task, whose buckets are `uncharged`. `remote_charges` has
+    an entry for each of the charged ones, None for a local one; it is None if all are local. From `run_at` on it waited
+    `throttled_for` microseconds for a limit, then until `started_at` for a slot. `annotations` are those of earlier
+    attempts. `unreadable` names a part of its row that cannot be read, with the reason; the handler of such a job is
+    not called. `call` is set if one of its limits counts calls.
     """
 
     id: str
@@ -232,6 +232,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     annotations: dict[str, Annotation] | None = None
     unreadable: str | None = None
     call: CallShare | None = None
+    uncharged: tuple[BucketRef, ...] = ()
 
     @property
     def gated(self) -> bool:
@@ -321,6 +322,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
             annotations=self.annotations,
             unreadable=self.unreadable,
             call=self._own_call,
+            uncharged=tuple(chosen(self.buckets, self.uncharged)),
         )
 
     @property

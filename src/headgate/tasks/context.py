@@ -160,7 +160,7 @@ class JobContext(RefusesForeignWords):
     @property
     def limit_keys(self) -> Mapping[str, str]:
         """The job's limits, each with the key that it uses."""
-        return {ref.limit: ref.key for ref in self._job.buckets}
+        return {ref.limit: ref.key for ref in (*self._job.buckets, *self._job.uncharged)}
 
     @property
     def batch(self) -> str | None:

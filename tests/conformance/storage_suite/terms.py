@@ -419,6 +419,16 @@ class TermsConformance(Conformance):
         assert (again.buckets, again.costs) == ((BucketRef("tokens", ""),), (7,))
         assert [start.cost for start in await store_user.storage.starts("tokens", None, 0)] == [7, 7]
 
+    async def test_a_retry_that_is_free_of_a_limit_still_has_its_bucket(self, store_user: StoreUser) -> None:
+        store_user.rules = {"api": strict(1), "tokens": strict(10)}
+        await store_user.add(buckets=[*API, ("tokens", "")], free_retries=0b01)
+        first = await store_user.take_one()
+        assert (len(first.buckets), first.uncharged) == (2, ())
+        await store_user.retry_later(first, 0)
+        again = await store_user.take_one()
+        assert (again.buckets, again.uncharged) == ((BucketRef("tokens", ""),), (ACME,))
+        assert (await store_user.record(again.id)).as_claimed().uncharged == (ACME,)
+
     async def test_a_retry_that_is_free_of_all_its_limits_is_charged_for_nothing(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:
@@ -429,7 +439,7 @@ class TermsConformance(Conformance):
             await store_user.retry_later(job, 1)
             clock.advance(1)
             job = await store_user.take_one()
-            assert (job.buckets, job.gated) == ((), False)
+            assert (job.buckets, job.uncharged) == ((), (ACME,))
         await store_user.succeed(job)
         assert len(await store_user.storage.starts("api", "acme", 0)) == 1
         (other,) = await store_user.add(buckets=API)

@@ -401,8 +401,7 @@ class SnapshotClaim:
         if self._tx.has_one_writer:
             plan.ungated = [LaneVisit(row) for row in snapshot.open if row.queue in self._claim.free_slots]
             if plan.ungated:
-                free_slots = self._claim.free_slots.values()
-                await self._read_heads(plan.ungated, max(free.slots for free in free_slots))
+                await self._read_heads(plan.ungated, max(free.slots for free in self._claim.free_slots.values()))
             return {visit.row.queue: len(visit.heads) for visit in plan.ungated}
         for queue, seen in snapshot.ungated.items():
             for id, task in chain(seen.unknown, *seen.due_unknown):

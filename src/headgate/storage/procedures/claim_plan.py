@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
-from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, difference, mask_where, spread, union, without
+from headgate.jobs.bucket_mask import NO_BUCKETS, BucketMask, chosen, difference, mask_where, spread, union, without
 from headgate.jobs.job import BucketRef, CallShare, ClaimedJob, JobError, JobState, truncated_error
 from headgate.jobs.terms import mode_call_size, mode_discards
 from headgate.limits.concurrency import batches_of
@@ -576,8 +576,7 @@ class ClaimPlan:
         if behind is None or behind.opens_at is None:
             return None
         first = visit.heads[visit.taken]
-        opens_at = self._in_wall_time(behind.opens_at)
-        return Throttled(behind.ref, opens_at, visit.row.waiting - visit.removed, first.id)
+        return Throttled(behind.ref, self._in_wall_time(behind.opens_at), visit.row.waiting - visit.removed, first.id)
 
     def _needed_fetches(self) -> list[NeededFetch]:
         """Return the buckets that need starts from another store, each once."""
@@ -627,6 +626,7 @@ class ClaimPlan:
                 throttled_for(head.run_at, now, opened_at),
                 head.annotations,
                 head.unreadable,
+                uncharged=() if head.buckets is None else tuple(chosen(head.buckets, head.exempt)),
             )
             for head in visit.heads[: visit.taken]
         ]
@@ -649,6 +649,7 @@ def _with_call(job: ClaimedJob, view: LaneView, index: int, jobs: Sequence[Claim
         job,
         call=share,
         buckets=without(job.buckets, free),
+        uncharged=(*job.uncharged, *chosen(job.buckets, free)),
         costs=None if job.costs is None else without(job.costs, free),
         remote_charges=None if job.remote_charges is None else without(job.remote_charges, free),
     )

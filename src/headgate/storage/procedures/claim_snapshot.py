@@ -88,7 +88,7 @@ class LaneHead(msgspec.Struct):
     give_up_at: int | None
     annotations: dict[str, Annotation] | None
     buckets: tuple[BucketRef, ...] | None
-    """All buckets of the job, if it holds permits of some."""
+    """All buckets of the job, if its lane does not have all of them."""
     limit_set: str
     unreadable: str | None = None
     """The field that could not be read in its row, and why."""

@@ -616,7 +616,7 @@ LEFT JOIN (
 -- The columns of a job that a claim reads. SQLite stores values of any type in a column, so it reads the payload as text.
 job.id, job.lane, job.task, job.queue, $payload, job.rank, job.run_at, job.attempt, job.fence, job.lost,
 job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed, job.give_up_at,
-job.annotations, CASE WHEN job.held <> 0 THEN job.buckets END AS buckets, job.limit_set
+job.annotations, CASE WHEN (job.held | job.passed) <> 0 THEN job.buckets END AS buckets, job.limit_set
 
 -- part: not_locked [postgres]
 -- Whether a job is not one that this process has found locked, by lane, id and fence.
