@@ -318,7 +318,7 @@ def test_an_attempt_that_is_cancelled_while_a_resource_opens_does_not_close_it_f
 
 
 @pytest.mark.parametrize("is_user", [True, False])
-def test_a_thread_is_not_started_once_its_attempt_is_over(is_user: bool) -> None:
+def test_a_thread_is_not_started_once_its_attempt_is_over(is_user: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The fault: a resource that opened all the same started the handler of a job that was cancelled, or tried again.
 
     `asyncio.wait_for` of Python 3.11 drops a cancellation that comes as what it waits for ends.
@@ -348,8 +348,10 @@ def test_a_thread_is_not_started_once_its_attempt_is_over(is_user: bool) -> None
                 await job.result()
             await asyncio.sleep(5)
         assert happened == ["opened"]
+        gc.collect()
 
     run_virtual(main)
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_node_that_stops_while_a_resource_opens_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:

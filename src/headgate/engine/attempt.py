@@ -678,10 +678,13 @@ class RunningAttempt:
 
 
 async def _return_base_exceptions(using: Coroutine[Any, Any, str | None]) -> str | BaseException | None:
-    """Await `using`; return SystemExit and KeyboardInterrupt, which would end the program if a task raised them."""
+    """Await `using`; return SystemExit and KeyboardInterrupt, which would end the program if a task raised them.
+
+    Also _TooLate, which nobody awaits any more if the attempt is over.
+    """
     try:
         return await using
-    except (SystemExit, KeyboardInterrupt) as error:
+    except (SystemExit, KeyboardInterrupt, _TooLate) as error:
         return error
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import lru_cache
 from random import Random
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, cast
 from urllib.parse import parse_qsl, unquote, unquote_plus, urlsplit
 
 import asyncpg
@@ -357,11 +357,11 @@ class Database:
         if self.lent is not None:
             return
         settings = {} if self.is_pooled else {**SETTINGS, **self.bounds.of_session}
-        self._pool = await asyncpg.create_pool(  # type: ignore[call-overload]  # its stubs name all options of connect
+        self._pool = await asyncpg.create_pool(
             self.url,
             min_size=0,
             max_size=self._size,
-            connect=connect,
+            connect=cast(Any, connect),  # the stubs name all of its options
             connection_class=_Connection,
             init=self._connected,
             statement_cache_size=0 if self.is_pooled else 300,
