@@ -155,7 +155,7 @@ class History:
             for ending, was_written in zip(arguments[1], result, strict=True):
                 if was_written and (charged_at := self._charged_at.pop((ending.id, ending.fence), None)) is not None:
                     for each in ending.corrections:
-                        self.amend(Amendment(each.ref, charged_at, each.cost, charged_at, each.actual))
+                        self._correct(each.ref, charged_at, each.cost, each.actual)
         elif verb == "amend":
             for amendment in arguments[0]:
                 self.amend(amendment)
@@ -169,8 +169,11 @@ class History:
         at = self.moved.get((amendment.ref, amendment.charged_at), amendment.charged_at)
         if amendment.started_at != amendment.charged_at:
             self.moved[amendment.ref, amendment.started_at] = at
-        charges = self.charges[amendment.ref]
-        if amendment.actual != amendment.cost and (at, amendment.cost) in charges:
-            charges.remove((at, amendment.cost))
-            if amendment.actual:
-                insort(charges, (at, amendment.actual))
+        self._correct(amendment.ref, at, amendment.cost, amendment.actual)
+
+    def _correct(self, ref: BucketRef, at: int, cost: int, actual: int) -> None:
+        charges = self.charges[ref]
+        if actual != cost and (at, cost) in charges:
+            charges.remove((at, cost))
+            if actual:
+                insort(charges, (at, actual))
