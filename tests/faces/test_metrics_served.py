@@ -114,6 +114,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Metric], str
                 r'headgate_fenced_writes_total\{task="rare"\} 1.0',
                 r'headgate_limit_decisions_total\{decision="rejected",limit="now"\} 1.0',
                 r'headgate_top_key_waiting\{key="ada@example.com",limit="mails"\} 2.0',
+                r'headgate_queue_depth\{queue="default",state="waiting"\} 3.0',
                 r"headgate_event_loop_lag_seconds ",
             )
             worker.send_signal(signal.SIGTERM)

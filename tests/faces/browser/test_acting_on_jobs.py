@@ -190,6 +190,7 @@ async def test_a_form_stays_open_while_it_is_sent(browser: Browser, shop: Shop) 
         # Nothing is sent now.
         await visit.go("jobs?task=send_mail")
         await visit.press("Enqueue")
+        await expect(dialog).to_be_visible()
         await page.keyboard.press("Escape")
         await expect(dialog).to_have_count(0)
 
