@@ -29,28 +29,24 @@ class Batcher(Generic[W]):
         self._commit = commit
         self._most = most
         self._pending: list[Waiting[W]] = []
-        self._is_idle = True
-        self._committing: asyncio.Future[Sequence[Any]] | None = None
-
-    @property
-    def is_idle(self) -> bool:
+        self.is_idle = True
         """Whether no write is being committed or waits for a commit."""
-        return self._is_idle
+        self._committing: asyncio.Future[Sequence[Any]] | None = None
 
     def write(self, write: W) -> asyncio.Future[Any]:
         """Return the result after the commit of this write. Cancelling the caller does not undo the write."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
         self._pending.append((write, done))
-        if self._is_idle:
-            self._is_idle = False
+        if self.is_idle:
+            self.is_idle = False
             # In the next step of the loop, so that what is written in this one shares the commit.
             loop.call_soon(self._commit_next)
         return done
 
     async def drain(self) -> None:
         """Return when no write is being committed or waits for a commit."""
-        while not self._is_idle:
+        while not self.is_idle:
             self._commit_next()
             if self._committing is not None:
                 await asyncio.wait([self._committing])
@@ -60,7 +56,7 @@ class Batcher(Generic[W]):
         if self._committing is not None:
             return
         group, self._pending = self._pending[: self._most], self._pending[self._most :]
-        self._is_idle = not group
+        self.is_idle = not group
         if not group:
             return
         committing = self._commit([write for write, _ in group])

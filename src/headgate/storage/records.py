@@ -85,10 +85,6 @@ class Claim(msgspec.Struct, frozen=True):
             else self.limit_sets.startable(self.free_slots, newest)
         )
 
-    def has_other_limit_set(self, task: str, queue: str, newest: Mapping[str, str]) -> bool:
-        """Whether a job that must not start here has a task and limit set of this node but carries another one."""
-        return self.limit_sets is not None and task in self.tasks and self.limit_sets.is_newest(task, queue, newest)
-
 
 class Throttled(msgspec.Struct, frozen=True):
     """A lane met a closed bucket: which, until when (None: until a permit is returned), and how many jobs wait.

@@ -175,7 +175,7 @@ class ClaimPlan:
         """Note a job that must not start here: its task is unknown, or it was enqueued under another limit set."""
         if task not in self.claim.tasks:
             self.unknown.add(task)
-        elif self.claim.has_other_limit_set(task, queue, self.newest):
+        elif self.claim.limit_sets is not None and self.claim.limit_sets.is_newest(task, queue, self.newest):
             self.limit_set_mismatches.add(id)
 
     def has_unknown(self, heads: Iterable[LaneHead]) -> bool:

@@ -203,7 +203,7 @@ async def placements_of(tx: Transaction, jobs: Sequence[NewJob], batches: Sequen
     """
     own = {job.id for job in jobs} | {batch.id for batch in batches}
     leaders = sorted(leaders_of(jobs, batches) - own)
-    ends = await _locked_ends(tx, leaders) if leaders else {}
+    ends = await locked_ends(tx, leaders) if leaders else {}
     not_succeeded = sorted(id for id, end in ends.items() if end is not None and end.is_failure)
     ended = _Ends(batches, ends, await _causes(tx, not_succeeded))
     joined = {leader: batch.id for batch in batches for leader in batch.leaders}
@@ -513,15 +513,9 @@ async def cancel_blocked(tx: Transaction, job_ids: Sequence[str], audit_records:
     return sorted(ids)
 
 
-async def lock_leader(tx: Transaction, leader: str | None) -> None:
-    """Lock the leader of a job before the job is locked."""
-    if leader is not None:
-        await _locked_ends(tx, [leader])
-
-
 async def is_held_back(tx: Transaction, job_id: str, leader: str | None, on: str | None) -> bool:
     """Whether a follower that is retried has to wait for its leader, which gets locked. Raises LeaderNotRetried."""
-    ends = {} if leader is None else await _locked_ends(tx, [leader])
+    ends = {} if leader is None else await locked_ends(tx, [leader])
     if leader is None or leader not in ends:
         return False
     ended = ends[leader]
@@ -566,7 +560,7 @@ async def _uncount(tx: Transaction, back: Sequence[EndedJob], followed: Sequence
     return [batch.ended for batch in before if batch.ended is not None]
 
 
-async def _locked_ends(tx: Transaction, leaders: Sequence[str]) -> dict[str, JobState | None]:
+async def locked_ends(tx: Transaction, leaders: Sequence[str]) -> dict[str, JobState | None]:
     """Return the final states of leaders, locked so that they stay so; leaders that are not stored are left out."""
     ends: dict[str, JobState | None] = {}
     for job in await tx.fetch(_LEADERS, "states_of_leaders", ids=leaders):

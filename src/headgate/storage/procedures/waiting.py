@@ -366,7 +366,8 @@ async def _locked(tx: Transaction, job_id: str, *, is_retried: bool = False, wai
         rows = await tx.fetch(LOCKED_JOBS, "find_job", id=job_id)
         if not rows:
             return None
-        await following.lock_leader(tx, rows[0].follows)
+        if rows[0].follows is not None:
+            await following.locked_ends(tx, [rows[0].follows])
     rows = await tx.fetch(LOCKED_JOBS, "lock_job" if waits else "lock_job_if_free", id=job_id)
     if not rows:
         return None

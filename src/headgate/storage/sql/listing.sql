@@ -99,9 +99,6 @@ SELECT lane.id FROM headgate.bucket @looked_up(lane, behind = bucket.id) WHERE b
 -- part: its_jobs(which)
 @looked_up(job, lane = line.id AND waiting AND $which)
 
--- part: its_job
-@looked_up(job, job.id = job_tag.job)
-
 -- part: place_of_tagged [postgres]
 job_tag.job
 
@@ -190,7 +187,7 @@ headgate.job WHERE true
 headgate.job WHERE failed_at IS NOT NULL
 
 -- part: tagged
-headgate.job_tag @its_job WHERE job_tag.tag = :tag
+headgate.job_tag @looked_up(job, job.id = job_tag.job) WHERE job_tag.tag = :tag
 
 -- part: page(jobs, id, order)
 SELECT @job_record
