@@ -199,6 +199,31 @@ async def test_lanes_behind_a_shared_bucket_cost_what_it_releases(tmp_path: Path
     assert_alike(few, many)
 
 
+async def with_two_tenants_behind_a_bucket(path: Path, tenants: int) -> dict[str, int]:
+    """The steps of a claim of jobs that a limit releases, of two tenants, in a queue that so many others have used."""
+    clock = ManualClock()
+    limit = PREFIX + DEFAULT_QUEUE
+    rules: dict[str, AnyRule] = {limit: FairOrder("{tenant}", {}).rule, "shared": RULES["shared"]}
+    async with open_store(path, clock, synchronous="OFF") as storage:
+        keys = [f"{tenant}{BETWEEN_LEVELS}user" for tenant in range(tenants)]
+        await add(storage, (new_job((limit, key), now=clock.now()) for key in keys))
+        await settle(storage, claim_for(rules, slots=1000))
+        late = [f"late {tenant}{BETWEEN_LEVELS}user" for tenant in range(2)]
+        await add(storage, (new_job(("shared", ""), (limit, key), now=clock.now()) for key in late for _ in range(3)))
+        await settle(storage, claim_for(rules))
+        clock.advance(11)
+        steps, claimed = await Meter(storage).claim(claim_for(rules))
+        assert len(claimed.jobs) == 2
+        return {"opened": steps}
+
+
+async def test_tenants_that_wait_for_nothing_cost_those_behind_a_bucket_nothing(tmp_path: Path) -> None:
+    """The fault: for two tenants behind a shared limit, each claim looked at all tenants of the queue."""
+    few = await with_two_tenants_behind_a_bucket(tmp_path / "few.db", 20)
+    many = await with_two_tenants_behind_a_bucket(tmp_path / "many.db", 2_000)
+    assert_alike(few, many)
+
+
 async def with_scheduled_jobs(path: Path, jobs: int) -> dict[str, int]:
     clock = ManualClock()
     async with open_store(path, clock, synchronous="OFF") as storage:

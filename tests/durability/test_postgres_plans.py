@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from headgate.jobs.query import JobFilter
 from headgate.jobs.report import PLACES, AttemptReport, LogLine
 from headgate.limits.fair import PREFIX, FairOrder
 from headgate.limits.key import BETWEEN_LEVELS
+from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.dialect import CompiledStatement, statements_of
 from headgate.storage.postgres.storage import PostgresStorage
@@ -70,8 +71,8 @@ class StoreUser:
         job = {"task": "send", "queue": "mail", "payload": PAYLOAD, "priority": 0, "delayed": False}
         return NewJob(**{"id": self._ids.next(now), "run_at": now, "enqueued_at": now, **job, **values})
 
-    async def claim(self) -> list[Any]:
-        claimed = await self.storage.claim(Claim("n", {"mail": FreeSlots(50)}, RULES, TASKS))
+    async def claim(self, rules: Mapping[str, AnyRule] = RULES) -> list[Any]:
+        claimed = await self.storage.claim(Claim("n", {"mail": FreeSlots(50)}, rules, TASKS))
         return list(claimed.jobs)
 
     def ran(self) -> list[StatementRun]:
@@ -194,6 +195,41 @@ async def test_a_claim_reads_no_keys_but_its_own(tmp_path: Path) -> None:
     assert {"lock_for_claim", "lock_lanes", "heads", "write_claim"} <= statements(ran)
     for each in ran:
         assert each.discarded <= 100, f"{each.statement} reads {each.discarded} rows in vain\n{each.text}"
+
+
+async def test_a_claim_reads_no_tenants_but_those_that_its_limit_releases(tmp_path: Path) -> None:
+    """The fault: for two tenants behind a shared limit, each claim looked at all tenants of the queue."""
+    fair = PREFIX + "mail"
+    rules = {fair: FairOrder("{tenant}", {}).rule, "shared": RateLimit(200, per=1, burst=1).rule}
+
+    def keyed(tenant: object) -> BucketRef:
+        return BucketRef(fair, f"{tenant}{BETWEEN_LEVELS}user")
+
+    with server_in(tmp_path, *EXPLAINING, "autovacuum=off") as server:
+        storage = PostgresStorage(server.url, SystemClock())
+        await storage.open()
+        await storage.join("n", "node")
+        store_user = StoreUser(server.url, storage, Plans(tmp_path / "postgres.log"))
+        await storage.add([store_user.new(buckets=(keyed(number),)) for number in range(1_000)])
+        while await store_user.claim(rules):
+            pass
+        late = [
+            store_user.new(buckets=(BucketRef("shared", ""), keyed(name))) for name in ("x", "y") for _ in range(100)
+        ]
+        await storage.add(late)
+        ran: list[StatementRun] = []
+        for analyzed in (False, True):
+            if analyzed:
+                await ask(server.url, "VACUUM ANALYZE")
+            store_user.ran()
+            for _ in range(20):
+                await store_user.claim(rules)
+            found = [each for each in store_user.ran() if each.statement == "behind"]
+            assert len(found) > 5
+            ran += found
+        await storage.close()
+    for each in ran:
+        assert each.pages < 150, f"{each.statement} looks at {each.pages} pages\n{each.text}"
 
 
 EVERY_JOB = frozenset({

@@ -154,6 +154,23 @@ class TwoLevelFairQueuesConformance(Conformance):
         assert abs(found["c"] - 20) <= 3
         assert await storage.check() == []
 
+    async def test_a_shared_rate_is_divided_among_more_tenants_than_are_looked_up_one_by_one(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        store_user.rules = {**turns(), "partner": rate(10, per=1, burst=10)}
+        names = [f"{number:03}" for number in range(130)]
+        key = [f"{name}{BETWEEN_LEVELS}only" for name in names]
+        await store_user.storage.add([
+            store_user.new(buckets=[("partner", ""), (ORDER, each)]) for each in key for _ in range(3)
+        ])  # fmt: skip
+        found: Counter[str] = Counter()
+        for _ in range(26):
+            jobs = await store_user.take(10)
+            found.update(levels_of(key_of(job))[0] for job in jobs)
+            await store_user.succeed(*jobs)
+            clock.advance(1)
+        assert found == dict.fromkeys(names, 2)
+
     async def test_a_tenant_whose_jobs_are_cancelled_leaves_the_line(
         self, storage: Store, store_user: StoreUser
     ) -> None:

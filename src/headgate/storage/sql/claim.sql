@@ -432,21 +432,37 @@ SELECT
         )
     ) AS next_wake
 
--- part: groups_behind(queue)
--- The first groups of a queue with lanes behind a bucket, if there are several: the order of lanes is that of one group.
-SELECT id, row_number() OVER (ORDER BY virtual_time, id) AS number
-FROM (
-    SELECT 1
-    WHERE (SELECT min(group_id) FROM headgate.lane WHERE behind = granting.bucket AND group_id IS NOT NULL)
-        < (SELECT max(group_id) FROM headgate.lane WHERE behind = granting.bucket AND group_id IS NOT NULL)
-) AS several
-CROSS JOIN headgate.turn_group
-WHERE turn_group.queue = $queue AND EXISTS (
+-- part: group_behind(which)
+(SELECT $which(group_id) FROM headgate.lane WHERE behind = granting.bucket AND group_id IS NOT NULL)
+
+-- part: has_lanes_behind(queue)
+turn_group.queue = $queue AND EXISTS (
     SELECT 1 FROM headgate.lane
     WHERE behind = granting.bucket AND lane.group_id = turn_group.id AND (NOT :known_only::boolean OR (@lane_is_known))
     {no join}
 )
-ORDER BY virtual_time, id
+
+-- part: groups_behind(queue)
+-- The first groups of a queue with lanes behind a bucket, if there are several: the order of lanes is that of one group. If
+-- there are up to 100, they are found by their lanes: in the order of turns, all others of the queue may be before them.
+WITH RECURSIVE known (id, number) AS (
+    SELECT @group_behind(min), 1 WHERE @group_behind(min) < @group_behind(max)
+    UNION ALL
+    SELECT (SELECT min(group_id) FROM headgate.lane WHERE behind = granting.bucket AND group_id > known.id), number + 1
+    FROM known
+    WHERE id IS NOT NULL AND number <= 100
+),
+candidate AS (
+    SELECT id FROM known
+    UNION
+    SELECT id FROM (SELECT turn_group.id FROM known @looked_up(
+        turn_group, number > 100 AND known.id IS NOT NULL AND @has_lanes_behind($queue) ORDER BY virtual_time LIMIT :most::integer
+    )) AS first
+)
+SELECT turn_group.id, row_number() OVER (ORDER BY virtual_time, turn_group.id) AS number
+FROM candidate @looked_up(turn_group, turn_group.id = candidate.id)
+WHERE @has_lanes_behind($queue)
+ORDER BY virtual_time, turn_group.id
 LIMIT :most::integer
 
 -- name: behind [postgres]
