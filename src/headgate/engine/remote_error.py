@@ -15,18 +15,22 @@ LONGEST_ATTRIBUTE = 2048
 """Characters of an attribute of an error that the node gets."""
 
 
-def describe_class(error: BaseException, depth: int = 5) -> ErrorClass:
+def describe_class(error: BaseException, depth: int = 5, sent: set[int] | None = None) -> ErrorClass:
     """Return what crosses to the node of an error, and of its members and what caused it, as deep as `depth`."""
     kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    sent = set() if sent is None else sent
+    if isinstance(error, BaseExceptionGroup):
+        # It is sent as the cause of no other one: members that were raised again while it was handled lead back to it.
+        sent.add(id(error))
     # Filters check each member of a group; a group that is too large or too deep is sent in part.
     members = error.exceptions[:100] if isinstance(error, BaseExceptionGroup) and depth > 0 else ()
     causes = (error.__cause__, error.__context__ if error.__cause__ is None else None) if depth > 0 else ()
     return ErrorClass(
-        tuple(f"{_module(kind)}:{kind.__qualname__}" for kind in kinds),
+        tuple(f"{kind.__module__}:{kind.__qualname__}".replace("__mp_main__:", "__main__:") for kind in kinds),
         truncated_error(error).message,
-        tuple(describe_class(member, depth - 1) for member in members),
+        tuple(describe_class(member, depth - 1, sent) for member in members),
         _attributes(error),
-        *(None if cause is None else describe_class(cause, depth - 1) for cause in causes),
+        *(None if cause is None or id(cause) in sent else describe_class(cause, depth - 1, sent) for cause in causes),
     )
 
 
@@ -100,7 +104,3 @@ def _class_here(kind: str) -> type[BaseException] | None:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
-
-
-def _module(kind: type) -> str:
-    return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__

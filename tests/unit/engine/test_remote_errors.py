@@ -113,3 +113,25 @@ def test_an_error_that_caused_itself_crosses() -> None:
     error.__cause__ = LookupError("other")
     error.__cause__.__cause__ = error
     assert isinstance(crossed(error).__cause__, LookupError)
+
+
+def test_members_that_were_raised_again_while_their_group_was_handled_cross_once() -> None:
+    """The fault: each crossed with all of them: a group of 30 stopped the event loop of the node for 3 s."""
+    group = ExceptionGroup("all", [ValueError(str(number)) for number in range(100)])
+    for member in group.exceptions:
+        member.__context__ = group
+    assert len(msgspec.json.encode(describe_class(group))) < 20_000
+    assert len(msgspec.json.encode(describe_class(ExceptionGroup("again", group.exceptions)))) < 40_000
+    found = crossed(group.exceptions[0]).__context__
+    assert isinstance(found, ExceptionGroup)
+    assert [str(each) for each in found.exceptions] == [str(number) for number in range(100)]
+
+
+def test_members_of_a_group_keep_what_caused_several_of_them() -> None:
+    refused = ssl.SSLCertVerificationError("self-signed")
+    members = [ConnectionError("a"), ConnectionError("b")]
+    for member in members:
+        member.__cause__ = refused
+    found = crossed(ExceptionGroup("some", members))
+    assert isinstance(found, ExceptionGroup)
+    assert [RetryPolicy.NETWORK.matches(each) for each in found.exceptions] == [False, False]
