@@ -570,6 +570,43 @@ def test_a_series_faster_than_its_limit_is_reported_and_does_not_pile_up() -> No
     run_virtual(main)
 
 
+def test_few_runs_of_a_schedule_that_is_much_slower_than_its_limit_are_computed() -> None:
+    """The fault: a thousand were computed for each, so a worker that declares 10,000 schedules began minutes late."""
+
+    class Periodic:
+        def __init__(self, period: int) -> None:
+            self.period = period
+            self.asked = 0
+
+        def next_after(self, instant: int) -> int:
+            self.asked += 1
+            return (instant // self.period + 1) * self.period
+
+        def latest_at_or_before(self, instant: int) -> int:
+            return instant // self.period * self.period
+
+        def describe(self) -> str:
+            return f"each {self.period}"
+
+    async def main(clock: VirtualClock) -> None:
+        app, received = Headgate("memory://", clock=clock), list[Event]()
+        app.subscribe(received.append, ScheduleTooFast)
+        slow, fast = Periodic(3600 * SECOND), Periodic(30 * SECOND)
+
+        # Fifty starts are no more than its burst, a thousand are.
+        @app.task(limits=[RateLimit("1/m", burst=100), Mutex("one")])
+        async def pull() -> None: ...
+
+        app.schedule(slow, name="slow")(pull)
+        app.schedule(fast, name="fast")(pull)
+        async with app:
+            await asyncio.sleep(1)
+        assert [event.schedule for event in received] == ["fast"]  # type: ignore[attr-defined]
+        assert (slow.asked < 100, fast.asked > 1000) == (True, True)
+
+    run_virtual(main)
+
+
 def test_a_schedule_whose_holidays_are_known_for_a_day_runs_until_then() -> None:
     """The fault: a thousand occurrences were compared with the limit, and an error in one of them stopped them all."""
 

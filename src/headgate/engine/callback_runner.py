@@ -89,8 +89,7 @@ class CallbackRunner:
             try:
                 record = await self._storage.job(job_id)
             except StorageUnavailable as error:
-                doing = f"run job {job_id} for its on_error"
-                publish_storage_failure(self._bus, self._clock, doing, error)
+                publish_storage_failure(self._bus, self._clock, f"run job {job_id} for its on_error", error)
                 continue
             task = None if record is None else self._registry.find(record.task)
             if record is None or task is None or record.state is not JobState.FAILED or record.error is None:

@@ -342,11 +342,12 @@ class Declarer(WithServices):
                 self._known[declared.spec.name] = declared
                 self._forget(declared.spec.name)
             for name in (declared.spec.name, *self._registry.older_names(declared)):
-                signatures[_limit_set_key(name)] = self._signature(declared)
+                # It cannot be the subject of a task, whose name has no space.
+                signatures[f"schedule {name}"] = self._signature(declared)
         newest = await self._storage.note_limit_sets(signatures) if signatures else {}
         for declared in schedules:
             name = declared.spec.name
-            if _limit_set_key(name) not in newest:
+            if f"schedule {name}" not in newest:
                 self._forget(name)
                 if name not in self._superseded:
                     self._superseded.add(name)
@@ -405,8 +406,3 @@ class Declarer(WithServices):
             self._settled.add(spec.name)
         self.stored.add(spec.name)
         self._superseded.discard(spec.name)
-
-
-def _limit_set_key(name: str) -> str:
-    """Return the key of a schedule among the limit sets; it cannot be a task's, whose name has no space."""
-    return f"schedule {name}"

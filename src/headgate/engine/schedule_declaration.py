@@ -162,19 +162,22 @@ def slower_limit(
     trigger: Trigger, now: int, buckets: Iterable[tuple[str, int]], rules: Mapping[str, AnyRule]
 ) -> str | None:
     """Return the first limit of `buckets` (limits with costs) that a schedule is faster than; None without one."""
+    rates = [(name, cost, rules[name]) for name, cost in buckets if name in rules and not rules[name].holds_permits]
     instants: list[int] = []
-    with suppress(*USER_CODE_ERRORS):  # of a custom trigger, which may not know so many occurrences ahead
-        while len(instants) < SAMPLES[-1]:
-            if (instant := trigger.next_after(instants[-1] if instants else now)) is None:
-                break
-            instants.append(instant)
-    for limit, cost in buckets:
-        rule = rules.get(limit)
-        if rule is None or rule.holds_permits:
-            continue
-        for count in SAMPLES:
-            if len(instants) >= count and rule.bound(instants[count - 1] - instants[0] + SECOND) < count * cost:
-                return limit
+    for count in SAMPLES:
+        with suppress(*USER_CODE_ERRORS):  # of a custom trigger, which may not know so many occurrences ahead
+            while rates and len(instants) < count:
+                if (instant := trigger.next_after(instants[-1] if instants else now)) is None:
+                    break
+                instants.append(instant)
+        if len(instants) < count:
+            break
+        span = instants[-1] - instants[0] + SECOND
+        for name, cost, rule in rates:
+            if rule.bound(span) < count * cost:
+                return name
+        # What allows all samples in this time does so in a longer one: of a rare schedule, few are computed.
+        rates = [each for each in rates if each[2].bound(span) < SAMPLES[-1] * each[1]]
     return None
 
 
@@ -184,8 +187,6 @@ def warn_if_too_fast(record: ScheduleRecord, trigger: Trigger, registry: Registr
     costs: Counter[BucketRef] = Counter()
     for job in occurrence(record, registry, lambda *, is_batch: "", occurs_at=now, now=now).jobs:
         costs.update(dict(zip(job.buckets, job.costs or (1,) * len(job.buckets), strict=True)))
-    if not costs:
-        return
     buckets = [(ref.limit, cost) for ref, cost in costs.items()]
     limit = slower_limit(counted_from(trigger, now), now, buckets, registry.rules)
     if limit is not None:
