@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -23,9 +23,9 @@ from headgate import (
     current_job,
     result_of,
 )
-from headgate.clock import to_datetime
+from headgate.clock import SECOND, to_datetime
 from headgate.jobs.event import Event, ScheduleFailed, ScheduleTooFast
-from headgate.schedules.schedule import MAX_PER_COMMIT
+from headgate.schedules.schedule import MAX_PER_COMMIT, ScheduleRules, ready_at
 from headgate.storage.records import Fired
 from headgate.storage.store import Store
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
@@ -112,6 +112,61 @@ def test_occurrences_of_a_chain_are_skipped_or_wait_until_the_whole_chain_before
             await asyncio.sleep(1200)
             assert (await own.app.admin.schedules.status("skips")).state == "finished"
         assert sorted(own.ran) == ["one"] * 4 + ["two"] * 4
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda: [batch([])],
+        lambda: [batch([]), batch([batch([])])],
+        lambda: [batch([batch([]), batch([])])],
+    ],
+)
+def test_a_job_after_an_empty_batch_with_which_a_plan_begins_waits_for_the_run_before(
+    begin: Callable[[], list[Any]],
+) -> None:
+    """The fault: it followed the empty batch only, so two runs went on at the same time."""
+
+    async def main(clock: VirtualClock) -> None:
+        own = Recorded(clock)
+        plan = chain(*begin(), own.work.call("one", 700), own.work.call("two"))
+        own.app.schedule(Every(minutes=10), plan, name="queue", overlap="queue", max_runs=2)
+        async with own.app:
+            await asyncio.sleep(1210)
+            assert own.ran == ["one"]
+            await asyncio.sleep(100)
+            assert own.ran == ["one", "two", "one"]
+
+    run_virtual(main)
+
+
+def test_jitter_and_end_apply_to_a_job_after_empty_batches_and_later_jobs_expire_after_the_jitter() -> None:
+    """The fault: it started at the exact occurrence, and also after the end; the job after it expired before that."""
+
+    async def main(clock: VirtualClock) -> None:
+        own, until = Recorded(clock), START + 900 * SECOND
+        nobody, no_one = batch([]), batch([])
+        first = own.work.call("first").after(nobody, no_one)
+        never = own.work.call("never").after(nobody, on="failure")
+        later = own.add_up.using(expires_in=1).call(result_of(nobody), "none").after(first)
+        plan = batch([nobody, no_one, first, never, later])
+        own.app.schedule(Every(minutes=10), plan, name="late", jitter=300, until=to_datetime(until))
+        ready = ready_at("late", ScheduleRules("", until=until, jitter=300 * SECOND), START + 600 * SECOND)
+        assert ready > START + 602 * SECOND
+        async with own.app:
+            await asyncio.sleep(601)
+            jobs = [(await own.app.admin.job(job.id)).record for job in await own.app.admin.jobs()]
+            assert {(job.task, str(job.state), job.expires_at) for job in jobs} == {
+                ("work", "waiting", until),
+                ("work", "skipped", None),
+                ("add_up", "waiting", ready + SECOND),
+            }
+            assert {job.run_at for job in jobs if job.task == "work" and job.state is JobState.WAITING} == {ready}
+            assert own.ran == []
+            await asyncio.sleep(300)
+            assert own.ran == ["first", "add_up"]
 
     run_virtual(main)
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from headgate.errors import USER_CODE_ERRORS
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob, Origin, truncated_error
-from headgate.jobs.scheduled import ScheduledCall
+from headgate.jobs.scheduled import ScheduledCall, ScheduledGraph
 from headgate.jobs.terms import LimitTerms
 from headgate.schedules.schedule import ready_at
 from headgate.storage.records import ScheduleRecord
@@ -47,25 +47,18 @@ def occurrence(
     graph = record.call.graph
     if graph is None:
         id = new_id(is_batch=False)
-        job = _job(record, record.call, registry, id, origin, now=now, run_at=ready, until=record.rules.until)
+        job = _job(record, record.call, registry, id, origin, now=now, ready=ready)
         return Occurrence(id, id, [job])
-    kinds = dict.fromkeys([step.id for step in graph.steps], False) | dict.fromkeys(
-        [batch.id for batch in graph.batches], True
-    )
+    kinds = {step.id: False for step in graph.steps} | {batch.id: True for batch in graph.batches}
     ids = {number: new_id(is_batch=kinds[number]) for number in sorted(kinds, key=int)}
+    ended = _ended_at_once(graph)
     jobs: list[NewJob] = []
     for step in graph.steps:
-        is_first = step.origin.follows is None
-        own = _with_ids(step.origin, ids)
-        place = replace(own, schedule=record.name, occurs_at=occurs_at)
-        if is_first:
+        is_first = step.origin.follows in ended and step.origin.on != "failure"
+        place = replace(_with_ids(step.origin, ids), schedule=record.name, occurs_at=occurs_at)
+        if is_first and follows is not None:
             place = replace(place, follows=follows, on="final")
-        jobs.append(
-            _job(
-                record, step.call, registry, ids[step.id], place, now=now, run_at=ready if is_first else now,
-                until=record.rules.until if is_first else None,
-            )
-        )  # fmt: skip
+        jobs.append(_job(record, step.call, registry, ids[step.id], place, now=now, ready=ready, is_first=is_first))
     batches = [
         NewBatch(
             ids[each.id], each.total, now, None if each.batch is None else ids[each.batch],
@@ -75,6 +68,16 @@ def occurrence(
         for each in graph.batches
     ]  # fmt: skip
     return Occurrence(ids[graph.run], ids[graph.last], jobs, batches)
+
+
+def _ended_at_once(graph: ScheduledGraph) -> set[str | None]:
+    """Return what first jobs follow: nothing, or batches without a job in them and joins of these."""
+    used = {step.origin.batch for step in graph.steps}
+    for batch in reversed(graph.batches):  # each one is before those in it
+        if batch.id in used:
+            used.add(batch.batch)
+    empty = {None, *(batch.id for batch in graph.batches if not batch.leaders and batch.id not in used)}
+    return empty | {batch.id for batch in graph.batches if batch.leaders and empty.issuperset(batch.leaders)}
 
 
 def _with_ids(origin: Origin, ids: Mapping[str, str]) -> Origin:
@@ -94,8 +97,8 @@ def _job(
     origin: Origin,
     *,
     now: int,
-    run_at: int,
-    until: int | None,
+    ready: int,
+    is_first: bool = True,
 ) -> NewJob:
     task = registry.find(call.task)
     assert task is not None, f"schedule {record.name!r} is of a task that was not requested"
@@ -114,7 +117,8 @@ def _job(
             buckets, costs, terms = limit_set.ask(arguments, call.headers or {}, ignore_skip)
         except USER_CODE_ERRORS as error:  # including errors of the task's own key or cost
             rejection = truncated_error(error)
-    ends = [until, None if call.expires_in is None else run_at + call.expires_in]
+    run_at = ready if is_first else now
+    ends = [record.rules.until if is_first else None, None if call.expires_in is None else ready + call.expires_in]
     if record.call.graph is None:
         terms = (terms or LimitTerms()).skipping()
     return NewJob(
