@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from headgate import (
+    Chain,
     DeclarationError,
     Headgate,
     JobCancelled,
@@ -272,6 +273,32 @@ def test_the_rest_of_a_chain_can_be_cancelled() -> None:
                 await result_within(stored.jobs[1])
             states = [(await job.status()).state for job in stored.jobs]
             assert states == [JobState.SUCCEEDED, JobState.CANCELLED, JobState.CANCELLED]
+
+    run_virtual(main)
+
+
+def test_a_chain_is_cancelled_with_the_jobs_that_were_added_to_its_batches() -> None:
+    """The fault: these jobs ran on, and what was after them waited."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            inner = chain(work.call(), batch([work.call()]))
+            stored = await batch([work.call()]).then(chain(batch([inner, work.call()]), work.call())).enqueue()
+            (after,) = stored.then
+            assert isinstance(after, Chain)
+            batches = [each.id for each in await app.admin.batches() if each.id != stored.id]
+            assert len(batches) == 2
+            added = [job for id in batches for job in await app.batch(id).add([chain(work.call(), work.call())])]
+            beside = [*stored.jobs, *await stored.add([work.call()])]
+            assert await after.cancel() == 8
+            assert {(await job.status()).state for job in [*after.jobs, *added]} == {JobState.CANCELLED}
+            assert {(await job.status()).state for job in beside} == {JobState.WAITING}
+            assert await after.cancel() == 0
 
     run_virtual(main)
 

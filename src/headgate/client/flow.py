@@ -268,12 +268,7 @@ def _batch_handle(placed: PlacedStep, client: Client) -> Batch:
 
 def _chain_handle(placed: PlacedChain, client: Client) -> Chain[Any]:
     last: Placed = placed
-    while True:
-        if isinstance(last, PlacedChain):
-            last = last.last
-        elif len(last.then) == 1:
-            (last,) = last.then
-        else:
-            break
+    while isinstance(last, PlacedChain) or len(last.then) == 1:
+        last = last.last if isinstance(last, PlacedChain) else last.then[0]
     end = Job[Any](last.id, client) if last.jobs is None else _batch_handle(last, client)
-    return Chain([Job(id, client) for id in placed.jobs], end)
+    return Chain([Job(id, client) for id in placed.jobs], end, placed.batches)

@@ -51,9 +51,10 @@ class PlacedStep:
 
 @dataclass(frozen=True, slots=True)
 class PlacedChain:
-    """A chain that was added to a flow: all its jobs, those of batches in it included, and its last step."""
+    """A chain that was added to a flow: all its jobs, those of batches in it included, these batches, and its end."""
 
     jobs: Sequence[str]
+    batches: Sequence[str]
     last: Placed
 
     @property
@@ -113,12 +114,12 @@ class FlowBuilder:
         self, chain: ChainSteps, place: Following, plan: BatchSteps | None = None, batch: str | None = None
     ) -> PlacedChain:
         """Add the steps of a chain, the first after others, inside the batch with that id."""
-        first = len(self._calls)
+        first, outer = len(self._calls), len(self._batches)
         last: Placed
         for step in chain.steps:
             last = self.add(step, place, plan, batch)
             place = last.follow
-        return PlacedChain(self._jobs_since(first), last)
+        return PlacedChain(_since(self._calls, first), _since(self._batches, outer), last)
 
     def add_batch(
         self, plan: BatchSteps, place: Following, outer_plan: BatchSteps | None = None, outer: str | None = None
@@ -131,7 +132,7 @@ class FlowBuilder:
         first = len(self._calls)
         for step in plan.steps:
             self.add(step, place, plan, id)
-        jobs = self._jobs_since(first)
+        jobs = _since(self._calls, first)
         # Without a job in it, it has ended from the start.
         itself = Following((id,)) if jobs or not place.ids else place
         placed = PlacedStep(id, itself, jobs)
@@ -175,10 +176,6 @@ class FlowBuilder:
         is_in_order = not any(new.call.leaders or new.results for new in self._calls.values())
         ids = self.jobs if is_in_order else self._in_order(calls)
         return [calls[id] for id in ids], list(self._batches.values())
-
-    def _jobs_since(self, first: int) -> list[str]:
-        """Return the ids of the jobs added after the first ones; a batch may have many chains, each with a few."""
-        return list(islice(reversed(self._calls), len(self._calls) - first))[::-1]
 
     def _grow(self, batch: str | None) -> None:
         if batch is not None:
@@ -305,6 +302,11 @@ class FlowBuilder:
         if around[0] not in self._calls:
             names.append(names[0])
         return f"these calls wait for each other, each for the next: {', '.join(names)}; remove one from after()"
+
+
+def _since(added: dict[str, Any], first: int) -> list[str]:
+    """Return the ids that were added after the first ones; a batch may have many chains, each with a few."""
+    return list(islice(reversed(added), len(added) - first))[::-1]
 
 
 def _after(batch: PlacedStep, on: On) -> Following:

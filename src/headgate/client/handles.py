@@ -14,10 +14,12 @@ from headgate.client.portal import Blocking, Portal
 from headgate.clock import SECOND, Duration
 from headgate.errors import JobNotFound
 from headgate.foreign_words import RefusesAwait, RefusesForeignWords
+from headgate.jobs.query import JobQuery
 from headgate.tasks.status import BatchStatus, EnqueuePrediction, JobStatus, ScheduleStatus
 
 R_co = TypeVar("R_co", covariant=True)
 H_co = TypeVar("H_co", covariant=True)
+L_co = TypeVar("L_co", bound="Job[Any] | Batch | Chain[Any]", covariant=True)
 
 
 class Job(RefusesAwait, Generic[R_co]):
@@ -139,11 +141,12 @@ class Batch(RefusesAwait):
 class Chain(RefusesAwait, Generic[R_co]):
     """A stored chain: all its jobs in order, and the ways to follow and cancel it."""
 
-    __slots__ = ("jobs", "last")
+    __slots__ = ("_batches", "jobs", "last")
 
-    def __init__(self, jobs: Sequence[Job[Any]], last: Job[Any] | Batch) -> None:
+    def __init__(self, jobs: Sequence[Job[Any]], last: Job[Any] | Batch, batches: Sequence[str] = ()) -> None:
         self.jobs: tuple[Job[Any], ...] = tuple(jobs)
         self.last: Job[Any] | Batch = last
+        self._batches = batches
 
     async def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the last step and return its result; for a batch, those of its jobs.
@@ -159,12 +162,14 @@ class Chain(RefusesAwait, Generic[R_co]):
         return self.last.leader_id
 
     async def cancel(self) -> int:
-        """Cancel the jobs that are not final; return how many they were."""
+        """Cancel the jobs that are not final, those that were added to its batches included; return how many."""
         count = 0
         # From the end: a job released meanwhile has been cancelled by then.
         for job in reversed(self.jobs):
             with contextlib.suppress(JobNotFound):  # it was final, and has been pruned
                 count += await job.cancel()
+        for batch in self._batches:
+            count += (await self.last._client.admin.cancel_many(JobQuery(batch=batch), most=1_000_000)).changed
         return count
 
     def __repr__(self) -> str:
@@ -240,7 +245,18 @@ class _SyncHandle(Generic[H_co]):
         return hash(self._handle)
 
 
-class SyncJob(_SyncHandle[Job[R_co]], RefusesForeignWords, Generic[R_co]):
+class _SyncLeader(_SyncHandle[L_co], RefusesForeignWords, Generic[L_co]):
+    """Such a handle of what later calls can follow."""
+
+    __slots__ = ()
+
+    @property
+    def leader_id(self) -> str:
+        """The id that later calls follow."""
+        return self._handle.leader_id
+
+
+class SyncJob(_SyncLeader[Job[R_co]], Generic[R_co]):
     """A stored job, followed from code that cannot await."""
 
     __slots__ = ("id", "is_new", "prediction")
@@ -254,17 +270,12 @@ class SyncJob(_SyncHandle[Job[R_co]], RefusesForeignWords, Generic[R_co]):
         self.is_new: bool = job.is_new
         self.prediction: EnqueuePrediction | None = job.prediction
 
-    @property
-    def leader_id(self) -> str:
-        """Same as `Job.leader_id`."""
-        return self.id
-
     def result(self, timeout: Duration | None = None) -> R_co:
         """Same as `Job.result`; blocks this thread."""
         return self._portal.run(self._handle.result(timeout))
 
 
-class SyncBatch(_SyncHandle[Batch], RefusesForeignWords):
+class SyncBatch(_SyncLeader[Batch]):
     """A stored batch, followed from code that cannot await."""
 
     __slots__ = ("id", "jobs", "then")
@@ -282,17 +293,12 @@ class SyncBatch(_SyncHandle[Batch], RefusesForeignWords):
             _blocking(step, portal) for step in batch.then
         )
 
-    @property
-    def leader_id(self) -> str:
-        """Same as `Batch.leader_id`."""
-        return self.id
-
     def add(self, calls: Iterable[Step]) -> list[SyncJob[Any]]:
         """Same as `Batch.add`."""
         return [SyncJob(job, self._portal) for job in self._portal.run(self._handle.add(calls))]
 
 
-class SyncChain(_SyncHandle[Chain[R_co]], RefusesForeignWords, Generic[R_co]):
+class SyncChain(_SyncLeader[Chain[R_co]], Generic[R_co]):
     """A stored chain, followed from code that cannot await."""
 
     __slots__ = ("jobs", "last")
@@ -303,11 +309,6 @@ class SyncChain(_SyncHandle[Chain[R_co]], RefusesForeignWords, Generic[R_co]):
         super().__init__(chain, portal)
         self.jobs: tuple[SyncJob[Any], ...] = tuple(SyncJob(job, portal) for job in chain.jobs)
         self.last: SyncJob[Any] | SyncBatch | SyncChain[Any] = _blocking(chain.last, portal)
-
-    @property
-    def leader_id(self) -> str:
-        """Same as `Chain.leader_id`."""
-        return self._handle.leader_id
 
     def result(self, timeout: Duration | None = None) -> R_co:
         """Same as `Chain.result`; blocks this thread."""
