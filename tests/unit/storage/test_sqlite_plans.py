@@ -52,6 +52,14 @@ async def test_the_first_job_of_a_lane_is_found_by_an_index(tmp_path: Path) -> N
     assert not any(step.startswith("SCAN job") for step in steps)
 
 
+async def test_a_schedule_is_found_by_its_name(tmp_path: Path) -> None:
+    """The fault: it was found by reading all, so a worker that declares 10,000 read 100 million rows at its start."""
+    file = tmp_path / "jobs.db"
+    async with Headgate(f"sqlite:///{file}").open():
+        pass
+    assert plans(file)["schedule_named"] == {"SEARCH schedule USING INDEX sqlite_autoindex_schedule_1 (name=?)"}
+
+
 def plans(file: Path) -> dict[str, set[str]]:
     """The steps of the plan of each statement, as a new connection makes it."""
     found = {}

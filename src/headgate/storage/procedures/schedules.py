@@ -43,11 +43,9 @@ async def put_schedule(tx: Transaction, record: ScheduleRecord, *, replaces: int
     if replaces is None:
         await _announce_new(tx)
         return await tx.execute("add_schedule", **values) == 1
-    if tx.has_one_writer:
-        return await tx.execute("change_schedule", replaces=replaces, anew=anew, **values) == 1
-    if await tx.execute("change_schedule", replaces=replaces, anew=False, **values) != 1:
+    if await tx.execute("change_schedule", replaces=replaces, anew=anew and tx.has_one_writer, **values) != 1:
         return False
-    if anew:
+    if anew and not tx.has_one_writer:
         # Noted runs are from before: they are counted first, and reset with the others.
         await tx.execute("merge_schedule_notes", names=[record.name])
         await tx.execute("change_schedule", replaces=replaces + 1, anew=True, **values)
@@ -121,7 +119,9 @@ async def schedules(
     tx: Transaction, *, name: str | None = None, formerly: str | None = None, after: str = "", count: int = 1000
 ) -> Sequence[ScheduleRecord]:
     """Return schedules by name, beyond `after`: all, the one of that `name`, or those once named `formerly`."""
-    return await tx.fetch(_SCHEDULES, "schedules", name=name, formerly=formerly, after=after, count=count)
+    if name is not None:
+        return await tx.fetch(_SCHEDULES, "schedule_named", name=name)
+    return await tx.fetch(_SCHEDULES, "schedules", formerly=formerly, after=after, count=count)
 
 
 async def due_schedules(

@@ -14,11 +14,14 @@ last_job, paused_at, revision, is_declared, formerly, skipped, skipped_at, skips
 name, call, rules, json_array(started_at, next_at, last_at, runs, open) AS course, last_job, paused_at, revision,
 is_declared, formerly, skipped, skipped_at, skips
 
+-- name: schedule_named
+SELECT @schedule_columns FROM headgate.schedule WHERE name = :name
+
 -- name: schedules
--- Return a page of schedules by name: all, the one of that name, or those that had one before.
+-- Return a page of schedules by name: all, or those that had that name before.
 SELECT @schedule_columns
 FROM headgate.schedule
-WHERE name > :after AND (:name::text IS NULL OR name = :name) AND (:formerly::text IS NULL OR formerly = :formerly)
+WHERE name > :after AND (:formerly::text IS NULL OR formerly = :formerly)
 ORDER BY name
 LIMIT :count
 
