@@ -413,6 +413,33 @@ def test_an_overdue_schedule_with_an_undeclared_custom_trigger_is_reported_once(
     run_virtual(main)
 
 
+@pytest.mark.parametrize("lacks", ["task", "step", "trigger", None])
+def test_an_overdue_schedule_is_told_where_a_task_a_step_or_its_trigger_is_not_declared(lacks: str | None) -> None:
+    """The fault: `headgate status` told only of those whose first task is not declared."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        tens = Tens() if lacks == "trigger" else Every(minutes=10)
+        async with grown(store, clock, [], steps=2) if lacks == "step" else before(store, tens, clock=clock) as app:
+            await asyncio.sleep(10)
+            name = (await names(app))[0]
+        other = app_on(store, clock=clock)
+        known = {"task": "other", "step": "step_0"}.get(lacks or "", "invoice")
+
+        @other.task(name=known)
+        async def work() -> None: ...
+
+        async with other.open():
+            await asyncio.sleep(600)
+            assert await other.admin.schedules.overdue() == []
+            await asyncio.sleep(60)
+            overdue = await other.admin.schedules.overdue()
+            assert [each.name for each in overdue] == ([] if lacks is None else [name])
+            assert all("does not declare" in str(each.problem) for each in overdue)
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("lacks", ["task", "trigger"])
 def test_a_schedule_that_a_node_could_not_run_is_run_after_it_was_stored_anew(lacks: str) -> None:
     async def main(clock: VirtualClock) -> None:

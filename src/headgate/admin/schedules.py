@@ -79,6 +79,9 @@ SHOWN_IN_DAY = 40
 SHOWN_RUNS = 24
 """How many runs of a schedule are shown in the plan of a day: those of one every hour."""
 
+UNSERVED = "overdue: no worker enqueues its jobs"
+"""The problem of a schedule of which this app declares everything."""
+
 SCHEDULE_COLUMNS = (
     Column("name", "Schedule"),
     Column("task", "Task", only="cli"),
@@ -153,10 +156,9 @@ class SchedulesAdmin:
         return self._status(await self._record(name))
 
     async def overdue(self) -> Sequence[ScheduleStatus]:
-        """Return up to 100 schedules that were due more than a minute ago and whose task this app does not declare."""
-        before = self._storage.now() - LATE
-        found = await self._storage.overdue_schedules(self._registry.names, before=before)
-        return [self._status(record) for record in found]
+        """Return overdue schedules whose tasks or trigger this app does not declare, among the 100 due for longest."""
+        found = await self._storage.overdue_schedules(frozenset(), before=self._storage.now() - LATE)
+        return [each for each in map(self._status, found) if each.is_overdue and each.problem != UNSERVED]
 
     async def next_runs(self, name: str, count: int = 5) -> Sequence[datetime]:
         """Return when it is due next, if nothing changes; fewer if it ends before.
@@ -205,8 +207,6 @@ class SchedulesAdmin:
         ScheduleExists, UnknownTask, PayloadError, and DeclarationError for a trigger that cannot be stored.
         """
         spec = _storable_spec(name, trigger, options)
-        if name in self._registry.schedules or await self._storage.schedules(name=name):
-            raise ScheduleExists(f"there is a schedule {name!r} already; edit it, or choose another name")
         chosen = self._registry.with_options(
             declared_task(self._registry, task), {"queue": queue, "priority": priority}
         )
@@ -214,7 +214,7 @@ class SchedulesAdmin:
         now = self._storage.now()
         rules = rules_of(spec, now)
         record = ScheduleRecord(name, call, rules, first_progress(rules, counted_from(spec.trigger, now), now))
-        if not await self._storage.put_schedule(record, replaces=None):
+        if name in self._registry.schedules or not await self._storage.put_schedule(record, replaces=None):
             raise ScheduleExists(f"there is a schedule {name!r} already; edit it, or choose another name")
         await self._note("create", name, spec.trigger.describe())
         return await self.status(name)
@@ -549,7 +549,7 @@ class SchedulesAdmin:
             self._trigger(record)
         except HeadgateError:
             return "overdue: this app does not declare its trigger"
-        return "overdue: no worker enqueues its jobs"
+        return UNSERVED
 
 
 @contextmanager
