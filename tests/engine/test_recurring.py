@@ -191,6 +191,37 @@ def test_a_first_instant_that_has_passed_long_ago_was_missed(misfire: Any, occur
     run_virtual(main)
 
 
+@pytest.mark.parametrize(
+    ("misfire", "runs"), [("run_once", [9_600, 10_200]), ("skip", [10_200, 10_800]), ("run_all", [600, 1_200])]
+)
+def test_the_next_runs_of_an_overdue_schedule_are_those_that_will_run(misfire: Any, runs: list[int]) -> None:
+    """The fault: after an outage, the list, the plan of the day and the preview of an edit had runs of the past."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, seen = Headgate("memory://", clock=clock), list[datetime | None]()
+
+        @app.task
+        async def pull() -> None:
+            seen.append(current_job().occurs_at)
+
+        async with app.open():
+            schedule = await pull.schedule("acme", TEN_MINUTES, misfire=misfire).enqueue()
+            paused = await pull.schedule("paused", TEN_MINUTES, misfire=misfire).enqueue()
+            await paused.pause()
+            await asyncio.sleep(10_000)
+            expected = [at(run) for run in runs]
+            assert await schedule.next_runs(2) == expected
+            assert await app.admin.schedules.preview(None, name="acme", count=2) == expected
+            assert await app.admin.schedules.preview(None, name="paused", count=1) == [at(10_200)]
+            (planned,) = (await app.admin.schedules.day()).items
+            assert planned.runs[:2] == expected
+        async with app:
+            await asyncio.sleep(900)
+        assert seen[:2] == expected
+
+    run_virtual(main)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("lives_for", [5, 20, 290])
 def test_a_service_that_restarts_often_runs_a_schedule_at_the_first_instant_it_was_stored_with(lives_for: int) -> None:

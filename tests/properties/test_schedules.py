@@ -126,7 +126,7 @@ def test_no_more_than_max_runs_are_open(trigger: Trigger, waits: list[int], max_
             course = replace(course, open=course.open - 1, runs=course.runs + 1)
         if course.open:
             course = replace(course, open=course.open - 1)
-        assert len(upcoming(rules, trigger, course, 5)) <= max(0, max_runs - course.runs - course.open)
+        assert len(upcoming(rules, trigger, course, now, 5)) <= max(0, max_runs - course.runs - course.open)
 
 
 @pytest.mark.parametrize("overlap", ["skip", "queue", "allow"])

@@ -235,10 +235,7 @@ class SchedulesAdmin:
         if "first" in options:
             raise DeclarationError(f"schedule {name!r}: first= applies once, when the schedule is stored")
         while True:
-            record = await self._readable(name)
-            if record.is_declared or name in self._registry.schedules:
-                raise ScheduleDeclared(name)
-            now = self._storage.now()
+            record, now = await self._readable(name), self._storage.now()
             spec, rules, course = self._edited(record, trigger, options, now)
             call = record.call
             if payload is not None and call.graph is not None:
@@ -272,9 +269,9 @@ class SchedulesAdmin:
         now = self._storage.now()
         if name is not None:
             record = await self._readable(name)
-            if record.is_declared or name in self._registry.schedules:
-                raise ScheduleDeclared(name)
             spec, rules, course = self._edited(record, trigger, options, now)
+            if record.paused_at is not None:
+                course = resume(course, rules, counted_from(spec.trigger, course.started_at), now)
         elif trigger is None:
             raise DeclarationError("a schedule needs cron, every or calendar")
         else:
@@ -282,7 +279,7 @@ class SchedulesAdmin:
             rules = rules_of(spec, now)
             course = first_progress(rules, counted_from(spec.trigger, now), now)
         counted = counted_from(spec.trigger, course.started_at)
-        return [to_datetime(instant) for instant in upcoming(rules, counted, course, count)]
+        return [to_datetime(instant) for instant in upcoming(rules, counted, course, now, count)]
 
     async def day(self) -> DayPlan:
         """Return when active schedules are due in the next 24 hours, if nothing changes.
@@ -460,6 +457,8 @@ class SchedulesAdmin:
         self, record: ScheduleRecord, trigger: Trigger | None, options: ScheduleOptions, now: int
     ) -> tuple[ScheduleSpec, ScheduleRules, ScheduleProgress]:
         """Return the declaration of a stored schedule with these changes, its rules, and its progress under them."""
+        if record.is_declared or record.name in self._registry.schedules:
+            raise ScheduleDeclared(record.name)
         spec = _edited_spec(record, self._stored_trigger(record), trigger, options)
         rules = replace(rules_of(spec, now), first_at=record.rules.first_at)
         started = counted_from(spec.trigger, record.course.started_at)
@@ -486,7 +485,7 @@ class SchedulesAdmin:
     def _upcoming(self, record: ScheduleRecord, count: int) -> Sequence[int]:
         trigger = self._trigger(record)
         with _naming(record.name):
-            return upcoming(record.rules, trigger, record.course, count)
+            return upcoming(record.rules, trigger, record.course, self._storage.now(), count)
 
     def _status(self, record: ScheduleRecord) -> ScheduleStatus:
         course, rules = record.course, record.rules

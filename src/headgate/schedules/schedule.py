@@ -18,9 +18,6 @@ LATE = 60 * SECOND
 
 DAY = 86400 * SECOND
 
-FARTHEST_INSTANT = 1 << 62
-"""The bound of instants that fit a database."""
-
 MAX_PER_COMMIT = 1000
 """The most jobs that one commit enqueues for the schedules that are due, and the most occurrences of one of them.
 
@@ -237,12 +234,15 @@ def is_over(rules: ScheduleRules, progress: ScheduleProgress) -> bool:
     return progress.next_at is None or (rules.max_runs is not None and progress.runs >= rules.max_runs)
 
 
-def upcoming(rules: ScheduleRules, trigger: Trigger, progress: ScheduleProgress, count: int) -> list[int]:
-    """Return the next `count` instants at which it is due, unless limits or open jobs change that."""
+def upcoming(rules: ScheduleRules, trigger: Trigger, progress: ScheduleProgress, now: int, count: int) -> list[int]:
+    """Return the next `count` occurrences that run, unless limits or open jobs change that; missed ones run now."""
     found: list[int] = []
     instant = progress.next_at
     if rules.max_runs is not None:
         count = min(count, max(0, rules.max_runs - progress.runs - progress.open))
+    if instant is not None and instant <= now:
+        missed = due(rules, trigger, replace(progress, open=0), now, count)
+        found, instant = list(missed.occurrences), missed.next_at
     while instant is not None and len(found) < count:
         found.append(instant)
         instant = _before(_after(trigger, instant), rules.until)
@@ -294,7 +294,7 @@ def _after(trigger: Trigger, instant: int) -> int | None:
 def _latest(trigger: Trigger, instant: int) -> int | None:
     """Return the trigger's last instant until `instant`. Raises ValueError for an invalid result."""
     found = trigger.latest_at_or_before(instant)
-    if found is not None and not (type(found) is int and -FARTHEST_INSTANT < found <= instant):
+    if found is not None and not (type(found) is int and -LAST < found <= instant):
         name = trigger.describe()
         raise ValueError(
             f"latest_at_or_before({instant}) of {name!r} returned {found!r}, which is not an instant until then"
