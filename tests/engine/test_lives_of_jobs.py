@@ -573,6 +573,36 @@ def test_the_log_names_a_poisonous_job() -> None:
     run_virtual(main)
 
 
+def test_a_job_that_is_cancelled_as_its_node_is_dead_is_reported() -> None:
+    """The fault: "died; it ran no job", of a worker whose blocked job an operator had cancelled, and no other event."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app, watching = app_on(store, clock=clock), app_on(store, clock=clock)
+        lost: list[Event] = []
+        ended: list[Any] = []
+        watching.subscribe(lost.append, NodeLost)
+        watching.subscribe(ended.append, JobFinished)
+
+        @app.task
+        async def block() -> None:
+            await asyncio.sleep(1000)
+
+        async with app.open(), watching:
+            job = await block.enqueue()
+            running = asyncio.ensure_future(new_node(app).run())
+            await asyncio.sleep(1)
+            running.cancel()
+            await asyncio.wait([running])
+            await watching.admin.cancel(job.id)
+            await asyncio.sleep(60)
+            assert (await job.status()).state is JobState.CANCELLED
+        assert [event.line().partition(" died: ")[2] for event in lost] == ["0 of its jobs wait again, 1 cancelled"]
+        assert [(each.job_id, each.task, each.state) for each in ended] == [(job.id, "block", JobState.CANCELLED)]
+
+    run_virtual(main)
+
+
 def test_the_line_of_a_dead_node_names_a_few_poisonous_jobs() -> None:
     lost = NodeLost(at=0, node="web", returned=0, poisonous=12, poisonous_jobs=tuple(f"j{n}" for n in range(12)))
     assert lost.line().endswith(

@@ -15,7 +15,7 @@ from headgate.engine.running_attempts import RunningAttempts, Slots
 from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import LoopBlocked, NodeChanged, NodeLost, NodeMeasured
-from headgate.storage.records import Dropped, NodeControls, Peer
+from headgate.storage.records import NodeControls, Peer
 
 SWEEP_EVERY = 30
 """Seconds between two claims without a cause."""
@@ -106,7 +106,8 @@ class NodeWatch(WithServices):
             recovered = await self._storage.recover(dead.id, dead.beat)
             if recovered is None:
                 continue
-            if recovered.known is None or recovered.returned or recovered.poisonous or recovered.completed:
+            ended = [*recovered.poisonous, *recovered.completed, *recovered.cancelled]
+            if recovered.known is None or recovered.returned or ended:
                 self._bus.publish(
                     NodeLost(
                         at=self._clock.now(),
@@ -114,14 +115,12 @@ class NodeWatch(WithServices):
                         returned=len(recovered.returned),
                         poisonous=len(recovered.poisonous),
                         completed=len(recovered.completed),
+                        cancelled=len(recovered.cancelled),
                         poisonous_jobs=tuple(recovered.poisonous),
                         known=recovered.known,
                     )
                 )
-            failed = await self._storage.final(recovered.poisonous) if recovered.poisonous else ()
-            self._publish_dropped(
-                [Dropped(job.id, job.task, job.queue, job.state, job.error, job.attempt) for job in failed if job.error]
-            )
+            self._publish_dropped(await self._storage.final(ended) if ended else ())
 
     def _apply(self, controls: NodeControls) -> None:
         """Apply what the store says that this node is set to do; no effect if it does that already."""

@@ -12,7 +12,7 @@ from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.history_writer import HistoryWriter
 from headgate.jobs.event import JobFailure, JobFinished
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import JobState
+from headgate.jobs.job import JobRecord, JobState
 from headgate.storage.records import Dropped
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
@@ -48,7 +48,7 @@ class WithServices:
     def _publish_failure(self, doing: str, error: Exception) -> None:
         publish_storage_failure(self._bus, self._clock, doing, error)
 
-    def _publish_dropped(self, dropped: Sequence[Dropped]) -> None:
+    def _publish_dropped(self, dropped: Sequence[Dropped | JobRecord]) -> None:
         """Publish jobs that ended without having run again, and schedule `on_error` for the failed ones."""
         self._callback_runner.submit_on_error([job.id for job in dropped if job.state is JobState.FAILED])
         for job in dropped:

@@ -525,10 +525,13 @@ class TaskUnknown(Event, frozen=True):
     declared: Sequence[str] = ()
 
     def line(self) -> str:
+        module = self.task.rpartition(".")[0] or "your.module"
+        known = f"module {module!r}" if "." in self.task else "the module that declares it"
         return (
-            f"jobs of task {self.task} wait, and no such task is declared here: {_how_to_declare(self.task)}; if "
-            "it was renamed, name it in the aliases= of the task that it has become; or cancel the jobs. This node "
-            f"declares {_listed('task', self.declared)}"
+            f"jobs of task {self.task} wait, and no such task is declared here: import {known} by "
+            f"Headgate(imports=[{module!r}]) or `headgate worker --import {module}`; if it was renamed, name it in the "
+            "aliases= of the task that it has become; or cancel the jobs. This node declares "
+            f"{_listed('task', self.declared)}"
         )
 
 
@@ -659,29 +662,31 @@ class NodeCrashed(Event, frozen=True):
 
 @logged(logging.WARNING)
 class NodeLost(Event, frozen=True):
-    """A node is dead; its jobs wait again, except the poisonous ones, which fail, and complete ones, which succeed.
+    """A node is dead; its jobs wait again, but poisonous ones fail, complete ones succeed, and some are cancelled.
 
-    `poisonous_jobs` has the ids of the poisonous ones. `known`: it had left, or was found dead, before, and other
-    transactions had locked these jobs.
+    These were to be cancelled, or another job waits under their unique key. `poisonous_jobs` has the ids of the
+    poisonous ones. `known`: it had left, or was found dead, before, and other transactions had locked these jobs.
     """
 
     node: str
     returned: int
     poisonous: int
     completed: int = 0
+    cancelled: int = 0
     poisonous_jobs: tuple[str, ...] = ()
     known: Literal["left", "dead"] | None = None
 
     def line(self) -> str:
-        completed = f", {self.completed} were complete and succeeded" if self.completed else ""
+        ended = f", {self.completed} were complete and succeeded" if self.completed else ""
+        ended += f", {self.cancelled} cancelled" if self.cancelled else ""
         poisonous = f", {self.poisonous} failed as poisonous (three lost attempts)" if self.poisonous else ""
         if self.poisonous_jobs:
             more = ", …" if len(self.poisonous_jobs) > MOST_NAMES else ""
             poisonous += f": {', '.join(self.poisonous_jobs[:MOST_NAMES])}{more}"
         gone = "had left" if self.known == "left" else "died"
-        if not (self.returned or poisonous or completed):
+        if not (self.returned or poisonous or ended):
             return f"{self.node} {gone}; it ran no job"
-        return f"{self.node} {gone}: {self.returned} of its jobs wait again{completed}{poisonous}"
+        return f"{self.node} {gone}: {self.returned} of its jobs wait again{ended}{poisonous}"
 
 
 @logged(logging.INFO)
@@ -876,10 +881,3 @@ def _listed(noun: str, names: Sequence[str]) -> str:
     omitted = len(names) - MOST_NAMES
     more = f" and {omitted} more" if omitted > 0 else ""
     return f"{counted(len(names), noun)}: {', '.join(names[:MOST_NAMES])}{more}"
-
-
-def _how_to_declare(task: str) -> str:
-    module = task.rpartition(".")[0]
-    known = f"module {module!r}" if module else "the module that declares it"
-    name = module or "your.module"
-    return f"import {known} by Headgate(imports=[{name!r}]) or `headgate worker --import {name}`"

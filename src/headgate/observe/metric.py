@@ -81,7 +81,7 @@ RECOVERED = Metric(
     "headgate_jobs_recovered_total",
     "counter",
     ("outcome",),
-    "Jobs taken back from dead nodes: returned to wait again, poisonous and failed, or completed and succeeded.",
+    "Jobs taken back from dead nodes: returned to wait, poisonous and failed, completed and succeeded, cancelled.",
 )
 SKIPPED = Metric(
     "headgate_occurrences_skipped_total",

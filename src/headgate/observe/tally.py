@@ -39,6 +39,7 @@ from headgate.schedules.schedule import Skipped
 from headgate.storage.endings import REJECTED
 
 Values = tuple[str, ...]
+RECOVERIES = ("returned", "poisonous", "completed", "cancelled")
 
 LONGEST_CHECK = 15.0
 """Seconds within which a node that runs measures itself again, also if its store does not answer."""
@@ -175,7 +176,7 @@ class Tally:
         for name in registry.limits:
             self._limit(name)
             self._count(metric.LIMIT_STORE_ERRORS, name, by=0)
-        for outcome in ("returned", "poisonous", "completed"):
+        for outcome in RECOVERIES:
             self._count(metric.RECOVERED, outcome, by=0)
         for reason in get_args(Skipped):
             self._count(metric.SKIPPED, reason, by=0)
@@ -232,9 +233,8 @@ class Tally:
 
     def _lost(self, event: NodeLost) -> None:
         self._count(metric.LEASES_EXPIRED, by=event.known is None)
-        self._count(metric.RECOVERED, "returned", by=event.returned)
-        self._count(metric.RECOVERED, "poisonous", by=event.poisonous)
-        self._count(metric.RECOVERED, "completed", by=event.completed)
+        for outcome in RECOVERIES:
+            self._count(metric.RECOVERED, outcome, by=getattr(event, outcome))
 
     def _note_measured(self, event: NodeMeasured) -> None:
         # One node per process: a node that was declared dead has started anew under another id.

@@ -292,7 +292,7 @@ class Beat(msgspec.Struct, frozen=True):
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """The jobs of a dead node: the ids of those that wait again, that failed as poisonous, and that were complete.
+    """The jobs of a dead node: the ids of those that wait again, failed as poisonous, were complete, or were cancelled.
 
     `known`: the node had left, or was found dead, before, and other transactions had locked these jobs.
     """
@@ -300,6 +300,7 @@ class Recovered(msgspec.Struct, frozen=True):
     returned: Sequence[str] = ()
     poisonous: Sequence[str] = ()
     completed: Sequence[str] = ()
+    cancelled: Sequence[str] = ()
     known: Gone | None = None
 
 

@@ -99,7 +99,7 @@ class RowDecoder(Generic[R]):
 
     def _prepare(self) -> None:
         row_type, blanks = self._row_type, self._blanks
-        self.ids: list[str] = _id_fields(row_type)
+        self.ids: list[str] = [name for name, of in get_type_hints(row_type, include_extras=True).items() if _is_id(of)]
         """The names of the fields that are ids of jobs or batches."""
         self._kind = kind = _from_array(row_type, self.ids)
         self._is_tuple = not issubclass(kind, msgspec.Struct)
@@ -270,11 +270,6 @@ def _converter(field: Field) -> Any:
     if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
         return kinds[0]
     return None
-
-
-def _id_fields(kind: Any) -> list[str]:
-    """Return the names of fields that are ids of jobs or batches."""
-    return [name for name, type in get_type_hints(kind, include_extras=True).items() if _is_id(type)]
 
 
 def _is_id(kind: Any) -> bool:

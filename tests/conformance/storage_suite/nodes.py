@@ -414,7 +414,7 @@ class NodesConformance(Conformance):
         first, second = await store_user.take()
         await store_user.storage.cancel(first.id)
         recovered = await recover(store_user)
-        assert list(recovered.returned) == [second.id]
+        assert (list(recovered.returned), list(recovered.cancelled)) == ([second.id], [first.id])
         assert (await store_user.record(first.id)).state is JobState.CANCELLED
         other = await store_user.take_one(node="node-b")
         await store_user.storage.cancel(other.id)

@@ -330,7 +330,7 @@ async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = 
     if gone != "left" and recovered.returned:
         await tx.execute("add_returned", id=node, returned=len(recovered.returned))
     is_removed = await _remove(tx, node, gone or "dead")
-    has_changed = recovered.returned or recovered.poisonous or recovered.completed
+    has_changed = recovered.returned or recovered.poisonous or recovered.completed or recovered.cancelled
     if gone is not None and not is_removed and not has_changed:
         return None
     return replace(recovered, known=gone)
@@ -378,6 +378,7 @@ async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str
         returned=[job.id for job, state in states if state is JobState.WAITING],
         poisonous=list(poisonous),
         completed=[job.id for job in complete],
+        cancelled=[job.id for job, state in states if state is JobState.CANCELLED],
     )
 
 
