@@ -544,15 +544,27 @@ def test_the_holder_of_a_permit_is_shown_for_a_waiting_job(project: Project) -> 
     assert f"held by job {holder} (failed)" in call("limits", "list", "--key", "acme").output
 
 
-def test_a_job_of_a_dead_node_is_not_shown_as_running(project: Project) -> None:
-    async def work(app: Headgate) -> str:
-        job = await app.tasks["good"].enqueue()
-        await store_of(app).join("node-x", "x")
-        claim = Claim("node-x", {"default": FreeSlots(1)}, {}, frozenset({"good"}), registry_of(app).limit_sets())
-        assert [each.id for each in (await store_of(app).claim(claim)).jobs] == [job.id]
-        return job.id
+async def start_on_node_x(app: Headgate) -> str:
+    """Start a job on a node that does nothing, and return its id."""
+    job = await app.tasks["good"].enqueue()
+    await store_of(app).join("node-x", "x")
+    claim = Claim("node-x", {"default": FreeSlots(1)}, {}, frozenset({"good"}), registry_of(app).limit_sets())
+    assert [each.id for each in (await store_of(app).claim(claim)).jobs] == [job.id]
+    return job.id
 
-    id = project.do(work)
+
+def test_a_list_of_running_jobs_says_since_when(project: Project) -> None:
+    """The fault: the docs find a handler that hangs in this list, which had only the time of the enqueue."""
+    project.do(start_on_node_x)
+    connection = sqlite3.connect("jobs.db")
+    with connection:
+        connection.execute("UPDATE job SET started_at = started_at - 10800000000")
+    connection.close()
+    assert "runs for 3.0 h" in call("jobs", "list", "--state", "running").output
+
+
+def test_a_job_of_a_dead_node_is_not_shown_as_running(project: Project) -> None:
+    id = project.do(start_on_node_x)
     connection = sqlite3.connect("jobs.db")
     with connection:
         connection.execute("UPDATE node SET beat_at = beat_at - 45000000")

@@ -45,7 +45,7 @@ from headgate.errors import HeadgateError, IllegalTransition, JobHeld, JobNotFou
 from headgate.escaping import indented, one_line, printable
 from headgate.jobs.encoded import is_encoded, shown_encoded
 from headgate.jobs.identity import job_number
-from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobOptions, JobRecord, JobState, Origin
+from headgate.jobs.job import MAX_PRIORITY, JobOptions, JobRecord, JobState, Origin
 from headgate.jobs.report import LogLine
 from headgate.limits.key import shown_key
 from headgate.plural import counted
@@ -470,11 +470,13 @@ def _note(job: JobStatus, now: datetime) -> str | None:
         return f"follows {job.follows}"
     if job.is_scheduled:
         return f"due {until(job.run_at, now)}"
-    if job.error is not None and not job.state.is_final and job.progress is None:
-        return f"last error: {job.error.type}: {job.error.message}"
-    if job.state is JobState.RUNNING and job.progress is not None:
-        return _progress(job)
-    return None if job.error is None else f"{job.error.type}: {job.error.message}"
+    error = None if job.error is None else f"{job.error.type}: {job.error.message}"
+    if error is not None and not job.state.is_final:
+        error = f"last error: {error}"
+    if job.state is not JobState.RUNNING:
+        return error
+    runs = f"runs for {lasting(max(0.0, (now - (job.started_at or now)).total_seconds()))}"
+    return ", ".join(filter(None, (runs, _progress(job) or error)))
 
 
 def _dependencies(jobs: Sequence[Dependency]) -> str | None:
@@ -508,7 +510,10 @@ def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
         "limits": [{"limit": ref.limit, "key": shown_key(ref.key)} for ref in record.buckets],
         "audit": record.audit.word,
         "reason": reason,
-        "attempts": [_attempt(attempt) for attempt in details.attempts],
+        "attempts": [
+            {**structs.asdict(each), "started_at": to_datetime(each.started_at), "ended_at": to_datetime(each.ended_at)}
+            for each in details.attempts
+        ],
         "timeline": details.timeline,
         "stretches": details.stretches,
         "last_lines": [_line(line) for line in details.last_lines],
@@ -583,11 +588,6 @@ def _occurrence(origin: Origin) -> Sequence[tuple[str, object]]:
     if origin.schedule is None:
         return ()
     return (("schedule", origin.schedule), ("occurrence", optional_datetime(origin.occurs_at)))
-
-
-def _attempt(attempt: AttemptRecord) -> dict[str, object]:
-    started_at, ended_at = to_datetime(attempt.started_at), to_datetime(attempt.ended_at)
-    return {**structs.asdict(attempt), "started_at": started_at, "ended_at": ended_at}
 
 
 def _print_details(details: JobDetails, explained: Explanation, now: datetime) -> None:
