@@ -78,6 +78,23 @@ def test_what_was_met_since_the_last_event_is_published_when_the_node_stops() ->
     run_virtual(main)
 
 
+def test_a_node_says_within_a_minute_that_no_job_waits_any_more() -> None:
+    """The fault: "3 jobs waiting" was the last line about a limit, until a job met it again, perhaps days later."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, events = limited(clock)
+        began_at = clock.now()
+        async with app:
+            await app.tasks["call"].enqueue_many([("acme",)] * 4)
+            await asyncio.sleep(300)
+            first, last = [event for event in events if isinstance(event, LimitThrottled)]
+        assert (first.waiting, last.waiting, last.keys, last.count) == (3, 0, 0, 2)
+        assert last.at <= began_at + 63 * SECOND
+        assert [event for event in events if isinstance(event, LimitThrottled)] == [first, last]
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("rule", [RateLimit("1/s", burst=1, name="calls"), Mutex("{tenant}", name="calls")])
 def test_the_last_line_of_a_node_counts_no_job_that_has_run(rule: Limit, caplog: pytest.LogCaptureFixture) -> None:
     """The fault: a worker that had run all jobs ended with "1 job waiting behind key 'acme'", even hours later."""

@@ -308,9 +308,7 @@ class ClaimNotices(WithServices):
             self._backlog_migrator.note_task(task)
 
     def publish_throttled(self, throttled: Sequence[Throttled]) -> None:
-        """Publish the closed buckets that a claim met."""
-        if not throttled:
-            return
+        """Publish the closed buckets that a claim met, and what is due of those that earlier claims met."""
         if self._throttle_events:
             at, now = self._clock.now(), self._clock.monotonic()
             if self._bus.has_listener(JobThrottled):
@@ -319,7 +317,7 @@ class ClaimNotices(WithServices):
             if self._bus.has_listener(LimitThrottled):
                 for limit_event in self._throttles.by_limit(throttled, at, now, self._storage.now()):
                     self._bus.publish(limit_event)
-        if self._bus.has_listener(LimitsClosed):
+        if throttled and self._bus.has_listener(LimitsClosed):
             limits = tuple([met.ref.limit for met in throttled])
             self._bus.publish(LimitsClosed(at=self._clock.now(), limits=limits))
 
