@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
 from headgate import Concurrency, Headgate, RetryPolicy, StrictRate, batch
 from headgate.admin.findings import findings_of
+from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, LimitUnknown
 from headgate.limits.limit import Limit
+from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on, node_of
@@ -344,6 +347,34 @@ def test_the_end_of_a_penalty_returns_no_permit() -> None:
         @app.task(limits=[Concurrency(1, name="slots")])
         async def call() -> None:
             await asyncio.sleep(7200)
+
+def test_no_start_is_predicted_for_a_limit_whose_own_store_does_not_answer() -> None:
+    """The fault: "1st in line, runs about … (in 0.9 s)", for as long as Redis was away."""
+
+    class Away(MemoryBuckets):
+        async def take(self, *args: Any, **kwargs: Any) -> Any:
+            raise StorageUnavailable("away")
+
+        async def snapshot(self, *args: Any, **kwargs: Any) -> Any:
+            raise StorageUnavailable("away")
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("30/m", name="api", margin=0, store=Away(clock), on_store_error="wait")])
+        async def call() -> None:
+            """Waits for the store."""
+
+        async with app:
+            job = await call.enqueue()
+            await asyncio.sleep(30.5)
+            assert (await app.admin.explain(job.id)).reason == (
+                "it waits for limit 'api' (30/m): 1st in line, held up as its own store does not answer or its rule "
+                "raises an error; a worker's log says which"
+            )
+
+    run_virtual(main)
+
 
         async with app:
             jobs = await call.enqueue_many([(), ()])

@@ -185,7 +185,9 @@ def _limit_reason(status: JobStatus, limits: Sequence[BucketStatus], now: dateti
     whose = f" of key {key!r}" if key else ""
     place = "" if status.position is None else f"{_nth(status.position)} in line, "
     holders = () if info is None else info.holders
-    if status.predicted_start is not None:
+    if info is not None and info.rule is not None and info.used is None:
+        when = "held up as its own store does not answer or its rule raises an error; a worker's log says which"
+    elif status.predicted_start is not None:
         when = f"runs about {_when(status.predicted_start, now)}"
     elif info is None or info.rule is None:
         when = "this program does not declare the limit, so it cannot predict the start"

@@ -623,7 +623,8 @@ class LimitsAdmin:
         penalized_until = record.closed_until if record.closed_until > now else None
         if penalized_until is not None:
             opens_at = max(opens_at or 0, penalized_until)
-        set_rule = await rules.of_bucket(record.ref, declared)
+        setting = live.setting(record.ref, declared)
+        set_rule = None if setting is None else await rules.of(setting, declared)
         return BucketStatus(
             limit=record.ref.limit,
             key=record.ref.key,
@@ -632,7 +633,7 @@ class LimitsAdmin:
             available=None if snapshot is None else snapshot.available,
             waiting=record.waiting,
             next_slot_at=None if opens_at is None or opens_at >= NEVER else self._in_wall_time(opens_at),
-            is_set=live.setting(record.ref, declared) is not None,
+            is_set=setting is not None,
             setting=None if set_rule is None else str(set_rule),
             is_paused=live.is_paused(record.ref),
             penalized_until=None if penalized_until is None else self._in_wall_time(penalized_until),

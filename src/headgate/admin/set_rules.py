@@ -12,7 +12,6 @@ from headgate.admin.pauses import MOST_CHANGES, last_of, provenance, whose
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditEntry, AuditFilter
-from headgate.jobs.job import BucketRef
 from headgate.limits.kinds import load_rule
 from headgate.limits.limit import AnyRule
 from headgate.storage.live_rules import LimitSetting, LiveRules
@@ -53,11 +52,6 @@ class SetRules:
         self.live = live
         self._store = store
         self._changes: dict[str, Sequence[AuditEntry]] = {}
-
-    async def of_bucket(self, ref: BucketRef, declared: AnyRule | None) -> SetRule | None:
-        """Return the rule that was set for a bucket; None if that of the code is in force."""
-        setting = self.live.setting(ref, declared)
-        return None if setting is None else await self.of(setting, declared)
 
     async def listed(self, setting: LimitSetting, declared: AnyRule | None) -> ListedSetting:
         """Return a setting as a list shows it."""
