@@ -50,6 +50,12 @@ def test_a_task_with_a_limit_that_no_worker_declares_is_named_in_the_log_and_the
                 assert of_web.startswith(
                     "no running node that serves queue 'default' declares task 'bill', and this program does"
                 )
+                # The fault: "all waiting jobs belong to declared tasks", from the doctor of the release with the task.
+                checkups = [await app.admin.checkup() for app in (before, after)]
+                assert [(each.undeclared, each.unknown_tasks) for each in checkups] == [
+                    ({("bill", "default"): 1}, {}),
+                    ({}, {"bill": 1}),
+                ]
                 (queue,) = [each for each in (await after.admin.overview()).queues if each.queue == "default"]
                 assert (queue.waiting, queue.ready, queue.throttled, queue.undeclared) == (1, 0, 0, 1)
 

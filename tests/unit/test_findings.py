@@ -77,6 +77,7 @@ def checkup(store: StoreFacts = SQLITE, **facts: Any) -> Checkup:
         "waiting": (),
         "pauses": (),
         "unknown_tasks": {},
+        "undeclared": {},
         "unknown_limits": {},
         "overdue": [],
         "blockers": [],
@@ -246,6 +247,15 @@ def test_jobs_that_wait_for_an_operator_or_a_missing_worker_are_a_problem() -> N
     )
     assert found.advice == "resume one: headgate nodes resume web-1:7"
     assert bad(findings_of(checkup(waiting=ready, nodes=[node(), node(is_quiet=True)]))) == [("warning", "nodes")]
+
+    undeclared = {("send", "default"): 2, ("send", "mail"): 1}
+    (found,) = [each for each in findings_of(checkup(undeclared=undeclared)) if each.level != "ok"]
+    assert (found.level, found.check, found.advice) == (
+        "problem",
+        "tasks",
+        "start a worker of this release that imports its module",
+    )
+    assert found.seen == "no node that serves queue 'default' declares task 'send'; 2 jobs waiting"
 
     later = [WaitingCount("mail", "send", "scheduled", 1)]
     assert bad(findings_of(checkup(waiting=later))) == []

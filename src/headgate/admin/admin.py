@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Self, Unpack
@@ -32,7 +32,7 @@ from headgate.admin.failures import FailureDetails, FailureReport, failures, fai
 from headgate.admin.find import Found, FoundKind, find
 from headgate.admin.holders import holders_of
 from headgate.admin.limits import BucketStatus
-from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage, batch_details
+from headgate.admin.listed import BatchDetails, ListedAction, ListedJob, ListedPage
 from headgate.admin.nodes import find_node, node_ended, with_slots
 from headgate.admin.pauses import Pause, pause_of_limit, pause_of_queue
 from headgate.admin.purge import purge
@@ -284,7 +284,7 @@ class Admin(Readings):
         if record is None:
             raise BatchNotFound(batch_id)
         tasks = await self._storage.tasks_of_batches([batch_id])
-        return batch_details(batch_status(record), tasks.get(batch_id, ()))
+        return BatchDetails(**asdict(batch_status(record)), tasks=tasks.get(batch_id, ()))
 
     async def batches(
         self, *, pending_only: bool = False, before: str | None = None, count: int = 50
@@ -296,7 +296,7 @@ class Admin(Readings):
         count = min(max(count, 1), PAGE_AND_ONE)
         found = await self._storage.batches(pending_only=pending_only, cursor=before, count=count)
         tasks = await self._storage.tasks_of_batches([record.id for record in found])
-        return [batch_details(batch_status(record), tasks.get(record.id, ())) for record in found]
+        return [BatchDetails(**asdict(batch_status(each)), tasks=tasks.get(each.id, ())) for each in found]
 
     async def graph(self, id: str, *, most: int = 200) -> JobGraph:
         """Return the jobs and batches that are connected with a job or a batch, and what follows what.

@@ -19,9 +19,10 @@ from headgate.tasks.status import ScheduleStatus
 class Checkup:
     """The facts at one moment, `now` in the store's time.
 
-    `unknown_tasks` are the waiting jobs of tasks that this app does not declare; `unknown_limits` the limits that it
-    does not declare and that a batch holds, each with a job of one of its tasks. `pauses` are those that jobs wait for.
-    `contradictions` and `indexes` are None if they were not searched.
+    `unknown_tasks` are the waiting jobs of tasks that this app does not declare, `undeclared` those that no node of
+    their queue does, by task and queue; `unknown_limits` the limits that neither it nor a worker declares and that a
+    batch holds, each with a job of one of its tasks. `pauses` are those that jobs wait for. `contradictions` and
+    `indexes` are None if they were not searched.
     """
 
     now: datetime
@@ -30,17 +31,13 @@ class Checkup:
     waiting: Sequence[WaitingCount]
     pauses: Sequence[Pause]
     unknown_tasks: Mapping[str, int]
+    undeclared: Mapping[tuple[str, str], int]
     unknown_limits: Mapping[str, str]
     overdue: Sequence[ScheduleStatus]
     blockers: Sequence[Blocker]
     alerts: Sequence[AlertStatus]
     contradictions: Sequence[Contradiction] | None
     indexes: IndexFacts | None = None
-
-    @property
-    def ready(self) -> int:
-        """How many jobs lack only a slot."""
-        return sum(each.jobs for each in self.waiting if each.view == "ready")
 
 
 def is_declared(task: str, queue: str, tasks: Container[str], subjects: Container[str] | None) -> bool:

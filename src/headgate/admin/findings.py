@@ -253,11 +253,12 @@ def _vacuum(facts: PostgresFacts) -> Iterator[Finding]:
 def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
     alive = [node for node in checkup.nodes if node.state == "alive"]
     silent = [node for node in checkup.nodes if node.state == "silent"]
-    if not alive and checkup.ready:
+    ready = sum(each.jobs for each in checkup.waiting if each.view == "ready")
+    if not alive and ready:
         yield Finding(
             "problem",
             "nodes",
-            f"none is alive, and {counted(checkup.ready, 'job')} could start",
+            f"none is alive, and {counted(ready, 'job')} could start",
             "start `headgate worker`",
         )
     elif not alive:
@@ -279,7 +280,6 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
                 f"{node.name} is quiet: an operator lets it claim no jobs",
                 f"resume it, if that is over: headgate nodes resume {shlex.quote(node.name)}",
             )
-    for node in alive:
         if node.lingering:
             yield Finding(
                 "warning",
@@ -324,6 +324,10 @@ def _of_unserved_queues(checkup: Checkup, alive: Sequence[NodeStatus]) -> Iterat
                 f"{waits}, and all nodes that serve it are quiet",
                 f"resume one: headgate nodes resume {shlex.quote(serving[0].name)}",
             )
+    for (task, queue), count in sorted(checkup.undeclared.items()):
+        if any(node.queues.get(queue) for node in alive):
+            seen = f"no node that serves queue {queue!r} declares task {task!r}; {counted(count, 'job')} waiting"
+            yield Finding("problem", "tasks", seen, "start a worker of this release that imports its module")
     for pause in checkup.pauses:
         waits = "1 job waits" if pause.waiting == 1 else f"{pause.waiting:,} jobs wait"
         advice = "update this program" if pause.command is None else f"end the pause, if it is over: {pause.command}"
@@ -343,7 +347,7 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
     for limit, job in sorted(checkup.unknown_limits.items()):
         seen = f"the batch of job {job} holds limit {limit!r}, which this app does not declare, so its jobs wait"
         yield Finding("warning", "limits", seen, f"declare it again with app.limit({limit!r}, …), or cancel the batch")
-    if not checkup.unknown_tasks:
+    if not (checkup.unknown_tasks or checkup.undeclared):
         yield Finding("ok", "tasks", "all waiting jobs belong to declared tasks")
     for schedule in checkup.overdue:
         yield Finding(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic
 
@@ -58,11 +58,6 @@ BATCH_COLUMNS = (
     Column("enqueued_at", "Enqueued", "time"),
     Column("finished_at", "Finished", "time"),
 )
-
-
-def batch_details(status: BatchStatus, tasks: Sequence[str]) -> BatchDetails:
-    """Return a batch with its tasks."""
-    return BatchDetails(**asdict(status), tasks=tasks)
 
 
 @dataclass(frozen=True, slots=True)

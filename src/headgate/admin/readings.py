@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from headgate.admin.alerts import AlertStatus, alert_status
-from headgate.admin.checkup import Checkup
+from headgate.admin.checkup import Checkup, is_declared
 from headgate.admin.columns import Column
 from headgate.admin.history import ActivityReport, HistoryAdmin
 from headgate.admin.limits import LimitsAdmin
@@ -321,9 +321,12 @@ class Readings:
         waiting, rules = await self.waiting(), self._registry.rules
         # A batch of another app's tasks may hold limits of that app.
         others = [job for job in await self._storage.jobs_of_other_limits(frozenset(rules)) if job.task in self._tasks]
-        unknown = Counter[str]()
-        for each in unknown_tasks_in(waiting, self.tasks):
-            unknown[each.task] += each.jobs
+        unknown, undeclared, subjects = Counter[str](), Counter[tuple[str, str]](), await self.declared_by_nodes()
+        for each in waiting:
+            if each.task not in self.tasks:
+                unknown[each.task] += each.jobs
+            elif each.view in ("ready", "throttled") and not is_declared(each.task, each.queue, self.tasks, subjects):
+                undeclared[each.task, each.queue] += each.jobs
         return Checkup(
             now=self.now(),
             store=await self._storage.facts(),
@@ -331,6 +334,7 @@ class Readings:
             waiting=waiting,
             pauses=await pauses_with_jobs(self._storage, waiting),
             unknown_tasks=unknown,
+            undeclared=undeclared,
             unknown_limits={limit: job.id for job in others for limit in job.held_by_batch(rules)},
             overdue=await self.schedules.overdue(),
             blockers=await self.blockers(),
