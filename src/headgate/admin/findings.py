@@ -345,7 +345,7 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
             f"headgate jobs cancel --task {shlex.quote(task)} --state waiting",
         )
     for limit, job in sorted(checkup.unknown_limits.items()):
-        seen = f"the batch of job {job} holds limit {limit!r}, which this app does not declare, so its jobs wait"
+        seen = f"the batch of job {job} holds limit {limit!r}, which neither a worker nor this app declares, and waits"
         yield Finding("warning", "limits", seen, f"declare it again with app.limit({limit!r}, …), or cancel the batch")
     if not (checkup.unknown_tasks or checkup.undeclared):
         yield Finding("ok", "tasks", "all waiting jobs belong to declared tasks")

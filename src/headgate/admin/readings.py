@@ -32,6 +32,7 @@ from headgate.admin.queues import QueuesAdmin, QueueStatus, describe_queue
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.verdict import verdict
 from headgate.clock import SECOND, Clock, to_datetime
+from headgate.engine.backlog_migrator import LIVE_FOR
 from headgate.jobs.query import JobQuery
 from headgate.jobs.state import JobState
 from headgate.limits.bucket_store import BucketStore
@@ -319,8 +320,9 @@ class Readings:
         them.
         """
         waiting, rules = await self.waiting(), self._registry.rules
-        # A batch of another app's tasks may hold limits of that app.
+        # Batches of another app may hold its limits. Jobs of a limit that another release has may start there.
         others = [job for job in await self._storage.jobs_of_other_limits(frozenset(rules)) if job.task in self._tasks]
+        elsewhere = {each.limit for each in await self._storage.settings(LIVE_FOR) if each.scope == "declared"}
         unknown, undeclared, subjects = Counter[str](), Counter[tuple[str, str]](), await self.declared_by_nodes()
         for each in waiting:
             if each.task not in self.tasks:
@@ -335,7 +337,7 @@ class Readings:
             pauses=await pauses_with_jobs(self._storage, waiting),
             unknown_tasks=unknown,
             undeclared=undeclared,
-            unknown_limits={limit: job.id for job in others for limit in job.held_by_batch(rules)},
+            unknown_limits={limit: job.id for job in others for limit in job.held_by_batch(rules.keys() | elsewhere)},
             overdue=await self.schedules.overdue(),
             blockers=await self.blockers(),
             alerts=await self.alerts(),

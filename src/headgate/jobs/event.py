@@ -303,8 +303,8 @@ class LimitUnknown(Event, frozen=True):
 
     def line(self) -> str:
         return (
-            f"limit {self.limit} is not declared here, and the batch of job {self.job_id} holds it: the jobs of the "
-            "batch wait; declare it again with app.limit(…), or cancel the batch"
+            f"no running worker declares limit {self.limit}, and the batch of job {self.job_id} holds it: the jobs of "
+            "the batch wait; declare it again with app.limit(…), or cancel the batch"
         )
 
 
