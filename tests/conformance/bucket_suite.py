@@ -634,6 +634,15 @@ class BucketStoreConformance:
         assert (await store.take(used, 2, id="a")).granted == 1
         assert (await store.take(other)).granted == 0
 
+    async def test_a_reset_forgets_what_was_answered_under_an_id(self, store: BucketStore) -> None:
+        """The fault: a stored bucket answered a repeat from before the reset, and charged nothing for it."""
+        used = bucket(strict(1))
+        await store.take(used, id="a")
+        assert (await store.reserve(used, id="b")).granted == 0
+        await store.reset(used)
+        assert (await store.reserve(used, id="b")).granted == 1
+        assert (await store.take(used, id="a")).granted == 0
+
     async def test_resetting_a_bucket_never_seen_does_nothing(self, store: BucketStore) -> None:
         used = bucket(strict(1))
         await store.reset(used)

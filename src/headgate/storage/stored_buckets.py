@@ -163,9 +163,7 @@ def _reserve(visit: BucketVisit, cost: int) -> Taken | None:
 def _cancel(visit: BucketVisit) -> bool:
     view = visit.view
     known = _known(visit)
-    if known is None:
-        return False
-    if known.taken.opens_at <= visit.now or known.after is None or _state(view) != known.after:
+    if known is None or known.taken.opens_at <= visit.now or known.after is None or _state(view) != known.after:
         return False
     view.set_state(None if known.before is None else load_state(view.rule, view.ref, known.before, visit.now))
     visit.store_note(None, until=0)

@@ -172,6 +172,7 @@ async def reset(tx: Transaction, ref: BucketRef, *, audit_record: AuditRecord | 
     """
     held = await release_idle(tx, ref)
     await tx.execute("reset_bucket", id=bucket_id(ref), keep_state=held > 0)
+    await tx.execute("forget_notes_of_bucket", bucket=bucket_id(ref))
     await reopen_limit(tx, ref.limit, ref.key or None)
     await add_audit_record(tx, audit_record)
     return held

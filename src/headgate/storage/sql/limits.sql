@@ -45,6 +45,10 @@ SET state = CASE WHEN :keep_state THEN state END,
     closed_until = 0
 WHERE id = :id
 
+-- name: forget_notes_of_bucket
+-- Delete what is stored under the ids of requests to a bucket.
+DELETE FROM headgate.bucket_note WHERE bucket = :bucket
+
 -- name: close_buckets
 -- Close these locked buckets until then.
 UPDATE headgate.bucket
