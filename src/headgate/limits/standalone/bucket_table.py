@@ -111,14 +111,6 @@ class ClosedKeys:
         """Return when a key opens, or opened; 0 if it was not closed."""
         return self.until_by_key.get(key, 0)
 
-    def open(self, key: str) -> None:
-        """Open a key at once."""
-        self.until_by_key.pop(key, None)
-
-    def clear(self) -> None:
-        """Open all keys."""
-        self.until_by_key.clear()
-
 
 MAX_LATENESS = SECOND // 100
 """How late (µs) a waiter may start and still be charged at its slot: timers are late by a millisecond or two."""
@@ -312,7 +304,7 @@ class BucketTable:
             for table in () if self.rule.holds_permits else self._siblings:
                 table._keep(key, None)
                 table._answers.pop(key)
-            self.closed.open(key)
+            self._closed.pop(key, None)
             self._notify(key)
 
     def clear(self) -> None:
@@ -320,7 +312,7 @@ class BucketTable:
         with self.lock:
             self._states.clear()
             self._answers.clear()
-            self.closed.clear()
+            self._closed.clear()
 
     # -------------------------------------------------------------------------------------------------- waiting
 

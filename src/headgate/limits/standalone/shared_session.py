@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from headgate.clock import SECOND, Clock, wait_for_event
-from headgate.errors import GateClosed, StorageUnavailable, own_error
+from headgate.errors import CostExceedsLimit, GateClosed, StorageUnavailable, own_error
 from headgate.limits.bucket_store import Bucket, BucketStore, NotesRefusals, Taken
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
@@ -221,12 +221,11 @@ class SharedLine:
         """Request again: something may have been given back."""
         self._called.set()
 
-    def fail(self, error: Exception) -> None:
-        """Raise the error in all waiters."""
+    def fail(self, error: Exception, cost: int | None = None) -> None:
+        """Raise the error in all waiters, or in those of that cost."""
         for waiter in self._waiters:
-            if not waiter.answer.done():
+            if cost in (None, waiter.cost) and not waiter.answer.done():
                 waiter.answer.set_exception(own_error(error))
-        self._waiters.clear()
         self.call()
 
     async def _serve(self) -> None:
@@ -235,7 +234,12 @@ class SharedLine:
                 self._called.clear()
                 count = self._count_same_cost(first.cost)
                 asked_at = self._clock.monotonic()
-                taken = await self._ask(first.cost, count)
+                try:
+                    taken = await self._ask(first.cost, count)
+                except CostExceedsLimit as error:
+                    # The rule in force grants less than the one that was declared. Others may need less.
+                    self.fail(error, first.cost)
+                    continue
                 self._grant(taken, first.cost)
                 if taken.granted < count:
                     # From the time of the request: the next one should arrive as the bucket opens. If it arrives too

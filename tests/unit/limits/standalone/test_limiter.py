@@ -1124,6 +1124,27 @@ async def test_each_waiter_of_a_shared_request_that_fails_gets_an_error_of_its_o
     assert len({id(error) for error in found}) == 3
 
 
+def test_a_cost_above_the_rule_in_force_is_an_error_of_its_callers_alone() -> None:
+    """The fault: all who waited for the key got the error of the one whose cost was too high."""
+
+    class Lowered(RemoteStore):
+        async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+            in_force = Bucket(bucket.limit, bucket.key, RateLimit("5/m").rule)
+            return await super().take(in_force, cost, count=count, id=id)
+
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(RateLimit("10/m"), Lowered(clock), clock=clock)
+        waiting = (limiter.acquire("a", cost) for cost in (7, 1, 7, 2, 8))
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [getattr(each, "allowed", None) for each in found] == [None, True, None, True, None]
+        refused = [str(each).partition(" ")[0] for each in found if isinstance(each, CostExceedsLimit)]
+        assert refused == ["cost=7", "cost=7", "cost=8"]
+        assert await limiter.acquire("a", 2)
+        await limiter.close()
+
+    run_virtual(main)
+
+
 def test_all_callers_learn_together_that_the_store_cannot_be_opened() -> None:
     """The fault: each tried to connect once the one before had given up, so that the last of 20 waited for 40 s."""
 
