@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from headgate.errors import HeadgateError
 from headgate.limits.bucket_store import Taken
@@ -118,14 +119,20 @@ class Holding:
         if self._budget.hands_out_permits:
             self._budget.release(self._key, self.cost)
 
-    def _change_cost(self, actual: int) -> int:
-        """Set the cost, and return the one before."""
+    @contextmanager
+    def _changing_cost(self, actual: int) -> Iterator[int]:
+        """Set the cost, and yield the one before."""
         if self._budget.hands_out_permits:
             raise HeadgateError("a permit is given back whole when its block ends; only a start has a cost to settle")
         if isinstance(actual, bool) or not isinstance(actual, int) or actual < 0:
             raise ValueError(f"actual={actual!r} must be a whole number, at least 0")
         before, self.cost = self.cost, actual
-        return before
+        try:
+            yield before
+        except BaseException:
+            # Whether it was charged is not known. A repeat charges it, so that it never counts as less.
+            self.cost -= max(0, actual - before)
+            raise
 
 
 class HeldStart(Holding):
@@ -133,8 +140,8 @@ class HeldStart(Holding):
 
     async def settle(self, actual: int) -> None:
         """Count the start as `actual` from now on: the difference is charged or given back. May be repeated."""
-        before = self._change_cost(actual)
-        await self._budget.settle_async(self._key, self.decision.decided_at, before, actual)
+        with self._changing_cost(actual) as before:
+            await self._budget.settle_async(self._key, self.decision.decided_at, before, actual)
 
 
 class SyncHeldStart(Holding):
@@ -142,5 +149,5 @@ class SyncHeldStart(Holding):
 
     def settle(self, actual: int) -> None:
         """Same as `HeldStart.settle`."""
-        before = self._change_cost(actual)
-        self._budget.settle(self._key, self.decision.decided_at, before, actual)
+        with self._changing_cost(actual) as before:
+            self._budget.settle(self._key, self.decision.decided_at, before, actual)

@@ -18,6 +18,7 @@ from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.limit import Limit
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.rule import Snapshot
+from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.standalone.shared_session import SharedLine
@@ -609,6 +610,41 @@ def test_a_held_start_is_settled_up_and_down(play: Callable[[Scene], None]) -> N
         assert (await limiter.snapshot("a")).used == 250
 
     play(scene)
+
+
+def test_a_cost_that_could_not_be_settled_is_charged_when_it_is_settled_again() -> None:
+    """The fault: a repeat after an error changed nothing, so a start counted as less than it cost."""
+
+    class Losing(RemoteStore):
+        loses_answers = False
+
+        async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+            await super().amend(bucket, charged_at, cost, started_at, actual)
+            if self.loses_answers:
+                raise StorageUnavailable("the answer was lost")
+
+    async def main(clock: VirtualClock) -> None:
+        store = Losing(clock)
+        limiter = Limiter(SlidingWindow(1000, per=3600), store, clock=clock)
+
+        async def settle_twice(actual: int, *, is_away: bool = False) -> int:
+            store.is_away, store.loses_answers = is_away, not is_away
+            with pytest.raises(StorageUnavailable):
+                await held.settle(actual)
+            store.is_away = store.loses_answers = False
+            await held.settle(actual)
+            return (await limiter.snapshot("a")).used
+
+        async with limiter.hold("a", cost=100) as held:
+            assert await settle_twice(250, is_away=True) == 250
+            # Whether the first one was counted is not known: it may count as more, but never as less.
+            assert await settle_twice(300) == 350
+            assert await settle_twice(40, is_away=True) == 350
+        async with limiter.hold("b", cost=100), limiter.hold("a", cost=100) as held:
+            assert await settle_twice(40) == 390
+        await limiter.close()
+
+    run_virtual(main)
 
 
 def test_a_settled_refund_releases_waiters_immediately(play: Callable[[Scene], None]) -> None:
