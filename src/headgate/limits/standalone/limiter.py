@@ -264,7 +264,7 @@ def _budget(limit: Limit, store: str | BucketStore, lease: Duration | None, cloc
     opened = open_store(store, clock) if isinstance(store, str) else store
     again = (lambda: opened) if url is None else (lambda: open_store(url, clock))
     if limit.rule.holds_permits and not isinstance(opened, MemoryBuckets):
-        return _lease_budget(limit, opened, again, lease, clock, is_new=url is not None)
+        return _lease_budget(name, limit.rule.bound(1), opened, again, lease, clock, is_new=url is not None)
     if lease is not None:
         raise DeclarationError(f"lease={lease!r} is of permits on a shared store: Limiter(Mutex(…), store='redis://…')")
     if isinstance(opened, MemoryBuckets):
@@ -277,7 +277,8 @@ def _budget(limit: Limit, store: str | BucketStore, lease: Duration | None, cloc
 
 
 def _lease_budget(
-    limit: Limit,
+    name: str,
+    count: int,
     opened: BucketStore,
     open_again: Callable[[], BucketStore],
     lease: Duration | None,
@@ -286,19 +287,16 @@ def _lease_budget(
     is_new: bool,
 ) -> LeaseBudget:
     # Few limiters have leases; the others need not load what they do not use.
-    from headgate.limits.concurrency import MUTEX
     from headgate.limits.leases import Leases
     from headgate.limits.standalone.lease_budget import LeaseBudget
 
     duration = DEFAULT_LEASE if lease is None else parse_duration(lease, "lease", "a limiter", allow_zero=False)
     if duration < SHORTEST_LEASE:
         raise DeclarationError(f"lease={lease!r} of a limiter must be at least {SHORTEST_LEASE / SECOND:g} s")
-    # A mutex is known by its resource. Apart from the permits of jobs, which are no leases.
-    name = limit.key if limit.name == MUTEX and isinstance(limit.key, str) else limit.name
-    rule = Leases(limit.rule.bound(1), duration)
-    named = f"lease:{name or limit.rule.describe()}"
-    check_rule(opened, rule, named)
-    return LeaseBudget(open_again, named, rule, clock or SystemClock(), is_new=is_new)
+    # Apart from the permits of jobs, which are no leases.
+    name, rule = f"lease:{name}", Leases(count, duration)
+    check_rule(opened, rule, name)
+    return LeaseBudget(open_again, name, rule, clock or SystemClock(), is_new=is_new)
 
 
 def _leases(budget: Budget) -> LeaseBudget | None:

@@ -543,6 +543,7 @@ def test_mutexes_of_other_resources_and_concurrencies_of_other_names_do_not_meet
             Mutex("orders"),
             Mutex("invoices"),
             Mutex("orders", name="mine"),
+            Mutex("invoices", name="mine"),
             Concurrency(1),
             Concurrency(1, name="x"),
         ]
