@@ -428,6 +428,23 @@ def test_a_response_without_a_stream_holds_no_permit(content: bytes) -> None:
             assert blocking.get("http://a/").content == content
 
 
+def test_a_refusal_closes_a_key_whose_permits_are_leases() -> None:
+    """The fault: a 429 was raised as an error that said to use `hold()`."""
+
+    async def main(clock: VirtualClock) -> None:
+        server, seen = answering(clock, httpx.Response(429, headers={"Retry-After": "30"}))
+        store = MemoryBuckets(clock)
+        limiter = Limiter(Concurrency(2), CurrentBuckets(lambda: store), clock=clock)
+        async with httpx.AsyncClient(transport=LimitedTransport(limiter, transport=server, clock=clock)) as client:
+            assert limiter.has_leases
+            assert (await client.get("http://a/")).status_code == 429
+            assert (await client.get("http://a/")).status_code == 200
+        assert 30 <= seen[1][0] - seen[0][0] < 31
+        await limiter.close()
+
+    run_virtual(main)
+
+
 def test_a_request_that_fails_returns_its_permit() -> None:
     async def main(clock: VirtualClock) -> None:
         def fail(_: httpx.Request) -> httpx.Response:

@@ -244,7 +244,6 @@ _NOT_OF_LEASES = (
     SharedSession.try_acquire,
     SharedSession.acquire,
     SharedSession.reserve,
-    SharedSession.penalize,
     SharedSession.reset,
 )
 

@@ -69,7 +69,7 @@ class Limiter:
     verbs for threads. Refusals are logged by `headgate.limiter`, one line every 30 s at most.
 
     A `Concurrency` grants permits: `hold()` returns them by itself; return those of `acquire()` with `release()`. On a
-    shared store a permit is a lease of `lease` seconds (default 30), which `hold()`, its only verb, renews until the
+    shared store a permit is a lease of `lease` seconds (default 30), which only `hold()` takes, and renews until the
     block ends. Raises DeclarationError for a limit that cannot work.
     """
 
@@ -89,7 +89,7 @@ class Limiter:
 
     @property
     def has_leases(self) -> bool:
-        """Whether it grants permits on a shared store, which are leases; `hold` is their only verb."""
+        """Whether it grants permits on a shared store, which are leases; only `hold` takes them."""
         return _leases(self._budget) is not None
 
     def note_bypass(self, key: str) -> None:

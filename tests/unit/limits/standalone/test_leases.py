@@ -81,7 +81,7 @@ class LeaseStore:
         return changed_at if self.says_when else None
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
-        raise NotImplementedError
+        await self.buckets.penalize(bucket, closed_for)
 
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         return await self.buckets.snapshot(bucket)
@@ -525,14 +525,25 @@ def test_a_lease_has_no_other_verbs() -> None:
                 await verb("42")
         with pytest.raises(HeadgateError, match=r"use `hold\(\)`"):
             limiter.release("42")
-        with pytest.raises(HeadgateError, match=r"use `hold\(\)`"):
-            await limiter.penalize("42", 5)
         async with limiter.hold("42") as held:
             assert (await limiter.snapshot("42")).used == 1
             with pytest.raises(HeadgateError, match="given back whole"):
                 await held.settle(0)
         await limiter.close()
         assert limiter.has_leases
+
+    play(scene)
+
+
+def test_a_penalized_key_grants_no_lease_until_then_and_its_holder_keeps_his() -> None:
+    async def scene(clock: VirtualClock, store: LeaseStore, record: Record) -> None:
+        limiter = new(store, clock, Concurrency(2), lease=3)
+        began = clock.monotonic()
+        async with limiter.hold("42"):
+            await limiter.penalize("42", 20)
+            async with limiter.hold("42"):
+                assert 20 * SECOND <= clock.monotonic() - began < 21 * SECOND
+        await limiter.close()
 
     play(scene)
 
