@@ -12,7 +12,7 @@ from functools import partial
 from headgate import DeclarationError, Limiter, StorageUnavailable
 from headgate.arguments import parse_seconds
 from headgate.clock import Clock, Duration, SystemClock, to_datetime
-from headgate.contrib.retry_after import closed_for
+from headgate.contrib.retry_after import closed_for, log_unpenalized
 from headgate.errors import needing
 
 with needing("headgate.contrib.aiohttp needs", "aiohttp", install="aiohttp"):
@@ -79,15 +79,14 @@ class LimitedRequests:
             raise
         if self._holds_permits:
             response = self._owner_of_permit(response, key)
-        seconds = closed_for(response.status, response.headers, to_datetime(self._clock.now()))
+        # As the other clients do: several fields of one name are a list.
+        fields = {name: ", ".join(response.headers.getall(name)) for name in response.headers}
+        seconds = closed_for(response.status, fields, to_datetime(self._clock.now()))
         if seconds > 0:
             try:
                 await self._limiter.penalize(key, seconds)
             except StorageUnavailable as error:
-                # The answer matters more than the penalty.
-                logger.warning(
-                    "a server refuses %r for %g s, but the limiter could not store that: %s", key, seconds, error
-                )
+                log_unpenalized(logger, key, seconds, error)
             except BaseException:
                 # A caller that gave the request up cannot close an answer that it never received.
                 response.close()

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, ExitStack
 from headgate import Limiter, RateLimited, StorageUnavailable
 from headgate.arguments import parse_seconds
 from headgate.clock import Clock, Duration, SystemClock, to_datetime
-from headgate.contrib.retry_after import HORIZON, UNSAID, closed_for, refused_for
+from headgate.contrib.retry_after import HORIZON, UNSAID, closed_for, log_unpenalized, refused_for
 from headgate.errors import needing
 
 with needing("headgate.contrib.httpx needs", "httpx", install="httpx"):
@@ -84,7 +84,7 @@ class LimitedTransport(httpx.AsyncBaseTransport):
                 try:
                     await self._limiter.penalize(key, seconds)
                 except StorageUnavailable as error:
-                    _log_unpenalized(key, seconds, error)
+                    log_unpenalized(logger, key, seconds, error)
                 except BaseException:
                     # A caller that gave the request up cannot close an answer that it never received.
                     await response.aclose()
@@ -129,7 +129,7 @@ class SyncLimitedTransport(httpx.BaseTransport):
                 try:
                     self._limiter.penalize(key, seconds)
                 except StorageUnavailable as error:
-                    _log_unpenalized(key, seconds, error)
+                    log_unpenalized(logger, key, seconds, error)
                 except BaseException:
                     response.close()
                     raise
@@ -203,8 +203,3 @@ def _wait_seconds(timeout: Duration | None) -> float | None:
 def _too_late(key: str, timeout: float | None, request: httpx.Request) -> httpx.PoolTimeout:
     assert timeout is not None
     return httpx.PoolTimeout(f"no start was free for {key!r} within {timeout:g} s; nothing was sent", request=request)
-
-
-def _log_unpenalized(key: str, seconds: float, error: StorageUnavailable) -> None:
-    # The answer matters more than the penalty.
-    logger.warning("a server refuses %r for %g s, but the limiter could not store that: %s", key, seconds, error)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from headgate import DeclarationError, Limiter, StorageUnavailable
 from headgate.arguments import parse_seconds
 from headgate.clock import Clock, Duration, SystemClock, to_datetime
-from headgate.contrib.retry_after import closed_for
+from headgate.contrib.retry_after import closed_for, log_unpenalized
 from headgate.errors import needing
 
 with needing("headgate.contrib.requests needs", "requests", install="requests"):
@@ -73,10 +73,7 @@ class LimitedAdapter(HTTPAdapter):
             try:
                 self._limiter.penalize(key, seconds)
             except StorageUnavailable as error:
-                # The answer matters more than the penalty.
-                logger.warning(
-                    "a server refuses %r for %g s, but the limiter could not store that: %s", key, seconds, error
-                )
+                log_unpenalized(logger, key, seconds, error)
             except BaseException:
                 response.close()
                 raise

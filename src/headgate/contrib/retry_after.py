@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from logging import Logger
 from typing import NamedTuple
 
 HORIZON = 86_400.0
@@ -47,6 +48,11 @@ def closed_for(status: int, headers: Mapping[str, str], now: datetime) -> float:
     if refused is not None:
         return refused
     return _exhausted(*_read(headers, now), is_refusal=False) or 0.0
+
+
+def log_unpenalized(logger: Logger, key: str, seconds: float, error: Exception) -> None:
+    """Log that the penalty for an answer could not be stored; the answer matters more."""
+    logger.warning("a server refuses %r for %g s, but the limiter could not store that: %s", key, seconds, error)
 
 
 class _Window(NamedTuple):

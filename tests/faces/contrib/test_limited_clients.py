@@ -24,7 +24,10 @@ from tests.until import patient
 
 
 class Site:
-    """A real server: `/busy` refuses its first request for 0.3 s, `/moved` redirects, `/slow` ends when it may."""
+    """A real server: `/busy` refuses its first request for 0.3 s, and `/last` those after its first one.
+
+    `/moved` redirects, `/slow` ends when it may.
+    """
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -37,6 +40,8 @@ class Site:
                 match self.path:
                     case "/busy" if site.seen.count("/busy") == 1:
                         self.answer(429, {"Retry-After-Ms": "300"}, b"")
+                    case "/last" if site.seen.count("/last") == 1:
+                        self.answer(200, {"RateLimit": '"minute";r=0;t=0.3', "ratelimit": '"day";r=9;t=90'}, b"")
                     case "/moved":
                         self.answer(302, {"Location": "/"}, b"")
                     case "/slow":
@@ -119,6 +124,15 @@ def test_a_refusal_closes_its_key_for_the_time_the_server_requests(limited: Call
     refused_at = monotonic()
     assert get(f"{site.url}/busy") == (200, b"hello")
     assert monotonic() - refused_at >= 0.29
+
+
+def test_each_of_several_fields_of_one_name_is_read(limited: Callable[..., Get], site: Site) -> None:
+    """The fault: with aiohttp, only the last field of a name was read, so the next request was sent too early."""
+    get = limited(Limiter(RateLimit("100/s")))
+    assert get(f"{site.url}/last") == (200, b"")
+    answered_at = monotonic()
+    assert get(f"{site.url}/last") == (200, b"hello")
+    assert monotonic() - answered_at >= 0.29
 
 
 def test_a_request_that_would_wait_too_long_is_not_sent(limited: Callable[..., Get], site: Site) -> None:
