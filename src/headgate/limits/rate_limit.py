@@ -99,8 +99,7 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
         return -(-state[0] // self.count)
 
     def idle_at(self, state: Arrival) -> int:
-        full_at = -(-state[0] // self.count)
-        return full_at + START_EMPTY_KEPT if self.start_empty else full_at
+        return self.full_at(state) + (START_EMPTY_KEPT if self.start_empty else 0)
 
     def dump(self, state: Arrival) -> str:
         return f"1:{self.kind}:{state[0]}:{self.count}:{self.period}:{state[1]}"

@@ -203,6 +203,7 @@ def read_url(url: str) -> RedisAddress:
     address, _, query = url.partition("?")
     options = dict(parse_qsl(query))
     prefix = options.pop("prefix", PREFIX)
+    options.pop("decode_responses", None)  # replies are read as bytes
     if set(prefix) & set("{}"):
         raise DeclarationError(f"prefix={prefix!r} of the URL of a Redis must not have braces")
     # The value of this option may appear in a message, unlike all else in a URL.

@@ -121,6 +121,13 @@ async def test_the_prefix_of_the_url_begins_the_names_of_all_keys(redis_url: str
     assert sorted(names) == [f"{{shop:{used.limit}:acme}}", f"{{shop:{used.limit}:acme}}:answers"]
 
 
+async def test_an_option_that_decodes_replies_for_others_changes_nothing(redis_url: str) -> None:
+    """The fault: the URL of a program that uses redis-py as well raised AttributeError at the first call."""
+    used = bucket(RateLimit("5/h").rule)
+    async with opened(f"{redis_url}?decode_responses=True") as store:
+        assert (await store.take(used)).granted == 1
+
+
 async def test_programs_with_other_prefixes_do_not_share_a_budget(redis_url: str) -> None:
     used = bucket(StrictRate("1/h").rule)
     for prefix in ("one", "two", "one:two"):
