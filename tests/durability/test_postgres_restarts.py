@@ -117,11 +117,16 @@ async def test_a_server_that_became_read_only_is_waited_for(postgres: PostgresSe
 async def test_a_process_that_starts_beside_a_read_only_server_can_read(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault: each process wrote when it opened its app, so `headgate status` and `doctor` failed on a replica."""
+    """The fault: each process wrote when it opened its app, so `headgate status` and `doctor` failed on a replica.
+
+    Later they failed there if its clock was behind.
+    """
     work = Work(postgres.url)
     async with work.app:
         job = await work.gated.enqueue("acme")
         await result_within(job)
+    # As on a replica whose clock is behind that of the primary.
+    await ask(postgres.url, "UPDATE headgate.limit_time SET last_used = last_used + 3600000000")
     await ask(postgres.url, "ALTER DATABASE postgres SET default_transaction_read_only = on")
     monkeypatch.setattr(database, "PATIENCE", SECOND // 2)
     work = Work(postgres.url)

@@ -220,7 +220,7 @@ class PostgresStorage(Store):
         # Only if it is needed, as a server that is read-only can be read. Parsing the statement takes longer the first
         # time, so only the second reading is accurate.
         row = await session.row("clock")
-        if row["last_used"] > row["now"] + row["ahead"]:
+        if row["is_behind"]:
             await session.execute("raise_limit_time")
         self._identity = await session.value("identity")
         await follow_clock(session, self._time, self.clock)

@@ -1,6 +1,10 @@
 -- name: clock [postgres]
--- Return the server's wall clock, and the offset of limit time from it.
-SELECT @server_clock AS now, ahead, last_used FROM headgate.limit_time
+-- Return the server's wall clock, the offset of limit time from it, and whether limit time was used beyond that: then it is
+-- to be raised, but not on a replica, whose clock may be behind that of the primary.
+SELECT
+    @server_clock AS now, ahead,
+    last_used > @server_clock + ahead AND current_setting('transaction_read_only') = 'off' AS is_behind
+FROM headgate.limit_time
 
 -- name: raise_limit_time [postgres]
 -- Raise limit time to the last value used, whatever the server's clock has done in between.
