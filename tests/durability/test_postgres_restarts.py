@@ -10,11 +10,12 @@ from contextlib import AsyncExitStack
 import asyncpg
 import pytest
 
-from headgate import StorageUnavailable
+from headgate import StorageUnavailable, UnfitConnection
 from headgate.cli import worker
 from headgate.clock import SECOND, SystemClock
 from headgate.jobs.event import NodeDeclaredDead, NodeLost
-from headgate.storage.postgres import database
+from headgate.storage.postgres import database, storage
+from headgate.storage.postgres.server_time import FOLLOW_EVERY
 from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import Endings, ask, count_endings, session_at
 from tests.durability.work import Work
@@ -140,6 +141,16 @@ async def test_a_process_that_starts_beside_a_read_only_server_can_read(
             await worker._open(work.app, 0.5, stack)
 
 
+async def raise_floor(work: Work) -> None:
+    """Let the worker know of ids of arrivals that tables with lower ones do not have."""
+
+    async def has_risen() -> bool:
+        await work.has_run(*[await work.gated.enqueue(f"key-{number}") for number in range(10)])
+        return store_of(work.app).arrival_floor > 10
+
+    await until(has_risen, 10)
+
+
 async def test_a_worker_continues_in_tables_that_were_made_anew(postgres: PostgresServer) -> None:
     """The fault: it read only arrivals with ids above those that it had seen in the tables before."""
     work = Work(postgres.url)
@@ -150,15 +161,48 @@ async def test_a_worker_continues_in_tables_that_were_made_anew(postgres: Postgr
             return True
         return False
 
-    async def floor_has_risen() -> bool:
-        await work.has_run(*[await work.gated.enqueue(f"key-{number}") for number in range(10)])
-        return store_of(work.app).arrival_floor > 10
-
     async with work.app:
-        await until(floor_has_risen, 10)
+        await raise_floor(work)
         await until(drop, 10)
         await PostgresStorage(postgres.url, SystemClock()).migrate()
         await work.has_run(await work.gated.enqueue("acme"), seconds=BACK)
         async with session_at(postgres.url) as caller, caller.transaction():
             job = await work.plain.using(connection=caller).enqueue("acme")
         await work.has_run(job, seconds=BACK)
+
+
+async def test_a_worker_continues_in_older_tables_that_have_its_row(postgres: PostgresServer) -> None:
+    """The fault: restored under it, they had its row, so it did not join again, and jobs with limits waited."""
+    work = Work(postgres.url)
+    async with work.app:
+        await raise_floor(work)
+        await PostgresStorage(postgres.url, SystemClock(), schema="older").migrate()
+        async with session_at(postgres.url) as operator:
+            await operator.execute(
+                "BEGIN; INSERT INTO older.node SELECT * FROM headgate.node;"
+                "UPDATE older.identity SET id = (SELECT id FROM headgate.identity);"
+                "ALTER SCHEMA headgate RENAME TO newer; ALTER SCHEMA older RENAME TO headgate; COMMIT"
+            )
+        await work.has_run(await work.gated.enqueue("acme"), seconds=FOLLOW_EVERY + BACK)
+        assert not work.has_event(NodeDeclaredDead)
+
+
+async def test_a_process_that_only_enqueues_finds_tables_that_were_made_anew(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: until its restart, connection= said that the database did not have the jobs of the app."""
+    monkeypatch.setattr(storage, "FOLLOW_EVERY", 0.1)
+    work = Work(postgres.url)
+
+    async def takes_it() -> bool:
+        async with session_at(postgres.url) as caller, caller.transaction():
+            with contextlib.suppress(UnfitConnection):
+                await work.plain.using(connection=caller).enqueue("acme")
+                return True
+        return False
+
+    async with work.app.open():
+        assert await takes_it()
+        await ask(postgres.url, "DROP SCHEMA headgate CASCADE")
+        await PostgresStorage(postgres.url, SystemClock()).migrate()
+        await until(takes_it, 10)

@@ -39,6 +39,7 @@ from headgate import (
     UnfitConnection,
 )
 from headgate.jobs.history import ALL
+from headgate.storage.postgres import storage as postgres_storage
 from tests.faces.user_transactions import IDS, KINDS, postgres_in, sqlite_in
 from tests.internals import store_of
 from tests.until import result_within, until
@@ -374,8 +375,10 @@ async def test_psycopg_in_pipeline_mode_is_refused_and_its_transaction_stays_usa
 
 
 async def test_a_connection_to_somewhere_else_is_refused_by_name(
-    on_sqlite: AppAndWorker, on_postgres: AppAndWorker, tmp_path: Path
+    on_sqlite: AppAndWorker, on_postgres: AppAndWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # What is set below is read again every 5 s.
+    monkeypatch.setattr(postgres_storage, "FOLLOW_EVERY", 600)
     with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as other:
         with pytest.raises(UnfitConnection, match=r"other\.db"):
             await on_sqlite.mail.using(connection=other).enqueue("ada")

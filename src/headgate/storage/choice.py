@@ -43,7 +43,9 @@ def choose_storage(
         case "sqlite":
             return SqliteStorage(_file_of(url, path), clock, synchronous=synchronous)
         case "postgresql" | "postgres":
-            return _postgres(url, clock, schema=schema, listen_url=listen_url, connections=connections, pool=pool)
+            with needing("a postgresql:// URL needs", "asyncpg", install="'headgate[postgres]'"):
+                from headgate.storage.postgres.storage import PostgresStorage
+            return PostgresStorage(url, clock, schema=schema, listen_url=listen_url, connections=connections, pool=pool)
         case "redis" | "rediss" | "valkey":
             raise DeclarationError(
                 f"jobs cannot be kept in Redis, where {displayed_url(url)!r} is: use sqlite:///path or "
@@ -67,14 +69,6 @@ def _file_of(url: str, path: str) -> str:
             f"storage URL {displayed_url(url)!r} has options; pass them to Headgate(…), such as synchronous="
         )
     return unquote(path[1:])
-
-
-def _postgres(
-    url: str, clock: Clock, *, schema: str, listen_url: str | None, connections: int, pool: object | None
-) -> Store:
-    with needing("a postgresql:// URL needs", "asyncpg", install="'headgate[postgres]'"):
-        from headgate.storage.postgres.storage import PostgresStorage
-    return PostgresStorage(url, clock, schema=schema, listen_url=listen_url, connections=connections, pool=pool)
 
 
 def address_of(url: str | None, storage: Store) -> StoreAddress:

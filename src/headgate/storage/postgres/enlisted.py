@@ -70,7 +70,7 @@ async def require_same_place(session: Session, identity: str, *, has_unique: boo
     """Check the tables without naming a table that may not exist: that error would abort the caller's transaction."""
     ((has_tables, isolation, database),) = await session.fetch("enlisted_at")
     if has_tables:
-        ((found,),) = await session.fetch("identity")
+        ((found, _),) = await session.fetch("identity")
         if found == identity:
             if has_unique and isolation != "read committed":
                 raise UnfitConnection(

@@ -143,6 +143,7 @@ class PostgresStorage(Store):
         self._keys = _KeyLocks()
         self._unique = asyncio.Semaphore()
         self._identity = ""
+        self._tables = 0
         self._wake_ups: WakeUps | None = None
         self._following: asyncio.Task[None] | None = None
         self._ending_silent: asyncio.Task[None] | None = None
@@ -198,9 +199,8 @@ class PostgresStorage(Store):
                 self._database.lent.require_size(LEAST_LENT + (listens_on == self._database.connection))
             self._wake_ups = WakeUps(self._database, listens_on, self.clock, self._wake, self._listen_url)
             await self._wake_ups.open(listens=self._is_watched)
-            # A process that only enqueues runs no other statement that returns the server's time.
-            read = partial(follow_clock, time=self._time, clock=self.clock)
-            following = self._database.keep_running(read, FOLLOW_EVERY, self.clock, reads="the time")
+            # A process that only enqueues runs no other statement that returns what this reads.
+            following = self._database.keep_running(self._follow, FOLLOW_EVERY, self.clock, reads="the time")
             self._following = asyncio.create_task(following, name="headgate-clock")
         except BaseException:
             await self.close()
@@ -222,7 +222,15 @@ class PostgresStorage(Store):
         row = await session.row("clock")
         if row["is_behind"]:
             await session.execute("raise_limit_time")
-        self._identity = await session.value("identity")
+        await self._follow(session)
+
+    async def _follow(self, session: Session) -> None:
+        """Read the server's clock, and which tables these are: others, with lower ids, may have taken their place."""
+        self._identity, tables = await session.row("identity")
+        if tables != self._tables:
+            self._tables = tables
+            for claimer in self._claimers:
+                claimer.low_watermarks.forget_arrivals()
         await follow_clock(session, self._time, self.clock)
 
     async def close(self) -> None:
@@ -402,11 +410,9 @@ class PostgresStorage(Store):
         return [None] * len(group)
 
     async def join(self, node: str, name: str, **options: Any) -> None:
-        # A node whose row is gone joins again; its tables may have been made anew, or restored, with lower ids.
-        for claimer in self._claimers:
-            claimer.low_watermarks.forget_arrivals()
         await super().join(node, name, **options)
-        self._identity = await self._database.repeat(methodcaller("value", "identity"))
+        # A node joins again if its row is gone, as in tables that were made anew.
+        await self._database.repeat(self._follow)
 
     async def claim(self, claim: Claim) -> Claimed:
         self._require_usable()

@@ -18,9 +18,14 @@ UPDATE headgate.limit_time
 SET ahead = ahead + :shift, last_used = greatest(last_used, @server_clock + ahead + :shift)
 WHERE ahead = :seen AND @server_clock + ahead + :shift >= last_used - 1000000
 
--- name: identity
--- Return the id that distinguishes these tables from tables with the same names in another place.
-SELECT CAST(id AS text) FROM headgate.identity
+-- name: identity [postgres]
+-- Return the id that distinguishes these tables from tables with the same names in another place, and a number that
+-- distinguishes them from those of a restored dump, which have the same id.
+SELECT CAST(id AS text), tableoid FROM headgate.identity
+
+-- name: identity [sqlite]
+-- Return the same id.
+SELECT id FROM identity
 
 -- name: used_folder
 -- Return the URL of a folder of large payloads, if it has been used.
