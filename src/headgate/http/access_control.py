@@ -90,11 +90,6 @@ class AccessControl:
             raise self._unknown("your session has ended; sign in again")
         raise self._unknown("sign in first")
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether other processes may accept the same sessions."""
-        return self._secret is not None
-
     async def sign_in(self, request: Request, fields: SignInFields) -> tuple[User, str]:
         """Return the user and the cookie of a new session. Raises HttpError for a wrong credential."""
         if self._signs_in is None or self.sessions is None:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import msgspec
 from starlette.requests import Request
@@ -175,14 +176,15 @@ def shown_cookies(request: Request) -> list[str]:
 
 def set_cookie(response: Response, request: Request, value: str, *, is_secure: bool) -> None:
     """Set the cookie of a session."""
+    path = root_of(request) or "/"
     response.set_cookie(
-        _name(request), value, max_age=LASTS, path=_path(request), secure=is_secure, httponly=True, samesite="strict"
+        _name(request), value, max_age=LASTS, path=path, secure=is_secure, httponly=True, samesite="strict"
     )
 
 
 def delete_cookie(response: Response, request: Request) -> None:
     """Delete the cookie of a session."""
-    response.delete_cookie(_name(request), path=_path(request), httponly=True, samesite="strict")
+    response.delete_cookie(_name(request), path=root_of(request) or "/", httponly=True, samesite="strict")
 
 
 def _name(request: Request) -> str:
@@ -191,5 +193,6 @@ def _name(request: Request) -> str:
     return f"headgate_session_{port[1]}" if port else "headgate_session"
 
 
-def _path(request: Request) -> str:
-    return str(request.scope.get("root_path", "")).rstrip("/") or "/"
+def root_of(request: Request) -> str:
+    """Return the path where it is mounted, escaped as browsers do: they compare the path of a cookie as a text."""
+    return quote(str(request.scope.get("root_path", "")).rstrip("/"), safe="/!$&'()*+,=:@")

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from headgate.http.auth import LONGEST_CREDENTIAL, SignInFields, SignInForm
 from headgate.http.http_error import HttpError
 from headgate.http.languages import language_of, translated
+from headgate.http.sessions import root_of
 from headgate.http.static_files import STATIC
 
 SIGNED_OUT = Path(__file__).parent / "signed_out"
@@ -121,6 +122,5 @@ def visited_place(request: Request) -> str:
 
 def to_address(request: Request, place: str) -> str:
     """Return the full address of a place, which is always one of this dashboard, whatever a form contains."""
-    root = str(request.scope.get("root_path", "")).rstrip("/")
     path, mark, query = place.lstrip("/\\").partition("?")
-    return f"{quote(root)}/{quote(path)}{mark}{quote(query, safe='=&%+,:;/?@!$()*~')}"
+    return f"{root_of(request)}/{quote(path)}{mark}{quote(query, safe='=&%+,:;/?@!$()*~')}"

@@ -110,7 +110,7 @@ class Dashboard(Starlette):
         self._counts = SlowCounts(clock)
         self._reports = ReportMaker(clock)
         self._recordings: set[asyncio.Future[None]] = set()
-        if guard.sessions is not None and guard.is_shared:
+        if guard.sessions is not None and secret is not None:
             guard.sessions.share(self._sign_outs)
         self._reach = app._client.portal.reach
         self._watch = OverviewPoller(self._overview, clock)

@@ -28,6 +28,7 @@ from headgate.admin.schedules import SCHEDULE_COLUMNS
 from headgate.http.compression import accepts_gzip, zipped
 from headgate.http.http_error import HttpError
 from headgate.http.languages import SOURCE, catalogue, language_of, languages
+from headgate.http.sessions import root_of
 
 STATIC = Path(__file__).parent / "static"
 
@@ -126,7 +127,7 @@ class StaticFiles:
         For an unknown address, the shell shows an error.
         """
         language = language_of(request)
-        base = html.escape(f"{request.scope.get('root_path', '').rstrip('/')}/", quote=True)
+        base = html.escape(f"{root_of(request)}/", quote=True)
         page = self._page.replace('<base href="/">', f'<base href="{base}">', 1)
         page = page.replace('<html lang="en">', f'<html lang="{language}">', 1)
         page = page.replace(f"/{script_of(SOURCE)}", f"/{script_of(language)}", 1)

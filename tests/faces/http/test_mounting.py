@@ -81,7 +81,7 @@ async def test_a_path_of_a_mount_is_data_in_the_page_as_any_other() -> None:
     async with app.open(), client(host) as caller:
         answer = await caller.get('/"><script>/')
         assert "<script>/" not in answer.text
-        assert "&quot;&gt;&lt;script&gt;/" in answer.text
+        assert '<base href="/%22%3E%3Cscript%3E/">' in answer.text
 
 
 async def test_the_dashboard_opens_the_app_with_the_first_request_and_closes_it(tmp_path: Path) -> None:

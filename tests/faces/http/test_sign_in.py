@@ -123,6 +123,24 @@ async def test_the_cookie_is_for_where_the_dashboard_is_mounted_and_secure_where
         assert (await caller.get("/ops/jobs/api/v1/session")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("mounted", "written"),
+    [("/@ada/proxy:8080", "/@ada/proxy:8080"), ("/a+b (1)", "/a+b%20(1)"), ("/b\u00fcro;1", "/b%C3%BCro%3B1")],
+)
+async def test_a_cookie_is_sent_to_where_the_sign_in_and_the_page_lead(mounted: str, written: str) -> None:
+    """The fault: the address had %40 and the cookie @, or an umlaut as one byte, so a browser kept it to itself."""
+    app = make_app()
+    host = Starlette(routes=[Mount(mounted, dashboard(app, auth=users()))])
+    async with app.open(), client(host) as caller:
+        answer = await sign_in(caller, below=mounted)
+        assert answer.headers["location"] == f"{written}/"
+        assert f"path={written};" in answer.headers["set-cookie"].replace("Path", "path")
+        caller.cookies.clear()
+        cookie = answer.headers["set-cookie"].partition(";")[0]
+        page = await caller.get(f"{mounted}/", headers=VISIT | {"Cookie": cookie})
+        assert f'<base href="{written}/">' in page.text
+
+
 async def test_a_browser_that_came_by_https_through_a_proxy_gets_a_secure_cookie() -> None:
     app = make_app()
     site = dashboard(app, auth=users(), trusted_proxies=["10.0.0.1"])
