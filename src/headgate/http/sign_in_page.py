@@ -115,7 +115,7 @@ def parse_form(content: bytes) -> tuple[SignInFields, str]:
 
 def visited_place(request: Request) -> str:
     """Return the address of a visit, relative to where the dashboard is mounted."""
-    path = str(request.scope["path"]).removeprefix(str(request.scope.get("root_path", ""))).lstrip("/")
+    path = quote(str(request.scope["path"]).removeprefix(str(request.scope.get("root_path", ""))).lstrip("/"))
     query = request.scope.get("query_string", b"").decode("latin-1")
     return "" if path in ("login", "logout", "logout/everywhere") else path + (f"?{query}" if query else "")
 
@@ -123,4 +123,4 @@ def visited_place(request: Request) -> str:
 def to_address(request: Request, place: str) -> str:
     """Return the full address of a place, which is always one of this dashboard, whatever a form contains."""
     path, mark, query = place.lstrip("/\\").partition("?")
-    return f"{root_of(request)}/{quote(path)}{mark}{quote(query, safe='=&%+,:;/?@!$()*~')}"
+    return f"{root_of(request)}/{quote(path, safe='/%')}{mark}{quote(query, safe='=&%+,:;/?@!$()*~')}"

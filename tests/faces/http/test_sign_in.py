@@ -489,6 +489,18 @@ async def test_a_link_on_another_site_opens_the_page_for_a_signed_in_user() -> N
         assert "http-equiv" not in page.text
 
 
+async def test_a_name_with_a_question_mark_is_found_again_after_the_sign_in() -> None:
+    """The fault: what followed the mark was taken for the query, and the page was that of another name."""
+    app = make_app()
+    async with app.open(), client(dashboard(app, auth=users())) as caller:
+        where = "schedules/50%25%20off%3F?span=1h"
+        page = await caller.get(f"/{where}", headers=VISIT | {"Sec-Fetch-Site": "cross-site"})
+        assert f'content="0;url=/{where}"' in page.text
+        assert f'name="place" value="{where}"' in page.text
+        answer = await caller.post("/login", data=FORM | {"place": where}, headers=VISIT)
+        assert answer.headers["location"] == f"/{where}"
+
+
 async def test_an_auth_callback_can_set_the_sign_in_url() -> None:
     app = make_app()
     auth = CallbackAuth(lambda request: None, sign_in_url="/accounts/login?next=/jobs&x=\"'")
