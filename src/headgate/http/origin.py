@@ -11,7 +11,7 @@ def is_same_site(headers: Mapping[str, str], host: str) -> bool:
     """Whether a request may change something: a browser sends it from a page of this very origin.
 
     Browsers send Sec-Fetch-Site; older ones, and those without HTTPS, send Origin. A client that sends neither is not a
-    browser, and sends no credentials of a user by itself.
+    browser, and sends no credentials of a user by itself. Some proxies add the port of the scheme to the host.
     """
     site = headers.get("sec-fetch-site")
     if site is not None:
@@ -23,7 +23,8 @@ def is_same_site(headers: Mapping[str, str], host: str) -> bool:
         parts = urlsplit(origin)
     except ValueError:
         return False
-    return parts.scheme in ("http", "https") and bool(host) and parts.netloc.lower() == host.lower()
+    port = {"http": ":80", "https": ":443"}.get(parts.scheme)
+    return port is not None and bool(parts.netloc) and parts.netloc.lower() == host.lower().removesuffix(port)
 
 
 def peer_of(peer: str | None, forwarded_for: str | None, trusted: frozenset[str]) -> str:

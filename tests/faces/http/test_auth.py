@@ -15,7 +15,7 @@ from headgate.http import BasicAuth, BearerAuth, CallbackAuth, OneTimeToken, Use
 from headgate.http.auth import Role
 from headgate.http.endpoint import Endpoint
 from headgate.http.openapi import openapi
-from headgate.http.origin import peer_of
+from headgate.http.origin import is_same_site, peer_of
 from headgate.http.routes import ENDPOINTS
 from tests.faces.http.stage import EVERYBODY, client, make_app, problem
 
@@ -212,6 +212,20 @@ async def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], i
             )
             refused = answer.status_code == 403 and problem(answer) == "other_site"
             assert refused is not is_let_in, (endpoint, answer.text)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "is_same"),
+    [
+        ("http://jobs.example", "jobs.example:80", True),
+        ("https://jobs.example", "jobs.example:443", True),
+        ("http://jobs.example", "jobs.example:443", False),
+        ("http://jobs.example:8080", "jobs.example:80", False),
+        ("http://", ":80", False),
+    ],
+)
+def test_a_proxy_may_add_the_port_of_the_scheme_to_the_host(origin: str, host: str, is_same: bool) -> None:
+    assert is_same_site({"origin": origin}, host) is is_same
 
 
 async def test_a_read_only_dashboard_refuses_changes_by_admins() -> None:
