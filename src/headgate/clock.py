@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+R = TypeVar("R")
 
 SECOND = 1_000_000
 
@@ -165,6 +167,17 @@ async def wait_until_done(clock: Clock, work: asyncio.Future[Any], seconds: floa
     ended = asyncio.Event()
     work.add_done_callback(lambda _: ended.set())
     return await wait_for_event(clock, ended, seconds)
+
+
+async def within(clock: Clock, seconds: float, work: Awaitable[R]) -> R:
+    """Return the result of `work`. If that takes longer than `seconds`, cancel it and raise TimeoutError."""
+    running = asyncio.ensure_future(work)
+    try:
+        if not await wait_until_done(clock, running, seconds):
+            raise TimeoutError
+        return running.result()
+    finally:
+        running.cancel()
 
 
 def microseconds(duration: float | timedelta) -> int:

@@ -13,7 +13,6 @@ import pytest
 from headgate import Headgate, JobCancelled, JobFailed, JobNotFound, JobState, NotOpen, RetryPolicy, Task, batch
 from headgate.clock import SECOND
 from headgate.errors import AttemptFailed, StorageLost, StorageUnavailable
-from headgate.jobs.job import JobRecord
 from headgate.storage.driver import Procedure, ReadKind
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.store import Store
@@ -26,12 +25,14 @@ R = TypeVar("R")
 
 
 class SlowStorage(MemoryStorage):
-    """A store whose answer about a job takes a second."""
+    """A store whose answers take a while."""
 
-    async def job(self, job_id: str) -> JobRecord | None:  # type: ignore[misc]
-        record = await super().job(job_id)
-        await asyncio.sleep(1)
-        return record
+    seconds = 1.0
+
+    async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
+        answer = await super().read(procedure, kind)
+        await asyncio.sleep(self.seconds)
+        return answer
 
 
 def test_waiting_too_long_for_a_result_raises_and_the_job_continues() -> None:
@@ -144,6 +145,67 @@ def test_whoever_begins_to_wait_while_the_app_closes_is_told_so() -> None:
             await asyncio.sleep(0.5)
         with pytest.raises(NotOpen):
             await asyncio.wait_for(waiting, 3600)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("timeout", [5, 10.5])
+def test_a_timeout_ends_the_wait_for_a_store_that_does_not_answer(timeout: float) -> None:
+    """The fault: the first read, the look for a worker after 10 s and the last look took as long as they took."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStorage(clock)
+        app, work = awaited(store, clock)
+        async with app.open():
+            job, together = await work.enqueue(), await batch([work.call()]).enqueue()
+            store.seconds = 60
+            for wait in (job.result, together.wait):
+                began = clock.monotonic()
+                with pytest.raises(TimeoutError, match="was not final within"):
+                    await wait(timeout)
+                assert clock.monotonic() - began <= (timeout + 1) * SECOND
+
+    run_virtual(main)
+
+
+def test_many_results_are_asked_for_together() -> None:
+    """The fault: each of 10,000 calls read its job, all at once, and again after 10 s to look for a worker."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = AwayStorage(clock)
+        app, work = awaited(store, clock)
+        async with app:
+            jobs = await work.enqueue_many([()] * 1000)
+            store.reads = 0
+            waiting = asyncio.gather(*(job.result() for job in jobs))
+            await asyncio.sleep(0.001)
+            assert store.reads < 20
+            assert set(await waiting) == {"done"}
+            store.reads = 0
+            assert set(await asyncio.gather(*(job.result() for job in jobs))) == {"done"}
+            assert store.reads < 20
+
+    run_virtual(main)
+
+
+def test_whoever_begins_to_wait_during_an_outage_is_told_so() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = AwayStorage(clock)
+        app, work = awaited(store, clock)
+        async with app:
+            job, other, together = await work.enqueue(), await work.enqueue(), await batch([work.call()]).enqueue()
+            waiting = asyncio.create_task(job.result())
+            await asyncio.sleep(5)
+            store.error = StorageUnavailable("it is away")
+            for wait in (other.result, together.wait):
+                with pytest.raises(StorageUnavailable, match="it is away"):
+                    await asyncio.wait_for(wait(), 60)
+            store.error = None
+            assert await waiting == "done"
+            with pytest.raises(JobNotFound):
+                await asyncio.wait_for(app.job("unknown").result(), 1)
+            with pytest.raises(JobNotFound):
+                await app.batch("unknown").wait(timeout=0)
 
     run_virtual(main)
 

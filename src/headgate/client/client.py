@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from headgate.client.flow_builder import FlowBuilder, numbered_graph
 from headgate.client.plan import BatchSteps, ChainSteps, Step, calls_of, steps_to_add
 from headgate.client.portal import Portal, WaitingThread, is_running_here
-from headgate.clock import SECOND, Clock, microseconds, to_datetime
+from headgate.clock import SECOND, Clock, microseconds, sleep, to_datetime, within
 from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.engine.bus import EventBus
 from headgate.engine.callback_runner import CallbackRunner
@@ -77,6 +78,9 @@ UNSERVED_AFTER = 10.0
 
 UNSERVED_EVERY = 60 * SECOND
 """Microseconds between two events of one queue that no worker serves."""
+
+LAST_LOOK = 1.0
+"""The most seconds for a look at what was not final in time."""
 
 RESULTS_AT_ONCE = 100
 """How many jobs of a batch are read at once for its results."""
@@ -181,10 +185,9 @@ class Client:
     async def _open(self, migrate: bool | None = None) -> None:
         await self.storage.open(migrate=self._migrate if migrate is None else migrate)
         store, clock = self.storage, self._clock
-        self._job_ends = EndWatch(
-            store, clock, "job", JobNotFound, find=store.job, read=store.final, stored=store.stored_ids
-        )
-        self._batch_ends = EndWatch(store, clock, "batch", BatchNotFound, find=store.batch, read=store.batches_by_id)
+        self._job_ends = EndWatch(store, clock, JobNotFound, read=store.final, stored=store.stored_ids)
+        self._batch_ends = EndWatch(store, clock, BatchNotFound, read=store.batches_by_id)
+        self._looking = asyncio.Lock()
         self.history_writer.open()
         self.callback_runner.open()
         self._end_log = self._bus.subscribe(log_event, *logged_kinds(jobs=self._log_jobs))
@@ -379,28 +382,28 @@ class Client:
 
     async def _final_record(self, job_id: str, timeout: float | None) -> JobRecord:
         """Wait for the end of a job. If it takes long and no worker serves its queue, say so."""
-        until = None if timeout is None else self._clock.monotonic() + microseconds(timeout)
-        left, is_long = timeout, timeout is None or timeout > UNSERVED_AFTER
-        if is_long:
-            try:
-                return await self._job_ends.wait(job_id, UNSERVED_AFTER)
-            except TimeoutError:
-                await self._publish_unserved(job_id)
-                left = None if until is None else max(0, until - self._clock.monotonic()) / SECOND
+        looking = asyncio.create_task(self._publish_unserved(job_id), name="headgate-unserved")
         try:
-            return await self._job_ends.wait(job_id, left, was_stored=is_long)
+            return await self._job_ends.wait(job_id, timeout)
         except TimeoutError:
-            why = "it continues to run"
-            with contextlib.suppress(StorageUnavailable):
-                record = await self.storage.job(job_id)
-                if record is None:
-                    raise JobNotFound(job_id) from None
-                if record.finished_at is not None:
-                    # Its end was not read in time, as after an outage of the store.
-                    return record
-                if record.state is JobState.WAITING:
-                    why = await self._why_it_waits(record)
-            raise TimeoutError(f"job {job_id} was not final within {timeout:g} s; {why}") from None
+            found: JobRecord | str = "the store does not answer, so whether it continues to run is not known"
+            with contextlib.suppress(StorageUnavailable, TimeoutError):
+                found = await within(self._clock, LAST_LOOK, self._end_or_reason(job_id))
+            if isinstance(found, JobRecord):
+                # Its end was not read in time, as after an outage of the store.
+                return found
+            raise TimeoutError(f"job {job_id} was not final within {timeout:g} s; {found}") from None
+        finally:
+            looking.cancel()
+
+    async def _end_or_reason(self, job_id: str) -> JobRecord | str:
+        """Return a job if it is final, else why it is not. Raises JobNotFound."""
+        record = await self.storage.job(job_id)
+        if record is None:
+            raise JobNotFound(job_id) from None
+        if record.finished_at is not None:
+            return record
+        return await self._why_it_waits(record) if record.state is JobState.WAITING else "it continues to run"
 
     async def _unserved_queue(self, queue: str) -> Unserved | None:
         from headgate.admin.nodes import unserved
@@ -416,12 +419,15 @@ class Client:
         return f"it waits{limit}; `headgate jobs explain` and app.admin.explain() say until when"
 
     async def _publish_unserved(self, job_id: str) -> None:
-        """Publish how long no worker has served the queue of a job that waits, if none does, as far as it is seen."""
+        """After a while, publish how long no worker has served the queue of a job that waits, if none is seen to."""
+        await sleep(self._clock, UNSERVED_AFTER)
         with contextlib.suppress(StorageUnavailable):
-            record = await self.storage.job(job_id)
-            if record is None or record.state is not JobState.WAITING:
-                return
-            found, now = await self._unserved_queue(record.queue), self._clock.monotonic()
+            # One after the other: many may wait.
+            async with self._looking:
+                record = await self.storage.job(job_id)
+                if record is None or record.state is not JobState.WAITING:
+                    return
+                found, now = await self._unserved_queue(record.queue), self._clock.monotonic()
             if found is not None and now >= self._unserved_again_at.get(found.queue, 0):
                 self._unserved_again_at[found.queue] = now + UNSERVED_EVERY
                 runs_here = self._local_node() is not None
@@ -474,11 +480,13 @@ class Client:
         try:
             return batch_status(await self._batch_ends.wait(batch_id, timeout))
         except TimeoutError:
-            with contextlib.suppress(StorageUnavailable):
-                found = await self.storage.batch(batch_id)
-                if found is not None and found.finished_at is not None:
+            with contextlib.suppress(StorageUnavailable, TimeoutError):
+                found = await within(self._clock, LAST_LOOK, self.storage.batch(batch_id))
+                if found is None:
+                    raise BatchNotFound(batch_id) from None
+                if found.finished_at is not None:
                     return batch_status(found)
-            raise
+            raise TimeoutError(f"batch {batch_id} was not final within {timeout:g} s; it continues to run") from None
 
 
 def _cancellation(job_id: str) -> AuditRecord:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
 from typing import Any
 
-from headgate.clock import SECOND, Clock, wait_until_done
+from headgate.clock import SECOND, Clock, within
 from headgate.errors import HeadgateError
 from headgate.jobs.event import Event, StorageFailed, StorageUsed
 from headgate.jobs.job import summarize_error
@@ -146,12 +147,9 @@ class EventBus:
     async def close(self, clock: Clock, seconds: float) -> None:
         """Deliver the queued events for at most `seconds`; then drop the rest and cancel the subscribers."""
         for timeout in (seconds, 1.0):
-            draining = asyncio.get_running_loop().create_task(self.drain(), name="headgate-drain")
-            try:
-                if await wait_until_done(clock, draining, timeout):
-                    return
-            finally:
-                draining.cancel()
+            with contextlib.suppress(TimeoutError):
+                await within(clock, timeout, self.drain())
+                return
             for subscription in self._subscriptions:
                 subscription.abandon()
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from headgate.clock import SECOND, Clock, sleep, to_datetime, wait_for_event
+from headgate.clock import SECOND, Clock, sleep, to_datetime, wait_for_event, within
 from headgate.errors import (
     AttemptFailed,
     JobCancelled,
@@ -48,68 +47,52 @@ CANCELLED_BY_HANDLER = "headgate.Cancel"
 class EndWatch(Generic[E]):
     """Serves all who wait for ends, of jobs or of batches, with one read of the store at a time.
 
-    `find` returns one of them, `read` those of many that are final, or all that are stored; in the first case `stored`
-    returns which ids are.
+    `read` returns those of many that are final, or all that are stored; in the first case `stored` returns which are.
     """
 
     def __init__(
         self,
         storage: Store,
         clock: Clock,
-        what: str,
         not_found: type[JobNotFound],
         *,
-        find: Callable[[str], Awaitable[E | None]],
         read: Callable[[Sequence[str]], Awaitable[Sequence[E]]],
         stored: Callable[[Sequence[str]], Awaitable[Sequence[str]]] | None = None,
     ) -> None:
         self._storage = storage
         self._clock = clock
-        self._what = what
-        self._find: Callable[[str], Awaitable[E | None]] = find
         self._read: Callable[[Sequence[str]], Awaitable[Sequence[E]]] = read
         self._stored = stored
         self._not_found = not_found
         self._waiting: dict[str, asyncio.Future[E]] = {}
         self._waiters: Counter[str] = Counter()
+        self._unread: set[str] = set()
         self._changed = asyncio.Event()
         self._polling: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    async def wait(self, id: str, timeout: float | None, *, was_stored: bool = False) -> E:
-        """Return what is stored once it is final; with `was_stored` it is not read before the wait.
+    async def wait(self, id: str, timeout: float | None) -> E:
+        """Return what is stored once it is final.
 
-        Raises JobNotFound, also if it is deleted meanwhile, TimeoutError, and NotOpen if the app is closed. A store
-        that does not answer during the wait is waited for, unless it is lost.
+        Raises JobNotFound, also if it is deleted meanwhile, TimeoutError, NotOpen if the app is closed, and
+        StorageUnavailable if the first read fails. A store that goes away later is waited for, unless it is lost.
         """
-        if not was_stored:
-            record = await self._find(id)
-            if record is None:
-                raise self._not_found(id)
-            if record.finished_at is not None:
-                return record
         if self._is_closed:
-            # During the read.
             raise NotOpen
         loop = asyncio.get_running_loop()
         future = self._waiting.get(id)
         if future is None:
             future = self._waiting[id] = loop.create_future()
-        # It may have become final since the read above.
+            self._unread.add(id)
+        # It may have become final since the last read.
         self._changed.set()
-        if self._polling is None:
+        if self._polling is None or self._polling.done():
             self._polling = loop.create_task(self._poll(), name="headgate-results")
         self._waiters[id] += 1
-        timer = None
         own = asyncio.shield(future)
-        if timeout is not None:
-            when = self._clock.monotonic() + round(timeout * SECOND)
-            timer = self._clock.call_at(when, partial(_time_out, own, f"{self._what} {id}", timeout))
         try:
-            return await own
+            return await (own if timeout is None else within(self._clock, timeout, own))
         finally:
-            if timer is not None:
-                timer.cancel()
             self._waiters[id] -= 1
             if not self._waiters[id]:
                 # No waiter is left, so it is no longer polled.
@@ -125,16 +108,17 @@ class EndWatch(Generic[E]):
                 await wait_for_event(self._clock, self._changed, POLL_INTERVAL)
                 self._changed.clear()
                 looks = self._clock.monotonic() - looked_at >= LOOK_EVERY
+                unread, self._unread = self._unread, set()
                 try:
-                    await self._settle(list(self._waiting), looks=looks)
+                    await self._settle(list(self._waiting), unread, looks=looks)
                 except Exception as error:
-                    if isinstance(error, StorageUnavailable) and not isinstance(error, StorageLost):
-                        # The waiters continue to wait.
+                    is_away = isinstance(error, StorageUnavailable) and not isinstance(error, StorageLost)
+                    for id in unread if is_away else list(self._waiting):
+                        self._fail(id, own_error(error))
+                    if is_away:
+                        # The others continue to wait.
                         await sleep(self._clock, 1.0)
                         self._changed.set()
-                    else:
-                        for id in list(self._waiting):
-                            self._fail(id, own_error(error))
                     continue
                 if looks:
                     looked_at = self._clock.monotonic()
@@ -142,16 +126,15 @@ class EndWatch(Generic[E]):
                 await sleep(self._clock, min(0.01, 0.00002 * len(self._waiting)))
         finally:
             unwatch()
-            self._polling = None
 
-    async def _settle(self, ids: Sequence[str], *, looks: bool) -> None:
-        """End the waits for those that are final and, if it `looks` for them, for those that were deleted."""
+    async def _settle(self, ids: Sequence[str], unread: Set[str], *, looks: bool) -> None:
+        """End the waits for those that are final, and for those not stored: of all if it `looks`, else of `unread`."""
         records = {record.id: record for record in await self._read(ids)}
         for id, record in records.items():
             if record.finished_at is not None and (future := self._waiting.pop(id, None)):
                 future.set_result(record)
-        if looks:
-            missing = [id for id in ids if id not in records]
+        missing = [id for id in ids if id not in records and (looks or id in unread)]
+        if missing:
             for id in set(missing).difference(await self._stored(missing) if self._stored else ()):
                 self._fail(id, self._not_found(id))
 
@@ -168,11 +151,6 @@ class EndWatch(Generic[E]):
             await asyncio.wait([self._polling])
         for id in list(self._waiting):
             self._fail(id, NotOpen())
-
-
-def _time_out(future: asyncio.Future[Any], what: str, timeout: float) -> None:
-    if not future.done():
-        future.set_exception(TimeoutError(f"{what} was not final within {timeout:g} s; it continues to run"))
 
 
 def result_of(record: JobRecord, task: TaskDefinition | None, codecs: Codecs = NO_CODECS) -> Any:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Any, TypeVar
 
-from headgate.clock import wait_until_done
+from headgate.clock import within
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.event import NodeStarted, NodeStopping
 from headgate.observe.instrument import Observed
-
-R = TypeVar("R")
 
 DEADLINE = 2.0
 """Seconds that the store gets to answer `/ready`; probes are given up after 1 to 5."""
@@ -88,7 +85,8 @@ class HealthServer:
 
     async def _request(self, reader: asyncio.StreamReader) -> tuple[str, str] | None:
         """Return the method and the path of a request; None if it is malformed. Raises TimeoutError if it is late."""
-        head = await self._within(REQUEST_DEADLINE, reader.readuntil(b"\r\n\r\n"))
+        assert self._observed is not None
+        head = await within(self._observed.clock, REQUEST_DEADLINE, reader.readuntil(b"\r\n\r\n"))
         line = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
         return (line[0], line[1].partition("?")[0]) if len(line) == 3 else None
 
@@ -110,20 +108,9 @@ class HealthServer:
         if self._is_stopping:
             return "the worker is stopping"
         try:
-            await self._within(DEADLINE, self._observed.storage.node_update())
+            await within(self._observed.clock, DEADLINE, self._observed.storage.node_update())
         except TimeoutError:
             return f"the store did not answer within {DEADLINE:g} s"
         except StorageUnavailable as error:
             return f"the store cannot be used: {error}".replace("\n", " ")
         return None
-
-    async def _within(self, seconds: float, work: Coroutine[Any, Any, R]) -> R:
-        """Return what `work` returns; raise TimeoutError if that takes longer."""
-        assert self._observed is not None
-        task = asyncio.ensure_future(work)
-        try:
-            if not await wait_until_done(self._observed.clock, task, seconds):
-                raise TimeoutError
-            return task.result()
-        finally:
-            task.cancel()
