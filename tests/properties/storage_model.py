@@ -16,7 +16,7 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import BucketRef, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous
 from headgate.jobs.terms import LimitTerms, PermitTerms
-from headgate.jobs.uniqueness import key_of, superseded_error
+from headgate.jobs.uniqueness import SUPERSEDED, key_of, superseded_error
 from headgate.limits.concurrency import OF_BATCH, Semaphore
 from headgate.limits.kinds import load_rule
 from headgate.limits.limit import AnyRule
@@ -402,7 +402,7 @@ class StorageModel:
     def retry(self, job_id: str, wall: int) -> None:
         job = self.jobs[job_id]
         self._come_back(job)
-        if job.error is not None and job.error.type == LEADER_NOT_SUCCEEDED:
+        if job.error is not None and job.error.type in (LEADER_NOT_SUCCEEDED, REJECTED, EXPIRED_ERROR.type, SUPERSEDED):
             job.error = None
         job.has_run = job.has_run or job.attempt > 0
         job.attempt = job.lost = 0

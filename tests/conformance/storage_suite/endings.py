@@ -11,8 +11,9 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import JobError, JobState, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.query import JobFilter
+from headgate.jobs.uniqueness import SUPERSEDED
 from headgate.limits.rate_limit import RateLimit
-from headgate.storage.endings import EXPIRED_ERROR
+from headgate.storage.endings import EXPIRED_ERROR, LEADER_NOT_SUCCEEDED, REJECTED
 from headgate.storage.records import (
     QueueCounts,
 )
@@ -385,6 +386,31 @@ class EndingsConformance(Conformance):
             assert await store_user.storage.retry(id) is JobState.CANCELLED
             assert await store_user.take_ids() == [id]
             assert not (await store_user.record(id)).cancel_requested
+
+    @pytest.mark.parametrize(
+        "reason", ["headgate.Cancel", EXPIRED_ERROR.type, REJECTED, LEADER_NOT_SUCCEEDED, SUPERSEDED]
+    )
+    @pytest.mark.parametrize("is_blocked", [False, True])
+    async def test_a_retried_job_does_not_keep_the_reason_for_which_it_had_ended(
+        self, store_user: StoreUser, reason: str, is_blocked: bool
+    ) -> None:
+        """The fault: if a user cancelled it afterwards, the reason was still that of its first end."""
+        leader = await store_user.add_one()
+        origin = Origin(follows=leader, on="final")
+        new = replace(store_user.new(), origin=origin) if is_blocked else store_user.new()
+        await store_user.storage.add([new])
+        jobs = {job.id: job for job in await store_user.take()}
+        if is_blocked:
+            await store_user.succeed(jobs[leader])
+            jobs[new.id] = await store_user.take_one()
+        job = jobs[new.id]
+        ending = Finished(job.id, job.fence, JobState.CANCELLED, error=JobError(type=reason, message="withdrawn"))
+        await store_user.storage.finish(store_user.node, [ending])
+        await store_user.storage.retry(job.id)
+        assert (await store_user.record(job.id)).error is None
+        await store_user.storage.cancel(job.id)
+        record = await store_user.record(job.id)
+        assert (record.state, record.error) == (JobState.CANCELLED, None)
 
     async def test_a_job_cancelled_while_running_is_not_cancelled_again_after_a_retry(
         self, store_user: StoreUser

@@ -235,7 +235,7 @@ SET state = 'blocked', blocked = true, attempt = 0, lost = 0,
     rank = CASE WHEN :is_retry::boolean THEN rank + :now::bigint - run_at ELSE rank END,
     delayed = delayed AND NOT :is_retry::boolean,
     give_up_at = NULL, held = 0, passed = 0, charged_at = NULL, uncharged = 0, settled = NULL, result = NULL,
-    error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END,
+    error = @error_of_attempt,
     progress = NULL, cancel_requested = false, node = NULL
 WHERE id {any:ids job_id} AND finished_at IS NOT NULL
 

@@ -43,6 +43,17 @@ WHERE id {any:ids job_id} AND state IN ('failed', 'cancelled')
 ORDER BY id
 {for update skip locked}
 
+-- part: error_of_attempt
+-- The error of a final job that waits again: that of its last attempt, but not why it has ended. In parts, because the
+-- name before a dot would be replaced by the schema.
+CASE
+    WHEN {field:error.type} IN (
+        'LeaderNotSucceeded', 'Superseded',
+        'headgate' || '.Cancel', 'headgate' || '.errors.JobExpired', 'headgate' || '.errors.LimitRejected'
+    ) THEN NULL
+    ELSE error
+END
+
 -- name: retry_jobs
 -- Let failed or cancelled jobs, which are locked, wait again with all their attempts; those with terms get them.
 UPDATE headgate.job
@@ -51,7 +62,7 @@ SET state = 'waiting', waiting = true, lane = retried.lane, attempt = 0, lost = 
     finished_at = NULL, failed_as = NULL, failed_at = NULL, kept_until = NULL, expires_at = NULL,
     give_up_at = retried.give_up_at, passed = 0, charged_at = NULL, uncharged = 0, settled = NULL, result = NULL,
     progress = NULL, cancel_requested = false, terms = coalesce(retried.terms, job.terms),
-    error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END
+    error = @error_of_attempt
 FROM {rows:retried(id job_id, lane text, give_up_at bigint, terms text)}
 WHERE @by_key(job.id, retried.id)
 
