@@ -14,9 +14,11 @@ from headgate.admin.holders import describe_holders
 from headgate.admin.limits import BucketStatus
 from headgate.admin.nodes import node_status, unserved
 from headgate.admin.pauses import Pause
+from headgate.engine.results import cause_of
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.event import unserved_text
 from headgate.jobs.job import JobRecord, JobState
+from headgate.jobs.uniqueness import SUPERSEDED
 from headgate.limits.key import shown_key
 from headgate.plural import counted
 from headgate.storage.endings import skipped_because
@@ -224,8 +226,11 @@ def _other_state(record: JobRecord, status: JobStatus, nodes: Sequence[NodeRecor
         return f"it runs on {record.node}, attempt {status.attempt}"
     if status.state is JobState.SKIPPED:
         return f"it was skipped: {skipped_because(record.origin)}"
-    error = "" if status.error is None else f": {status.error.type}: {status.error.message}"
-    return f"it {_ENDED[status.state]}{error}"
+    error = status.error
+    if error is None or (status.state is JobState.CANCELLED and cause_of(error) is None and error.type != SUPERSEDED):
+        # The error of an attempt does not say why a user has cancelled the job.
+        return f"it {_ENDED[status.state]}"
+    return f"it {_ENDED[status.state]}: {error.type}: {error.message}"
 
 
 def _when(instant: datetime, now: datetime) -> str:

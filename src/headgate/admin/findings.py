@@ -292,7 +292,7 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
     yield from _of_unserved_queues(checkup, alive)
     versions = sorted({node.version for node in alive if node.version})
     if len(versions) > 1:
-        newest = max(versions, key=_as_numbers)
+        newest = max(versions, key=lambda version: [int(part) if part.isdigit() else -1 for part in version.split(".")])
         old = ", ".join(node.name for node in alive if node.version and node.version != newest)
         yield Finding(
             "warning", "releases", f"nodes of {', '.join(versions)} run side by side", f"end the deploy: restart {old}"
@@ -403,7 +403,3 @@ def _of_integrity(checkup: Checkup) -> Iterator[Finding]:
         yield Finding("warning", "indexes", f"not checked: {seen}", advice)
     elif not indexes.contradictions:
         yield Finding("ok", "indexes", "all have the rows of their tables")
-
-
-def _as_numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdigit() else -1 for part in version.split("."))
