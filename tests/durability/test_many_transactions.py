@@ -160,6 +160,39 @@ async def test_a_cancelled_transaction_stops_waiting_for_another_program(
     await storage.close()
 
 
+async def test_all_that_wait_to_begin_learn_together_that_the_file_stays_locked(tmp_path: Path) -> None:
+    """The fault: each waited anew once the one before had given up, so that the last of 20 waited for ten minutes."""
+    storage = SqliteStorage(tmp_path / "jobs.db", SystemClock(), patience=1)
+    await storage.open()
+
+    async def pay() -> None:
+        async with storage.transaction():
+            pass
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        paying = asyncio.gather(*(pay() for _ in range(40)), return_exceptions=True)
+        refused = await asyncio.wait_for(paying, patient(10))
+        other.execute("ROLLBACK")
+    assert all(isinstance(error, StorageUnavailable) for error in refused)
+    assert len({id(error) for error in refused}) == 40
+    # An error of the block is nobody else's.
+    in_block = asyncio.Event()
+
+    async def fail() -> None:
+        async with storage.transaction():
+            in_block.set()
+            await asyncio.sleep(0.1)
+            raise StorageUnavailable("another store is away")
+
+    failing = asyncio.create_task(fail())
+    await in_block.wait()
+    await asyncio.wait_for(pay(), patient(5))
+    with pytest.raises(StorageUnavailable, match="another store"):
+        await failing
+    await storage.close()
+
+
 async def test_a_transaction_that_waits_for_its_turn_while_the_store_closes_is_refused(tmp_path: Path) -> None:
     store = SqliteStorage(tmp_path / "jobs.db", SystemClock())
     await store.open()

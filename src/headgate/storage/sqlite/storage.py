@@ -33,7 +33,7 @@ from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.uniqueness import may_have_duplicates
 from headgate.limits.limit import AnyRule
-from headgate.shielding import shield_until_done
+from headgate.shielding import OutageLock, shield_until_done
 from headgate.storage.batcher import Batcher
 from headgate.storage.driver import (
     NO_RULES,
@@ -130,6 +130,7 @@ class SqliteStorage(Store):
         self._write_thread: CallThread | None = None
         self._transaction_thread: CallThread | None = None
         self._transaction_turn = asyncio.Lock()
+        self._transaction_start = OutageLock()
         self._peers: PeerNotifier | None = None
         self._ports: list[int] = []
         self._pid = 0
@@ -174,7 +175,7 @@ class SqliteStorage(Store):
         self._write_thread = CallThread("headgate-sqlite-writer")
         self._loop = asyncio.get_running_loop()
         # A lock belongs to one event loop.
-        self._transaction_turn = asyncio.Lock()
+        self._transaction_turn, self._transaction_start = asyncio.Lock(), OutageLock()
         try:
             await self._take_connections(self._write_thread, migrate)
             self._peers = PeerNotifier(self.path, self.clock, self._read_data_version, self._wake, self._break)
@@ -415,34 +416,35 @@ class SqliteStorage(Store):
         The invariant: what ends a transaction never waits behind what waits for that end.
         - Transactions of this process take turns in the order of their calls, so at most one begins or is open, and its
           commit has the thread of transactions for itself.
+        - If one cannot begin because the file is locked, those that wait to begin are refused with it.
         - The writes that wait when a turn begins are committed first. So a heartbeat waits for two transactions at
           most, however many handlers open one.
         - A write inside the block is refused: it would wait for the block, and the block for it.
         """
         self._require_file()
         self._require_no_transaction()
-        async with self._transaction_turn:
-            # It raises if the store has been closed meanwhile.
-            await self._write(Write(_change_nothing))
-            self._require_file()
-            thread = self._transaction_thread
-            if thread is None:
-                thread = self._transaction_thread = CallThread("headgate-sqlite-transactions")
-            with self._translating():
-                connection = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
-            current = UserTransaction(self.path)
-            try:
-                await self._begin(thread, connection)
-                _transactions.set((*(each for each in _transactions.get() if each.is_open), current))
-                yield connection
-                # To its end, even if the caller is cancelled.
+        async with contextlib.AsyncExitStack() as block:
+            async with self._transaction_start:
+                await block.enter_async_context(self._transaction_turn)
+                # It raises if the store has been closed meanwhile.
+                await self._write(Write(_change_nothing))
+                self._require_file()
+                thread = self._transaction_thread
+                if thread is None:
+                    thread = self._transaction_thread = CallThread("headgate-sqlite-transactions")
                 with self._translating():
-                    await shield_until_done(self._in_thread(thread, connection.execute, "COMMIT"))
-                self._require_same_file()
-            finally:
-                current.is_open = False
+                    connection = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
                 # A transaction that is still open is rolled back.
-                connection.close()
+                block.callback(connection.close)
+                await self._begin(thread, connection)
+            current = UserTransaction(self.path)
+            block.callback(setattr, current, "is_open", False)
+            _transactions.set((*(each for each in _transactions.get() if each.is_open), current))
+            yield connection
+            # To its end, even if the caller is cancelled.
+            with self._translating():
+                await shield_until_done(self._in_thread(thread, connection.execute, "COMMIT"))
+            self._require_same_file()
 
     async def _begin(self, thread: CallThread, connection: sqlite3.Connection) -> None:
         """Begin a write transaction in a thread, which stops waiting for other processes if the caller is cancelled."""
