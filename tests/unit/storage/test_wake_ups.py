@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -61,6 +62,20 @@ async def test_a_notification_says_whether_only_endings_changed(wake_ups: Notifi
     await settle()
     endings, change = wake_ups.sent
     assert endings == f"{change} endings"
+
+
+async def test_a_process_that_starts_to_listen_lets_no_other_look_for_jobs(clock: ManualClock) -> None:
+    """The fault: each start, and each new connection that listens, woke all workers for all queues."""
+    starting, other = Notified(clock), Notified(clock)
+    listening = asyncio.create_task(starting._listen_once(mock.Mock(add_listener=mock.AsyncMock()), asyncio.Event()))
+    await settle()
+    (payload,) = starting.sent
+    starting.receive(payload)
+    await settle()
+    assert starting.is_listening
+    other.receive(payload)
+    assert other.queues == [[]]
+    listening.cancel()
 
 
 async def test_where_much_changes_less_is_sent(wake_ups: Notified, clock: ManualClock) -> None:

@@ -162,7 +162,8 @@ class WakeUps:
             connection.add_termination_listener(lambda *_: lost.set())
             await connection.add_listener(self.channel, self._receive)
             self._has_heard.clear()
-            await self._notify(self._origin)
+            # Others need not look for jobs.
+            await self._notify(f"{self._origin} {_ENDINGS}")
             if not await wait_for_event(self._clock, self._has_heard, WATCHDOG):
                 raise StorageUnavailable("it receives nothing that is sent: it is a pooler, or another database")
             self.is_listening = True
