@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from math import inf, nan
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -108,6 +109,24 @@ async def test_a_unique_key_of_the_task_is_computed_from_the_new_arguments(app: 
         assert not (await app.tasks["pay"].enqueue("1")).is_new
         new = await app.admin.run_again(old.id, {"order": "2"})
         assert (await app.admin.job(new.id)).record.unique_key == "2"
+
+
+async def test_an_enqueue_that_replaces_a_job_is_in_its_life(app: Headgate) -> None:
+    """The fault: the arguments of a job were others, and no entry said who had changed them."""
+    async with app.open():
+        old = await app.tasks["pay"].enqueue("1")
+        admin = app.admin.by("ada@desk")
+        assert await admin.enqueue("pay", {"order": "1"}) == EnqueuedJob(old.id, is_new=False)
+        assert await admin.audit_log(subject=old.id) == []
+        assert not (await admin.enqueue("pay", {"order": "1"}, on_conflict="replace")).is_new
+        assert not (await admin.enqueue("pay", {"order": "1"}, on_conflict="replace", audit="none")).is_new
+        (entry,) = await admin.audit_log(subject=old.id)
+        assert (entry.actor, entry.action) == ("ada@desk", "enqueue")
+        assert entry.detail == "replaced what waited under its key"
+        own = uuid4()
+        await admin.enqueue("pay", {"order": "2"}, on_conflict="replace", id=own)
+        assert not (await admin.enqueue("pay", {"order": "3"}, on_conflict="replace", id=own)).is_new
+        assert len(await admin.audit_log(subject=str(own))) == 1, "it is kept as it is"
 
 
 async def test_a_retry_of_many_names_the_unique_key_that_another_job_has(app: Headgate) -> None:

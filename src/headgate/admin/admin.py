@@ -443,9 +443,14 @@ class Admin(Readings):
 
     async def _enqueue_call(self, task: TaskDefinition, call: Call[Any], detail: str | None = None) -> EnqueuedJob:
         (job,) = await self._enqueue(task, (call,))
-        if job.is_new and task.template.fields["audit"] >= AuditLevel.FULL:
+        template, is_changed = task.template, job.is_new
+        # Another job with the same id is kept as it is.
+        if not job.is_new and template.unique is not None and job.id != template.id:
+            is_changed = template.unique.on_conflict in ("replace", "cancel_running")
+            detail = "replaced what waited under its key" + (f", {detail}" if detail else "")
+        if is_changed and template.fields["audit"] >= AuditLevel.FULL:
             await self._storage.add_audit_record(self._audit_record("enqueue", job.id, detail))
-        return job
+        return EnqueuedJob(job.id, job.is_new)
 
     async def retry(self, job_id: str) -> None:
         """Let a failed or cancelled job wait again, with all its attempts.

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import msgspec
 
+from headgate.engine.enqueuer import StoredCall
 from headgate.errors import USER_CODE_ERRORS, PayloadError, UnknownTask
 from headgate.jobs.audit import AuditWord
 from headgate.jobs.job import JobRecord, RetryTerms
@@ -66,7 +67,7 @@ class TaskArgument:
     choices: Sequence[Any] = ()
 
 
-EnqueueCalls = Callable[[TaskDefinition, Sequence[Call[Any]]], Awaitable[Sequence[EnqueuedJob]]]
+EnqueueCalls = Callable[[TaskDefinition, Sequence[Call[Any]]], Awaitable[Sequence[StoredCall]]]
 """Stores the calls of a task as jobs in one commit."""
 
 Payload = str | bytes | Mapping[str, Any]

@@ -62,7 +62,7 @@ from headgate.tasks.tracing import Tracing
 
 # Admin is imported where it is used: it is half of what an app would import, and a worker uses none of it.
 if TYPE_CHECKING:
-    from headgate.admin import Admin, EnqueuedJob
+    from headgate.admin import Admin
     from headgate.admin.nodes import Unserved
 
 P = TypeVar("P")
@@ -358,15 +358,10 @@ class Client:
             remote_stores,
             self.registry,
             SchedulesAdmin(self.storage, self.registry, self._ids, self.enqueuer),
-            enqueue=self._enqueue_for_admin,
+            enqueue=self.enqueue,
             address=self.address.shown,
             large_payloads=self.large_payloads,
         )
-
-    async def _enqueue_for_admin(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> Sequence[EnqueuedJob]:
-        from headgate.admin.enqueueing import EnqueuedJob
-
-        return [EnqueuedJob(job.id, job.is_new) for job in await self.enqueue(task, calls)]
 
     async def job_result(self, job_id: str, timeout: float | None) -> Any:
         """As `Job.result`; `timeout` is in seconds."""
