@@ -80,7 +80,7 @@ class JobEnqueued(JobEvent, frozen=True):
 
 
 class JobReplaced(JobEvent, frozen=True):
-    """A waiting job with a unique key got new arguments, a new time and new options."""
+    """A waiting job with a unique key got new arguments, new options and the time `run_at`, or an earlier one."""
 
     run_at: int
 
