@@ -89,7 +89,8 @@ class History:
 
     def __init__(self, url: str, rules: Sequence[AnyRule]) -> None:
         self.clock = NOON
-        self.store = RedisBuckets.from_url(url, limit_time=lambda: self.clock)
+        # A busy machine may take long; how long a server may take is tested elsewhere.
+        self.store = RedisBuckets.from_url(f"{url}?timeout=60", limit_time=lambda: self.clock)
         self.models: defaultdict[str, BucketModel] = defaultdict(BucketModel)
         self.rules = rules
         self.name = f"history-{id(_made)}-{next(_made)}"
