@@ -103,7 +103,7 @@ class FolderUnavailable(StorageUnavailable):
 
 
 class JobHeld(StorageUnavailable):
-    """Somebody's open transaction holds the job, because it replaces or follows it; nothing was changed."""
+    """Somebody's open transaction enqueues under the unique key of the job, or completes it; nothing was changed."""
 
 
 class StorageUnusable(HeadgateError):

@@ -335,6 +335,8 @@ async def test_a_job_beside_which_another_is_added_delays_no_other_ending(stores
         if how == "finish":
             received = await promptly(stores.left.storage.finish(stores.left.node, [again, *failed(other)]))
             assert list(received) == [None, True]
+            with pytest.raises(JobHeld, match="to enqueue under its unique key"):
+                await stores.left.storage.cancel(held.id)
         else:
             recovered = await promptly(stores.right.storage.recover(stores.left.node, 0))
             assert recovered is not None

@@ -524,8 +524,8 @@ class PostgresStorage(Store):
 
 def _held(job_id: str, what: str) -> JobHeld:
     return JobHeld(
-        f"job {job_id} was not changed: another open transaction has locked {what}, to replace or to follow it; "
-        "try again when that transaction has ended (`headgate status` shows it)"
+        f"job {job_id} was not changed: another open transaction has locked {what}, to enqueue under its unique key or "
+        "to complete it; try again when that transaction has ended (`headgate status` shows it)"
     )
 
 
