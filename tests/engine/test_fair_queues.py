@@ -18,7 +18,7 @@ from headgate import (
     StrictRate,
     header,
 )
-from headgate.clock import SECOND
+from headgate.clock import SECOND, to_datetime
 from headgate.limits.limit import Limit
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -74,6 +74,10 @@ def test_a_tenant_takes_turns_as_one_key_whatever_else_its_jobs_are_limited_by(l
             assert abs(started[before : before + 30].count("c") - 20) <= 2
             (first, *_) = (await app.admin.queues.keys("default")).keys
             assert first.key == "a"
+            # The page of the queue leads to these jobs. The fault: it led to none.
+            listed = await app.admin.jobs(state=JobState.WAITING, limit="fair:default", key="a", count=500)
+            assert len(listed) == first.waiting
+            assert len((await app.admin.ended_jobs(after=to_datetime(0), limit="fair:default", key="b")).items) == 5
             (newest, *_) = await app.admin.jobs(state=JobState.WAITING)
             assert "its key 'c' takes turns" in (await app.admin.explain(newest.id)).reason
 

@@ -112,7 +112,7 @@ class EndQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def matches(self, end: StoredEnd) -> bool:
         """Return whether the end has all these fields."""
-        key = None if self.key is None else bucket_key(self.key)
+        key = None if self.key is None else shown_key(bucket_key(self.key))
         return (
             self.task in (None, end.task)
             and self.queue in (None, end.queue)
@@ -120,7 +120,7 @@ class EndQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             and (self.tag is None or self.tag in _tags(end))
             and (
                 (self.limit is None and key is None)
-                or any(self.limit in (None, ref.limit) and key in (None, ref.key) for ref in end.buckets)
+                or any(self.limit in (None, ref.limit) and key in (None, shown_key(ref.key)) for ref in end.buckets)
             )
         )
 

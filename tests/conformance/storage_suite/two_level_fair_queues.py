@@ -7,6 +7,8 @@ from random import Random
 
 import pytest
 
+from headgate.jobs.job import JobState
+from headgate.jobs.query import JobFilter
 from headgate.limits.fair import STEP
 from headgate.limits.key import BETWEEN_LEVELS, levels_of
 from headgate.storage.store import Store
@@ -220,6 +222,18 @@ class TwoLevelFairQueuesConformance(Conformance):
             await add(store_user, "b", "", 1, ("orders", f"{number}"))
         assert tenants(await started(store_user, 11))["b"] == 5
         assert await storage.check() == []
+
+    async def test_jobs_are_found_by_a_key_whose_second_level_is_empty(self, store_user: StoreUser) -> None:
+        store_user.rules = {**turns(), "orders": at_once()}
+        await store_user.add(2, buckets=[(ORDER, "a")])
+        await add(store_user, "a", "", 3, ("orders", "1"))
+        await add(store_user, "a", "ann", 1, ("orders", "2"))
+        await add(store_user, "ab", "", 1, ("orders", "3"))
+        for limit in (ORDER, None):
+            for state in (JobState.WAITING, None):
+                found = await store_user.storage.jobs(JobFilter(limit=limit, key="a", state=state))
+                assert len(found) == 5
+                assert await store_user.storage.count_jobs(JobFilter(limit=limit, key="a", state=state), 100) == 5
 
     async def test_keys_of_one_level_and_of_two_share_a_line(self, store_user: StoreUser) -> None:
         """As while a deploy changes the key, and waiting jobs move."""

@@ -90,15 +90,11 @@ async def require_own(tx: Transaction, jobs: Sequence[NewJob]) -> set[str]:
     taken = {
         job.id
         for job in jobs
-        if not job.has_own_id and enqueues.setdefault(job.id, _enqueue_of(job)) != _enqueue_of(job)
+        if not job.has_own_id and enqueues.setdefault(job.id, at := (job.enqueued_at, job.enqueued_by)) != at
     }
     if taken:
         raise IdTaken(taken)
     return {row.id for row in stored}
-
-
-def _enqueue_of(job: NewJob) -> tuple[int, str | None]:
-    return job.enqueued_at, job.enqueued_by
 
 
 async def add_new_jobs(tx: Transaction, jobs: Sequence[NewJob]) -> None:

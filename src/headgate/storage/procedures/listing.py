@@ -22,7 +22,7 @@ from headgate.jobs.limit_sets import NO_LIMIT_SETS, GatedJob, KnownLimitSets
 from headgate.jobs.query import JobFilter, pair_of
 from headgate.jobs.terms import LimitTerms
 from headgate.limits.fair import PREFIX
-from headgate.limits.key import bucket_key, levels_of
+from headgate.limits.key import BETWEEN_LEVELS, bucket_key, levels_of, stored_level
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import call_of, demand_of
 from headgate.storage.driver import Transaction
@@ -286,11 +286,12 @@ async def count_jobs(tx: Transaction, filter: JobFilter, most: int) -> int:
 
 async def _known(tx: Transaction, filter: JobFilter, most: int) -> tuple[dict[str, Any], float]:
     """Return the parameters of a filter with its index, and how many jobs that finds, counted up to `most` + 1."""
-    lanes = await _lanes_with_bucket(tx, filter)
+    conditions = _conditions(filter)
+    lanes = await _lanes_with_bucket(tx, filter, conditions)
     by = _index_of(filter, knows_lanes=lanes is not None)
     # The lane without buckets of each queue, by its name.
     ungated = [Lane(queue, (), "").id for queue in await tx.values("queues_of_lanes")] if by == "ready" else []
-    values = {**_conditions(filter), **_instants(tx), "lanes": lanes or (), "ungated": ungated, "by": by}
+    values = {**conditions, **_instants(tx), "lanes": lanes or (), "ungated": ungated, "by": by}
     return values, await _count_known(tx, values, most)
 
 
@@ -310,9 +311,12 @@ def _conditions(filter: JobFilter) -> dict[str, Any]:
     for name in ("limit", "key", "header", "annotation", "cursor", "oldest_first", "count"):
         del values[name]
     annotation, annotation_as_text = _annotation_needles(filter)
+    key = None if filter.key is None else bucket_key(filter.key)
     return {
         **values,
-        "needle": _needle(filter.limit, None if filter.key is None else bucket_key(filter.key)),
+        "needle": _needle(filter.limit, key),
+        # In a fair queue, beside limits that count by other keys, its second level is empty.
+        "group_needle": None if key is None else _needle(filter.limit, stored_level(key) + BETWEEN_LEVELS),
         "tag_needle": None if filter.tag is None else tag_needle(filter.tag),
         "header_needle": None if filter.header is None else member_needle(*pair_of("header", filter.header)),
         "annotation_needle": annotation,
@@ -340,7 +344,7 @@ def _needle(limit: str | None, key: str | None) -> str | None:
     return limit_needle(limit) if key is None else as_json(BucketRef(limit, key))
 
 
-async def _lanes_with_bucket(tx: Transaction, filter: JobFilter) -> list[str] | None:
+async def _lanes_with_bucket(tx: Transaction, filter: JobFilter, conditions: Mapping[str, Any]) -> list[str] | None:
     """Return the lanes of the waiting jobs that use the bucket of a filter; None if no index finds them."""
     are_waiting = filter.state == JobState.WAITING or filter.view is not None
     if filter.limit is None or filter.key is None or not are_waiting:
@@ -349,7 +353,7 @@ async def _lanes_with_bucket(tx: Transaction, filter: JobFilter) -> list[str] | 
         return None
     ref = BucketRef(filter.limit, bucket_key(filter.key))
     lanes = [lane_id(queue, (ref,), "") for queue in await tx.values("queues_of_lanes")]
-    return await tx.values("lanes_with_bucket", lanes=lanes, needle=as_json(ref))
+    return await tx.values("lanes_with_bucket", lanes=lanes, **conditions)
 
 
 def _index_of(filter: JobFilter, *, knows_lanes: bool) -> str | None:

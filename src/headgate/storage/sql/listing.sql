@@ -32,9 +32,9 @@ CASE WHEN job.waiting THEN coalesce(lane.waiting, 0) + @arrived ELSE 0 END AS la
 job.state = 'blocked' AS is_blocked
 
 -- part: job_filter
--- The conditions of a filter; a parameter that is NULL is no condition. PostgreSQL plans it for its values. :needle is
--- text that the buckets of a job have to contain. Where many jobs wait, few lanes are open, and few have unmerged
--- arrivals.
+-- The conditions of a filter; a parameter that is NULL is no condition. PostgreSQL plans it for its values. One of :needle
+-- and :group_needle is text that the buckets of a job have to contain. Where many jobs wait, few lanes are open, and few
+-- have unmerged arrivals.
 (:state::text IS NULL OR job.state = :state OR (:state = 'waiting' AND job.state = 'blocked'))
 AND (:queue::text IS NULL OR job.queue = :queue)
 AND (:task::text IS NULL OR job.task = :task)
@@ -46,7 +46,7 @@ AND (:enqueued_after::bigint IS NULL OR job.enqueued_at >= :enqueued_after)
 AND (:enqueued_before::bigint IS NULL OR job.enqueued_at < :enqueued_before)
 AND (:finished_after::bigint IS NULL OR job.finished_at >= :finished_after)
 AND (:finished_before::bigint IS NULL OR job.finished_at < :finished_before)
-AND (:needle::text IS NULL OR {position}(job.buckets, :needle) > 0)
+AND (:needle::text IS NULL OR {position}(job.buckets, :needle) > 0 OR {position}(job.buckets, :group_needle::text) > 0)
 AND (:error::text IS NULL OR substr({field:job.error.type}, 1, length(:error)) = :error)
 AND (:text::text IS NULL OR ({position}(job.payload, :text) > 0 AND substr(job.payload, 1, 8) <> 'encoded:'))
 AND (
@@ -283,10 +283,10 @@ SELECT id, buckets FROM lane WHERE instr(buckets, '"],["') > 0 OR wait_mode <> '
 SELECT count(*) FROM (SELECT 1 FROM (@lanes_to_search) AS line LIMIT :most) AS counted
 
 -- name: lanes_with_bucket
--- Return the lanes that use a bucket: :lanes, which have no other one, and those with :needle among their buckets.
+-- Return the lanes that use a bucket: :lanes, which have no other one, and those with a needle among their buckets.
 SELECT id FROM headgate.lane WHERE id {any:lanes text}
 UNION
-SELECT id FROM (@lanes_to_search) AS line WHERE {position}(buckets, :needle) > 0
+SELECT id FROM (@lanes_to_search) AS line WHERE {position}(buckets, :needle) > 0 OR {position}(buckets, :group_needle) > 0
 
 -- name: batches_by_id
 SELECT {record:batch} FROM headgate.batch WHERE id {any:ids job_id}
