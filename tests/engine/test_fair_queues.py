@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from headgate import (
+    Concurrency,
     DeclarationError,
     Headgate,
     JobState,
@@ -16,6 +17,7 @@ from headgate import (
     RateLimit,
     RateLimited,
     StrictRate,
+    batch,
     header,
 )
 from headgate.clock import SECOND, to_datetime
@@ -80,6 +82,31 @@ def test_a_tenant_takes_turns_as_one_key_whatever_else_its_jobs_are_limited_by(l
             assert len((await app.admin.ended_jobs(after=to_datetime(0), limit="fair:default", key="b")).items) == 5
             (newest, *_) = await app.admin.jobs(state=JobState.WAITING)
             assert "its key 'c' takes turns" in (await app.admin.explain(newest.id)).reason
+
+    run_virtual(main)
+
+
+def test_a_tenant_takes_turns_as_one_key_however_many_batches_with_a_limit_it_has() -> None:
+    """The fault: each of its batches had a turn, so its hundred kept the five of another waiting."""
+
+    async def main(clock: VirtualClock) -> None:
+        started: list[str] = []
+        app = made(MemoryStorage(clock), clock, started, fair_by="{tenant}", weights={"c": 2})
+        app.limit("machines", Concurrency(1000))
+        async with app:
+            work = app.tasks["work"]
+            for number in range(100):
+                await batch([work.call("a", number)] * 2, limits=["machines"]).enqueue()
+            await asyncio.sleep(1.5)
+            before = len(started)
+            for number in range(5):
+                await batch([work.call("b", number)], limits=["machines"]).enqueue()
+            await asyncio.sleep(20)
+            assert started[before : before + 11].count("b") == 5
+            before = len(started)
+            await batch([work.call("c", number) for number in range(40)], limits=["machines"]).enqueue()
+            await asyncio.sleep(20)
+            assert abs(started[before : before + 30].count("c") - 20) <= 2
 
     run_virtual(main)
 

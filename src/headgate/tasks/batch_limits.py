@@ -10,6 +10,8 @@ from headgate.errors import DeclarationError
 from headgate.jobs.bucket_mask import chosen
 from headgate.jobs.job import BucketRef
 from headgate.jobs.terms import LimitTerms, PermitTerms
+from headgate.limits.fair import PREFIX
+from headgate.limits.key import BETWEEN_LEVELS, stored_level
 from headgate.limits.limit import Limit, suggested_limits
 from headgate.tasks.call import BatchLimit
 from headgate.tasks.definition import TaskDefinition
@@ -52,8 +54,9 @@ def with_batch_permits(gated: GatedCall, buckets: Sequence[BucketRef], batch: st
     """Return the buckets of a call with those that its batch holds for it."""
     own = gated.terms or LimitTerms()
     holding = PermitTerms("batch", batch)
-    holds = dict(zip(gated.buckets, own.holds or [None] * len(gated.buckets), strict=True))
-    costs = dict(zip(gated.buckets, gated.costs or [1] * len(gated.buckets), strict=True))
+    refs = [_in_group(ref) for ref in gated.buckets]
+    holds = dict(zip(refs, own.holds or [None] * len(refs), strict=True))
+    costs = dict(zip(refs, gated.costs or [1] * len(refs), strict=True))
     for ref in buckets:
         # If the call also uses it by itself, only the batch holds it.
         holds[ref], costs[ref] = holding, costs.get(ref, 1)
@@ -64,21 +67,25 @@ def with_batch_permits(gated: GatedCall, buckets: Sequence[BucketRef], batch: st
     )
 
 
+def _in_group(ref: BucketRef) -> BucketRef:
+    """Return a bucket. In a fair queue each batch of a key has a lane of its own: they are a group, with one turn."""
+    is_order = ref.limit.startswith(PREFIX) and BETWEEN_LEVELS not in ref.key
+    return BucketRef(ref.limit, stored_level(ref.key) + BETWEEN_LEVELS) if is_order else ref
+
+
 def buckets_in_batch(gated: GatedCall, before: Sequence[BucketRef], terms: LimitTerms | None) -> GatedCall:
     """Return the new buckets of a stored call, with the buckets that its batch holds for it."""
     if terms is None or not terms.of_batch:
         return gated
     buckets = chosen(before, terms.of_batch)
-    owners = {holding.owner for holding in terms.holds if holding is not None and holding.until == "batch"}
-    (batch,) = owners
+    (batch,) = {holding.owner for holding in terms.holds if holding is not None and holding.until == "batch"}
     return with_batch_permits(gated, buckets, batch or "")
 
 
 def _named(limit: BatchLimit, known: Mapping[str, Limit]) -> tuple[str, Limit]:
     name = limit if isinstance(limit, str) else limit.name
     assert name is not None
-    declared = known.get(name)
-    found = declared if isinstance(limit, str) else limit
+    found = known.get(name) if isinstance(limit, str) else limit
     if found is None:
         if suggested_limits(name) is not None:
             raise DeclarationError(f"a batch cannot hold {name!r}: rates count starts; give it a Mutex(…)")

@@ -68,13 +68,10 @@ class BoundLimit:
                 'cost="{argument}"'
             )
         self.fixed_cost: int = limit.cost if isinstance(limit.cost, int) else 0
-        self.holding: PermitTerms | None = None
-        self._owner = None
-        if limit.permit is not None:
-            self.holding = PermitTerms(limit.permit.hold)
-            if limit.permit.owner is not None:
-                self._owner = compile_key(limit.permit.owner, parameters, f"the owner of {self.where}", fields)
+        self.holding: PermitTerms | None = None if limit.permit is None else PermitTerms(limit.permit.hold)
         owner = None if limit.permit is None else limit.permit.owner
+        self._owner = None if owner is None else compile_key(owner, parameters, f"the owner of {self.where}", fields)
+        self.has_owners: bool = owner is not None
         self.reads_arguments: bool = any(map(reads_arguments, (limit.key, limit.cost, owner)))
         own = wait_terms(limit.on_limit, limit.max_wait, self.where, "limit")
         self.has_own_terms: bool = own is not None
@@ -92,10 +89,6 @@ class BoundLimit:
     def longest_wait(self) -> int | None:
         """How long a job waits for it at most (microseconds): 0 if it does not wait, None without a maximum."""
         return self.wait_terms.longest
-
-    @property
-    def has_owners(self) -> bool:
-        return self._owner is not None
 
     def key(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> str | None:
         """Return the key of a call; None: this limit does not apply.

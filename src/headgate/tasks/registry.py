@@ -234,15 +234,12 @@ class Registry:
     def add_schedule(self, schedule: DeclaredSchedule) -> None:
         name = schedule.spec.name
         earlier = self.schedules.get(name)
-        if earlier is not None and not (self._is_interactive(earlier) and self._is_interactive(schedule)):
+        tasks = [self.find(each.call.task) for each in (earlier, schedule) if each is not None]
+        if earlier is not None and not all(task is not None and is_interactive(task.function) for task in tasks):
             raise DeclarationError(
                 f"schedule {name!r} is declared twice; give one another name: @app.schedule(…, name=…)"
             )
         self.schedules[name] = schedule
-
-    def _is_interactive(self, schedule: DeclaredSchedule) -> bool:
-        task = self.find(schedule.call.task)
-        return task is not None and is_interactive(task.function)
 
     def older_names(self, schedule: DeclaredSchedule) -> tuple[str, ...]:
         """Return the names under which an earlier release may have stored it, without those of other schedules."""
