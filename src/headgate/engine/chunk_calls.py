@@ -164,7 +164,7 @@ class ChunkCalls:
             if place.member.job.id in on_time and (share is None or share.leader in on_time):
                 place.member.begin()
                 # The call handles it until it ends: a member that leaves meanwhile keeps its slot and its permits.
-                place.member.thread = mine.call
+                place.member.thread = asyncio.current_task()
                 ready.append(place)
             else:
                 _answer(place, ChunkAnswer(is_late=True))
