@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -17,7 +20,7 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.strict_rate import StrictRate
 from tests.durability.threads import side_by_side
 from tests.forked import answer_of_forked_child
-from tests.until import until_now
+from tests.until import patient, until_now
 
 
 class OnOneLoop:
@@ -90,6 +93,27 @@ def test_threads_without_a_loop_share_one_in_the_background() -> None:
     assert threading.active_count() == before - 1
     with pytest.raises(GateClosed):
         limiter.sync.try_acquire("a")
+
+
+def test_a_call_that_ends_before_its_thread_goes_on_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fault: the loop logged a NameError for calls that ended so early."""
+    submit = asyncio.run_coroutine_threadsafe
+
+    def submitted_late(call: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Future[Any]:
+        future = submit(call, loop)
+        future.exception(patient(5))
+        # What the end of the call has scheduled on the loop.
+        submit(asyncio.sleep(0), loop).result(patient(5))
+        return future
+
+    limiter = Limiter(RateLimit("1/h"), OnOneLoop())
+    with monkeypatch.context() as late:
+        late.setattr(asyncio, "run_coroutine_threadsafe", submitted_late)
+        assert [limiter.sync.try_acquire("a").allowed for _ in range(2)] == [True, False]
+    limiter.sync.close()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_closing_wakes_the_threads_that_wait() -> None:

@@ -319,8 +319,7 @@ def open_store(url: str, clock: Clock | None) -> BucketStore:
             # By its name: it uses the tables of jobs, in a layer above limits.
             with needing("store='postgresql://…' needs", "asyncpg", install="'headgate[postgres]'"):
                 module = import_module("headgate.storage.postgres.shared_buckets")
-            store: BucketStore = module.PostgresBuckets.from_url(url)
-            return store
+            return cast(BucketStore, module.PostgresBuckets.from_url(url))
     raise DeclarationError(
         f'store="{displayed_url(url)}" is not known; use "memory://", "redis://host:port" or "postgresql://host/database"'
     )

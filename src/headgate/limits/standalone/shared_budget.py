@@ -131,8 +131,7 @@ class SharedBudget:
 
     async def _run_async(self, verb: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:
         self._check(verb)
-        result: T = await self.home.run(verb, *args, **options)
-        return result
+        return await self.home.run(verb, *args, **options)
 
     def _check(self, verb: Callable[..., object]) -> None:
         """Raise GateClosed if the budget is closed."""
@@ -324,9 +323,11 @@ class HomeLoop:
         A result belongs to the caller from the instant at which `call` has it. If `call` was cancelled before, the
         result is undone here; if the caller leaves later, `_abandon` undoes it.
         """
+        # None as long as its caller does not have it: the loop may be done before this thread goes on.
+        call: Future[T] | None = None
 
         def undo_undelivered(task: asyncio.Task[Any]) -> None:
-            if undo is not None and call.cancelled() and not task.cancelled() and task.exception() is None:
+            if undo is not None and call and call.cancelled() and not task.cancelled() and task.exception() is None:
                 undo(home.session, task.result())
 
         async def answer() -> T:
@@ -339,7 +340,7 @@ class HomeLoop:
         with self._lock:
             if self._home is not home or home.loop.is_closed():
                 return None
-            call: Future[T] = asyncio.run_coroutine_threadsafe(answer(), home.loop)
+            call = asyncio.run_coroutine_threadsafe(answer(), home.loop)
             home.calls.add(call)
         call.add_done_callback(home.calls.discard)
         return call
