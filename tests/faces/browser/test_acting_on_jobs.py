@@ -131,6 +131,24 @@ async def test_the_arguments_of_a_job_have_fields_by_their_types(browser: Browse
         visit.forget_refusals(422)
 
 
+async def test_the_scroll_bar_of_a_dialog_does_not_close_it(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop, who="olga") as visit:
+        dialog = visit.page.get_by_role("dialog")
+        await visit.go("schedules")
+        await visit.press("Create")
+        name = visit.page.get_by_label("Name of the schedule")
+        await name.fill("half written")
+        # What a browser reports that shows scroll bars; this one hides them.
+        await dialog.evaluate("""(dialog) => {
+            const { right, top } = dialog.getBoundingClientRect();
+            const at = { bubbles: true, clientX: right - 8, clientY: top + 80 };
+            dialog.dispatchEvent(new PointerEvent("pointerdown", at));
+        }""")
+        await expect(name).to_have_value("half written")
+        await visit.page.mouse.click(5, 5)
+        await expect(dialog).to_have_count(0)
+
+
 async def test_after_an_error_no_more_of_the_selected_jobs_are_changed(browser: Browser, shop: Shop) -> None:
     task = shop.app.tasks["send_mail"].using(delay=3600)
     await task.enqueue_many([(f"after an error {number}",) for number in range(12)])

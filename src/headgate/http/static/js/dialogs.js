@@ -42,7 +42,10 @@ export function ask(question) {
       resolve(dialog.returnValue === "yes");
     });
     dialog.addEventListener("pointerdown", (event) => {
-      if (event.target === dialog) close(false);
+      // The event of its scroll bar has the same target as one beside it.
+      const { left, right, top, bottom } = dialog.getBoundingClientRect();
+      const isBeside = event.clientX < left || event.clientX > right || event.clientY < top || event.clientY > bottom;
+      if (event.target === dialog && isBeside) close(false);
     });
     dialog.addEventListener("cancel", (event) => isSending && event.preventDefault());
     // A browser closes a dialog at the second Escape, whatever became of the first, unless the key is refused.
