@@ -149,6 +149,21 @@ async def test_the_scroll_bar_of_a_dialog_does_not_close_it(browser: Browser, sh
         await expect(dialog).to_have_count(0)
 
 
+async def test_a_year_with_a_digit_too_many_is_refused_at_its_field(browser: Browser, shop: Shop) -> None:
+    """The fault: an exception, after which the form did not change any more."""
+    async with visiting(browser, shop, who="olga") as visit:
+        dialog = visit.page.get_by_role("dialog")
+        await visit.go("tasks/order")
+        await visit.press("Enqueue")
+        at = dialog.get_by_label("at, date and time")
+        await at.fill("20260-05-06T07:08")
+        await dialog.get_by_label("sku, text").fill("A 1")
+        await expect(dialog.locator(".command-line code")).to_contain_text('"sku":"A 1"')
+        await dialog.get_by_role("button", name="Enqueue", exact=True).click()
+        await expect(at).to_have_attribute("aria-invalid", "true")
+        visit.forget_refusals(422)
+
+
 async def test_after_an_error_no_more_of_the_selected_jobs_are_changed(browser: Browser, shop: Shop) -> None:
     task = shop.app.tasks["send_mail"].using(delay=3600)
     await task.enqueue_many([(f"after an error {number}",) for number in range(12)])

@@ -258,7 +258,10 @@ function objectOf(text) {
 
 /** The instant of a date and time in the preferred zone. @param {string} text */
 function instantOf(text) {
-  return preferences().zone === "utc" ? `${text}${text.length === 16 ? ":00" : ""}Z` : new Date(text).toISOString();
+  const at = new Date(text);
+  // A field takes years of five digits; the server says that they are none.
+  if (preferences().zone === "utc" || Number.isNaN(at.getTime())) return `${text}${text.length === 16 ? ":00" : ""}Z`;
+  return at.toISOString();
 }
 
 /** An instant as the value of a field for a date and time in the preferred zone. @param {string} instant */
