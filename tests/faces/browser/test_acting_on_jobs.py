@@ -149,6 +149,19 @@ async def test_the_scroll_bar_of_a_dialog_does_not_close_it(browser: Browser, sh
         await expect(dialog).to_have_count(0)
 
 
+async def test_a_word_at_the_end_of_a_field_is_written_again(browser: Browser, shop: Shop) -> None:
+    """The fault: when the word was deleted, the space before it was, too."""
+    async with visiting(browser, shop, who="olga") as visit:
+        await visit.go("schedules")
+        await visit.press("Create")
+        expression = visit.page.get_by_label("Expression")
+        await expression.press_sequentially("0 6 * * mon")
+        for _ in "mon":
+            await visit.page.keyboard.press("Backspace")
+        await expression.press_sequentially("sun")
+        await expect(expression).to_have_value("0 6 * * sun")
+
+
 async def test_a_year_with_a_digit_too_many_is_refused_at_its_field(browser: Browser, shop: Shop) -> None:
     """The fault: an exception, after which the form did not change any more."""
     async with visiting(browser, shop, who="olga") as visit:

@@ -126,6 +126,8 @@ function patch(was, node) {
 
 /** @param {any} el @param {string} name @param {any} value */
 function setProp(el, name, value) {
+  // A field leaves out the space at its end; the next word may follow it.
+  if (name === "value" && el.localName === "input" && el.value !== value && el.value.trim() === value) return;
   if (name.startsWith("on")) el[name] = value ?? null;
   else if (name === "style") for (const [key, set] of Object.entries(value ?? {})) el.style.setProperty(key, set);
   else if (PROPERTIES.has(name) && !(el instanceof SVGElement)) el[name] = value ?? (name === "value" ? "" : false);
