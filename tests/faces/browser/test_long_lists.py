@@ -212,6 +212,32 @@ async def test_the_earlier_lines_of_a_log_are_loaded_once_or_the_page_says_why_n
 
 
 @pytest.mark.nightly
+async def test_a_link_keeps_the_focus_when_its_row_moves(browser: Browser, shop: Shop) -> None:
+    is_over = False
+
+    async def in_order_of_trouble(route: Route) -> None:
+        answer = await route.fetch()
+        found = await answer.json()
+        for queue in found["items"]:
+            fails = 0.5 if queue["queue"] == QUEUE and not is_over else None
+            queue |= {"throughput": 1.0, "failure_share": fails, "failed": 0, "lag": 0.0}
+        await route.fulfill(response=answer, json=found)
+
+    async with visiting(browser, shop) as visit:
+        await visit.page.route("**/api/v1/queues", in_order_of_trouble)
+        await visit.go("queues")
+        names = visit.page.locator("main tbody td:first-child a")
+        await expect(names.first).to_have_text(QUEUE)
+        link = names.nth(1)
+        name = await link.inner_text()
+        link = visit.page.locator("main tbody").get_by_role("link", name=name, exact=True)
+        await link.focus()
+        is_over = True
+        await shop.app.tasks["send_mail"].using(delay=3600).enqueue("later")
+        await expect(names.last).to_have_text(QUEUE)
+        await expect(link).to_be_focused()
+
+
 async def test_a_queue_with_nothing_but_failures_is_not_idle(browser: Browser, shop: Shop) -> None:
     async def with_failures(route: Route) -> None:
         answer = await route.fetch()

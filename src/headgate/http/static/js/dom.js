@@ -45,8 +45,12 @@ export function h(tag, props, ...children) {
 export function render(container, ...children) {
   const holder = /** @type {{rendered?: VNode[]}} */ (/** @type {unknown} */ (container));
   const next = nodes(children);
+  const focused = document.activeElement;
   patchChildren(container, holder.rendered ?? [], next);
   holder.rendered = next;
+  // An element that was moved has lost it.
+  if (focused instanceof HTMLElement && focused !== document.activeElement && focused.isConnected)
+    focused.focus({ preventScroll: true });
 }
 
 /** Join class names; false ones are left out. @param {...(string | false | null | undefined)} names */
