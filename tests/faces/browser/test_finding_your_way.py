@@ -247,6 +247,32 @@ async def test_a_range_of_a_chart_leads_to_its_jobs(browser: Browser, shop: Shop
         assert took == 30_000
 
 
+GROWING = """(count) => {
+    const drawn = document.querySelector("hg-chart.growing") ?? document.createElement("hg-chart");
+    drawn.className = "chart growing";
+    if (!drawn.isConnected) document.querySelector("main").append(drawn);
+    const values = Array.from({ length: count }, (_, at) => [1000 * at, at]);
+    const series = [{ name: "One", tone: "blue", kind: "line", values }];
+    drawn.chart = { label: "Growing", series, from: 0, to: 1000 * count, step: 1000, unit: String };
+}"""
+
+
+async def test_the_time_that_is_selected_by_keyboard_stays_while_a_chart_grows(browser: Browser, shop: Shop) -> None:
+    """The fault: with each further value the slider was at the last one, and the next key went on from there."""
+    async with visiting(browser, shop) as visit:
+        await visit.go("nodes")
+        await visit.page.evaluate(GROWING, 10)
+        scrub = visit.page.get_by_role("slider", name="Growing")
+        await scrub.focus()
+        for _ in range(3):
+            await visit.page.keyboard.press("ArrowLeft")
+        await expect(scrub).to_have_attribute("aria-valuetext", re.compile("One 6$"))
+        await visit.page.evaluate(GROWING, 11)
+        await expect(scrub).to_have_value("6")
+        await visit.page.keyboard.press("ArrowLeft")
+        await expect(scrub).to_have_attribute("aria-valuetext", re.compile("One 5$"))
+
+
 @pytest.mark.nightly
 async def test_deploys_are_marked_in_the_charts(browser: Browser, shop: Shop) -> None:
     await store_of(shop.app).join("of-this-test", "of-this-test", release="v7.1")

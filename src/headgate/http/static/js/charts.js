@@ -216,7 +216,8 @@ class ChartElement extends HTMLElement {
           class: "chart-scrub",
           min: "0",
           max: times.length - 1,
-          value: times.length - 1,
+          // Not the last one while another is selected: times are added and left out while the page is live.
+          value: selected === null ? times.length - 1 : times.indexOf(selected),
           "aria-label": chart.onRange
             ? t("{chart}: select a time; Enter begins and ends a range", { chart: chart.label })
             : t("{chart}: select a time", { chart: chart.label }),
