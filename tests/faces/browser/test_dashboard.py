@@ -566,6 +566,9 @@ async def test_queues_and_schedules_are_changed(browser: Browser, shop: Shop) ->
         await visit.agree("Pause the schedule")
         await expect(visit.page.get_by_role("button", name=f"Resume schedule {SCHEDULE}", exact=True)).to_be_visible()
         assert (await admin.schedules.status(SCHEDULE)).state == "paused"
+        await visit.press("Undo")
+        await expect(visit.page.get_by_role("button", name=f"Pause schedule {SCHEDULE}", exact=True)).to_be_visible()
+        await admin.schedules.pause(SCHEDULE)
         await visit.press(f"Resume schedule {SCHEDULE}")
         await visit.agree("Resume")
         await expect(visit.page.get_by_role("button", name=f"Pause schedule {SCHEDULE}", exact=True)).to_be_visible()

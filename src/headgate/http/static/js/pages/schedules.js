@@ -163,6 +163,8 @@ export function scheduleState(schedule) {
 /** @param {Context} context @param {any} schedule @param {boolean} isSmall */
 export function scheduleActions(context, schedule, isSmall) {
   const { name } = schedule;
+  const pause = { path: path("schedules", name, "pause"), done: t("Schedule {name} is paused", { name }) };
+  const resume = { path: path("schedules", name, "resume"), done: t("Schedule {name} is resumed", { name }) };
   const why = context.denied("operate");
   const size = isSmall ? "small" : "";
   const body = (/** @type {string} */ verb, /** @type {string} */ text) => effect(text, command("schedules", verb, name));
@@ -173,8 +175,8 @@ export function scheduleActions(context, schedule, isSmall) {
           { icon: "ready", kind: `${size} primary`, why, name: t("Resume schedule {name}", { name }) },
           () =>
             void context.act({
-              path: path("schedules", name, "resume"),
-              done: t("Schedule {name} is resumed", { name }),
+              ...resume,
+              undo: pause,
               question: {
                 title: t("Resume schedule {name}?", { name }),
                 action: t("Resume"),
@@ -188,8 +190,8 @@ export function scheduleActions(context, schedule, isSmall) {
           { icon: "paused", kind: size, why, name: t("Pause schedule {name}", { name }) },
           () =>
             void context.act({
-              path: path("schedules", name, "pause"),
-              done: t("Schedule {name} is paused", { name }),
+              ...pause,
+              undo: resume,
               question: {
                 title: t("Pause schedule {name}?", { name }),
                 action: t("Pause the schedule"),
