@@ -245,7 +245,8 @@ function nextRuns(form, update) {
                 "li",
                 { key: at },
                 h("span", null, h("span", { class: "num" }, clock(at)), own && h("span", { class: "cell-below faint num" }, own)),
-                h("span", { class: "faint" }, countdown(at)),
+                // A screen reader would say it each second.
+                h("span", { class: "faint", "aria-hidden": "true" }, countdown(at)),
               );
             }),
           ),
