@@ -100,6 +100,16 @@ def test_sigterm_ends_a_worker_that_still_imports_its_app(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sigterm_ends_a_worker_that_still_imports_its_command(folder: Path) -> None:
+    """The fault: the same, while the command itself was imported: for 0.2 s, on a busy machine for longer."""
+    (folder / "click.py").write_text("import time\nopen('importing', 'w').close()\ntime.sleep(60)\n")
+    with subprocess.Popen([sys.executable, "-m", "headgate", "worker", "shop:app"], cwd=folder) as worker:
+        until_now((folder / "importing").exists)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(patient(20)) == 0
+
+
+@pytest.mark.slow
 def test_a_draining_worker_ends_when_the_remaining_jobs_wait_for_a_limit(folder: Path) -> None:
     target = f"drained_{uuid.uuid4().hex}:app"
     (folder / f"{target.removesuffix(':app')}.py").write_text(APP)

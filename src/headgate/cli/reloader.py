@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.cli.supervisor import ended_as_requested, exit_worded, start_worker, tell
-from headgate.engine.stop_signals import on_stop_signals
+from headgate.cli.supervisor import ended_as_requested, start_worker, tell
+from headgate.engine.stop_signals import exit_worded, on_stop_signals
 from headgate.errors import needing
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping, Sequence
 
 from headgate.clock import SECOND, Clock, wait_for_event
-from headgate.engine.stop_signals import on_stop_signals
+from headgate.engine.stop_signals import exit_worded, on_stop_signals
 
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
@@ -157,11 +157,3 @@ def ended_as_requested(code: int, signals: int) -> bool:
     """Return whether a worker ended as requested by `signals` signals."""
     # 1. Drained. 2. Signalled before its handlers were set. 3. Signalled more than once.
     return code == 0 or code == -signal.SIGTERM or signals > 1
-
-
-def exit_worded(code: int) -> str:
-    """Return an exit code, or minus a signal, in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    # Most real-time signals have no name.
-    return next((each.name for each in signal.Signals if each == -code), f"signal {-code}")

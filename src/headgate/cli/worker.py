@@ -20,6 +20,7 @@ import click
 
 from headgate.app import Headgate
 from headgate.arguments import MEBIBYTE, MOST_SLOTS, parse_bytes
+from headgate.cli import end_at_once
 from headgate.cli.locate import locate, takes_app
 from headgate.cli.loop_watchdog import ALLOWED, notify_started, watch_loop
 from headgate.cli.reloader import Reloader
@@ -249,9 +250,8 @@ def worker(
     until: Literal["ready", "all"] | None = "all" if drain_all else "ready" if drain else None
     log_to_stderr(log_level, as_json=log_json)
     ignore_stacks_signal()
-    # The import of an app may take long, and the kernel drops a signal to the first process of a container that does
-    # not handle it: the worker would start after all, and be killed at the end of its grace.
-    signal.signal(signal.SIGTERM, _end_at_once)
+    # Again, for a program that calls this. The import of an app may take long.
+    signal.signal(signal.SIGTERM, end_at_once)
     if (processes > 1 or reload) and not end_with_stdin:
         given = click.get_current_context().meta[GIVEN]
         command = [sys.executable, "-m", "headgate", "worker", "--end-with-stdin", *given]
@@ -387,11 +387,6 @@ def _log_queues_without_tasks(app: Headgate, queues: Iterable[str]) -> None:
                 queue,
                 ", ".join(sorted(own)) or "none",
             )
-
-
-def _end_at_once(_number: int, _frame: object) -> None:
-    """End this process, which has claimed nothing yet."""
-    os._exit(0)
 
 
 def _end_soon(code: int) -> None:

@@ -32,6 +32,7 @@ from headgate.engine.child_messages import (
     decode_message,
     encode,
 )
+from headgate.engine.stop_signals import exit_worded
 from headgate.errors import ProcessDied
 from headgate.tasks.hooks import LifecycleHook
 
@@ -216,9 +217,9 @@ class Child:
         self.kill()
         code = self._process.wait()
         if code >= 0:
-            how = f"ended with exit code {code}"
+            how = f"ended with {exit_worded(code)}"
         else:
-            how = f"was killed by {_signal_name(-code)}"
+            how = f"was killed by {exit_worded(code)}"
             if code == -signal.SIGKILL:
                 how += ", as the kernel does when memory runs out"
         if not self._is_ready:
@@ -383,10 +384,3 @@ def _setup(module: str, hooks: tuple[ChildHook, ...]) -> ChildSetup:
         module=module,
         hooks=hooks,
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

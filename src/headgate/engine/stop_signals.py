@@ -1,4 +1,4 @@
-"""Stop signals: SIGTERM and SIGINT end a worker process."""
+"""Stop signals: SIGTERM and SIGINT end a worker process; and how a process has ended, in words."""
 
 from __future__ import annotations
 
@@ -22,3 +22,11 @@ def on_stop_signals(first: Callable[[], object], second: Callable[[], object]) -
     finally:
         for number in caught:
             loop.remove_signal_handler(number)
+
+
+def exit_worded(code: int) -> str:
+    """Return an exit code, or minus a signal, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    # Most real-time signals have no name.
+    return next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
