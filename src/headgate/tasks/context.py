@@ -313,11 +313,6 @@ _current: ContextVar[JobContext] = ContextVar("headgate_current_job")
 _chunk: ContextVar[Sequence[JobContext]] = ContextVar("headgate_current_jobs", default=())
 
 
-def is_in_job() -> bool:
-    """Return whether this code runs in a handler or a callback, or in a task that one of them started."""
-    return _current.get(None) is not None or bool(_chunk.get())
-
-
 def current_job() -> JobContext:
     """Return the job that this code runs in. Raises HeadgateError outside of a job, and in a chunked task."""
     try:
@@ -450,7 +445,8 @@ def unguard_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _create_task(before: Any, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
-    if is_in_job() and asyncio.iscoroutine(coroutine):
+    # In a handler or a callback, or in a task that one of them started.
+    if (_current.get(None) is not None or _chunk.get()) and asyncio.iscoroutine(coroutine):
         coroutine = Guarded(coroutine, _as_ordinary)
     return asyncio.Task(coroutine, loop=loop, **options) if before is None else before(loop, coroutine, **options)
 

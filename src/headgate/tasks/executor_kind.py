@@ -5,12 +5,16 @@ A child process must find the function by import.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import math
+import os
 import sys
 import threading
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from headgate.errors import DeclarationError
@@ -33,6 +37,18 @@ def executor_of(function: Callable[..., Any], *, process: bool) -> Executor:
     if process:
         return Executor.PROCESS
     return Executor.LOOP if inspect.iscoroutinefunction(function) else Executor.THREAD
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many cores this process may use: those it is bound to, at most the CPU limit of its container."""
+    bound_to = getattr(os, "sched_getaffinity", None)
+    cores = os.cpu_count() or 1 if bound_to is None else len(bound_to(0))
+    # Of version 2, and of version 1. No limit is "max", or less than 0.
+    for names in ("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = map(int, " ".join((cgroup / name).read_text() for name in names).split())
+            cores = min(cores, math.ceil(quota / period)) if quota > 0 else cores
+    return cores
 
 
 def require_no_generator(function: Callable[..., Any], where: str) -> None:

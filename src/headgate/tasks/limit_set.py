@@ -170,10 +170,6 @@ class LimitSet:
             _require_one_owner(self.limits)
         self._terms: dict[tuple[BoundLimit, ...], LimitTerms | None] = {}
 
-    def with_limits(self, limits: Sequence[BoundLimit]) -> LimitSet:
-        """Return the limit set with more limits."""
-        return LimitSet((*self.limits, *limits)) if limits else self
-
     def with_default(self, terms: WaitTerms) -> LimitSet:
         """Return the limit set with these terms for the limits that have none of their own."""
         limits = [limit.with_default(terms) for limit in self.limits]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +19,7 @@ from headgate.suggestion import did_you_mean
 from headgate.tasks.alert import DeclaredAlert
 from headgate.tasks.codec import NO_CODECS, Codecs
 from headgate.tasks.definition import TaskDefinition
-from headgate.tasks.executor_kind import Executor, have_one_name
+from headgate.tasks.executor_kind import Executor, have_one_name, usable_cores
 from headgate.tasks.hooks import Hooks
 from headgate.tasks.limit_set import BoundLimit, LimitSet
 from headgate.tasks.modules import is_interactive
@@ -251,30 +250,27 @@ class Registry:
         Raises DeclarationError; then nothing is changed.
         """
         with self._all_or_nothing():
-            self._add_queue(queue)
-
-    def _add_queue(self, queue: Queue) -> None:
-        where = f"queue {queue.name!r}"
-        limits = QueueLimits(queue, self.shared)
-        # Limit sets are made while its limits are bound, and need its defaults.
-        self.queues[queue.name] = queue
-        before = self._queue_limits.get(queue.name)
-        for name in {} if before is None else before.own:
-            del self.limits[name], self.rules[name]
-        for name, limit in limits.own.items():
-            if name in self.limits:
-                raise DeclarationError(f"{where} needs the limit name {name!r}, which a task has; rename that task")
-            self._put_limit(name, limit)
-        for name, limit, is_own in limits.named:
-            if not is_own:
-                _require_unreserved(name, where)
-                self._require_same(name, limit, where)
+            where = f"queue {queue.name!r}"
+            limits = QueueLimits(queue, self.shared)
+            # Limit sets are made while its limits are bound, and need its defaults.
+            self.queues[queue.name] = queue
+            before = self._queue_limits.get(queue.name)
+            for name in {} if before is None else before.own:
+                del self.limits[name], self.rules[name]
+            for name, limit in limits.own.items():
+                if name in self.limits:
+                    raise DeclarationError(f"{where} needs the limit name {name!r}, which a task has; rename that task")
                 self._put_limit(name, limit)
-        self._queue_limits[queue.name] = limits
-        self._forget_limit_sets()
-        for task in self.tasks.values():
-            if task.queue == queue.name:
-                self.limit_set(task, queue.name)
+            for name, limit, is_own in limits.named:
+                if not is_own:
+                    _require_unreserved(name, where)
+                    self._require_same(name, limit, where)
+                    self._put_limit(name, limit)
+            self._queue_limits[queue.name] = limits
+            self._forget_limit_sets()
+            for task in self.tasks.values():
+                if task.queue == queue.name:
+                    self.limit_set(task, queue.name)
 
     def _forget_limit_sets(self) -> None:
         """Let limit sets be computed anew.
@@ -296,8 +292,8 @@ class Registry:
             limit_set = task.limit_set
             for name in (queue,) if instead_of is None else (instead_of, queue):
                 limits = self._queue_limits.get(name)
-                if limits is not None:
-                    limit_set = limit_set.with_limits(limits.bound(task, limit_set, waits_here=name == queue))
+                if limits is not None and (more := limits.bound(task, limit_set, waits_here=name == queue)):
+                    limit_set = LimitSet((*limit_set.limits, *more))
             declared = self.queues.get(queue if instead_of is None else instead_of)
             limit_set = limit_set.with_default((None if declared is None else declared.waits) or self._waits)
             known[key] = limit_set
@@ -436,13 +432,13 @@ class Registry:
     def concurrency(self, queue: str, default: int | None) -> int:
         """Return the slots per node: as declared, else 100, or max(4, 2 × cores) if all its tasks are plain functions.
 
-        A queue with a process task has as many as there are cores: each of its jobs may take a process.
+        A queue with a process task has as many as this process may use cores: each of its jobs may take a process.
         """
         declared = self.queues[queue].concurrency or default
         if declared is not None:
             return declared
         executors = {task.executor for task in self.tasks.values() if task.queue == queue}
-        cores = os.cpu_count() or 1
+        cores = usable_cores()
         if Executor.PROCESS in executors:
             return cores
         return max(4, 2 * cores) if executors == {Executor.THREAD} else 100

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headgate import DeclarationError, Headgate
-from headgate.tasks.executor_kind import find_function
+from headgate.tasks.executor_kind import find_function, usable_cores
 from tests.internals import registry_of
 from tests.until import patient
 
@@ -99,7 +100,7 @@ def test_what_was_typed_in_is_an_error(words: list[str]) -> None:
 
 def test_the_slots_of_a_queue_follow_what_its_tasks_take() -> None:
     app = Headgate("memory://")
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     for name in ("waiting", "blocking", "computing", "mixed", "declared"):
         app.queue(name, concurrency=7 if name == "declared" else None)
     app.task(name="a", queue="waiting")(waits)
@@ -110,3 +111,27 @@ def test_the_slots_of_a_queue_follow_what_its_tasks_take() -> None:
     slots = {name: registry_of(app).concurrency(name, None) for name in registry_of(app).queues if name != "default"}
     expected = {"waiting": 100, "blocking": max(4, 2 * cores), "computing": cores, "mixed": cores, "declared": 7}
     assert slots == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "1600000 100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "300000\n"}, 8),
+    ],
+)
+def test_a_container_may_use_as_many_cores_as_its_cpu_limit_allows(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: with a limit of one core on a machine with 64, a queue of process tasks had 64 slots, and children."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert usable_cores(tmp_path) == cores
