@@ -52,7 +52,6 @@ from tests.limit_settings import change
 from tests.properties.storage_model import ModelJob, StorageModel
 from tests.seeds import examples
 
-# A slow machine is no failure.
 # Each test runs thousands of steps, which may take long on a busy machine.
 pytestmark = pytest.mark.timeout(1800)
 
