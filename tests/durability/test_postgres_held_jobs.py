@@ -26,6 +26,7 @@ from headgate.storage.postgres import storage as postgres_storage
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.schedules import ScheduleUser
 from tests.conformance.storage_suite.store_user import StoreUser, at_once, rate, strict
 from tests.durability.postgres import let_locks_be_waited_for, waiting_statements
 from tests.until import becomes, patient
@@ -733,3 +734,21 @@ async def test_an_enqueue_with_a_locked_key_fails_in_time_with_the_reason(stores
         await _until_done(stores, adding)
         with pytest.raises(StorageUnavailable, match="lock"):
             await adding
+
+
+async def test_an_occurrence_after_a_job_that_is_locked_delays_no_other_schedule(stores: StoresAndUsers) -> None:
+    """The fault: while a handler's transaction that completes its job was open, no schedule was fired."""
+    own = ScheduleUser(stores.left, stores.clock)
+    await own.put("queue", overlap="queue")
+    await own.put("other")
+    (first,) = await own.fire("queue", next_in=0)
+    (running,) = await stores.left.take()
+    await stores.user.begin()
+    assert await stores.left.storage.complete_in(stores.user.connection, running.id, running.fence)
+    held, other = own.fired(await own.read("queue")), own.fired(await own.read("other"))
+    job = replace(held.jobs[0], origin=Origin(follows=first.id, on="final", schedule="queue"))
+    held = replace(held, jobs=[job])
+    assert await promptly(stores.left.storage.fire([held, other])) == [False, True]
+    await stores.user.end()
+    assert await promptly(stores.left.storage.fire([held])) == [True]
+    await stores.check()

@@ -167,9 +167,9 @@ class Recurring(WithServices):
 
     async def _fire_due(self) -> int | None:
         """Fire everything that is due; return when the next occurrence is due."""
-        tasks = self._registry.names
+        tries = 0
         while True:
-            found = await self._storage.due_schedules(tasks, unable=self._unable)
+            found = await self._storage.due_schedules(self._registry.names, unable=self._unable)
             if not found.due:
                 return found.next_at
             now = self._storage.now()
@@ -182,17 +182,17 @@ class Recurring(WithServices):
             if not fired:
                 continue
             ends = accumulate(len(each.jobs) for _, each in fired)
-            has_written = False
+            tries += 1
             for _, group in groupby(zip(fired, ends, strict=True), lambda each: each[1] // MAX_PER_COMMIT):
                 portion = [each for each, _ in group]
                 written = await self._storage.fire([each for _, each in portion])
-                has_written = has_written or any(written)
+                tries = 0 if any(written) else tries
                 for (record, each), is_written in zip(portion, written, strict=True):
                     if is_written:
                         self._publish_fired(record, each)
-            if not has_written:
-                # Other nodes fired all of them first; wait a random moment, so as not to race in step again.
-                await sleep(self._clock, self._random.uniform(0.001, 0.02))
+            if tries:
+                # Others fired all of them, or hold a job that they follow: wait, at random so as not to race in step.
+                await sleep(self._clock, self._random.uniform(0.001, 0.02) * min(tries, 25))
 
     def _decide(self, record: ScheduleRecord, now: int, beside: int) -> DueOccurrences | None:
         """Return what to enqueue of one of `beside` schedules that are due together; None if this node cannot."""

@@ -12,6 +12,7 @@ from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.add import add_jobs
+from headgate.storage.procedures.following import leaders_of
 from headgate.storage.procedures.history import note_enqueued
 from headgate.storage.records import DueSchedules, Fired, ScheduleRecord
 from headgate.storage.statements import as_json
@@ -41,7 +42,8 @@ async def put_schedule(tx: Transaction, record: ScheduleRecord, *, replaces: int
     """
     values = _columns(record)
     if replaces is None:
-        await _announce_new(tx)
+        if not tx.has_one_writer:
+            await tx.values("share_new_schedules")
         return await tx.execute("add_schedule", **values) == 1
     if await tx.execute("change_schedule", replaces=replaces, anew=anew and tx.has_one_writer, **values) != 1:
         return False
@@ -58,7 +60,8 @@ async def take_over_schedule(tx: Transaction, record: ScheduleRecord, *, was: st
     Jobs of the old schedule that are not final are moved to the new name, and its count is kept. False, and nothing
     is written, if the stored revision differs or the new name is taken.
     """
-    await _announce_new(tx)
+    if not tx.has_one_writer:
+        await tx.values("share_new_schedules")
     if not await tx.values("lock_schedules", named=[(was, replaces)]):
         return False
     if await tx.execute("add_schedule", **_columns(record)) != 1:
@@ -73,8 +76,7 @@ async def take_over_schedule(tx: Transaction, record: ScheduleRecord, *, was: st
 
 def _columns(record: ScheduleRecord) -> dict[str, Any]:
     """Return the columns of a schedule's row, by name, as parameters; values that are not scalar are JSON text."""
-    call, rules = record.call, record.rules
-    values = {"task": call.task, "call": as_json(call), "rules": as_json(rules)}
+    values = {"task": record.call.task, "call": as_json(record.call), "rules": as_json(record.rules)}
     return asdict(record) | asdict(record.course) | values
 
 
@@ -82,9 +84,11 @@ async def fire(tx: Transaction, fired: Sequence[Fired]) -> Sequence[bool]:
     """Add the jobs of occurrences and advance their schedules, in one commit; False for each that has changed.
 
     So each occurrence is enqueued once, however many nodes try, and a schedule whose advance is lost has not
-    enqueued anything either.
+    enqueued anything either. One that follows a job which another transaction has locked is left out, too.
     """
-    revisions = [(each.name, each.revision) for each in fired]
+    leaders = set() if tx.has_one_writer else leaders_of([job for each in fired for job in each.jobs], ())
+    held = set(await tx.ids("lock_leaders_if_free", ids=sorted(leaders))) if leaders else set()
+    revisions = [(each.name, each.revision) for each in fired if held.isdisjoint(leaders_of(each.jobs, ()))]
     names = set(await tx.values("lock_schedules", named=revisions))
     written = [each for each in fired if each.name in names]
     if written:
@@ -95,8 +99,7 @@ async def fire(tx: Transaction, fired: Sequence[Fired]) -> Sequence[bool]:
     batches = [batch for each in written for batch in each.batches]
     await add_jobs(tx, jobs, batches)
     if batches:
-        runs = [run for each in written for run in each.runs]
-        await tx.execute("uncount_final_runs", runs=runs, names=sorted(names))
+        await tx.execute("uncount_final_runs", runs=[run for each in written for run in each.runs], names=sorted(names))
     await note_enqueued(tx, jobs)
     return [each.name in names for each in fired]
 
@@ -159,9 +162,3 @@ async def schedules_ahead(
     """Return schedules of these tasks that were declared or had an occurrence after then, by name, `beyond` one."""
     values = {"after": after, "tasks": sorted(tasks), "unable": sorted(unable), "beyond": beyond, "count": count}
     return await tx.fetch(_SCHEDULES, "schedules_ahead", **values)
-
-
-async def _announce_new(tx: Transaction) -> None:
-    """Keep other transactions from deleting notes of a schedule that they cannot see yet."""
-    if not tx.has_one_writer:
-        await tx.values("share_new_schedules")

@@ -89,6 +89,13 @@ SET task = :task, call = :call, rules = :rules, started_at = :started_at, next_a
     skips = :skips
 WHERE name = :name AND revision = :replaces
 
+-- name: lock_leaders_if_free [postgres]
+-- Lock these jobs; return those of them that another transaction has locked.
+WITH free AS MATERIALIZED (
+    SELECT id FROM headgate.job WHERE id {any:ids job_id} ORDER BY id FOR UPDATE SKIP LOCKED
+)
+SELECT id FROM headgate.job WHERE id {any:ids job_id} AND id NOT IN (SELECT id FROM free)
+
 -- name: lock_schedules
 -- Lock those of these schedules that have these revisions, except those that another transaction has locked.
 SELECT schedule.name
