@@ -320,3 +320,31 @@ def test_a_coroutine_uses_the_limiter_of_an_app_that_is_open_on_another_loop(mak
     with app.open(migrate=True):
         limiter = app.limiter("api")
         assert [asyncio.run(ask(limiter)) for _ in range(5)] == [*[True] * 4, False]
+
+
+@pytest.mark.parametrize("is_thread", [False, True], ids=["loop", "thread"])
+def test_a_caller_that_waits_on_the_loop_of_an_app_learns_that_it_has_ended(make_app: MakeApp, is_thread: bool) -> None:
+    """The fault: a task of another loop got a CancelledError, although nobody had cancelled it."""
+    app = limited(make_app())
+    limiter = app.limiter("api")
+    used, ends = threading.Event(), threading.Event()
+
+    async def opened() -> None:
+        async with app.open(migrate=True):
+            async with limiter.hold(cost=4):
+                used.set()
+            await asyncio.to_thread(ends.wait)
+
+    async def wait() -> None:
+        await limiter.acquire()
+
+    with ThreadPoolExecutor(2) as threads:
+        home = threads.submit(asyncio.run, opened())
+        assert used.wait(patient(10))
+        waiter: Any = threads.submit(limiter.sync.acquire if is_thread else lambda: asyncio.run(wait()))
+        budget: Any = limiter._budget
+        until_now(lambda: budget.home._home.calls)
+        ends.set()
+        home.result(patient(10))
+        with pytest.raises(GateClosed):
+            waiter.result(patient(10))

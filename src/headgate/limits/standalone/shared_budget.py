@@ -217,7 +217,7 @@ class HomeLoop:
                 return await asyncio.wrap_future(call)
             except asyncio.CancelledError:
                 self._abandon(home, call, undo)
-                if task is None or task.cancelling() > cancels or not self._renews:
+                if task is None or task.cancelling() > cancels:
                     raise
                 self._lost(home, may_repeat)
 
