@@ -108,7 +108,7 @@ async def the_engine_reads_what_it_handles(store_user: StoreUser) -> None:
             [store_user.new(buckets=(BucketRef("api", str(number)), BucketRef("free", "0"))) for number in range(10)]
         )
         await storage.add(
-            [store_user.new(delayed=True, run_at=storage.now() + SECOND, expires_at=storage.now() + HOUR)]
+            [store_user.new(delayed=True, run_at=storage.now() + HOUR, expires_at=storage.now() + 2 * HOUR)]
         )
         await ask(store_user.url, "UPDATE headgate.bucket SET opens_at = 0 WHERE limit_name = 'api' AND key LIKE '7_'")
         # The lanes behind opened buckets have waited longest, so the claim starts jobs of both kinds.
@@ -315,7 +315,8 @@ async def a_job_reads_no_followers_but_its_own(store_user: StoreUser) -> None:
     assert not (await store_user.storage.dependencies(BACKLOG.newest)).followers
     assert len((await store_user.storage.dependencies(job_text(1))).followers) == DEPENDENCIES_SHOWN
     ran = store_user.ran()
-    assert statements(ran) == {"leaders_of_job", "followers_of_job"}
+    # Beside upkeep, which runs when it is due.
+    assert statements(ran) >= {"leaders_of_job", "followers_of_job"}
     for each in ran:
         assert each.pages < 1000, f"{each.statement} looks at {each.pages} pages\n{each.text}"
 
