@@ -41,8 +41,8 @@ from headgate.storage.endings import REJECTED
 Values = tuple[str, ...]
 RECOVERIES = ("returned", "poisonous", "completed", "cancelled")
 
-LONGEST_CHECK = 15.0
-"""Seconds within which a node that runs measures itself again, also if its store does not answer."""
+LONGEST_CHECK = 65.0
+"""Seconds in which a node measures itself again: a write to SQLite and the one before it each wait 30 s for a lock."""
 
 OPS: Mapping[str, str] = {
     "claiming": "claim",
