@@ -34,7 +34,7 @@ from headgate.jobs.event import Event, JobFailure, JobFinished, OccurrencesSkipp
 from headgate.schedules.schedule import MOST_COUNTED
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
-from tests.internals import app_on
+from tests.internals import app_on, writer_of
 
 HOUR = 3600
 TEN_MINUTES = Every(minutes=10)
@@ -1024,6 +1024,28 @@ def test_a_lost_write_of_the_advance_cannot_stop_the_series() -> None:
             await asyncio.sleep(310)
         assert len(journal.starts) == 5
         assert [round(start / 60) for start in journal.starts] == [1, 2, 3, 4, 5]
+
+    run_virtual(main)
+
+
+def test_a_schedule_of_the_code_is_stored_again_in_tables_that_were_made_anew() -> None:
+    """The fault: the worker went on with its jobs there, and without its schedules until it was restarted."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, journal = MemoryStorage(clock), Journal(clock)
+        app = app_on(store, clock=clock)
+
+        @app.schedule(Every(minutes=1))
+        async def pull() -> None:
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(150)
+            for table in ("schedule", "task_limit_set", "node"):
+                writer_of(store).execute(f"DELETE FROM {table}")
+            before = len(journal.starts)
+            await asyncio.sleep(300)
+            assert len(journal.starts) >= before + 2
 
     run_virtual(main)
 

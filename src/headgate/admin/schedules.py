@@ -423,7 +423,7 @@ class SchedulesAdmin:
     async def remove(self, name: str) -> bool:
         """Delete a schedule; jobs that it has enqueued stay. Returns whether there was one.
 
-        A schedule that the code declares is created again when the next node starts.
+        A schedule that the code declares is created again when the next node starts, or joins again.
         """
         was_there = await self._storage.remove_schedule(name)
         if was_there:

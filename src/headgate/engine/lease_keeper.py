@@ -236,7 +236,7 @@ class Membership(WithServices):
         self._stored_tasks: Tasks | None = None
         self._release = release
         self.controls = controls
-        self.id = self._new_id()
+        self.id = self.renew_id()
 
     async def join(self) -> None:
         """Write the row of the node. Raises StorageUnavailable."""
@@ -268,11 +268,8 @@ class Membership(WithServices):
 
     def renew_id(self) -> str:
         """Take a new id in place of the dead one and return it; `join` comes next."""
-        self.id = self._new_id()
+        self.id = f"node-{self._ids.unique(self._clock.now())[-12:]}"
         return self.id
-
-    def _new_id(self) -> str:
-        return f"node-{self._ids.unique(self._clock.now())[-12:]}"
 
 
 class OwnLease:

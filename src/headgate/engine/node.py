@@ -191,7 +191,7 @@ class Node(WithServices):
             stopping=self._stopping,
         )
         self._housekeeper = Housekeeper(services, retention=config.retention)
-        self._recurring = Recurring(services, self._stopping)
+        self._recurring = Recurring(services, self._membership, self._stopping)
         # Parts that not every node has, by the names of their tasks.
         self._others: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         if alerts := self._alerts_to_watch(services.registry):

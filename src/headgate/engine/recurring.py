@@ -14,6 +14,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Timer, sleep
+from headgate.engine.lease_keeper import Membership
 from headgate.engine.max_wait import late_starts, rejected
 from headgate.engine.occurrence import last_job_of, occurrence
 from headgate.engine.schedule_declaration import Code, declare, is_same_call, signature, trigger_of, warn_if_too_fast
@@ -60,14 +61,14 @@ NOTE_EVERY = 60 * SECOND
 class Recurring(WithServices):
     """Fires due schedules. Every node runs one; they race for each occurrence, and the store accepts one of them."""
 
-    def __init__(self, services: Services, stopping: asyncio.Event) -> None:
+    def __init__(self, services: Services, membership: Membership, stopping: asyncio.Event) -> None:
         super().__init__(services)
         self._stopping = stopping
         self._wakeup = asyncio.Event()
         self._checked_at = 0
         self._due_timer: Timer | None = None
         self._change_timer: Timer | None = None
-        self._declarer = Declarer(services)
+        self._declarer = Declarer(services, membership)
         self._without_trigger: set[str] = set()
         self._failed: set[str] = set()
         """Stored schedules that this node could not run; it tries again each time it declares its own."""
@@ -314,10 +315,11 @@ class Recurring(WithServices):
 class Declarer(WithServices):
     """Stores schedules. Among live releases the newest declaration holds; an older release waits until they end."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, membership: Membership) -> None:
         super().__init__(services)
+        self._membership = membership
         self._noted_at: int | None = None
-        self._known: dict[str, DeclaredSchedule] = {}
+        self._known: dict[tuple[str, str], DeclaredSchedule] = {}
         self.stored: set[str] = set()
         """Schedules that are stored as this release declares them."""
         self._settled: set[str] = set()
@@ -337,9 +339,10 @@ class Declarer(WithServices):
         self.broken.clear()
         signatures: dict[str, str] = {}
         for declared in schedules:
-            if self._known.get(declared.spec.name) is not declared:
-                # It is new, or a cell of a notebook was run again.
-                self._known[declared.spec.name] = declared
+            known = (self._membership.id, declared.spec.name)
+            if self._known.get(known) is not declared:
+                # It is new, a cell of a notebook was run again, or the node has joined again: its tables may be others.
+                self._known[known] = declared
                 self._forget(declared.spec.name)
             for name in (declared.spec.name, *self._registry.older_names(declared)):
                 # It cannot be the subject of a task, whose name has no space.

@@ -206,8 +206,7 @@ class RunningAttempts(WithServices):
         # Its attempt has ended already.
         read_error(ended)
         done = self._waiting_for_thread.pop(attempt, None)
-        if done is not None:
-            self._forget(attempt)
+        self._forget(attempt)
         self._release_slot(attempt)
         if done is not None:
             self._conclude(attempt, done)
