@@ -47,7 +47,7 @@ from headgate.jobs.event import Event, JobNotMigrated, StorageFailed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.forked import answer_of_forked_child
-from tests.internals import app_on, client_of, store_of
+from tests.internals import app_on, client_of, store_of, writer_of
 from tests.until import patient, result_within
 
 ONCE = RetryPolicy(retries=0)
@@ -692,6 +692,28 @@ def test_objects_are_deleted_when_their_jobs_have_been_pruned_and_never_before()
             async with app:
                 assert await result_within(waits, 60) == LARGE
             assert await other.admin.sweep_large_payloads() == 0
+
+    run_virtual(main)
+
+
+def test_a_sweep_leaves_the_objects_of_a_database_that_another_one_has_replaced() -> None:
+    """The fault: a worker that went on deleted all of them, as their jobs were not in the other one."""
+
+    async def main(clock: VirtualClock) -> None:
+        folder, store = Folder(), MemoryStorage(clock)
+        app = app_on(store, clock=clock, large_payloads=folder)
+        echo = declare_echo(app)
+        async with app.open():
+            await echo.enqueue(LARGE)
+            (kept,) = folder.objects()
+            for statement in ("DELETE FROM job", "UPDATE identity SET id = lower(hex(randomblob(16)))"):
+                writer_of(store).execute(statement)
+            await asyncio.sleep(86400 * 4)
+            assert await app.admin.sweep_large_payloads() == 0
+            assert list(folder.objects()) == [kept]
+            await echo.enqueue(LARGE)
+            (place,) = {name.partition("/")[0] for name in folder.objects()} - {kept.partition("/")[0]}
+            assert place == await store.identity()
 
     run_virtual(main)
 

@@ -198,6 +198,8 @@ class LargePayloads:
         Objects of the last two days stay: a transaction may still store their jobs. Goes on after an object that cannot
         be deleted and a day that cannot be listed; then raises the first FolderUnavailable.
         """
+        # Another database may have taken the place of the one whose folder is known: its jobs are not in this one.
+        self._place, self._is_there, self._is_noted = "", False, False
         if await self._has_marker():
             await self._note_used()
         elif await self._storage.is_folder_used(self._folder.shown_url):
