@@ -281,6 +281,24 @@ async def test_a_role_without_create_rights_opens_only_an_up_to_date_schema(
     await opens(as_user(postgres_url, clerk), absent_schema)
 
 
+async def test_a_role_that_may_not_call_a_function_is_told_what_to_grant(
+    postgres_url: str, absent_schema: str, clerk: str
+) -> None:
+    """The fault: where the owner's default privileges keep functions from others, it was told to grant what it had."""
+    await opens(postgres_url, absent_schema)
+    await grant(postgres_url, absent_schema, clerk)
+    await ask(postgres_url, f"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {absent_schema} FROM PUBLIC")
+    storage = storage_at(as_user(postgres_url, clerk), absent_schema)
+    await storage.open()
+    try:
+        with pytest.raises(
+            StorageUnavailable, match=r"denies access: .*next_producer; .*, and EXECUTE on its functions"
+        ):
+            await storage.producer()
+    finally:
+        await storage.close()
+
+
 async def test_the_owner_of_an_empty_schema_may_migrate_it(postgres_url: str, absent_schema: str, clerk: str) -> None:
     await ask(postgres_url, f"CREATE SCHEMA {absent_schema} AUTHORIZATION {clerk}")
     await opens(as_user(postgres_url, clerk), absent_schema)

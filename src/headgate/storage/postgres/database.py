@@ -695,8 +695,8 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
             return None
         if code == _FORBIDDEN:
             return StorageUnavailable(
-                f"{name} denies access: {text}; let the owner of the schema GRANT USAGE on it, and SELECT, INSERT, "
-                "UPDATE and DELETE on its tables"
+                f"{name} denies access: {text}; let the owner of the schema GRANT USAGE on it, SELECT, INSERT, UPDATE "
+                "and DELETE on its tables, and EXECUTE on its functions"
             )
         if code in _WITHDRAWN:
             return StorageUnavailable(
