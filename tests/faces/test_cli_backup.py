@@ -105,7 +105,7 @@ def test_other_stores_are_copied_by_other_means(tmp_path: Path, monkeypatch: pyt
     refused = call("backup", shop.target, "my jobs.dump")
     assert refused.exit_code == 1
     assert refused.stderr == (
-        "Error: this command copies SQLite files; for PostgreSQL, run: "
+        "Error: this command copies SQLite files; for PostgreSQL, let the owner of the tables run: "
         "pg_dump --schema=jobs --format=custom '--file=my jobs.dump' postgresql://ada@db.internal/shop\n"
     )
     memory = OneModule(tmp_path, APP.format(url="memory://"))

@@ -47,4 +47,4 @@ def _instead(app: Headgate, copy: Path) -> str:
     if schema is None:
         return f"{app._client.address.shown} is in the memory of its process, and cannot be copied"
     command = ["pg_dump", f"--schema={schema}", "--format=custom", f"--file={copy}", app._client.address.shown]
-    return f"this command copies SQLite files; for PostgreSQL, run: {shlex.join(command)}"
+    return f"this command copies SQLite files; for PostgreSQL, let the owner of the tables run: {shlex.join(command)}"
