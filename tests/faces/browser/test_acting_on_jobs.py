@@ -177,6 +177,17 @@ async def test_a_year_with_a_digit_too_many_is_refused_at_its_field(browser: Bro
         visit.forget_refusals(422)
 
 
+async def test_the_form_of_a_job_fits_a_window_of_320_pixels(browser: Browser, shop: Shop) -> None:
+    """The fault: one had to scroll to the side, as on a small phone, or with a zoom of 400 %."""
+    async with visiting(browser, shop, who="olga") as visit:
+        await visit.page.set_viewport_size({"width": 320, "height": 480})
+        dialog = visit.page.get_by_role("dialog")
+        await visit.go("tasks/order")
+        await visit.press("Enqueue")
+        await expect(dialog.get_by_label("sku, text")).to_be_visible()
+        assert await dialog.evaluate("(dialog) => dialog.scrollWidth <= dialog.clientWidth")
+
+
 async def test_after_an_error_no_more_of_the_selected_jobs_are_changed(browser: Browser, shop: Shop) -> None:
     task = shop.app.tasks["send_mail"].using(delay=3600)
     await task.enqueue_many([(f"after an error {number}",) for number in range(12)])
