@@ -310,6 +310,7 @@ async def arrivals_do_not_pile_up(store_user: StoreUser) -> None:
 async def a_job_reads_no_followers_but_its_own(store_user: StoreUser) -> None:
     """The fault: where all followers were of one batch, the page of any job read all jobs of the store."""
     await ask(store_user.url, FOLLOW_ONE)
+    await ask(store_user.url, MANY_IN_A_BATCH)
     await ask(store_user.url, "ANALYZE headgate.job")
     store_user.ran()
     assert not (await store_user.storage.dependencies(BACKLOG.newest)).followers
@@ -319,6 +320,11 @@ async def a_job_reads_no_followers_but_its_own(store_user: StoreUser) -> None:
     assert statements(ran) >= {"leaders_of_job", "followers_of_job"}
     for each in ran:
         assert each.pages < 1000, f"{each.statement} looks at {each.pages} pages\n{each.text}"
+    # A page of a batch reads nothing beyond it.
+    ids = await store_user.storage.jobs_of_batch(job_text(1), count=100)
+    assert len(await store_user.storage.jobs_of_batch(job_text(1), after=ids[-1], count=100)) == 100
+    for each in store_user.ran():
+        assert each.pages < 500, f"{each.statement} looks at {each.pages} pages\n{each.text}"
 
 
 KEPT = 20_000
@@ -383,6 +389,13 @@ async def test_pruning_reads_no_jobs_that_are_kept_for_ever_in_each_round(tmp_pa
 FOLLOW_ONE = """
 UPDATE headgate.job SET follows = 1, origin = '{"on": "any"}'
 WHERE id IN (SELECT id FROM headgate.job WHERE finished_at IS NOT NULL LIMIT 2000)
+"""
+
+
+MANY_IN_A_BATCH = """
+WITH made AS (INSERT INTO headgate.batch (id, total, pending, enqueued_at) VALUES (1, 1, 1, 0))
+UPDATE headgate.job SET batch = 1, origin = coalesce(origin, '{"batch": "0000000000001"}')
+WHERE id IN (SELECT id FROM headgate.job WHERE finished_at IS NOT NULL ORDER BY id LIMIT 20000)
 """
 
 

@@ -60,6 +60,27 @@ async def test_a_schedule_is_found_by_its_name(tmp_path: Path) -> None:
     assert plans(file)["schedule_named"] == {"SEARCH schedule USING INDEX sqlite_autoindex_schedule_1 (name=?)"}
 
 
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_a_page_of_the_jobs_of_a_batch_reads_no_other_jobs(tmp_path: Path, analyzed: bool) -> None:
+    """The fault: it read all jobs that came after the page before, of whatever batch."""
+    file = tmp_path / "jobs.db"
+    app = Headgate(f"sqlite:///{file}")
+
+    @app.task
+    async def send(number: int) -> None: ...
+
+    async with app.open():
+        await send.enqueue_many([(number,) for number in range(500)])
+    if analyzed:
+        with sqlite3.connect(file) as connection:
+            connection.execute("ANALYZE")
+    jobs = {step for step in plans(file)["jobs_of_batch"] if " job " in step}
+    assert jobs == {
+        "SEARCH job USING COVERING INDEX job_batch (batch=? AND rowid>?)",
+        "SEARCH job USING INTEGER PRIMARY KEY (rowid=?)",
+    }
+
+
 def plans(file: Path) -> dict[str, set[str]]:
     """The steps of the plan of each statement, as a new connection makes it."""
     found = {}
