@@ -147,9 +147,9 @@ class Table:
         return [self._with_numbers(row) for row in read]
 
     def _values(self, rows: Sequence[Any]) -> Sequence[Any]:
-        if rows and len(self.columns) > 1 and _is_in_order(type(rows[0]), self.columns):
-            return rows
-        return [self._get(row) for row in rows]
+        # Tuples of the columns are sent as they are.
+        are_read = rows and (type(rows[0]) is tuple or getattr(rows[0], "_fields", None) == self.columns)
+        return rows if are_read and len(self.columns) > 1 else [self._get(row) for row in rows]
 
     def _with_numbers(self, row: Sequence[Any]) -> list[Any]:
         values = list(row)
@@ -180,11 +180,6 @@ class Table:
             if values[place] is not None:
                 values[place] = as_json(values[place])
         return values
-
-
-def _is_in_order(kind: type, columns: tuple[str, ...]) -> bool:
-    """Whether rows of this type are sent as they are: tuples of the columns."""
-    return kind is tuple or getattr(kind, "_fields", None) == columns
 
 
 def number_of(id: str | None) -> int | None:

@@ -90,7 +90,11 @@ class ClaimWriter:
         if written:
             # After the lanes: a group leaves the line with the last of its lanes.
             await tx.execute("write_virtual_times", written=written)
-        ended = await self._drop(dropped) if dropped else []
+        ended: list[EndedJob] = []
+        if dropped:
+            ended = await tx.fetch(ENDED_JOBS, "drop_waiting", dropped=dropped, now=plan.now)
+            if len(ended) != len(dropped):
+                await self._skip_locked({row.id for row in dropped} - {row.id for row in ended})
         # After the charges: they write states that still have the returned permits.
         reopened = await return_permits(tx, plan.given)
         released = 0
@@ -107,12 +111,6 @@ class ClaimWriter:
         has_progressed = plan.has_starts or bool(moves) or released > 0
         is_still_open = released > 0 or any(opens_at <= plan.limit_now for _, opens_at in timers)
         return has_progressed and (is_still_open or plan.is_cut_short)
-
-    async def _drop(self, dropped: Sequence[Dropped]) -> list[EndedJob]:
-        ended = await self._tx.fetch(ENDED_JOBS, "drop_waiting", dropped=dropped, now=self._plan.now)
-        if len(ended) != len(dropped):
-            await self._skip_locked({row.id for row in dropped} - {row.id for row in ended})
-        return ended
 
     async def _resolve_followers(self, ended: Sequence[EndedJob]) -> bool:
         """Resolve the followers of jobs that ended; return whether any is followed or in a batch."""

@@ -219,10 +219,6 @@ unsynced AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true)
 )
 
--- part: seems_empty
--- Whether the count of a lane shows no job and it still waits for its turn.
-waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)
-
 -- name: merge [postgres]
 -- Count arrived jobs in their lanes. These lanes become due, or sleep until their earliest delayed job is due. Returns
 -- the lanes that have become empty, or seem empty, and the queues of all of them.
@@ -448,7 +444,9 @@ left_over AS (
     WHERE lane NOT IN (SELECT id FROM counted) AND lane NOT IN (SELECT id FROM new)
 )
 SELECT
-    coalesce(json_agg(id) FILTER (WHERE @seems_empty), '[]') AS seems_empty,
+    -- Lanes that wait for their turn although their count shows no job.
+    coalesce(json_agg(id) FILTER (WHERE waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)), '[]')
+        AS seems_empty,
     (SELECT coalesce(json_agg(DISTINCT queue), '[]') FROM summed) AS queues,
     max(since) FILTER (WHERE virtual_time IS NULL) AS since,
     (SELECT count(*) FROM merged) AS merged, (SELECT max(id) FROM merged) AS last,

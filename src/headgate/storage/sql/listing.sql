@@ -362,26 +362,20 @@ counted (id) AS (
     ) AS member ON member.batch = counted.id
 )
 
+-- part: first_in_counted
+-- The first jobs after :after of a batch: what is read does not grow with the batch.
+SELECT id FROM headgate.job WHERE batch IS NOT NULL AND batch = counted.id AND id > :after::job_id ORDER BY id LIMIT :count
+
 -- part: first_counted_jobs [postgres]
--- The first jobs after :after of each batch: what is read does not grow with the batch.
-SELECT first.id
-FROM counted
-CROSS JOIN LATERAL (
-    SELECT id FROM headgate.job WHERE batch IS NOT NULL AND batch = counted.id AND id > :after::job_id ORDER BY id LIMIT :count
-) AS first
+SELECT first.id FROM counted CROSS JOIN LATERAL (@first_in_counted) AS first
 
 -- part: first_counted_jobs [sqlite]
-SELECT job.id
-FROM counted
-CROSS JOIN job ON job.id IN (
-    SELECT id FROM job WHERE batch IS NOT NULL AND batch = counted.id AND id > :after::job_id ORDER BY id LIMIT :count
-)
+SELECT job.id FROM counted CROSS JOIN job ON job.id IN (@first_in_counted)
 
 -- name: jobs_of_batch
 -- Return a page of the ids of the jobs that a batch counts, also of those in batches in it and of leaders of a join.
 WITH RECURSIVE @counted
-SELECT id
-FROM (
+SELECT id FROM (
     @first_counted_jobs
     UNION ALL
     SELECT id FROM headgate.job WHERE id IN (SELECT id FROM counted) AND id > :after::job_id

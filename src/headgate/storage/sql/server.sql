@@ -24,7 +24,6 @@ WHERE ahead = :seen AND @server_clock + ahead + :shift >= last_used - 1000000
 SELECT CAST(id AS text), tableoid FROM headgate.identity
 
 -- name: identity [sqlite]
--- Return the same id.
 SELECT id FROM identity
 
 -- name: used_folder
