@@ -105,9 +105,8 @@ class BucketView:
 
     def needs_fetch(self, now: int, cost: int = 1) -> bool:
         """Whether more starts have to be fetched from another store before it can grant `cost`."""
-        if self.closed_until > now or not isinstance(self.rule, FetchedStarts):
-            return False
-        return self.rule.needs_fetch(self.state, now, cost)
+        rule = self.rule
+        return self.closed_until <= now and isinstance(rule, FetchedStarts) and rule.needs_fetch(self.state, now, cost)
 
     def may_be_open(self, now: int, cost: int) -> bool:
         """Whether a closed bucket may be open to a job: only a fetch from another store tells, or its rule does not."""

@@ -307,9 +307,7 @@ class Claimer:
     def _leaves_arrivals(self) -> bool:
         """Whether many arrivals are left, and the claimer of the queues with a backlog merges them."""
         other = self._beside
-        if other is None or not other._has_more_arrivals:
-            return False
-        return self._clock.monotonic() - other._claimed_at < LEFT_FOR
+        return other is not None and other._has_more_arrivals and self._clock.monotonic() - other._claimed_at < LEFT_FOR
 
     def _is_merge_due(self) -> bool:
         return self.expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY

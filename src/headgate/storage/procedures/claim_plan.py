@@ -292,8 +292,11 @@ class ClaimPlan:
 
     def most_heads(self, visits: Sequence[LaneVisit]) -> int:
         """Return how many jobs of each lane to read at most, whatever their buckets grant."""
-        slots = self.gated_slots
-        return max(QUANTUM, -(-slots // len(visits)), self.fair.most_of_one((visit.row for visit in visits), slots))
+        slots, rows = self.gated_slots, [visit.row for visit in visits]
+        # A lane of a fair queue starts no more than its turns.
+        in_turns = all(self.fair.step(row) and not row.wait_mode for row in rows)
+        least = 1 if in_turns else max(QUANTUM, -(-slots // len(rows)))
+        return max(least, self.fair.most_of_one(rows, slots))
 
     def _can_start(self, row: LaneRow, view: Callable[[BucketRef], BucketView], most: int) -> int:
         """Return how many jobs of cost 1 all buckets of the lane grant now, at most `most`."""
