@@ -134,7 +134,10 @@ class RowDecoder(Generic[R]):
     def with_texts(self, rows: list[R]) -> list[R]:
         """Return the rows with the texts of their ids."""
         if self._is_tuple and self.ids:
-            return [cast(Any, row)._replace(**{name: _text(getattr(row, name)) for name in self.ids}) for row in rows]
+            texts = [
+                {name: job_text(id) for name in self.ids if (id := getattr(row, name)) is not None} for row in rows
+            ]
+            return [cast(Any, row)._replace(**each) for row, each in zip(rows, texts, strict=True)]
         for name, get in zip(self.ids, self._id_getters, strict=True):
             for row, number in zip(rows, map(get, rows), strict=True):
                 if number is not None:
@@ -276,10 +279,6 @@ def _is_id(kind: Any) -> bool:
     if get_origin(kind) in (Union, UnionType):
         return any(map(_is_id, get_args(kind)))
     return get_origin(kind) is Annotated and STORED_AS_NUMBER in get_args(kind)
-
-
-def _text(number: int | None) -> str | None:
-    return None if number is None else job_text(number)
 
 
 def _from_array(kind: type[R], ids: Sequence[str]) -> type[R]:

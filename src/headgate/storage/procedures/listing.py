@@ -351,8 +351,9 @@ async def _lanes_with_bucket(tx: Transaction, filter: JobFilter, conditions: Map
         return None
     if await tx.value("count_lanes_to_search", most=LANES_SEARCHED + 1) > LANES_SEARCHED:
         return None
-    ref = BucketRef(filter.limit, bucket_key(filter.key))
-    lanes = [lane_id(queue, (ref,), "") for queue in await tx.values("queues_of_lanes")]
+    queues, key = await tx.values("queues_of_lanes"), bucket_key(filter.key)
+    refs = [BucketRef(filter.limit, each) for each in (key, stored_level(key) + BETWEEN_LEVELS)]
+    lanes = [lane_id(queue, (ref,), "") for queue in queues for ref in refs]
     return await tx.values("lanes_with_bucket", lanes=lanes, **conditions)
 
 
