@@ -19,7 +19,7 @@ from headgate.storage.postgres.server_time import FOLLOW_EVERY
 from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import Endings, ask, count_endings, session_at
 from tests.durability.work import Work
-from tests.internals import store_of
+from tests.internals import node_of, store_of
 from tests.postgres_server import PostgresServer
 from tests.until import result_within, until
 
@@ -169,6 +169,18 @@ async def test_a_worker_continues_in_tables_that_were_made_anew(postgres: Postgr
         async with session_at(postgres.url) as caller, caller.transaction():
             job = await work.plain.using(connection=caller).enqueue("acme")
         await work.has_run(job, seconds=BACK)
+
+
+async def test_a_worker_continues_in_tables_that_were_emptied(postgres: PostgresServer) -> None:
+    """The fault: as they are the same tables, it read only arrivals above ids that it had seen, and jobs waited."""
+    work = Work(postgres.url)
+    async with work.app:
+        await raise_floor(work)
+        joined = node_of(work.app).id
+        async with session_at(postgres.url) as operator:
+            await operator.execute("TRUNCATE headgate.arrival RESTART IDENTITY; DELETE FROM headgate.node")
+        await until(lambda: node_of(work.app).id != joined, BACK)
+        await work.has_run(await work.gated.enqueue("acme"), seconds=BACK)
 
 
 async def test_a_worker_continues_in_older_tables_that_have_its_row(postgres: PostgresServer) -> None:

@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar, Unpack
@@ -194,7 +193,9 @@ class PostgresStorage(Store):
             else:
                 await require_migrated(self._database)
             await self._database.repeat(self._read_clock)
-            listens_on = self._listens_on()
+            # How to open the connection that listens; None: only polling finds changes of other processes.
+            own = None if self._database.is_pooled else self._database.connection
+            listens_on = own if self._listen_url is None else partial(opened, self._listen_url)
             if self._database.lent is not None:
                 self._database.lent.require_size(LEAST_LENT + (listens_on == self._database.connection))
             self._wake_ups = WakeUps(self._database, listens_on, self.clock, self._wake, self._listen_url)
@@ -205,12 +206,6 @@ class PostgresStorage(Store):
         except BaseException:
             await self.close()
             raise
-
-    def _listens_on(self) -> Callable[[], AbstractAsyncContextManager[Any]] | None:
-        """Return how to open the connection that listens; None: only polling finds changes of other processes."""
-        if self._listen_url is not None:
-            return partial(opened, self._listen_url)
-        return None if self._database.is_pooled else self._database.connection
 
     async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
         await self._database.repeated(self._database.probe)
@@ -411,7 +406,8 @@ class PostgresStorage(Store):
 
     async def join(self, node: str, name: str, **options: Any) -> None:
         await super().join(node, name, **options)
-        # A node joins again if its row is gone, as in tables that were made anew.
+        # A node joins again if its row is gone, as in tables that were made anew, or emptied, with lower ids.
+        self._tables = 0
         await self._database.repeat(self._follow)
 
     async def claim(self, claim: Claim) -> Claimed:
