@@ -110,6 +110,22 @@ def test_sigterm_ends_a_worker_that_still_imports_its_command(folder: Path) -> N
 
 
 @pytest.mark.slow
+def test_a_process_that_a_handler_starts_does_not_handle_sigterm_as_the_worker_does(folder: Path) -> None:
+    """The fault: such a process ended with 0 when it was terminated, and while it ran C code, not at all."""
+    program = folder / "headgate"
+    program.write_text(
+        "import multiprocessing, signal\n"
+        "import headgate.cli\n"
+        "if __name__ == '__main__':\n"
+        "    print(signal.getsignal(signal.SIGTERM) is headgate.cli.end_at_once)\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.apply(signal.getsignal, [signal.SIGTERM]) is signal.SIG_DFL)\n"
+    )
+    command = [sys.executable, str(program), "worker", "shop:app"]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "True\nTrue\n"
+
+
+@pytest.mark.slow
 def test_a_draining_worker_ends_when_the_remaining_jobs_wait_for_a_limit(folder: Path) -> None:
     target = f"drained_{uuid.uuid4().hex}:app"
     (folder / f"{target.removesuffix(':app')}.py").write_text(APP)

@@ -11,6 +11,6 @@ def end_at_once(_number: int, _frame: object) -> None:
 
 
 # Before a worker imports anything else: the kernel drops a signal to the first process of a container that does not
-# handle it, so the worker would start after all, and be killed at the end of its grace.
-if sys.argv[1:2] == ["worker"] and sys.argv[0].endswith(("/headgate", "/headgate/__main__.py")):
+# handle it. Not by sys.argv alone: what a handler starts with multiprocessing gets that of the worker and imports this.
+if sys.argv[0].endswith(("/headgate", "/headgate/__main__.py")) and sys.orig_argv[-len(sys.argv) :][1:2] == ["worker"]:
     signal.signal(signal.SIGTERM, end_at_once)
