@@ -129,6 +129,16 @@ def test_no_more_than_max_runs_are_open(trigger: Trigger, waits: list[int], max_
         assert len(upcoming(rules, trigger, course, now, 5)) <= max(0, max_runs - course.runs - course.open)
 
 
+@pytest.mark.parametrize("misfire", ["run_once", "skip", "run_all"])
+@pytest.mark.parametrize("overlap", ["skip", "queue", "allow"])
+def test_no_run_is_shown_while_the_last_one_of_max_runs_is_open(misfire: Misfire, overlap: Overlap) -> None:
+    """The fault: with no worker, `next_runs()` and the plan of the day had one more, in the past."""
+    rules = ScheduleRules("{}", max_runs=1, misfire=misfire, overlap=overlap)
+    trigger = Every(seconds=10, start=datetime(2026, 1, 1, tzinfo=UTC))
+    course = replace(first_progress(rules, trigger, START), open=1)
+    assert upcoming(rules, trigger, course, START + DAY, 5) == []
+
+
 @pytest.mark.parametrize("overlap", ["skip", "queue", "allow"])
 def test_while_a_job_is_open_only_what_skips_is_skipped(overlap: Overlap) -> None:
     rules = ScheduleRules("{}", overlap=overlap)

@@ -240,7 +240,7 @@ def upcoming(rules: ScheduleRules, trigger: Trigger, progress: ScheduleProgress,
     instant = progress.next_at
     if rules.max_runs is not None:
         count = min(count, max(0, rules.max_runs - progress.runs - progress.open))
-    if instant is not None and instant <= now:
+    if count and instant is not None and instant <= now:
         missed = due(rules, trigger, replace(progress, open=0), now, count)
         found, instant = list(missed.occurrences), missed.next_at
     while instant is not None and len(found) < count:
