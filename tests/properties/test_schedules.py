@@ -16,6 +16,7 @@ from headgate.schedules.schedule import (
     LATE,
     MAX_PER_COMMIT,
     MOST_COUNTED,
+    DueOccurrences,
     Misfire,
     Overlap,
     ScheduleProgress,
@@ -137,6 +138,45 @@ def test_no_run_is_shown_while_the_last_one_of_max_runs_is_open(misfire: Misfire
     trigger = Every(seconds=10, start=datetime(2026, 1, 1, tzinfo=UTC))
     course = replace(first_progress(rules, trigger, START), open=1)
     assert upcoming(rules, trigger, course, START + DAY, 5) == []
+
+
+class Counted:
+    """A trigger that counts how often it is asked."""
+
+    def __init__(self, trigger: Trigger) -> None:
+        self.asked = 0
+        self.describe = trigger.describe
+        self.latest_at_or_before = trigger.latest_at_or_before
+        self._trigger = trigger
+
+    def next_after(self, instant: int) -> int | None:
+        self.asked += 1
+        return self._trigger.next_after(instant)
+
+
+@pytest.mark.parametrize("misfire", ["run_once", "skip"])
+def test_the_next_runs_after_a_long_outage_are_found_in_few_steps(misfire: Misfire) -> None:
+    """The fault: a thousand missed ones were counted each time, for each of 40 schedules in the plan of the day."""
+    trigger, rules = Counted(Cron("* * * * *")), ScheduleRules("{}", misfire=misfire)
+    course, now = first_progress(rules, trigger, START), START + 100 * DAY
+    runs = upcoming(rules, trigger, course, now, 5)
+    assert trigger.asked < 10
+    first = due(rules, trigger, course, now)
+    assert runs == [*first.occurrences, *points(trigger, now, now + 5 * 60 * SECOND)][:5]
+
+
+@thorough
+@given(triggers, looks, st.none() | st.integers(0, 400_000 * SECOND), st.sampled_from(("run_once", "skip", "run_all")))
+def test_the_next_runs_begin_with_what_is_enqueued_next(
+    trigger: Trigger, waits: list[int], ends: int | None, misfire: Misfire
+) -> None:
+    rules = ScheduleRules("{}", until=None if ends is None else START + ends, misfire=misfire, overlap="allow")
+    _, course, now = life(rules, trigger, waits[:-1])
+    now += waits[-1]
+    is_due = course.next_at is not None and course.next_at <= now
+    what = due(rules, trigger, course, now, 5) if is_due else DueOccurrences((), course.next_at, None)
+    expected = [*what.occurrences, *([] if what.next_at is None else [what.next_at])]
+    assert upcoming(rules, trigger, course, now, 5)[: len(expected)] == expected[:5]
 
 
 @pytest.mark.parametrize("overlap", ["skip", "queue", "allow"])

@@ -241,7 +241,10 @@ def upcoming(rules: ScheduleRules, trigger: Trigger, progress: ScheduleProgress,
     if rules.max_runs is not None:
         count = min(count, max(0, rules.max_runs - progress.runs - progress.open))
     if count and instant is not None and instant <= now:
-        missed = due(rules, trigger, replace(progress, open=0), now, count)
+        if rules.misfire != "run_all":
+            # All that were missed before this one do not run, and to count them takes long.
+            instant = max(instant, _latest(trigger, min(now - LATE, rules.until or now) - 1) or instant)
+        missed = due(rules, trigger, replace(progress, next_at=instant, open=0), now, count)
         found, instant = list(missed.occurrences), missed.next_at
     while instant is not None and len(found) < count:
         found.append(instant)
@@ -270,10 +273,7 @@ def _counted(trigger: Trigger, first: int | None, last: int) -> int:
         if next_at is None or last_at is None or last_at < next_at:
             return 1
         return 2 + (last_at - next_at) // trigger.period
-    count, instant = 1, _after(trigger, first)
-    while instant is not None and instant <= last and count < MOST_COUNTED:
-        count, instant = count + 1, _after(trigger, instant)
-    return count
+    return len(_points(trigger, first, last, MOST_COUNTED)[0])
 
 
 def _after(trigger: Trigger, instant: int) -> int | None:
