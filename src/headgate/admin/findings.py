@@ -325,7 +325,7 @@ def _of_unserved_queues(checkup: Checkup, alive: Sequence[NodeStatus]) -> Iterat
                 f"resume one: headgate nodes resume {shlex.quote(serving[0].name)}",
             )
     for (task, queue), count in sorted(checkup.undeclared.items()):
-        if any(node.queues.get(queue) for node in alive):
+        if any(node.queues.get(queue) and not node.is_stopping for node in alive):
             seen = f"no node that serves queue {queue!r} declares task {task!r}; {counted(count, 'job')} waiting"
             yield Finding("problem", "tasks", seen, "start a worker of this release that imports its module")
     for pause in checkup.pauses:
