@@ -26,6 +26,7 @@ from headgate.storage.facts import (
     TableFacts,
 )
 from headgate.storage.records import Blocker, WaitingCount
+from headgate.tasks.status import ScheduleStatus
 
 NOW = datetime(2026, 5, 1, 8, tzinfo=UTC)
 GIB = 2**30
@@ -221,6 +222,15 @@ def test_problems_of_jobs_and_schedules_are_found() -> None:
     )
     (spaced,) = [each for each in findings_of(checkup(unknown_tasks={"say hi": 1})) if each.check == "tasks"]
     assert "headgate jobs cancel --task 'say hi' --state waiting" in (spaced.advice or "")
+    late = ScheduleStatus(
+        "tides", "log", "unreadable", "active", NOW, None, None, 0, 0, None, None, "run_once", "skip", NOW,
+        is_overdue=True, problem="cannot be read: rules", unreadable="rules",
+    )  # fmt: skip
+    (seen,) = [each.seen for each in findings_of(checkup(overdue=[late])) if each.check == "schedules"]
+    assert seen == "'tides' cannot be read: rules"
+    late = replace(late, problem="overdue: this app does not declare its trigger", unreadable=None)
+    (seen,) = [each.seen for each in findings_of(checkup(overdue=[late])) if each.check == "schedules"]
+    assert seen == "'tides' is overdue: this app does not declare its trigger"
 
 
 def test_problems_of_the_process_are_found() -> None:

@@ -353,7 +353,7 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "schedules",
-            f"{schedule.name!r} is {schedule.problem or 'overdue'}",
+            f"{schedule.name!r} {'is ' if schedule.unreadable is None else ''}{schedule.problem or 'overdue'}",
             f"start a worker of the app that declares it, or headgate schedules remove {shlex.quote(schedule.name)}",
         )
     if not checkup.overdue:
