@@ -126,6 +126,20 @@ def test_a_process_that_a_handler_starts_does_not_handle_sigterm_as_the_worker_d
 
 
 @pytest.mark.slow
+def test_a_worker_ends_whose_startup_function_raised_beside_a_thread_that_hangs(folder: Path) -> None:
+    """The fault: the process waited for the thread for ever, so nothing started the worker again."""
+    (folder / "hung.py").write_text(
+        "import asyncio, threading\nfrom headgate import Headgate\napp = Headgate('sqlite:///jobs.db')\n"
+        "@app.on_startup\nasync def connect():\n"
+        "    await asyncio.wait_for(asyncio.to_thread(threading.Event().wait), 0.1)\n"
+    )
+    words = [sys.executable, "-m", "headgate", "worker", "hung:app"]
+    ended = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=patient(20))
+    assert ended.returncode == 1
+    assert "startup function 'connect' raised TimeoutError" in ended.stderr
+
+
+@pytest.mark.slow
 def test_a_draining_worker_ends_when_the_remaining_jobs_wait_for_a_limit(folder: Path) -> None:
     target = f"drained_{uuid.uuid4().hex}:app"
     (folder / f"{target.removesuffix(':app')}.py").write_text(APP)

@@ -123,10 +123,7 @@ class Supervisor:
 
     def _give_up(self, code: int) -> None:
         self._exit_code = self._exit_code or code
-        self._signals = max(self._signals, 1)
-        self._stopping.set()
-        for process in self._processes.values():
-            self._pass_on(process)
+        self._on_signal()
 
 
 async def start_worker(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Process:

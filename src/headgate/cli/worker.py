@@ -31,7 +31,7 @@ from headgate.clock import SystemClock, microseconds, wait_for_event
 from headgate.engine.stop_signals import on_stop_signals
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.escaping import indented, one_line
-from headgate.jobs.event import Event, NodeStarted, NodeStopping
+from headgate.jobs.event import Event, NodeCrashed, NodeStarted, NodeStopping
 from headgate.observe.json_log import JsonFormatter
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -314,12 +314,14 @@ async def _serve(
     """Run the worker, with the port and host of its probes as `health`; return its exit code."""
     print_stacks_on_signal(signal.SIGUSR1, asyncio.get_running_loop())
     watch_loop(asyncio.get_running_loop())
-    has_started = is_stopped = False
+    has_begun = is_stopped = False
 
-    def note_start(_: Event) -> None:
-        nonlocal has_started
-        has_started = True
-        notify_started()
+    def note_begin(event: Event) -> None:
+        nonlocal has_begun
+        # A startup function that raised may have left a thread, too.
+        has_begun = True
+        if isinstance(event, NodeStarted):
+            notify_started()
 
     def note_stop(event: Event) -> None:
         nonlocal is_stopped
@@ -328,7 +330,7 @@ async def _serve(
     try:
         async with AsyncExitStack() as stack:
             stack.callback(app.subscribe(note_stop, NodeStopping))
-            stack.callback(app.subscribe(note_start, NodeStarted))
+            stack.callback(app.subscribe(note_begin, NodeStarted, NodeCrashed))
             if health is not None:
                 from headgate.observe.health import HealthServer
 
@@ -339,7 +341,7 @@ async def _serve(
                 _log_queues_without_tasks(app, queues)
                 await run()
     except BaseException:
-        if has_started:
+        if has_begun:
             _end_soon(1)
         raise
     # All endings are recorded, so a late signal has nothing to interrupt.
