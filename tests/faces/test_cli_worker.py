@@ -140,6 +140,27 @@ def test_a_worker_ends_whose_startup_function_raised_beside_a_thread_that_hangs(
 
 
 @pytest.mark.slow
+def test_what_a_handler_has_printed_is_written_although_its_thread_is_left_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: what was printed into a pipe or a file was lost with the process."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    (folder / "left.py").write_text(
+        "import threading\nfrom headgate import Headgate\napp = Headgate('sqlite:///jobs.db', grace=0.1)\n"
+        "@app.task\ndef work():\n"
+        "    print('it has begun')\n    open('begun', 'w').close()\n    threading.Event().wait()\n"
+    )
+    command = [sys.executable, "-m", "headgate"]
+    for words in (["migrate", "left:app"], ["jobs", "enqueue", "left:app", "work"]):
+        subprocess.run([*command, *words], cwd=folder, check=True, capture_output=True)
+    with subprocess.Popen([*command, "worker", "left:app"], cwd=folder, stdout=subprocess.PIPE, text=True) as worker:
+        until_now((folder / "begun").exists)
+        worker.send_signal(signal.SIGTERM)
+        said, _ = worker.communicate(timeout=patient(20))
+        assert (worker.returncode, said) == (0, "it has begun\n")
+
+
+@pytest.mark.slow
 def test_a_draining_worker_ends_when_the_remaining_jobs_wait_for_a_limit(folder: Path) -> None:
     target = f"drained_{uuid.uuid4().hex}:app"
     (folder / f"{target.removesuffix(':app')}.py").write_text(APP)

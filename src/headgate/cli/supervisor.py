@@ -83,7 +83,9 @@ class Supervisor:
                 logger.info("worker %d was stopped by an operator and is not started again", number)
                 return
             if self._stopping.is_set():
-                self._judge_last(number, code)
+                if not ended_as_requested(code, self._signals):
+                    logger.error("worker %d ended with %s instead of draining", number, exit_worded(code))
+                    self._exit_code = self._exit_code or KEPT_DYING
                 return
             if self._until_done and code == 0:
                 return
@@ -114,12 +116,6 @@ class Supervisor:
         if self._stopping.is_set():
             self._pass_on(process)
         return await process.wait()
-
-    def _judge_last(self, number: int, code: int) -> None:
-        if ended_as_requested(code, self._signals):
-            return
-        logger.error("worker %d ended with %s instead of draining", number, exit_worded(code))
-        self._exit_code = self._exit_code or KEPT_DYING
 
     def _give_up(self, code: int) -> None:
         self._exit_code = self._exit_code or code

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -396,6 +396,9 @@ def _end_soon(code: int) -> None:
     leave = threading.Timer(LEFT_BEHIND, _leave_threads, [code])
     leave.daemon = True
     leave.start()
+    # Otherwise what handlers have printed would be lost with the process. Its reader may hang, or have ended.
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
 
 
 def _leave_threads(code: int) -> None:
