@@ -712,6 +712,42 @@ def test_a_stop_during_the_startup_cancels_it_and_a_shutdown_function_that_hangs
     run_virtual(main)
 
 
+def test_a_second_signal_cancels_a_shutdown_function_and_leaves_the_others_a_second() -> None:
+    """The fault: a shutdown function that hung kept a worker for the rest of its grace, however many signals came."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, grace=600)
+        ended: list[str] = []
+
+        @app.on_shutdown
+        async def takes_too_long() -> None:
+            await asyncio.sleep(2)
+            ended.append("takes_too_long")
+
+        @app.on_shutdown
+        async def disconnect() -> None:
+            await asyncio.sleep(0.5)
+            ended.append("disconnect")
+
+        @app.on_shutdown
+        async def hangs() -> None:
+            await asyncio.sleep(3600)
+
+        async with app.open():
+            node = new_node(app)
+            running = asyncio.create_task(node.run())
+            await asyncio.sleep(1)
+            node.stop()
+            await asyncio.sleep(10)
+            began = clock.monotonic()
+            node.abort()
+            await running
+            assert clock.monotonic() - began == SECOND
+        assert ended == ["disconnect"]
+
+    run_virtual(main)
+
+
 # ------------------------------------------------------------------------------------------------- declarations
 
 

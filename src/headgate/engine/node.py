@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from headgate.arguments import MOST_SLOTS
-from headgate.clock import SECOND, Clock, microseconds, wait_until_done
+from headgate.clock import SECOND, Clock, microseconds, wait_for_event, wait_until_done
 from headgate.engine.alert_sender import AlertSender
 from headgate.engine.alerter import Alerter
 from headgate.engine.attempt import RunningAttempt
@@ -268,7 +268,11 @@ class Node(WithServices):
         try:
             await self._run()
         finally:
-            await self._shut_down()
+            if self.hooks.to_shut_down:
+                # The callbacks of the last jobs may use what a shutdown function closes.
+                await self._callback_runner.drain(self._timeout(5.0))
+            left = 0 if self._grace_ends_at is None else self._grace_ends_at - self._clock.monotonic()
+            await self.hooks.end(self._timeout(max(5.0, left / SECOND)), self._aborting)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -362,13 +366,6 @@ class Node(WithServices):
             returned = self._outcomes.handed_back + len(recovered.returned)
             self._bus.publish(NodeStopped(at=self._clock.now(), node=self.id, returned=returned))
 
-    async def _shut_down(self) -> None:
-        if self.hooks.must_shut_down:
-            # The callbacks of the last jobs may use what a shutdown function closes.
-            await self._callback_runner.drain(self._timeout(5.0))
-        left = 0 if self._grace_ends_at is None else self._grace_ends_at - self._clock.monotonic()
-        await self.hooks.end(self._timeout(max(5.0, left / SECOND)))
-
     def _timeout(self, seconds: float) -> float:
         """Return the timeout of a step of the shutdown: `seconds`, or 1 after `abort`."""
         return 1.0 if self._aborting.is_set() else seconds
@@ -396,33 +393,19 @@ class NodeHooks:
 
     def __init__(self, hooks: Sequence[LifecycleHook], *, clock: Clock, bus: EventBus, pool: Pool | None) -> None:
         self._hooks = hooks
+        self.exist: bool = bool(hooks)
         self._clock = clock
         self._bus = bus
         self._pool = pool
         self._own_pool: ThreadPoolExecutor | None = None
-        self._shutdown: list[LifecycleHook] = []
+        self.to_shut_down: list[LifecycleHook] = []
         self.has_started = asyncio.Event()
-
-    @property
-    def exist(self) -> bool:
-        """Whether there is a function to call."""
-        return bool(self._hooks)
-
-    @property
-    def must_shut_down(self) -> bool:
-        """Whether there are shutdown functions to call."""
-        return bool(self._shutdown)
 
     async def start(self, stopping: asyncio.Event) -> bool:
         """Call the startup functions; return False if `stopping` has cancelled them. Raises HeadgateError."""
         if self._hooks:
             starting = asyncio.ensure_future(self._start())
-            stop = asyncio.ensure_future(stopping.wait())
-            try:
-                await asyncio.wait([starting, stop], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                stop.cancel()
-                await self._finish(starting, 0)
+            await self._finish(starting, None, stopping)
             if starting.cancelled() or not starting.done():
                 return False
             starting.result()
@@ -432,7 +415,7 @@ class NodeHooks:
     async def _start(self) -> None:
         for hook in self._hooks:
             if hook.moment is Moment.SHUTDOWN:
-                self._shutdown.append(hook)
+                self.to_shut_down.append(hook)
                 continue
             try:
                 await self._call(hook.function)
@@ -444,22 +427,35 @@ class NodeHooks:
                     f"startup function {hook.name!r} raised {summarize_error(error)}; no job was claimed"
                 ) from error
 
-    async def end(self, seconds: float) -> None:
-        """Call the shutdown functions, together within `seconds`; one that raises or takes longer is published."""
+    async def end(self, seconds: float, aborting: asyncio.Event) -> None:
+        """Call the shutdown functions, together within `seconds`; `aborting` cancels one, and leaves the rest a second.
+
+        One that raises or takes longer is published.
+        """
         until = self._clock.monotonic() + microseconds(seconds)
-        while self._shutdown:
-            hook = self._shutdown.pop()
+        while self.to_shut_down:
+            call = asyncio.ensure_future(self._call_safely(self.to_shut_down.pop()))
             left = max(0, until - self._clock.monotonic()) / SECOND
-            await self._finish(asyncio.ensure_future(self._call_safely(hook)), left)
+            cut = asyncio.Event() if aborting.is_set() else aborting
+            await self._finish(call, left, cut)
+            if cut.is_set():
+                until = self._clock.monotonic() + SECOND
         if self._own_pool is not None:
             self._own_pool.shutdown(wait=False, cancel_futures=True)
             self._pool = self._own_pool = None
 
-    async def _finish(self, call: asyncio.Future[None], seconds: float) -> None:
-        """Wait for a call; cancel it after `seconds`, and wait a second more."""
-        if not await wait_until_done(self._clock, call, seconds):
-            call.cancel()
-            await wait_until_done(self._clock, call, 1.0)
+    async def _finish(self, call: asyncio.Future[None], seconds: float | None, cut: asyncio.Event) -> None:
+        """Wait for a call, at most `seconds` or until `cut`; then cancel it, and wait a second more."""
+        is_over, cutting = asyncio.Event(), asyncio.ensure_future(cut.wait())
+        for each in (call, cutting):
+            each.add_done_callback(lambda _: is_over.set())
+        try:
+            await wait_for_event(self._clock, is_over, seconds)
+        finally:
+            cutting.cancel()
+            if not call.done():
+                call.cancel()
+                await wait_until_done(self._clock, call, 1.0)
 
     async def _call_safely(self, hook: LifecycleHook) -> None:
         error: str | None = None

@@ -376,20 +376,17 @@ class Slots:
         capacity = max(1, self.capacity.get(queue, 1))
         return capacity if self._most is None else max(1, min(capacity, self._most))
 
-    def free_in(self, queue: str) -> int:
-        """Return the free slots of a queue; 0 for a queue that this node does not serve."""
+    def free_in(self, *queues: str) -> int:
+        """Return the free slots of these queues together; those that this node does not serve have none."""
         if self._is_quiet:
             return 0
-        free = max(0, self.capacity.get(queue, 0) - self._busy.get(queue, 0))
+        free = sum(max(0, self.capacity.get(queue, 0) - self._busy.get(queue, 0)) for queue in queues)
         return free if self._shared is None else min(free, self._shared)
 
     @property
     def free(self) -> int:
         """Return the free slots of all queues."""
-        if self._is_quiet:
-            return 0
-        free = sum(max(0, capacity - self._busy[queue]) for queue, capacity in self.capacity.items())
-        return free if self._shared is None else min(free, self._shared)
+        return self.free_in(*self.capacity)
 
     @property
     def are_shared(self) -> bool:

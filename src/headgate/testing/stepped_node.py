@@ -129,7 +129,7 @@ class SteppedNode(NodeInTest):
             async with self._at_work():
                 yield self
         finally:
-            await self.hooks.end(5.0)
+            await self.hooks.end(5.0, asyncio.Event())
 
     @contextlib.asynccontextmanager
     async def _at_work(self) -> AsyncIterator[None]:
