@@ -41,7 +41,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine import hooked_bodies
 from tests.internals import app_on, new_node, registry_of, store_of
-from tests.until import result_within
+from tests.until import patient, result_within, until
 
 Enqueue = Callable[[], Awaitable[None]]
 Run = Callable[[], Awaitable[Any]]
@@ -746,6 +746,34 @@ def test_a_second_signal_cancels_a_shutdown_function_and_leaves_the_others_a_sec
         assert ended == ["disconnect"]
 
     run_virtual(main)
+
+
+async def test_a_stop_during_a_plain_startup_function_that_hangs_calls_the_shutdown_functions_at_once() -> None:
+    """The fault: they waited for its thread, for the rest of the grace, and were not called."""
+    app = Headgate("memory://", grace=600)
+    happened: list[str] = []
+    release = threading.Event()
+
+    @app.on_shutdown
+    def disconnect() -> None:
+        happened.append("disconnected")
+
+    @app.on_startup
+    def connect() -> None:
+        happened.append("connecting")
+        release.wait(patient(60))
+
+    try:
+        async with app.open():
+            node = new_node(app)
+            running = asyncio.create_task(node.run())
+            await until(lambda: bool(happened))
+            node.stop()
+            await asyncio.wait([running], timeout=patient(15))
+            assert running.done()
+    finally:
+        release.set()
+    assert happened == ["connecting", "disconnected"]
 
 
 # ------------------------------------------------------------------------------------------------- declarations

@@ -440,9 +440,7 @@ class NodeHooks:
             await self._finish(call, left, cut)
             if cut.is_set():
                 until = self._clock.monotonic() + SECOND
-        if self._own_pool is not None:
-            self._own_pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = self._own_pool = None
+        self._leave_pool()
 
     async def _finish(self, call: asyncio.Future[None], seconds: float | None, cut: asyncio.Event) -> None:
         """Wait for a call, at most `seconds` or until `cut`; then cancel it, and wait a second more."""
@@ -456,6 +454,13 @@ class NodeHooks:
             if not call.done():
                 call.cancel()
                 await wait_until_done(self._clock, call, 1.0)
+                # Its thread may go on; the next function gets another.
+                self._leave_pool()
+
+    def _leave_pool(self) -> None:
+        if self._own_pool is not None:
+            self._own_pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = self._own_pool = None
 
     async def _call_safely(self, hook: LifecycleHook) -> None:
         error: str | None = None
