@@ -70,7 +70,7 @@ class ManualClient(Client):
 
     async def enqueue(self, task: TaskDefinition, calls: Sequence[Call[Any]]) -> list[StoredCall]:
         stored = await super().enqueue(task, calls)
-        await self.app.after_enqueueing([each.id for each in stored])
+        await self.app.after_enqueueing(stored)
         return stored
 
     async def _store(self, task: TaskDefinition, groups: Sequence[CallGroup]) -> list[StoredCall]:
@@ -89,7 +89,7 @@ class ManualClient(Client):
 
     async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[NewBatch]) -> None:
         await super().enqueue_flow(calls, batches)
-        await self.app.after_enqueueing([call.id for call in calls])
+        await self.app.after_enqueueing([StoredCall(call.id) for call in calls])
 
     async def job_result(self, job_id: str, timeout: float | None) -> Any:
         record = await self.storage.job(job_id)
@@ -137,7 +137,7 @@ class TestApp(InTest):
             "headgate.testing.live(app) runs a real engine"
         )
 
-    async def after_enqueueing(self, job_ids: Sequence[str]) -> None:
+    async def after_enqueueing(self, stored: Sequence[StoredCall]) -> None:
         """Called after jobs were stored; does nothing, because they wait for `drain`."""
 
     @contextlib.asynccontextmanager

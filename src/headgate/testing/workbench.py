@@ -96,21 +96,12 @@ class Workbench:
         """Return all jobs of this test, oldest first, in every state; of one task, or in one state, if given."""
         task = None if task is None else self._own(task)
         run_to_end(self._storage.remove_rolled_back())
-        records: list[Any] = []
-        cursor: str | None = None
-        while True:
-            filter = JobFilter(
-                task=None if task is None else task.name,
-                state=cast("JobState | None", state),
-                oldest_first=True,
-                cursor=cursor,
-                count=PAGE,
-            )
-            page = run_to_end(self._storage.jobs(filter))
-            records += page
-            if len(page) < PAGE:
-                break
-            cursor = page[-1].id
+        name = None if task is None else task.name
+        filter = JobFilter(task=name, state=cast("JobState | None", state), oldest_first=True, count=PAGE)
+        records = page = run_to_end(self._storage.jobs(filter))
+        while len(page) == PAGE:
+            page = run_to_end(self._storage.jobs(replace(filter, cursor=page[-1].id)))
+            records = [*records, *page]
         find, connections, delays = self._app._registry.find, self._app._client.connections, self._storage.delays
         return [
             enqueued(record, find(record.task), connections.get(record.id), delays.get(record.id)) for record in records
@@ -362,15 +353,17 @@ class InlineTestApp(TestApp):
 
     raising: bool
 
-    async def after_enqueueing(self, job_ids: Sequence[str]) -> None:
+    async def after_enqueueing(self, stored: Sequence[StoredCall]) -> None:
+        # One that was there before may be the job whose handler enqueues it again, so it is not waited for.
+        before = {each.id: self.performed.get(each.id) for each in stored if not each.is_new}
         async with self.node() as node:
             await node.run_due()
-        for job_id in job_ids:
+        for job_id, is_new, _ in stored:
             # A concurrent caller may have claimed it first, and runs it.
-            for recorded in [each.recorded[job_id] for each in self.at_work if job_id in each.recorded]:
+            for recorded in [each.recorded[job_id] for each in self.at_work if is_new and job_id in each.recorded]:
                 await asyncio.wait([recorded])
             performed = self.performed.get(job_id)
-            error = None if performed is None else performed.error
+            error = None if performed is None or performed is before.get(job_id) else performed.error
             # These are no errors; the caller, which may be a handler, would be snoozed or cancelled as well.
             if self.raising and error is not None and not isinstance(error, (Snooze, RateLimited, Cancel)):
                 raise error

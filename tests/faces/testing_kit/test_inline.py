@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate import Cancel, Headgate, JobState, RateLimited, Snooze, StrictRate, current_job
+from headgate import Cancel, Headgate, JobState, RateLimited, RetryPolicy, Snooze, StrictRate, current_job
 from headgate.testing import Workbench, inline
 from tests.faces.testing_kit import shop
+from tests.until import patient
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +119,34 @@ def test_sync_code_runs_its_jobs_in_its_own_thread(jobs: Workbench) -> None:
     assert shop.seen[-1] == ("x", False)
     with pytest.raises(ValueError, match="broken"):
         shop.broken.sync.enqueue()
+
+
+@pytest.mark.parametrize("hops", [1, 2])
+async def test_a_job_that_enqueues_itself_under_its_unique_key_does_not_wait_for_itself(hops: int) -> None:
+    """The fault: the enqueue returned the running job, and waited for ever until that had ended."""
+    app, seen = Headgate("memory://"), list[int]()
+
+    @app.task(unique_key="{hop}")
+    async def again(hop: int) -> None:
+        seen.append(hop)
+        await again.enqueue((hop + 1) % hops)
+
+    with inline(app):
+        await asyncio.wait_for(again.enqueue(0), patient(5))
+    assert seen == list(range(hops))
+
+
+async def test_a_duplicate_raises_no_error_of_an_attempt_before_it() -> None:
+    """The fault: the error of the attempt that the first enqueue had run was raised again, and nothing had run."""
+    app = Headgate("memory://")
+
+    @app.task(unique_key="import", retry=RetryPolicy(delay=60))
+    async def fails(number: int) -> None:
+        raise ValueError(number)
+
+    with inline(app):
+        with pytest.raises(ValueError, match="1"):
+            await fails.enqueue(1)
+        assert not (await fails.enqueue(2)).is_new
+        with pytest.raises(ValueError, match="3"):
+            await fails.using(on_conflict="replace").enqueue(3)
