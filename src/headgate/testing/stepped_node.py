@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -113,7 +114,8 @@ class SteppedNode(NodeInTest):
     def __init__(self, services: Services, config: NodeConfig, *, latest: dict[str, RunAttempt], **kwargs: Any) -> None:
         super().__init__(services, config, on_concluded=self._on_concluded, **kwargs)
         self.performed: list[RunAttempt] = []
-        self.recorded: dict[str, asyncio.Future[None]] = {}
+        # A test may enqueue in several threads, each with its own event loop.
+        self.recorded: dict[str, Future[None]] = {}
         self._latest = latest
         self._endings: dict[str, asyncio.Future[KeptAttempt]] = {}
 
@@ -186,9 +188,8 @@ class SteppedNode(NodeInTest):
 
     async def perform(self, job: ClaimedJob) -> KeptAttempt:
         """Run one claimed job, and record its outcome."""
-        loop = asyncio.get_running_loop()
-        ending = self._endings[job.id] = loop.create_future()
-        recorded = self.recorded[job.id] = loop.create_future()
+        ending = self._endings[job.id] = asyncio.get_running_loop().create_future()
+        recorded = self.recorded[job.id] = Future()
         if not self.lease.holds:
             await self.lease.renew_until_held()
         self.attempts.start(job)

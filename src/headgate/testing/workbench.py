@@ -360,8 +360,8 @@ class InlineTestApp(TestApp):
             await node.run_due()
         for job_id, is_new, _ in stored:
             # A concurrent caller may have claimed it first, and runs it.
-            for recorded in [each.recorded[job_id] for each in self.at_work if is_new and job_id in each.recorded]:
-                await asyncio.wait([recorded])
+            for recorded in filter(None, [each.recorded.get(job_id) for each in self.at_work if is_new]):
+                await asyncio.wait([asyncio.wrap_future(recorded)])
             performed = self.performed.get(job_id)
             error = None if performed is None or performed is before.get(job_id) else performed.error
             # These are no errors; the caller, which may be a handler, would be snoozed or cancelled as well.

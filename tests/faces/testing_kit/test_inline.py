@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -150,3 +151,26 @@ async def test_a_duplicate_raises_no_error_of_an_attempt_before_it() -> None:
         assert not (await fails.enqueue(2)).is_new
         with pytest.raises(ValueError, match="3"):
             await fails.using(on_conflict="replace").enqueue(3)
+
+
+def test_what_several_threads_enqueue_has_run_when_each_returns() -> None:
+    """The fault: a thread whose job another one ran was not told of its end, and waited for ever."""
+    app = Headgate("memory://")
+
+    @app.task
+    def work(number: int) -> int:
+        time.sleep(0.001)
+        return number
+
+    results = list[int]()
+
+    def enqueue(numbers: range) -> None:
+        results.extend(work.sync.enqueue(number).result() for number in numbers)
+
+    with inline(app):
+        threads = [threading.Thread(target=enqueue, args=(range(n, 60, 4),), daemon=True) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(patient(5))
+        assert sorted(results) == list(range(60))
