@@ -68,19 +68,19 @@ class LimitedTransport(httpx.AsyncBaseTransport):
     ) -> None:
         self._limiter = limiter
         self._key = key
-        self._timeout = _wait_seconds(timeout)
+        self._timeout = None if timeout is None else parse_seconds(timeout, "timeout", "an httpx transport")
         self._clock = clock or SystemClock()
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        key = _key_of(request, self._key)
+        key = self._key if isinstance(self._key, str) else self._key(request)
         async with AsyncExitStack() as held:
             try:
                 await held.enter_async_context(self._limiter.hold(key, timeout=self._timeout))
             except TimeoutError:
                 raise _too_late(key, self._timeout, request) from None
             response = await self._transport.handle_async_request(request)
-            if (seconds := _refused_for(response, self._clock)) > 0:
+            if (seconds := closed_for(response.status_code, response.headers, to_datetime(self._clock.now()))) > 0:
                 try:
                     await self._limiter.penalize(key, seconds)
                 except StorageUnavailable as error:
@@ -113,19 +113,19 @@ class SyncLimitedTransport(httpx.BaseTransport):
     ) -> None:
         self._limiter = limiter.sync
         self._key = key
-        self._timeout = _wait_seconds(timeout)
+        self._timeout = None if timeout is None else parse_seconds(timeout, "timeout", "an httpx transport")
         self._clock = clock or SystemClock()
         self._transport = httpx.HTTPTransport() if transport is None else transport
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        key = _key_of(request, self._key)
+        key = self._key if isinstance(self._key, str) else self._key(request)
         with ExitStack() as held:
             try:
                 held.enter_context(self._limiter.hold(key, timeout=self._timeout))
             except TimeoutError:
                 raise _too_late(key, self._timeout, request) from None
             response = self._transport.handle_request(request)
-            if (seconds := _refused_for(response, self._clock)) > 0:
+            if (seconds := closed_for(response.status_code, response.headers, to_datetime(self._clock.now()))) > 0:
                 try:
                     self._limiter.penalize(key, seconds)
                 except StorageUnavailable as error:
@@ -186,18 +186,6 @@ class _SyncPermitStream(httpx.SyncByteStream):
     def close(self) -> None:
         with self._held:
             self._stream.close()
-
-
-def _key_of(request: httpx.Request, key: Key) -> str:
-    return key if isinstance(key, str) else key(request)
-
-
-def _refused_for(response: httpx.Response, clock: Clock) -> float:
-    return closed_for(response.status_code, response.headers, to_datetime(clock.now()))
-
-
-def _wait_seconds(timeout: Duration | None) -> float | None:
-    return None if timeout is None else parse_seconds(timeout, "timeout", "an httpx transport")
 
 
 def _too_late(key: str, timeout: float | None, request: httpx.Request) -> httpx.PoolTimeout:
