@@ -14,19 +14,21 @@ that is about to run one charges the key.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from headgate.errors import DeclarationError, PayloadError, StorageUnavailable, needing
 from headgate.limits.limit import Limit
 from headgate.limits.redis.gated_task import GatedTasks, declare, single_limit
-from headgate.limits.redis.message_lines import BlockingLines
+from headgate.limits.redis.message_lines import RETRY_INTERVAL, BlockingLines
 
 with needing("headgate.contrib.dramatiq needs", "dramatiq", install="'dramatiq[redis]'"):
     from dramatiq import Actor, Broker, Message, Middleware, Worker
     from dramatiq.broker import Consumer, MessageProxy
-    from dramatiq.errors import ActorNotFound
+    from dramatiq.errors import ActorNotFound, BrokerConnectionError
     from dramatiq.middleware import SkipMessage
+    from redis.exceptions import RedisError
 
 logger = logging.getLogger("headgate.gates")
 
@@ -136,8 +138,15 @@ class DramatiqGate(Middleware):
             if gated.limit.on_store_error == "run":
                 return
             delay = RETRY_IN
-        # The same message once more: no attempt is spent, and it goes to the line on its way.
-        broker.enqueue(message.copy(), delay=delay)
+        while True:
+            try:
+                # The same message once more: no attempt is spent, and it goes to the line on its way.
+                broker.enqueue(message.copy(), delay=delay)
+                break
+            except (BrokerConnectionError, RedisError) as error:
+                # An error here would only be logged, and the message would run.
+                logger.warning("message %s waits in its thread for the broker: %s", message.message_id, error)
+                threading.Event().wait(RETRY_INTERVAL)
         # This copy of it has no result.
         message.options["store_results"] = False
         raise SkipMessage(f"over the limit of {message.actor_name}; it waits in line")

@@ -12,6 +12,8 @@ from typing import Any
 import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
+from dramatiq.errors import ConnectionClosed
+from redis.exceptions import RedisError
 
 from headgate.contrib.dramatiq import DramatiqGate
 from headgate.errors import DeclarationError, PayloadError
@@ -178,6 +180,38 @@ def test_while_the_store_is_unavailable_messages_run_or_are_retried_later(wish: 
         worker.work_queue.join()
         assert ran == ([0, 1, 2] if wish == "run" else [])
         assert broker.queues["default.DQ"].unfinished_tasks == (0 if wish == "run" else 3)
+    finally:
+        worker.stop()
+        broker.close()
+
+
+def test_a_message_that_waits_for_the_store_does_not_run_while_the_broker_is_unavailable_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault: with both in one Redis that was away, messages ran although they should wait."""
+    monkeypatch.setattr("headgate.contrib.dramatiq.RETRY_INTERVAL", 0.01)
+    broker = StubBroker()
+    broker.emit_after("process_boot")
+    gate: Any = DramatiqGate(broker, store=AWAY)
+    refusals = [ConnectionClosed("away"), RedisError("away")]
+    enqueue = gate._enqueue
+
+    def refuse_at_first(message: Any, *, delay: int | None = None) -> Any:
+        if delay is not None and refusals:
+            raise refusals.pop()
+        return enqueue(message, delay=delay)
+
+    gate._enqueue = refuse_at_first
+    ran: list[int] = []
+    actor: Any = dramatiq.actor(broker=broker, actor_name="work")(ran.append)
+    gate.limit("work", StrictRate("1/h", on_store_error="wait"))
+    worker = dramatiq.Worker(broker, worker_timeout=50, worker_threads=1)
+    worker.start()
+    try:
+        actor.send(1)
+        until_now(lambda: broker.queues["default.DQ"].unfinished_tasks == 1, 5)
+        broker.queues["default"].join()
+        assert (ran, refusals) == ([], [])
     finally:
         worker.stop()
         broker.close()
