@@ -14,20 +14,20 @@ about to run one charges the key.
 from __future__ import annotations
 
 import base64
-import functools
 import logging
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 from headgate.errors import DeclarationError, StorageUnavailable, needing
 from headgate.limits.limit import Limit
-from headgate.limits.redis.gated_task import GatedTasks, declare, single_limit
+from headgate.limits.redis.gated_task import GatedTask, GatedTasks, declare, single_limit
 from headgate.limits.redis.message_lines import BlockingLines, BucketLine
 
 with needing("headgate.contrib.celery needs", "celery", "kombu", install="'celery[redis]'"):
     from celery import Celery, Task, bootsteps, signals
     from celery.exceptions import Ignore
-    from kombu.serialization import dumps
+    from kombu.serialization import dumps, loads
     from kombu.utils import json
     from kombu.utils.imports import symbol_by_name
 
@@ -64,7 +64,7 @@ class CeleryGate:
         self._wrapped: set[Any] = set()
         self._lines = BlockingLines(store, name, publish=self._publish, limits=self._gated.limits)
         # Made on first use: an app may be configured after its gate is made.
-        self._send = functools.cache(app.amqp._create_task_sender)
+        self._send = cache(app.amqp._create_task_sender)
         app.amqp.send_task_message = self._send_task_message
         app.steps["worker"].add(self._step())
         signals.task_revoked.connect(self._forget, weak=False)
@@ -78,17 +78,14 @@ class CeleryGate:
     def _send_task_message(self, producer: Any, name: str, message: Any, **options: Any) -> Any:
         gated = self._gated.of(name)
         # A message with an ETA waits for its time first; one of the old protocol has no id in its headers.
-        if gated is None or not message.headers.get("id") or message.headers.get("eta"):
-            return self._send()(producer, name, message, **options)
-        args, kwargs, _ = message.body
+        if gated is not None and message.headers.get("id") and not message.headers.get("eta"):
+            producer = _GatedProducer(producer, message.body, partial(self._passes, gated, message.headers["id"]))
+        return self._send()(producer, name, message, **options)
+
+    def _passes(self, gated: GatedTask, id: str, call: Any, record: bytes) -> bool:
+        args, kwargs, _ = call
         line = gated.line(args, kwargs)
-        if line is None:
-            return self._send()(producer, name, message, **options)
-
-        def arrives(record: bytes) -> bool:
-            return self._arrive(line, message.headers["id"], record)
-
-        return self._send()(_GatedProducer(producer, message.body, arrives), name, message, **options)
+        return line is None or self._arrive(line, id, record)
 
     def _arrive(self, line: BucketLine, id: str, record: bytes) -> bool:
         try:
@@ -222,27 +219,29 @@ class CeleryGate:
 class _GatedProducer:
     """A producer that publishes a message only if its limit allows it."""
 
-    def __init__(self, producer: Any, body: Any, arrives: Callable[[bytes], bool]) -> None:
+    def __init__(self, producer: Any, body: Any, passes: Callable[[Any, bytes], bool]) -> None:
         self._producer = producer
         self._body = body
-        self._arrives = arrives
+        self._passes = passes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
     def publish(self, body: Any, **options: Any) -> Any:
         # The task-sent event is also published here.
-        if body is self._body and not self._arrives(self._recorded(**options)):
+        if body is self._body and not self._passes(*self._recorded(**options)):
             return None
         return self._producer.publish(body, **options)
 
     def _recorded(
         self, *, serializer: str, exchange: Any, declare: Any = None, retry: Any, retry_policy: Any, **options: Any
-    ) -> bytes:
+    ) -> tuple[Any, bytes]:
+        """Return the call as a worker reads it, where a member of an Enum is only its value, and its message."""
         content_type, content_encoding, body = dumps(self._body, serializer)
+        call = loads(body, content_type, content_encoding, force=True)
         options |= {"content_type": content_type, "content_encoding": content_encoding}
         options["exchange"] = getattr(exchange, "name", exchange)
-        return _record(body, options, [queue.name for queue in declare or ()])
+        return call, _record(body, options, [queue.name for queue in declare or ()])
 
 
 def _record(body: Any, options: Mapping[str, Any], declare: list[str] | None = None) -> bytes:

@@ -75,11 +75,16 @@ class DramatiqGate(Middleware):
         return self._enqueue(message, delay=delay)
 
     def _arrive(self, message: Any) -> bool:
-        line = self._gated.line(message.actor_name, message.args, message.kwargs)
+        if self._gated.of(message.actor_name) is None:
+            return True
+        record = message.encode()
+        # The key is that of the arguments as a worker reads them: it gets no member of an Enum, only its value.
+        read = Message.decode(record)
+        line = self._gated.line(read.actor_name, read.args, read.kwargs)
         if line is None:
             return True
         try:
-            return self._lines.ask(self._lines.lines.arrive(line, message.message_id, message.encode()))
+            return self._lines.ask(self._lines.lines.arrive(line, message.message_id, record))
         except StorageUnavailable as error:
             # The broker keeps it as well, and the limit is checked again at its start.
             logger.warning("message %s goes to the broker without a limit check: %s", message.message_id, error)

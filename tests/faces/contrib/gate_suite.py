@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from enum import Enum
 
 import pytest
 
@@ -107,3 +108,9 @@ class GateSuite:
         log.wait(key, 6, 15, worker)
         assert_never_more(log.starts(key), 2, 0.4)
         assert sorted(told for _, told in log.starts(key)) == list("000111")
+
+    def test_a_member_of_an_enum_has_the_key_of_its_value(self, side: Side, worker: Worker, log: Log, key: str) -> None:
+        """The fault: it had another key where it was sent than in the worker, and waited in both lines."""
+        member = Enum("Plan", {"PRO": key}, type=str)(key)
+        assert side.results("doubled", [(member, number) for number in range(4)]) == [0, 2, 4, 6]
+        assert_never_more(log.starts(key), 2, 0.4)
