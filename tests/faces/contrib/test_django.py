@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.core import checks
@@ -519,11 +520,11 @@ def test_options_above_the_task_are_refused(shop: Any) -> None:
 
 
 def test_a_limit_that_names_no_argument_is_refused_when_the_task_is_first_used(
-    shop: Any, monkeypatch: pytest.MonkeyPatch
+    shop: Any,
 ) -> None:
     # The worker of the other tests, which may start after this one, would refuse the task as well.
-    monkeypatch.setattr(IMPORTED, "_tasks", dict(IMPORTED._tasks))
-    from tests.faces.contrib.shop import misdeclared
+    with patch.dict(IMPORTED):
+        from tests.faces.contrib.shop import misdeclared
 
-    with pytest.raises(DeclarationError, match="tenant"):
-        misdeclared.wrong.enqueue("acme")
+        with pytest.raises(DeclarationError, match="tenant"):
+            misdeclared.wrong.enqueue("acme")

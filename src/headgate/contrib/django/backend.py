@@ -77,7 +77,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
 
     def declare_all(self) -> Headgate:
         """Return the app with all tasks that have been imported, for a worker. Raises DeclarationError."""
-        for path in IMPORTED.paths():
+        for path in sorted(IMPORTED):
             self._declared(path)
         return self.app
 
@@ -160,7 +160,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         return found
 
     def _declared(self, path: str) -> DjangoTaskBody:
-        task = IMPORTED.find(path)
+        task = IMPORTED.get(path)
         if task is None:
             task = _import_task(path)
             IMPORTED.add(task)
@@ -265,7 +265,7 @@ def _import_task(path: str) -> Any:
         task = import_string(path)
     except ImportError:
         # A task of its module, which is imported now, may have had this path before.
-        task = IMPORTED.find(path)
+        task = IMPORTED.get(path)
     if not isinstance(task, base.Task):
         raise _NoDjangoTask(f"{path!r} is not a Django task")
     return task

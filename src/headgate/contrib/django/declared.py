@@ -14,26 +14,15 @@ from headgate.contrib.django.body import DjangoTaskBody
 from headgate.contrib.django.options import options_of
 
 
-class Imported:
+class Imported(dict[str, Any]):
     """The Django tasks that have been made, by the path of their function and by earlier paths."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[str, Any] = {}
 
     def add(self, task: Any) -> None:
         """Add a task; a later result of `task.using(…)` is the same task."""
-        known = self._tasks.get(task.module_path)
+        known = self.get(task.module_path)
         if known is None or known.func is not task.func:
             for path in (*options_of(task.func).get("aliases", ()), task.module_path):
-                self._tasks[path] = task
-
-    def find(self, path: str) -> Any:
-        """Return the task of this path, None without one."""
-        return self._tasks.get(path)
-
-    def paths(self) -> list[str]:
-        """Return the paths of all tasks."""
-        return sorted(self._tasks)
+                self[path] = task
 
 
 IMPORTED = Imported()
