@@ -26,7 +26,7 @@ from headgate.limits.redis.message_lines import BlockingLines, BucketLine
 
 with needing("headgate.contrib.celery needs", "celery", "kombu", install="'celery[redis]'"):
     from celery import Celery, Task, bootsteps, signals
-    from celery.exceptions import Ignore
+    from celery.exceptions import Ignore, OperationalError, Reject
     from kombu.serialization import dumps, loads
     from kombu.utils import json
     from kombu.utils.imports import symbol_by_name
@@ -196,8 +196,14 @@ class CeleryGate:
             if gated.limit.on_store_error == "run":
                 return
             later = {"countdown": RETRY_IN}
-        # The same message once more: no attempt is spent, and it goes to the line on its way.
-        task.signature_from_request(task.request, args, kwargs, **later).apply_async()
+        try:
+            # The same message once more: no attempt is spent, and it goes to the line on its way.
+            task.signature_from_request(task.request, args, kwargs, **later).apply_async()
+        except OperationalError as error:
+            if not task.acks_late:
+                raise
+            # The broker has it still.
+            raise Reject(str(error), requeue=True) from error
         raise Ignore(f"over its limit {gated.name!r}; it waits in line")
 
     def _forget(self, sender: Any, request: Any, **present: Any) -> None:

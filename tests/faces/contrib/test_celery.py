@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from celery import Celery, chain, chord, signals
 from celery.contrib.testing.worker import start_worker
+from celery.exceptions import OperationalError
 
 from headgate.contrib.celery import CeleryGate
 from headgate.errors import DeclarationError, PayloadError
@@ -226,6 +227,32 @@ def test_while_the_store_is_unavailable_calls_run_or_are_retried_later() -> None
         signals.before_task_publish.disconnect(sent)
     assert ran == ["runs", "runs"]
     assert later == ["waits", "waits"]
+
+
+def test_a_call_acknowledged_late_that_cannot_be_sent_to_wait_stays_in_the_broker() -> None:
+    """The fault: with store and broker in one Redis that was away, it failed without having run."""
+    app = Celery("stays", broker="memory://", set_as_current=False)
+    app.conf.update(task_default_queue="stays", broker_transport_options={"polling_interval": 0.01})
+    gate: Any = CeleryGate(app, store="redis://127.0.0.1:1/0")
+    send, later = gate._send(), []
+
+    def refuse_at_first(producer: Any, name: str, message: Any, **options: Any) -> Any:
+        if message.headers["eta"]:
+            later.append(name)
+            if len(later) == 1:
+                raise OperationalError("away")
+        return send(producer, name, message, **options)
+
+    gate._send = lambda: refuse_at_first
+
+    @app.task(
+        name="waits", shared=False, ignore_result=True, acks_late=True, limit=StrictRate("1/h", on_store_error="wait")
+    )
+    def waits() -> None: ...
+
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=patient(10)):
+        waits.delay()
+        until_now(lambda: len(later) == 2, 5)
 
 
 def test_a_task_whose_class_inherits_from_that_of_another_is_charged_once(server: RedisServer) -> None:
