@@ -26,9 +26,9 @@ class Running:
         self.most = 0
         self.started: list[str] = []
 
-    async def run(self, queue: str) -> None:
+    async def run(self, kind: str, queue: str) -> None:
         self.now[queue] += 1
-        self.started.append(queue)
+        self.started.append(f"{kind}-{queue}")
         self.most = max(self.most, self.now.total())
         await asyncio.sleep(next(self._durations))
         self.now[queue] -= 1
@@ -41,11 +41,11 @@ def made(clock: VirtualClock, running: Running, slots: int | None, weights: dict
 
         @app.task(name=f"work-{queue}", queue=queue)
         async def work(number: int, queue: str = queue) -> None:
-            await running.run(queue)
+            await running.run("work", queue)
 
         @app.task(name=f"limited-{queue}", queue=queue, limits=[StrictRate("1000/s", key="{number}", name="each")])
         async def limited(number: int, queue: str = queue) -> None:
-            await running.run(queue)
+            await running.run("limited", queue)
 
     return app
 
@@ -86,17 +86,26 @@ def test_slots_that_a_queue_does_not_need_go_to_the_others_up_to_their_own_slots
     run_virtual(main)
 
 
-def test_one_slot_for_all_queues_starves_none() -> None:
+@pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize("kinds", [("work",), ("work", "limited")])
+@pytest.mark.parametrize(("slots", "queues"), [(1, "abc"), (2, "abcd"), (4, "abc")])
+def test_few_slots_for_all_queues_starve_no_queue_and_no_kind(
+    slots: int, queues: str, kinds: tuple[str, ...], uneven: bool
+) -> None:
+    """The faults: with one slot and three queues beside `default`, the third one started nothing; with two and four
+    queues, one started only jobs with limits, and another only jobs without."""
+
     async def main(clock: VirtualClock) -> None:
-        running = Running()
-        async with made(clock, running, 1, dict.fromkeys("abc", 1)) as app:
-            for queue in "abc":
-                await app.tasks[f"work-{queue}"].enqueue_many([(number,) for number in range(20)])
-                await app.tasks[f"limited-{queue}"].enqueue_many([(number,) for number in range(20)])
-            await asyncio.sleep(60.5)
-            assert running.most == 1
+        running = Running(uneven=uneven)
+        async with made(clock, running, slots, dict.fromkeys(queues, 1)) as app:
+            names = [f"{kind}-{queue}" for kind in kinds for queue in queues]
+            for name in names:
+                await app.tasks[name].enqueue_many([(number,) for number in range(slots * 60)])
+            await asyncio.sleep(59.5)
+            assert running.most == slots
             counts = Counter(running.started)
-            assert min(counts[queue] for queue in "abc") >= 10
+            fair = len(running.started) / len(names)
+            assert all(abs(counts[name] - fair) <= 3 for name in names), counts
 
     run_virtual(main)
 

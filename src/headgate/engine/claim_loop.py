@@ -212,6 +212,7 @@ class ClaimLoop(WithServices):
             self._fetcher.note_taken(claimed.jobs)
             self._fetcher.request(claimed.needed_fetches, self._slots.free)
         counts = Counter([job.queue for job in claimed.jobs])
+        self._slots.note_claimed(claim.free_slots, counts)
         unfilled = {queue for queue, free in claim.free_slots.items() if counts[queue] < free.slots}
         self._backlogged = (self._backlogged | claim.free_slots.keys()) - unfilled
         if claimed.more:
@@ -228,8 +229,7 @@ class ClaimLoop(WithServices):
         self._set_timer()
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self.close()
         self._timer = self._clock.call_at(min(self._due.values()), self._wake_due) if self._due else None
 
     def _wake_due(self) -> None:

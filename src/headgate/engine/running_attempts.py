@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from functools import partial
@@ -338,7 +339,7 @@ class Slots:
         self.capacity = capacity
         self._most = most
         self._is_quiet = False
-        self._weights = weights or {}
+        self._weights = dict.fromkeys(capacity, 1) | dict(weights or {})
         self._busy = dict.fromkeys(capacity, 0)
         self._odd_for_gated = dict.fromkeys(capacity, True)
         # The queues in which jobs may wait only for a slot.
@@ -378,10 +379,8 @@ class Slots:
 
     def free_in(self, *queues: str) -> int:
         """Return the free slots of these queues together; those that this node does not serve have none."""
-        if self._is_quiet:
-            return 0
         free = sum(max(0, self.capacity.get(queue, 0) - self._busy.get(queue, 0)) for queue in queues)
-        return free if self._shared is None else min(free, self._shared)
+        return min(self._shared, free)
 
     @property
     def free(self) -> int:
@@ -394,9 +393,11 @@ class Slots:
         return self._most is not None
 
     @property
-    def _shared(self) -> int | None:
-        """The free slots that all queues share; None if they are not bounded together."""
-        return None if self._most is None else max(0, self._most - sum(self._busy.values()))
+    def _shared(self) -> int:
+        """The free slots that all queues share, none in a quiet node; any number if they are not bounded together."""
+        if self._is_quiet:
+            return 0
+        return sys.maxsize if self._most is None else max(0, self._most - sum(self._busy.values()))
 
     def free_slots(self, queues: Iterable[str] | None = None) -> dict[str, FreeSlots]:
         """Return what the next claim may ask for in these queues (default: all).
@@ -405,30 +406,32 @@ class Slots:
         shows otherwise, because a claim does not ask for slots that are released during it.
         """
         free_slots: dict[str, FreeSlots] = {}
-        if self._is_quiet:
-            return free_slots
         served = self.capacity.keys() if queues is None else queues
         self._short_of_slots.update(served)
         shared = self._shared
         for queue in served:
-            free = self.capacity[queue] - self._busy[queue]
-            if shared is not None:
-                free = min(free, shared)
+            free = min(shared, self.capacity[queue] - self._busy[queue])
             if free > 0:
                 # The odd slot goes to jobs with and without limits in turn, so a node with one slot starves neither.
-                self._odd_for_gated[queue] = not self._odd_for_gated[queue]
-                weight = self._weights.get(queue, 1)
-                free_slots[queue] = FreeSlots(free, self._odd_for_gated[queue], self._busy[queue], weight)
-        if shared is not None:
-            # The first queue gets the odd slot, so each is the first one in turn.
-            first, *rest = self.capacity
-            self.capacity = {queue: self.capacity[queue] for queue in (*rest, first)}
+                if self._most is None:
+                    self._odd_for_gated[queue] = not self._odd_for_gated[queue]
+                free_slots[queue] = FreeSlots(free, self._odd_for_gated[queue], self._busy[queue], self._weights[queue])
         return free_slots
+
+    def note_claimed(self, free_slots: Mapping[str, FreeSlots], counts: Mapping[str, int]) -> None:
+        """Note how many jobs of each queue a claim returned, for the turns of queues that share slots."""
+        if self._most is not None:
+            # The first one gets the odd slot. It has had its turn also if it could not use it.
+            first = next(iter(free_slots))
+            had = {queue: counts.get(queue, 0) / weight for queue, weight in self._weights.items()}
+            turns = sorted(self.capacity, key=lambda queue: (queue == first or had[queue] > 0, had[queue]))
+            self.capacity = {queue: self.capacity[queue] for queue in turns}
+            self._odd_for_gated |= {queue: not self._odd_for_gated[queue] for queue in had if counts.get(queue, 0) % 2}
 
     def shared_by(self, free_slots: Mapping[str, FreeSlots]) -> int | None:
         """Return how many slots these queues share; None if each can be filled."""
         shared = self._shared
-        return None if shared is None or sum(free.slots for free in free_slots.values()) <= shared else shared
+        return None if self._most is None or sum(free.slots for free in free_slots.values()) <= shared else shared
 
     def note_unfilled(self, queues: Iterable[str]) -> None:
         """Note that these queues were not short of slots: a claim returned fewer jobs of each than its free slots."""

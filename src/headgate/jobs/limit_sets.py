@@ -52,7 +52,7 @@ class DeclaredLimitSets:
         self._overflows = overflows
         self._newest: Mapping[str, str] | None = None
         self._superseded: frozenset[str] = frozenset()
-        self._startable: dict[tuple[str, ...], KnownLimitSets] = {}
+        self._startable: dict[frozenset[str], KnownLimitSets] = {}
 
     @cached_property
     def names(self) -> KnownLimitSets:
@@ -78,7 +78,7 @@ class DeclaredLimitSets:
     def startable(self, queues: Iterable[str], newest: Mapping[str, str]) -> KnownLimitSets:
         """Return the limit sets whose jobs in these queues this release may start; `newest`: the newest by subject."""
         self._compare(newest)
-        key = tuple(queues)
+        key = frozenset(queues)
         startable = self._startable.get(key)
         if startable is None:
             superseded = self._superseded
