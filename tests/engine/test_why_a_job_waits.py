@@ -368,10 +368,12 @@ def test_no_start_is_predicted_for_a_limit_whose_own_store_does_not_answer() -> 
         async with app:
             job = await call.enqueue()
             await asyncio.sleep(30.5)
-            assert (await app.admin.explain(job.id)).reason == (
+            explained = await app.admin.explain(job.id)
+            assert explained.reason == (
                 "it waits for limit 'api' (30/m): 1st in line, held up as its own store does not answer or its rule "
                 "raises an error; a worker's log says which"
             )
+            assert explained.status.predicted_start is None, "below the reason, the dashboard had an earliest start"
 
     run_virtual(main)
 

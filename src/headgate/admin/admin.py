@@ -375,6 +375,9 @@ class Admin(Readings):
             for bucket in buckets
             if not self._orders_turns(bucket)
         ]
+        if any((each.limit, each.key) == status.waits_for and each.rule and each.used is None for each in limits):
+            # Its own store does not answer, or its rule raises an error.
+            status = replace(status, predicted_start=None)
         now = to_datetime(self._storage.now())
         nodes = await self._storage.nodes()
         leader = status.follows if status.is_blocked else None

@@ -81,7 +81,7 @@ def reason_for(
     if status.state is not JobState.WAITING:
         return _other_state(record, status, nodes, now)
     if status.is_blocked:
-        leader = status.follows if batch is None else _several(batch, leaders) if leaders else _named(batch)
+        leader = status.follows if batch is None else _named(batch, leaders)
         if is_leader_final:
             return f"it follows {leader}, which is final and has many followers; a node releases them in portions"
         return f"it follows {leader} and is blocked until that is final"
@@ -203,14 +203,11 @@ def _limit_reason(status: JobStatus, limits: Sequence[BucketStatus], now: dateti
     return f"it waits for limit {limit!r}{rule}{whose}: {place}{when}{before}"
 
 
-def _named(batch: BatchRecord) -> str:
-    return f"batch {batch.id} ({batch.total - batch.pending} of {batch.total} final)"
-
-
-def _several(join: BatchRecord, leaders: Sequence[Dependency]) -> str:
+def _named(batch: BatchRecord, leaders: Sequence[Dependency]) -> str:
     open = [each.id for each in leaders if each.state not in FINAL_STATES]
-    shown = "" if not open else f", not yet {', '.join(open[:3])}{', …' if len(open) > 3 or join.pending > 3 else ''}"
-    return f"{join.total} jobs or batches ({join.total - join.pending} of {join.total} final{shown})"
+    shown = "" if not open else f", not yet {', '.join(open[:3])}{', …' if len(open) > 3 or batch.pending > 3 else ''}"
+    name = f"{batch.total} jobs or batches" if leaders else f"batch {batch.id}"
+    return f"{name} ({batch.total - batch.pending} of {batch.total} final{shown})"
 
 
 def _other_state(record: JobRecord, status: JobStatus, nodes: Sequence[NodeRecord], now: datetime) -> str:
