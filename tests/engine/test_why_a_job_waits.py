@@ -348,6 +348,45 @@ def test_a_rule_that_was_set_at_run_time_is_named_with_who_set_it_and_what_the_c
     run_virtual(main)
 
 
+@pytest.mark.parametrize("has_other", [False, True])
+def test_no_job_waits_for_a_node_that_is_stopping(has_other: bool) -> None:
+    """The fault: for a slot of that node, or, while nodes of other queues ran, for one that declares the task."""
+
+    def sender(store: MemoryStorage, clock: VirtualClock) -> Headgate:
+        app = app_on(store, clock=clock)
+        app.queue("mail", concurrency=1)
+
+        @app.task(queue="mail")
+        async def send() -> None:
+            await asyncio.sleep(20)
+
+        return app
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        web, other = sender(store, clock), app_on(store, clock=clock)
+
+        @other.task
+        async def work() -> None: ...
+
+        async with web.open(), sender(store, clock), other if has_other else other.open():
+            jobs = await web.tasks["send"].enqueue_many([(), ()])
+            await asyncio.sleep(1)
+            assert "free slot of a node" in (await web.admin.explain(jobs[1].id)).reason
+            (node,) = [each for each in await web.admin.nodes() if "mail" in each.queues]
+            await web.admin.stop_node(node.id)
+            await asyncio.sleep(3)
+            expected = (
+                "no worker serves queue 'mail'; start one: `headgate worker --queue mail`, or `with app:`"
+                if has_other
+                else "no node is running; start one with `headgate worker`"
+            )
+            assert (await web.admin.explain(jobs[1].id)).reason == expected
+            assert (await web.admin.explain(jobs[0].id)).reason.startswith("it runs on")
+
+    run_virtual(main)
+
+
 def test_no_start_is_predicted_for_a_limit_whose_own_store_does_not_answer() -> None:
     """The fault: "1st in line, runs about … (in 0.9 s)", for as long as Redis was away."""
 

@@ -129,7 +129,8 @@ def _node_reason(
     is_known: bool,
     now: datetime,
 ) -> str | None:
-    """Return why no running node may take the job; None if one may. A paused or full node may take it later."""
+    """Return why no running node may take the job; None if one may. A stopping one takes none, a full one may later."""
+    nodes = [node for node in nodes if not node.controls.is_stopping]
     # Until a release has noted what it declares, only this program is known.
     has_declared = is_declared(status.task, status.queue, (status.task,) if is_known else (), declared)
     if not is_known and not has_declared:

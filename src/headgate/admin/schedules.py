@@ -41,6 +41,7 @@ from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
 from headgate.schedules.restricted import RestrictedTrigger, WindowTerms
 from headgate.schedules.schedule import (
+    DAY,
     LATE,
     ScheduleProgress,
     ScheduleRules,
@@ -67,8 +68,6 @@ from headgate.tasks.schedule import ScheduleOptions, ScheduleSpec, schedule_spec
 from headgate.tasks.status import ScheduleStatus
 
 PAGE = 1000
-
-DAY = 86_400 * SECOND
 
 MOST_IN_DAY = 500
 """How many schedules are read for the plan of a day."""
