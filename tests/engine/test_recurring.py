@@ -1028,6 +1028,29 @@ def test_a_lost_write_of_the_advance_cannot_stop_the_series() -> None:
     run_virtual(main)
 
 
+def test_schedules_are_declared_while_an_occurrence_cannot_be_enqueued() -> None:
+    """The fault: they waited, as long as another transaction held the job that it follows."""
+
+    async def main(clock: VirtualClock) -> None:
+        class Held(MemoryStorage):
+            async def fire(self, fired: Any) -> Any:  # type: ignore[misc]
+                return [False for _ in fired]
+
+        app = app_on(Held(clock), clock=clock)
+
+        @app.schedule(Every(minutes=1))
+        @app.task
+        async def pull() -> None: ...
+
+        async with app:
+            await asyncio.sleep(90)
+            app.schedule(Every(hours=1), chain(pull.call()), name="later")
+            await asyncio.sleep(120)
+            assert [each.name for each in await app.admin.schedules.list()] == ["later", "pull"]
+
+    run_virtual(main)
+
+
 def test_a_schedule_of_the_code_is_stored_again_in_tables_that_were_made_anew() -> None:
     """The fault: the worker went on with its jobs there, and without its schedules until it was restarted."""
 

@@ -167,9 +167,9 @@ class Recurring(WithServices):
             beyond = found[-1].name
 
     async def _fire_due(self) -> int | None:
-        """Fire everything that is due; return when the next occurrence is due."""
+        """Fire everything that is due, as far as a few tries do; return when the next occurrence is due."""
         tries = 0
-        while True:
+        while tries < 25:
             found = await self._storage.due_schedules(self._registry.names, unable=self._unable)
             if not found.due:
                 return found.next_at
@@ -193,7 +193,9 @@ class Recurring(WithServices):
                         self._publish_fired(record, each)
             if tries:
                 # Others fired all of them, or hold a job that they follow: wait, at random so as not to race in step.
-                await sleep(self._clock, self._random.uniform(0.001, 0.02) * min(tries, 25))
+                await sleep(self._clock, self._random.uniform(0.001, 0.02) * tries)
+        # At once, after what else this node has to do, such as to declare its schedules.
+        return self._storage.now()
 
     def _decide(self, record: ScheduleRecord, now: int, beside: int) -> DueOccurrences | None:
         """Return what to enqueue of one of `beside` schedules that are due together; None if this node cannot."""
@@ -232,7 +234,10 @@ class Recurring(WithServices):
             batches += new.batches
             before = new.id if is_queued else None
         misfits = [job.rejection.message for job in jobs if job.rejection is not None]
-        if misfits and self._is_of_another_release(record):
+        # Whether code has declared the schedule as it is stored, and the code of this node has not.
+        own = self._registry.schedules.get(record.name) if misfits else None
+        is_own = own is not None and is_same_call(record.call, own.call, self._registry.codecs)
+        if misfits and record.is_declared and not is_own:
             # Stored as failed, the occurrence would be lost, although the arguments fit that release.
             self._failed.add(record.name)
             self._declarer.publish_failed(record.name, PayloadError(misfits[0].partition(";")[0]))
@@ -249,12 +254,6 @@ class Recurring(WithServices):
             record.name, record.revision, firing.next_at, firing.last_at, jobs, firing.skipped, skipped_at,
             firing.skips, batches,
         )  # fmt: skip
-
-    def _is_of_another_release(self, record: ScheduleRecord) -> bool:
-        """Whether code has declared the schedule as it is stored, and the code of this node has not."""
-        own = self._registry.schedules.get(record.name)
-        is_own = own is not None and is_same_call(record.call, own.call, self._registry.codecs)
-        return record.is_declared and not is_own
 
     async def _without_refused(
         self, record: ScheduleRecord, firing: DueOccurrences, jobs: list[NewJob]
