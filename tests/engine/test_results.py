@@ -7,6 +7,7 @@ import re
 import traceback
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 import pytest
 
@@ -164,6 +165,25 @@ def test_a_timeout_ends_the_wait_for_a_store_that_does_not_answer(timeout: float
                 with pytest.raises(TimeoutError, match="was not final within"):
                     await wait(timeout)
                 assert clock.monotonic() - began <= (timeout + 1) * SECOND
+
+    run_virtual(main)
+
+
+def test_whoever_waits_for_a_job_that_he_has_stored_is_not_told_that_it_is_not_there() -> None:
+    """The fault: he shared the read of another who had asked for that id before."""
+
+    async def main(clock: VirtualClock) -> None:
+        own, (app, work) = uuid4(), awaited(SlowStorage(clock), clock)
+        async with app.open():
+            early = asyncio.create_task(app.job(str(own)).result())
+            await asyncio.sleep(1.5)
+            job = await work.using(id=own).enqueue()
+            waits = early, asyncio.create_task(job.result())
+            await asyncio.sleep(5)
+            await job.cancel()
+            for each in waits:
+                with pytest.raises(JobCancelled):
+                    await asyncio.wait_for(each, 60)
 
     run_virtual(main)
 

@@ -67,6 +67,7 @@ class EndWatch(Generic[E]):
         self._waiting: dict[str, asyncio.Future[E]] = {}
         self._waiters: Counter[str] = Counter()
         self._unread: set[str] = set()
+        self._reading: Set[str] = frozenset()
         self._changed = asyncio.Event()
         self._polling: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -80,10 +81,10 @@ class EndWatch(Generic[E]):
         if self._is_closed:
             raise NotOpen
         loop = asyncio.get_running_loop()
-        future = self._waiting.get(id)
-        if future is None:
-            future = self._waiting[id] = loop.create_future()
+        if id not in self._waiting or id in self._reading:
+            # A first read that is in flight may have begun before it was stored.
             self._unread.add(id)
+        future = self._waiting.setdefault(id, loop.create_future())
         # It may have become final since the last read.
         self._changed.set()
         if self._polling is None or self._polling.done():
@@ -108,12 +109,12 @@ class EndWatch(Generic[E]):
                 await wait_for_event(self._clock, self._changed, POLL_INTERVAL)
                 self._changed.clear()
                 looks = self._clock.monotonic() - looked_at >= LOOK_EVERY
-                unread, self._unread = self._unread, set()
+                self._reading, self._unread = self._unread, set()
                 try:
-                    await self._settle(list(self._waiting), unread, looks=looks)
+                    await self._settle(list(self._waiting), looks=looks)
                 except Exception as error:
                     is_away = isinstance(error, StorageUnavailable) and not isinstance(error, StorageLost)
-                    for id in unread if is_away else list(self._waiting):
+                    for id in self._reading if is_away else list(self._waiting):
                         self._fail(id, own_error(error))
                     if is_away:
                         # The others continue to wait.
@@ -127,16 +128,17 @@ class EndWatch(Generic[E]):
         finally:
             unwatch()
 
-    async def _settle(self, ids: Sequence[str], unread: Set[str], *, looks: bool) -> None:
-        """End the waits for those that are final, and for those not stored: of all if it `looks`, else of `unread`."""
+    async def _settle(self, ids: Sequence[str], *, looks: bool) -> None:
+        """End the waits for those that are final, and for those not stored: of all if it `looks`, else of new ones."""
         records = {record.id: record for record in await self._read(ids)}
         for id, record in records.items():
             if record.finished_at is not None and (future := self._waiting.pop(id, None)):
                 future.set_result(record)
-        missing = [id for id in ids if id not in records and (looks or id in unread)]
+        missing = [id for id in ids if id not in records and (looks or id in self._reading)]
         if missing:
-            for id in set(missing).difference(await self._stored(missing) if self._stored else ()):
+            for id in set(missing).difference(await self._stored(missing) if self._stored else (), self._unread):
                 self._fail(id, self._not_found(id))
+        self._reading = frozenset()
 
     def _fail(self, id: str, error: Exception) -> None:
         if future := self._waiting.pop(id, None):
