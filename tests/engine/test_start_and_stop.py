@@ -8,6 +8,7 @@ import pytest
 
 from headgate import DeclarationError, Headgate, NotOpen, StrictRate
 from headgate.errors import UnknownQueue
+from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import app_on
@@ -186,3 +187,29 @@ def test_another_loop_is_refused_and_one_that_has_ended_is_forgotten() -> None:
     # Its loop ends without `stop`.
     asyncio.run(with_another_loop())
     asyncio.run(once_more())
+
+
+def test_a_node_that_stops_during_a_claim_gives_the_starts_of_its_jobs_back() -> None:
+    """The fault: the reply was dropped, and the limits of jobs that never started stayed charged."""
+
+    class Slow(MemoryStorage):
+        async def claim(self, claim: Claim) -> Claimed:
+            claimed = await super().claim(claim)
+            await asyncio.sleep(0.5)
+            return claimed
+
+    async def main(clock: VirtualClock) -> None:
+        app = app_on(Slow(clock), clock=clock)
+
+        @app.task(limits=[StrictRate("1/h")])
+        async def call() -> None: ...
+
+        async with app.open():
+            job = await call.enqueue()
+            await app.start()
+            await asyncio.sleep(0.2)
+            await app.stop()
+            async with app:
+                await job.result(timeout=60)
+
+    run_virtual(main)

@@ -347,6 +347,8 @@ class Node(WithServices):
             # The node claims no more, so other releases need not wait for its jobs to end.
             backlog_migrator.cancel()
             await self.attempts.finish(self._config.grace, self._aborting)
+            # The claims: a reply that is dropped keeps the budget of jobs that never start.
+            await wait_until_done(self._clock, background[0], 1.0)
             for service in background:
                 service.cancel()
             # Stores that are down are waited for briefly only: some budget is lost, and other nodes recover the jobs.
