@@ -27,11 +27,13 @@ import pytest
 from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, ProcessDied, RetryPolicy, StrictRate
 from headgate.engine import attempt
 from headgate.engine.child_messages import Answer, AttemptRequest, encode
-from headgate.engine.children import Child
+from headgate.engine.children import CHILD_EXIT_TIMEOUT, Child
+from headgate.engine.children import Children as NodeChildren
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.report import too_many
 from headgate.shielding import in_thread
 from headgate.tasks.context import AttemptContext
+from headgate.tasks.hooks import HookScope, LifecycleHook, Moment
 from tests.durability import process_bodies as bodies
 from tests.durability import slow_bodies
 from tests.durability.processes import Children
@@ -653,6 +655,24 @@ async def test_a_node_ends_its_children_while_handlers_use_all_threads_of_the_ev
         assert not is_there(child)
     finally:
         release.set()
+
+
+def test_all_children_together_have_two_seconds_to_end_with_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: each had them, one after the other, and a worker with many was killed before it had left."""
+    waits: list[float] = []
+    end = Child.end
+
+    def note_and_end(child: Child, timeout: float) -> bool:
+        waits.append(timeout)
+        return end(child, timeout)
+
+    monkeypatch.setattr(Child, "end", note_and_end)
+    children = NodeChildren([LifecycleHook(Moment.SHUTDOWN, HookScope.CHILD, hooked_bodies.hang)])
+    for child in [children.take(bodies.__name__) for _ in range(3)]:
+        child.make_ready()
+        children.put_back(child, is_usable=True)
+    children.close()
+    assert waits == [CHILD_EXIT_TIMEOUT, 0, 0]
 
 
 async def test_a_child_whose_function_no_thread_could_run_runs_the_next_attempt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from headgate import current_job
@@ -16,6 +17,10 @@ def start() -> None:
 
 def stop() -> None:
     Path(os.environ["HEADGATE_TEST_FOLDER"], f"stopped-{os.getpid()}").touch()
+
+
+def hang() -> None:
+    time.sleep(3600)
 
 
 def refuse() -> None:

@@ -181,14 +181,16 @@ class Child:
             self._file.close()
         self._socket.close()
 
-    def end(self, timeout: float) -> None:
-        """Hang up and wait until the process ends; kill it after `timeout` seconds."""
+    def end(self, timeout: float) -> bool:
+        """Hang up and wait until the process ends; kill it after `timeout` seconds, and return False."""
         self.hang_up()
         try:
             self._process.wait(timeout)
+            return True
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
+            return False
 
     def wait(self) -> None:
         """Return when the process has ended, or after 2 s: the thread that killed it may still wait for it."""
@@ -358,8 +360,10 @@ class Children:
         # They end at the same time, and not one after the other.
         for child in idle:
             child.hang_up()
+        timeout = CHILD_EXIT_TIMEOUT
         for child in [*idle, *ending]:
-            child.end(CHILD_EXIT_TIMEOUT)
+            # Once one has used up the time, the others have had it as well.
+            timeout = timeout if child.end(timeout) else 0
         for child in killed:
             child.wait()
 

@@ -285,7 +285,19 @@ class Node(WithServices):
                 return
             self.lease.guard()
             await self.lease.join()
-            self._bus.publish(self._started())
+            self._bus.publish(
+                NodeStarted(
+                    at=self._clock.now(),
+                    node=self.id,
+                    storage=str(self._storage),
+                    version=__version__,
+                    queues=self._config.queues,
+                    tasks=tuple(self._registry.tasks),
+                    limits={name: limit.rule.describe() for name, limit in self._registry.limits.items()},
+                    grace=self._config.grace,
+                    in_session=is_session(),
+                )
+            )
             self.lease.compare_clocks()
             await self._serve()
         except Exception as error:
@@ -302,20 +314,14 @@ class Node(WithServices):
             self._notices.close()
             self.lease.close()
             await self.attempts.close(self._timeout(5.0))
-        await self._leave()
-
-    def _started(self) -> NodeStarted:
-        return NodeStarted(
-            at=self._clock.now(),
-            node=self.id,
-            storage=str(self._storage),
-            version=__version__,
-            queues=self._config.queues,
-            tasks=tuple(self._registry.tasks),
-            limits={name: limit.rule.describe() for name, limit in self._registry.limits.items()},
-            grace=self._config.grace,
-            in_session=is_session(),
-        )
+        try:
+            recovered = await self._storage.leave(self.id)
+        except StorageUnavailable as error:
+            # Another node recovers the jobs when the lease has ended.
+            self._publish_failure("leaving", error)
+        else:
+            returned = self._outcomes.handed_back + len(recovered.returned)
+            self._bus.publish(NodeStopped(at=self._clock.now(), node=self.id, returned=returned))
 
     async def _serve(self) -> None:
         """Run the parts; after `stop`, end them in the order of their dependencies."""
@@ -357,16 +363,6 @@ class Node(WithServices):
             await self.recorder.flush(self._timeout(10.0))
             recorder.cancel()
             reporter.cancel()
-
-    async def _leave(self) -> None:
-        try:
-            recovered = await self._storage.leave(self.id)
-        except StorageUnavailable as error:
-            # Another node recovers the jobs when the lease has ended.
-            self._publish_failure("leaving", error)
-        else:
-            returned = self._outcomes.handed_back + len(recovered.returned)
-            self._bus.publish(NodeStopped(at=self._clock.now(), node=self.id, returned=returned))
 
     def _timeout(self, seconds: float) -> float:
         """Return the timeout of a step of the shutdown: `seconds`, or 1 after `abort`."""
