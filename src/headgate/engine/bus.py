@@ -48,9 +48,11 @@ class Subscription:
             )
 
     async def drain(self) -> None:
-        """Return when all queued events have been delivered."""
-        while self._delivering is not None and not self._delivering.done():
-            await asyncio.wait([self._delivering])
+        """Return when all queued events have been delivered, at once in the subscriber and on another event loop."""
+        while (running := self._delivering) is not None and not running.done():
+            if running is asyncio.current_task() or running.get_loop() is not asyncio.get_running_loop():
+                return
+            await asyncio.wait([running])
 
     def abandon(self) -> None:
         """Cancel the delivery and drop the queued events."""
@@ -136,8 +138,7 @@ class EventBus:
 
     def _route(self, kind: type[Event]) -> tuple[tuple[Tap, ...], tuple[Subscription, ...]]:
         subscriptions = tuple(each for each in self._subscriptions if issubclass(kind, each.kinds))
-        self._routes[kind] = self._taps.get(kind, ()), subscriptions
-        return self._routes[kind]
+        return self._routes.setdefault(kind, (self._taps.get(kind, ()), subscriptions))
 
     async def drain(self) -> None:
         """Return when every subscriber has received all its events."""

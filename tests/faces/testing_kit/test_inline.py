@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from headgate import Cancel, Headgate, JobState, RateLimited, RetryPolicy, Snooze, StrictRate, current_job
+from headgate.jobs.event import Event, JobFinished, JobStarted
 from headgate.testing import Workbench, inline
 from tests.faces.testing_kit import shop
 from tests.until import patient
@@ -174,3 +175,48 @@ def test_what_several_threads_enqueue_has_run_when_each_returns() -> None:
         for thread in threads:
             thread.join(patient(5))
         assert sorted(results) == list(range(60))
+
+
+async def test_a_subscriber_that_enqueues_does_not_wait_for_itself() -> None:
+    """The fault: the job that it enqueued ended when all events were delivered, so it waited for its own end."""
+    app, seen = Headgate("memory://"), list[str]()
+
+    @app.task
+    async def work() -> None: ...
+
+    @app.task
+    async def report(task: str) -> None:
+        seen.append(task)
+
+    async def report_work(event: Event) -> None:
+        if isinstance(event, JobFinished) and event.task == "work":
+            await report.enqueue("work")
+
+    app.subscribe(report_work, JobFinished)
+    with inline(app):
+        await asyncio.wait_for(work.enqueue(), patient(5))
+    assert seen == ["work"]
+
+
+def test_a_job_inside_of_another_does_not_wait_for_subscribers_on_the_loop_of_that() -> None:
+    """The fault: it waited for a task of another event loop, which did not wake it."""
+    app, seen = Headgate("memory://"), list[str]()
+
+    @app.task
+    def inner() -> int:
+        return 7
+
+    @app.task
+    def outer() -> int:
+        return inner.sync.enqueue().result()
+
+    async def note(event: Event) -> None:
+        await asyncio.sleep(0.2)
+        seen.append(type(event).__name__)
+
+    app.subscribe(note, JobStarted, JobFinished)
+    with inline(app):
+        enqueueing = threading.Thread(target=outer.sync.enqueue, daemon=True)
+        enqueueing.start()
+        enqueueing.join(patient(5))
+        assert sorted(seen) == ["JobFinished"] * 2 + ["JobStarted"] * 2
