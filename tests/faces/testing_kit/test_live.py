@@ -74,6 +74,18 @@ async def test_a_file_may_be_the_store(tmp_path: Path) -> None:
     assert (tmp_path / "jobs.db").exists()
 
 
+def test_a_file_gets_its_tables_whatever_the_app_says_about_its_own_store(tmp_path: Path) -> None:
+    """The fault: the test of an app with migrate=False ended because its new file had no tables."""
+    app = Headgate("postgresql://127.0.0.1:1/none", migrate=False)
+
+    @app.task
+    async def work() -> int:
+        return 7
+
+    with live(app, file=tmp_path / "jobs.db"):
+        assert work.sync.enqueue().result(timeout=patient(5)) == 7
+
+
 def test_sync_code_has_a_real_engine_in_another_thread(tmp_path: Path) -> None:
     with live(shop.app, file=tmp_path / "jobs.db") as running:
         assert shop.greet.sync.enqueue("ada").result(timeout=patient(5)) == "ada"
