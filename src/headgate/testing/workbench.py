@@ -21,7 +21,7 @@ from headgate.client.task import Task
 from headgate.clock import SECOND, Clock, Duration, SystemClock, to_datetime
 from headgate.engine.enqueuer import CallGroup, StoredCall
 from headgate.engine.results import result_of
-from headgate.errors import JobFailed
+from headgate.errors import DeclarationError, JobFailed
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.query import JobFilter
@@ -60,6 +60,8 @@ class DrainResult:
 
     def count(self, state: JobState | str) -> int:
         """Return how many attempts left their job in this state; "waiting" are those that will be retried."""
+        if state not in list(JobState):
+            raise DeclarationError(f"state={state!r} must be one of {', '.join(JobState)}")
         return sum(each.state == state for each in self.attempts)
 
     def __len__(self) -> int:

@@ -308,6 +308,12 @@ async def test_time_does_not_go_back(jobs: Workbench) -> None:
             await going
 
 
+async def test_a_count_of_a_state_that_does_not_exist_is_refused(jobs: Workbench) -> None:
+    """The fault: it was 0, so that a test which expected no failures passed whatever had failed."""
+    with pytest.raises(DeclarationError, match="state='failure' must be one of waiting, running"):
+        (await jobs.drain()).count("failure")
+
+
 async def test_schedules_fire_when_time_advances(jobs: Workbench) -> None:
     await jobs.travel(hours=5)
     assert shop.seen == ["report"] * 5
