@@ -282,6 +282,8 @@ class Workbench:
                 end = None
             case datetime():
                 end = parse_instant(until, "until", "drain")
+                if end < self.clock.now():
+                    raise DeclarationError(f"drain: until={until} is before {self.now}, and time does not go back")
             case _:
                 end = self.clock.now() + parse_duration(until, "until", "drain")
         while True:

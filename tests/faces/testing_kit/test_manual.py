@@ -306,6 +306,9 @@ async def test_time_does_not_go_back(jobs: Workbench) -> None:
     for going in (jobs.travel(hours=-1), jobs.drain(until=-0.5)):
         with pytest.raises(DeclarationError, match="cannot be negative"):
             await going
+    with pytest.raises(DeclarationError, match="is before .*, and time does not go back"):
+        await jobs.travel(to=jobs.now - timedelta(hours=1))
+    await jobs.travel(to=jobs.now)
 
 
 async def test_a_count_of_a_state_that_does_not_exist_is_refused(jobs: Workbench) -> None:
