@@ -136,20 +136,7 @@ class Workbench:
         __tracebackhide__ = True
         if count == 0:
             raise TypeError("assert_enqueued needs a job; for none write refute_enqueued(…)")
-        expected = self._expected(
-            what,
-            args,
-            kwargs,
-            queue=queue,
-            delay=delay,
-            at=at,
-            within=parse_seconds(within, "within", "assert_enqueued"),
-            priority=priority,
-            headers=headers,
-            tags=None if tags is None else parse_tags(tags, "assert_enqueued"),
-            unique_key=unique_key,
-            connection=connection,
-        )
+        expected = self._expected(what, args, kwargs, locals())
         jobs = self.all_enqueued()
         found = [job for job in jobs if not expected.differences(job)]
         if not found or (count is not None and len(found) != count):
@@ -162,22 +149,33 @@ class Workbench:
         /,
         *args: Any,
         queue: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        within: Duration = 1.0,
+        priority: int | None = None,
+        headers: dict[str, str] | None = None,
+        tags: Collection[str] | None = None,
         unique_key: str | None = None,
+        connection: Any = None,
         **kwargs: Any,
     ) -> None:
         """Raise AssertionError if a job was enqueued like this, as `assert_enqueued` would find it."""
         __tracebackhide__ = True
-        expected = self._expected(what, args, kwargs, queue=queue, unique_key=unique_key)
+        expected = self._expected(what, args, kwargs, locals())
         found = [job for job in self.all_enqueued() if not expected.differences(job)]
         if found:
             raise AssertionError(present_message(expected, found))
 
     def _expected(
-        self, what: Task[..., Any] | Call[Any], args: tuple[Any, ...], kwargs: Any, **given: Any
+        self, what: Task[..., Any] | Call[Any], args: tuple[Any, ...], kwargs: Any, given: Mapping[str, Any]
     ) -> EnqueuedQuery:
+        """Return what is expected. Each option is an argument of its name, in `given`."""
         task = self._own(what.task if isinstance(what, Call) else what)
         own = merged(task.options, {name: value for name, value in given.items() if value is not None})
         options: dict[str, Any] = {name: value for name, value in own.items() if name in EnqueuedQuery.__slots__}
+        options["within"] = parse_seconds(options["within"], "within", "assert_enqueued")
+        if "tags" in options:
+            options["tags"] = parse_tags(options["tags"], "assert_enqueued")
         if "delay" in options:
             options["delay"] = parse_seconds(options["delay"], "delay", "assert_enqueued")
         if "at" in options:

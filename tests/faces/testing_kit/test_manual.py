@@ -497,6 +497,20 @@ async def test_a_job_is_found_by_all_options_of_using(jobs: Workbench) -> None:
         jobs.assert_enqueued(shop.greet, tags=["vip", "big"])
 
 
+async def test_a_job_is_refuted_by_all_options_of_using(jobs: Workbench) -> None:
+    """The fault: most options were taken for arguments that the task does not have."""
+    await shop.greet.using(delay=60, priority=5, headers={"a": "b"}, tags=["vip"]).enqueue("ada")
+    connection = object()
+    jobs.refute_enqueued(shop.greet, delay=90)
+    jobs.refute_enqueued(shop.greet, at=jobs.now)
+    jobs.refute_enqueued(shop.greet, priority=6)
+    jobs.refute_enqueued(shop.greet, headers={"a": "c"})
+    jobs.refute_enqueued(shop.greet, tags=["import"])
+    jobs.refute_enqueued(shop.greet, connection=connection)
+    with pytest.raises(AssertionError, match="1 job was enqueued as"):
+        jobs.refute_enqueued(shop.greet, delay=90, within=30, priority=5, headers={"a": "b"}, tags=["vip"])
+
+
 async def test_the_options_of_using_are_expected_as_well(jobs: Workbench) -> None:
     """The fault: assert_enqueued held for a job without the delay of the call that was expected."""
     await shop.greet.using(delay=60, headers={"a": "b"}).enqueue("ada")
