@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
 
 from msgspec.structs import replace
 
 from headgate.app import Headgate
 from headgate.arguments import parse_duration, parse_instant, parse_seconds
+from headgate.client.portal import Blocking
 from headgate.client.task import Task
 from headgate.clock import SECOND, Clock, Duration, SystemClock, to_datetime
 from headgate.engine.enqueuer import CallGroup, StoredCall
@@ -43,7 +44,6 @@ from headgate.testing.stepped_node import RunAttempt, SteppedNode
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 Until = datetime | Duration | Literal["idle"]
 """How far time goes while jobs are drained: to an instant, by a duration, or until no job waits for time to pass."""
@@ -189,6 +189,12 @@ class Workbench:
             _, arguments = task.payload.encode_part(known, frozenset(bound.keys() - known.keys()))
             return EnqueuedQuery(task=task.name, arguments=arguments, **options)
         names = task.payload.parameters
+        for name in {*names} & {"count", *EnqueuedQuery.__slots__} - {"within"}:
+            if given.get(name) is not None:
+                raise TypeError(
+                    f"{name!r} is an argument of task {task.name!r} and an option here; write task.call(…), with all "
+                    "arguments, and the options beside it"
+                )
         unknown = [name for name in kwargs if name not in names]
         if unknown or len(args) > len(names):
             raise TypeError(
@@ -316,23 +322,18 @@ class Workbench:
 class SyncWorkbench:
     """A workbench for tests that cannot await."""
 
+    drain: Final = Blocking(Workbench.drain)
+    travel: Final = Blocking(Workbench.travel)
+
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
 
-    def drain(self, *, until: Until | None = None, raising: bool = True) -> DrainResult:
-        """Same as `Workbench.drain`."""
-        return self._run(self._bench.drain(until=until, raising=raising))
-
-    def travel(self, to: datetime | None = None, *, raising: bool = True, **duration: float) -> DrainResult:
-        """Same as `Workbench.travel`."""
-        return self._run(self._bench.travel(to, raising=raising, **duration))
-
     def run_job(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Same as `Workbench.run_job`."""
-        return self._run(self._bench.run_job(task, *args, **kwargs))
+        return self._bench._app.sync.run(self._bench.run_job(task, *args, **kwargs))
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._bench._app.sync.run(coroutine)
+    def _run(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self._bench._app.sync.run(verb(self._bench, *args, **kwargs))
 
 
 @contextlib.contextmanager

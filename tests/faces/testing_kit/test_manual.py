@@ -306,7 +306,7 @@ async def test_time_does_not_go_back(jobs: Workbench) -> None:
     for going in (jobs.travel(hours=-1), jobs.drain(until=-0.5)):
         with pytest.raises(DeclarationError, match="cannot be negative"):
             await going
-    with pytest.raises(DeclarationError, match="is before .*, and time does not go back"):
+    with pytest.raises(DeclarationError, match=r"is before .*, and time does not go back"):
         await jobs.travel(to=jobs.now - timedelta(hours=1))
     await jobs.travel(to=jobs.now)
 
@@ -522,6 +522,22 @@ async def test_the_options_of_using_are_expected_as_well(jobs: Workbench) -> Non
             jobs.assert_enqueued(what)
     with pytest.raises(AssertionError, match="✗ priority 0, not 3"):
         jobs.assert_enqueued(shop.greet.using(priority=3).call("ada"))
+
+
+async def test_what_is_an_argument_and_an_option_is_refused() -> None:
+    """The fault: `count=1` held for one job, whatever its argument `count` was."""
+    app = Headgate("memory://")
+
+    @app.task
+    async def restock(count: int, within: int) -> None: ...
+
+    with manual(app) as jobs:
+        await restock.enqueue(7, 1)
+        with pytest.raises(TypeError, match="'count' is an argument of task 'restock' and an option here"):
+            jobs.assert_enqueued(restock, count=1)
+        jobs.refute_enqueued(restock, count=1)
+        jobs.assert_enqueued(restock, 7)
+        jobs.assert_enqueued(restock.call(7, 1), count=1)
 
 
 async def test_what_no_job_can_match_is_refused(jobs: Workbench) -> None:
