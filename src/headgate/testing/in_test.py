@@ -228,8 +228,7 @@ def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Itera
         new = test_app._client
         client.__class__, client.__dict__ = type(new), vars(new)
         test_app._client = client
-        # Its store is new, whatever the program says about that of production.
-        client._migrate = True
+        client._migrate = True  # The store of the test is new.
         client.remote_limits = _LimitsWithJobs(test_app._registry.limits, storage, clock, None)
         if isinstance(test_app, TestApp):
             test_app.performed = {}

@@ -11,13 +11,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from msgspec.structs import replace
 
 from headgate.app import Headgate
 from headgate.arguments import parse_duration, parse_instant, parse_seconds
-from headgate.client.portal import Blocking
 from headgate.client.task import Task
 from headgate.clock import SECOND, Clock, Duration, SystemClock, to_datetime
 from headgate.engine.enqueuer import CallGroup, StoredCall
@@ -169,7 +168,6 @@ class Workbench:
     def _expected(
         self, what: Task[..., Any] | Call[Any], args: tuple[Any, ...], kwargs: Any, given: Mapping[str, Any]
     ) -> EnqueuedQuery:
-        """Return what is expected. Each option is an argument of its name, in `given`."""
         task = self._own(what.task if isinstance(what, Call) else what)
         own = merged(task.options, {name: value for name, value in given.items() if value is not None})
         options: dict[str, Any] = {name: value for name, value in own.items() if name in EnqueuedQuery.__slots__}
@@ -322,18 +320,20 @@ class Workbench:
 class SyncWorkbench:
     """A workbench for tests that cannot await."""
 
-    drain: Final = Blocking(Workbench.drain)
-    travel: Final = Blocking(Workbench.travel)
-
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
+
+    def drain(self, *, until: Until | None = None, raising: bool = True) -> DrainResult:
+        """Same as `Workbench.drain`."""
+        return self._bench._app.sync.run(self._bench.drain(until=until, raising=raising))
+
+    def travel(self, to: datetime | None = None, *, raising: bool = True, **duration: float) -> DrainResult:
+        """Same as `Workbench.travel`."""
+        return self._bench._app.sync.run(self._bench.travel(to, raising=raising, **duration))
 
     def run_job(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Same as `Workbench.run_job`."""
         return self._bench._app.sync.run(self._bench.run_job(task, *args, **kwargs))
-
-    def _run(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self._bench._app.sync.run(verb(self._bench, *args, **kwargs))
 
 
 @contextlib.contextmanager
