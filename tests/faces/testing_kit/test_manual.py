@@ -6,6 +6,7 @@ import asyncio
 import re
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -575,6 +576,30 @@ async def test_resources_and_callbacks_run_before_the_drain_returns(jobs: Workbe
     await jobs.drain()
     assert sorted(map(str, shop.seen)) == ["('told', True)", "closed", "opened"]
     assert await job.result() is True
+
+
+async def test_what_callbacks_enqueue_is_drained_at_its_time() -> None:
+    """The fault: what a slow one enqueued stayed there when the drain returned, or time had passed before."""
+    app, seen = Headgate("memory://"), list[float]()
+
+    @app.task
+    async def work() -> None: ...
+
+    @app.task
+    async def report() -> None:
+        seen.append((jobs.now - start).total_seconds())
+
+    @work.on_completed
+    def enqueue_report(_job: JobContext, _result: None) -> None:
+        time.sleep(0.05)
+        report.sync.enqueue()
+
+    with manual(app) as jobs:
+        start = jobs.now
+        await work.enqueue()
+        await work.using(delay=60).enqueue()
+        await jobs.travel(hours=1)
+    assert seen == [0, 60]
 
 
 async def test_a_cancelled_drain_stops_its_job_and_returns_it(jobs: Workbench) -> None:
