@@ -319,12 +319,11 @@ class QueueCounts(msgspec.Struct, frozen=True, array_like=True):
 class QueueRecord(msgspec.Struct, frozen=True, array_like=True):
     """A queue that is paused or has waiting jobs; instants are wall time.
 
-    `oldest_at` is when the job became ready that has been ready for longest, by its `run_at` and whatever its limits; a
-    job with a `run_at` in the future does not count. In a queue with aging, neither does a job behind 1,000 jobs of its
-    lane. `ready_at` is since when a job has lacked only a free slot: the first ready job of the open lane, the `since`
-    of a due lane, the `run_at` of a lane that has slept long enough, or the opening of a bucket that lanes of the queue
-    wait behind. Both are None if no job is ready, and `ready_at` also while the queue is paused. It is paused since
-    `paused_at`.
+    `oldest_at` is when the job became ready that has been ready for longest, by its `run_at` and whatever its limits. A
+    job with a `run_at` in the future does not count; nor does, with aging, one behind 1,000 jobs of its lane.
+    `ready_at` is since when a job has lacked only a free slot: since it is ready, or since the bucket has opened that
+    its lane last waited behind. Both are None if no job is ready, and `ready_at` also while the queue is paused. It is
+    paused since `paused_at`.
     """
 
     queue: str

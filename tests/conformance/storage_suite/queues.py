@@ -334,6 +334,28 @@ class QueuesConformance(Conformance):
         clock.advance(60)
         assert (await record_of(store_user)).ready_at == due_at
 
+    async def test_a_turn_of_its_lane_does_not_end_the_lag_of_a_job(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: the lag of a job with an open limit was the time since the last start of its lane."""
+        store_user.rules = {"api": strict(3)}
+        began = clock.now()
+        await store_user.add(10, buckets=[("api", "acme")])
+        for _ in range(2):
+            clock.advance(5)
+            assert len(await store_user.take(1)) == 1
+            assert (await record_of(store_user)).ready_at == began
+        assert len(await store_user.take(2)) == 1
+        assert (await record_of(store_user)).ready_at is None
+        clock.advance(60)
+        assert len(await store_user.take(1)) == 1
+        # Since the limit has opened for it.
+        opened = began + 65 * SECOND
+        for _ in range(2):
+            clock.advance(7)
+            assert (await record_of(store_user)).ready_at == opened
+            assert len(await store_user.take(1)) == 1
+
     async def test_a_job_behind_a_closed_bucket_has_no_lag(self, store_user: StoreUser, clock: ManualClock) -> None:
         store_user.rules = {"api": strict(1), "one": at_once()}
         began = clock.now()

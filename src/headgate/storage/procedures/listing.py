@@ -566,10 +566,7 @@ async def is_work_left(tx: Transaction, queues: Set[str], tasks: Set[str], *, re
 
 
 async def blockers(tx: Transaction) -> Sequence[Blocker]:
-    """Return the sessions that delay the store now, longest first; none for databases that have no sessions.
-
-    There are none with one writer.
-    """
+    """Return the sessions that delay the store now, longest first; none with one writer, which has no sessions."""
     return [] if tx.has_one_writer else await tx.fetch(_BLOCKERS, "blockers")
 
 

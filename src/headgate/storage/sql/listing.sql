@@ -709,15 +709,15 @@ WHERE :most IN ((SELECT count(*) FROM closed), (SELECT count(*) FROM line), (SEL
 SELECT queue AS name, paused_at AS number FROM headgate.paused_queue ORDER BY queue
 
 -- part: lanes_with_jobs [postgres]
-SELECT id, queue, gated, since, behind, wakes_at FROM headgate.lane
+SELECT id, queue, gated, since, behind, wakes_at, opened_at FROM headgate.lane
 UNION ALL
-SELECT lane, queue, buckets <> '[]', min(since) FILTER (WHERE is_ready), NULL, min(wakes_at)
+SELECT lane, queue, buckets <> '[]', min(since) FILTER (WHERE is_ready), NULL, min(wakes_at), NULL
 FROM headgate.arrival
 WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
 GROUP BY lane, queue, buckets
 
 -- part: lanes_with_jobs [sqlite]
-SELECT id, queue, gated, since, behind, wakes_at FROM lane WHERE waiting > 0
+SELECT id, queue, gated, since, behind, wakes_at, opened_at FROM lane WHERE waiting > 0
 
 -- part: may_be_late [postgres]
 -- Whether a lane may have jobs that waited for their time. For lanes without buckets, that is not stored.
@@ -766,7 +766,7 @@ topmost AS MATERIALIZED (
 ),
 line AS (
     SELECT
-        queue, gated, since, behind, wakes_at,
+        queue, gated, since, behind, wakes_at, opened_at,
         CASE
             WHEN fresh_priority = 0 AND late_priority IS NULL THEN fresh_at
             ELSE (
@@ -817,7 +817,11 @@ counted AS MATERIALIZED (
                 WHEN run_at IS NULL THEN NULL
                 WHEN NOT gated THEN run_at
                 WHEN since IS NULL THEN coalesce(wakes_at, run_at)
-                WHEN behind IS NULL THEN :now::bigint - (:limit_now::bigint - since)
+                -- A lane gets a new place in line with each turn. Its oldest job has lacked a slot for longer.
+                WHEN behind IS NULL THEN {least}(
+                    :now::bigint - (:limit_now::bigint - since),
+                    {greatest}(run_at, coalesce(:now::bigint - (:limit_now::bigint - opened_at), run_at))
+                )
                 ELSE :now::bigint - (:limit_now::bigint - opens_at)
             END
         ) AS ready_at
