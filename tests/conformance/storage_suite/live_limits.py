@@ -723,6 +723,27 @@ class LiveLimitsConformance(Conformance):
         aging = await store_user.storage.prediction_input("default", [ACME], "", 9, MINUTE)
         assert aging.position == 2
 
+    async def test_a_job_of_higher_priority_is_not_before_others_until_it_is_due(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: a job was told to wait for all urgent jobs of the next day, and its `max_wait` rejected it."""
+        (low,) = await store_user.add(1, buckets=API)
+        (soon,) = await store_user.add(1, buckets=API, delay=30)
+        await store_user.add(3, buckets=API, delay=60, priority=9)
+
+        async def places() -> list[int | None]:
+            found = [await store_user.storage.queue_position(id) for id in (low, soon)]
+            return [each and each.position for each in found]
+
+        async def new(priority: int) -> int | None:
+            return (await store_user.storage.prediction_input("default", [ACME], "", priority)).position
+
+        assert (await places(), await new(0), await new(9)) == ([1, 2], 2, 1)
+        clock.advance(31)
+        assert (await places(), await new(0), await new(9)) == ([1, 2], 3, 1)
+        clock.advance(30)
+        assert (await places(), await new(0), await new(9)) == ([4, 5], 6, 4)
+
     # ---------------------------------------------------------------------------------- shared windows
 
     async def test_keys_share_a_capacity(self, store_user: StoreUser, clock: ManualClock) -> None:

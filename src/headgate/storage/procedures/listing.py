@@ -510,10 +510,7 @@ async def count_unfinished(tx: Transaction, *, worst: int = 20) -> BacklogCounts
 
 
 async def counts(tx: Transaction, *, finals: bool = True) -> Sequence[QueueCounts]:
-    """Count jobs by queue and state.
-
-    Without `finals`, final jobs are left out: each of them has to be read.
-    """
+    """Count jobs by queue and state; without `finals` no final ones, each of which has to be read."""
     return await tx.fetch(_COUNTS, "counts", finals=finals)
 
 
@@ -686,7 +683,7 @@ async def _buckets_by_name(
 
 async def queue_position(tx: Transaction, job_id: str) -> QueuePosition | None:
     """Return the queue position of a job; None if it is not waiting."""
-    found = await tx.fetch(_POSITIONS, "queue_position", id=job_id)
+    found = await tx.fetch(_POSITIONS, "queue_position", id=job_id, now=tx.now)
     if not found:
         return None
     row = found[0]

@@ -988,7 +988,7 @@ LEFT JOIN headgate.bucket ON bucket.id = refs.id
 ORDER BY refs.place
 
 -- part: place_in_lane
--- The position of a job in its lane, up to a maximum. Delayed jobs are counted as if all had its aging.
+-- The position of a job in its lane, up to a maximum. Delayed jobs are counted as if all had its aging, once they are due.
 SELECT CASE WHEN count(*) < 100000 THEN count(*) + 1 END
 FROM (
     SELECT 1 FROM headgate.job AS other
@@ -998,7 +998,9 @@ FROM (
     FROM @levels
     CROSS JOIN headgate.job AS other
     WHERE other.lane = job.lane AND other.waiting AND other.delayed AND other.priority = level.priority
-        AND (other.run_at, other.@place) < (job.rank + level.priority * coalesce(job.aging, @no_aging), job.@place)
+        AND (other.run_at, other.@place) < (
+            {least}(job.rank + level.priority * coalesce(job.aging, @no_aging), {greatest}(job.run_at, :now::bigint) + 1), job.@place
+        )
     LIMIT 100000
 ) AS first
 
@@ -1034,7 +1036,7 @@ SELECT
 FROM (
     SELECT
         :lane::text AS lane, :now::bigint - :priority::bigint * coalesce(:aging::bigint, @no_aging) AS rank,
-        :aging::bigint AS aging, 9223372036854775807 AS @place
+        :aging::bigint AS aging, :now::bigint AS run_at, 9223372036854775807 AS @place
 ) AS job
 
 -- name: starts
