@@ -733,7 +733,7 @@ class LiveLimitsConformance(Conformance):
 
         async def places() -> list[int | None]:
             found = [await store_user.storage.queue_position(id) for id in (low, soon)]
-            return [each and each.position for each in found]
+            return [None if each is None else each.position for each in found]
 
         async def new(priority: int) -> int | None:
             return (await store_user.storage.prediction_input("default", [ACME], "", priority)).position
