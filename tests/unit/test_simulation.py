@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -75,6 +76,13 @@ def test_a_trace_is_read_from_seconds_or_instants_and_counted_from_the_earliest(
 
 
 # -------------------------------------------------------------------------------------------------- outcome
+
+
+def test_a_simulation_may_end_before_the_first_job_comes() -> None:
+    """The fault: `headgate simulate --arrivals 1/h --longest 1m` ended with a traceback."""
+    asked = scenario(StrictRate("5/m", name="api"), longest=1.0)
+    late = replace(asked, arrivals=[SimulatedArrival(3600 * SECOND, "acme")] * 3)
+    assert run_scenario(late) == SimulationRun([], 0, 3)
 
 
 def test_the_simulated_engine_keeps_a_strict_rate() -> None:

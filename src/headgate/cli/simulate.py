@@ -110,18 +110,11 @@ def simulate(
         _of_task(target, task, changes) if task is not None else _of_rates(rates, rule, burst, slices, one_for_all)
     )
     load = _load(trace, jobs, keys, cast(Skew, skew), arrivals, seed)
-    found: list[SimulationResult] = []
-    for title, limits in variants:
-        scenario = Scenario(
-            title=title,
-            limits=limits,
-            slots=slots,
-            run_time=run_time,
-            arrivals=load,
-            longest=longest,
-            seed=seed,
-        )
-        found.append(result_of_run(scenario, run_scenario(scenario)))
+    scenarios = [
+        Scenario(title=title, limits=limits, slots=slots, run_time=run_time, arrivals=load, longest=longest, seed=seed)
+        for title, limits in variants
+    ]
+    found = [result_of_run(each, run_scenario(each)) for each in scenarios]
     if as_json:
         print_json([{**asdict(outcome), "is_within_limits": outcome.is_within_limits} for outcome in found])
     else:

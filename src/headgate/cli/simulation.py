@@ -22,6 +22,7 @@ from headgate.clock import SECOND, sleep, sleep_until
 from headgate.errors import DeclarationError
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.limit import Limit, changed
+from headgate.storage.records import QueueCounts
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 Skew = Literal["uniform", "zipf", "one"]
@@ -188,12 +189,11 @@ async def _run(scenario: Scenario, clock: VirtualClock) -> SimulationRun:
                 break
             await sleep_until(clock, begin + at)
             come += len(await job.enqueue_many([(each.key, each.at) for each in group]))
-        while clock.monotonic() < last:
-            (counts,) = [each for each in await app.admin.counts() if each.queue == QUEUE]
-            if not counts.waiting and not counts.running:
+        while True:
+            counts = next(iter(await app.admin.counts()), QueueCounts(QUEUE, 0, 0, 0, 0, 0))
+            if not counts.waiting + counts.running or clock.monotonic() >= last:
                 break
             await sleep(clock, LOOK_EVERY)
-        (counts,) = [each for each in await app.admin.counts() if each.queue == QUEUE]
     rejected = counts.failed + counts.cancelled
     ran.sort(key=lambda each: each.started_at)
     return SimulationRun(ran, rejected, len(scenario.arrivals) - come + counts.waiting + counts.running)
