@@ -229,7 +229,7 @@ class TwoLevelFairQueuesConformance(Conformance):
         await add(store_user, "a", "", 3, ("orders", "1"))
         await add(store_user, "a", "ann", 1, ("orders", "2"))
         await add(store_user, "ab", "", 1, ("orders", "3"))
-        # The fault: in its lane, a job that holds its permit has no bucket but that of its key; it was not found.
+        # The fault: a job without a key for the other limit has no bucket but that of its tenant; it was not found.
         await add(store_user, "a", "")
         # The lanes of all queues are stored then.
         await store_user.claim(queues=("other",))
