@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from msgspec.structs import replace
@@ -27,7 +26,7 @@ from headgate.jobs.job import BucketRef, JobState, NewJob
 from headgate.jobs.query import JobFilter
 from headgate.jobs.uniqueness import replaces
 from headgate.jobs.words import parse_tags
-from headgate.storage.driver import Wake, run_to_end
+from headgate.storage.driver import run_to_end
 from headgate.storage.procedures.finish import complete
 from headgate.storage.records import Claim, Claimed, FreeSlots
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -389,7 +388,7 @@ def inline(app: Headgate, *, now: datetime | None = None, raising: bool = True) 
 
 
 class SharedMemory(MemoryStorage):
-    """Calls each watcher on the event loop that it came from. With `gated=False` limits do not delay added jobs.
+    """The store of a test in which nothing runs by itself. With `gated=False` limits do not delay added jobs.
 
     `left_out` has the buckets of these, `delays` those with which jobs were enqueued, in microseconds.
     `rollbacks` has jobs of transactions elsewhere, with functions that return whether these were rolled back.
@@ -433,23 +432,3 @@ class SharedMemory(MemoryStorage):
     async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
         """Complete the job at once: a test does not use the connections of the code that it tests."""
         return await self.write(lambda tx: complete(tx, job_id, fence))
-
-    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
-        return super().watch(_in_this_loop(wake))
-
-    def watch_queues(self, wake: Wake) -> Callable[[], None]:
-        return super().watch_queues(_in_this_loop(wake))
-
-
-def _in_this_loop(wake: Callable[P, None]) -> Callable[P, None]:
-    """Return a function that calls `wake` on the running event loop, from any thread; `wake` itself if none runs."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        return wake
-
-    def wake_there(*arguments: P.args, **named: P.kwargs) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(partial(wake, *arguments, **named))
-
-    return wake_there
