@@ -88,6 +88,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
+        if when == math.inf:
+            # Never. In the queue of timers it would keep the loop from a deadlock.
+            return asyncio.TimerHandle(when, callback, args, self, context)
         self._scheduled_count += 1
         turn = self._scheduled_count if self._random is None else self._random.random()
         return super().call_at(_TimerInstant(_not_before(when), turn), callback, *args, context=context)

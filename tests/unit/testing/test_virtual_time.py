@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import socket
 import subprocess
 import sys
@@ -431,6 +432,20 @@ for main in (
 ):
     deadlocks(main)
 """
+
+
+def test_what_waits_for_ever_waits_and_is_a_deadlock_when_nothing_else_can_happen() -> None:
+    """The fault: `asyncio.sleep(math.inf)`, as anyio.sleep_forever() calls it, raised OverflowError."""
+
+    async def main(clock: VirtualClock) -> None:
+        endless = asyncio.create_task(asyncio.sleep(math.inf))
+        async with asyncio.timeout(math.inf):
+            await asyncio.sleep(3600)
+        assert not endless.done()
+        await endless
+
+    with pytest.raises(VirtualDeadlock, match="nothing can happen any more"):
+        run_virtual(main)
 
 
 def test_a_loop_waits_for_what_can_still_wake_it_and_for_nothing_else() -> None:
