@@ -9,7 +9,7 @@ from typing import Any
 
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import PayloadError
-from headgate.jobs.job import JobRecord, JobState
+from headgate.jobs.job import JobRecord, JobState, NewJob
 from headgate.tasks.definition import TaskDefinition
 
 SHOWN = 10
@@ -22,7 +22,8 @@ class Enqueued:
 
     `arguments` are by name, as the handler gets them, with the defaults filled in and without those that are
     `result_of(…)`. `delay` is in seconds, 0 without one. `run_at` is an aware datetime; for a retry, the time of the
-    next attempt. `connection` is the caller's connection whose transaction contains it.
+    next attempt, while `asked_at` is when it was to start first. `connection` is the caller's connection whose
+    transaction contains it.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Enqueued:
     tags: Sequence[str]
     unique_key: str | None
     connection: Any = field(default=None, repr=False)
+    asked_at: datetime | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         said = f"{self.task}({_listed(self.arguments)})"
@@ -56,8 +58,8 @@ class Enqueued:
         return said if self.state is JobState.WAITING else f"{said}  [{self.state}]"
 
 
-def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any, asked: int | None) -> Enqueued:
-    """Return a stored job for a test; `asked` is its delay when it was enqueued (microseconds), if that is known."""
+def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any, new: NewJob | None) -> Enqueued:
+    """Return a stored job for a test; `new` is the job as it was enqueued last, if that is known."""
     try:
         # Results are added when the job starts, and are in no stored payload.
         if task is not None and record.origin is not None and record.origin.results:
@@ -67,10 +69,10 @@ def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any, as
         arguments = {name: given[name] for name in (task.payload.parameters if task else ()) if name in given}
     except PayloadError:
         arguments = {"payload": record.payload}
-    delay = record.run_at - record.enqueued_at if record.delayed else 0
-    if record.started_at is not None and asked is not None:
-        # It may wait for its next attempt.
-        delay = asked
+    asked = new or record
+    delay = asked.run_at - asked.enqueued_at if asked.delayed else 0
+    # Once it has started, it may wait for its next attempt.
+    asked_at = record.run_at if record.started_at is None else asked.run_at
     return Enqueued(
         id=record.id,
         task=record.task,
@@ -85,6 +87,7 @@ def enqueued(record: JobRecord, task: TaskDefinition | None, connection: Any, as
         tags=() if record.options is None else record.options.tags,
         unique_key=record.unique_key,
         connection=connection,
+        asked_at=to_datetime(asked_at),
     )
 
 
@@ -130,8 +133,9 @@ class EnqueuedQuery:
                 found.append(f"{name} {has!r}, not {wanted!r}")
         if self.delay is not None and abs(job.delay - self.delay) > self.within:
             found.append(f"delay {job.delay:g} s, not {self.delay:g} s")
-        if self.at is not None and abs((job.run_at - self.at).total_seconds()) > self.within:
-            found.append(f"at {job.run_at.isoformat()}, not {self.at.isoformat()}")
+        at = job.asked_at or job.run_at
+        if self.at is not None and abs((at - self.at).total_seconds()) > self.within:
+            found.append(f"at {at.isoformat()}, not {self.at.isoformat()}")
         for name, text in (self.headers or {}).items():
             if job.headers.get(name) != text:
                 found.append(f"header {name!r} {job.headers.get(name)!r}, not {text!r}")

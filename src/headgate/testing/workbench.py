@@ -102,9 +102,9 @@ class Workbench:
         while len(page) == PAGE:
             page = run_to_end(self._storage.jobs(replace(filter, cursor=page[-1].id)))
             records = [*records, *page]
-        find, connections, delays = self._app._registry.find, self._app._client.connections, self._storage.delays
+        find, connections, new = self._app._registry.find, self._app._client.connections, self._storage.new
         return [
-            enqueued(record, find(record.task), connections.get(record.id), delays.get(record.id)) for record in records
+            enqueued(record, find(record.task), connections.get(record.id), new.get(record.id)) for record in records
         ]
 
     def assert_enqueued(
@@ -390,7 +390,7 @@ def inline(app: Headgate, *, now: datetime | None = None, raising: bool = True) 
 class SharedMemory(MemoryStorage):
     """The store of a test in which nothing runs by itself. With `gated=False` limits do not delay added jobs.
 
-    `left_out` has the buckets of these, `delays` those with which jobs were enqueued, in microseconds.
+    `left_out` has the buckets of these, `new` the jobs as they were enqueued last.
     `rollbacks` has jobs of transactions elsewhere, with functions that return whether these were rolled back.
     """
 
@@ -398,7 +398,7 @@ class SharedMemory(MemoryStorage):
         super().__init__(clock)
         self._gated = gated
         self.left_out: dict[str, tuple[BucketRef, ...]] = {}
-        self.delays: dict[str, int] = {}
+        self.new: dict[str, NewJob] = {}
         self.rollbacks: dict[str, Callable[[], bool]] = {}
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
@@ -413,7 +413,7 @@ class SharedMemory(MemoryStorage):
         duplicates = {**stored, **await super().add(jobs, batches)}
         for job in jobs:
             if job.id not in duplicates or replaces(job):
-                self.delays[duplicates.get(job.id, job.id)] = job.run_at - job.enqueued_at if job.delayed else 0
+                self.new[duplicates.get(job.id, job.id)] = job
         return duplicates
 
     async def claim(self, claim: Claim) -> Claimed:

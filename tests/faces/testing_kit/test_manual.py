@@ -178,6 +178,24 @@ async def test_the_delay_of_a_job_is_that_of_its_enqueue_also_after_a_retry() ->
         jobs.assert_enqueued(fails, delay=60, count=1)
 
 
+async def test_the_time_of_a_job_is_that_of_its_enqueue_also_after_a_retry() -> None:
+    """The fault: `at=` was compared with the time of the next attempt; a replaced job had the delay from the first."""
+    app = Headgate("memory://", retry=RetryPolicy(delay=300))
+
+    @app.task(unique_key="import", on_conflict="replace")
+    async def fails(number: int) -> None:
+        raise ValueError
+
+    with manual(app) as jobs:
+        await fails.using(delay=60).enqueue(1)
+        await jobs.travel(seconds=30)
+        at = jobs.now + timedelta(seconds=60)
+        await fails.using(at=at).enqueue(2)
+        jobs.assert_enqueued(fails, 2, delay=60, at=at)
+        await jobs.travel(seconds=60)
+        assert jobs.assert_enqueued(fails, 2, delay=60, at=at).run_at == at + timedelta(seconds=300)
+
+
 async def test_delayed_jobs_run_at_their_time(jobs: Workbench) -> None:
     await shop.greet.using(delay=60).enqueue("later")
     await shop.greet.using(at=jobs.now + timedelta(seconds=30)).enqueue("sooner")
