@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -114,6 +115,7 @@ class Headgate(RefusesForeignWords):
     _node_kind = Node
     _has_all_labels = False
     _uses_payload_folder = True
+    _environment: Mapping[str, str] = os.environ
 
     def __init__(
         self,
@@ -159,7 +161,7 @@ class Headgate(RefusesForeignWords):
         self._imports = require_module_names(imports)
         self._clock = clock or SystemClock()
         self._random = random or Random()
-        self._settings = load_settings({name: given[name] for name in SETTINGS})
+        self._settings = load_settings({name: given[name] for name in SETTINGS}, self._environment)
         self._payload_folder = _checked_folder(large_payloads, self._settings.max_payload)
         url = require_store_url(storage_url() if url is None else url)
         storage = choose_storage(
@@ -275,14 +277,13 @@ class Headgate(RefusesForeignWords):
         return cast(ChunkDecorator, declare)
 
     def _declare(self, body: TaskBody, options: HandlerOptions, chunk: Chunk | None = None) -> Task[Any, Any]:
-        settings = self._settings
         task = declare_task(
             body,
             options,
             self._client,
             self._registry,
-            max_payload=settings.max_payload,
-            audit=settings.audit,
+            max_payload=self._settings.max_payload,
+            audit=self._settings.audit,
             chunk=chunk,
         )
         for bound in task.limit_set.limits:

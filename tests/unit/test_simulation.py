@@ -78,6 +78,16 @@ def test_a_trace_is_read_from_seconds_or_instants_and_counted_from_the_earliest(
 # -------------------------------------------------------------------------------------------------- outcome
 
 
+def test_variables_of_the_environment_do_not_change_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: with `HEADGATE_MAX_WAIT` of the workers, it turned jobs away; it used the Redis of their limits."""
+    asked = scenario(StrictRate("5/m", key="{key}", name="api"), jobs=10, run_time=2.0)
+    expected = run_scenario(asked)
+    variables = {"slots": "1", "timeout": "1s", "max_wait": "5s", "limits_url": "redis://localhost:1", "retention": "0"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"HEADGATE_{name.upper()}", value)
+    assert run_scenario(asked) == expected
+
+
 def test_a_simulation_may_end_before_the_first_job_comes() -> None:
     """The fault: `headgate simulate --arrivals 1/h --longest 1m` ended with a traceback."""
     asked = scenario(StrictRate("5/m", name="api"), longest=1.0)

@@ -152,6 +152,12 @@ def _simulated(limit: Limit, name: str) -> Limit:
     return found if found.permit is None else changed(found, owner=None)
 
 
+class _SimulatedApp(Headgate):
+    """An app that the variables of the environment do not change."""
+
+    _environment: Mapping[str, str] = {}
+
+
 class SimulationRun(NamedTuple):
     """The run of a scenario: the jobs that ran, by their start, and how many were rejected or still wait."""
 
@@ -169,7 +175,7 @@ def run_scenario(scenario: Scenario) -> SimulationRun:
 async def _run(scenario: Scenario, clock: VirtualClock) -> SimulationRun:
     begin = clock.monotonic()
     ran: list[SimulatedArrival] = []
-    app = Headgate(
+    app = _SimulatedApp(
         "memory://", clock=clock, random=Random(scenario.seed), retry=RetryPolicy(retries=0), audit="none", log_lines=0
     )
     app.queue(QUEUE, concurrency=scenario.slots)
