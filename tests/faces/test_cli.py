@@ -671,6 +671,7 @@ def test_a_worker_on_memory_is_refused(tmp_path: Path, project: Project) -> None
 
 def test_invalid_queues_are_refused(project: Project) -> None:
     assert_one_line(call("worker", project.target, "-q", "emails:none"), 2, "whole number")
+    assert_one_line(call("worker", project.target, "-q", "eu:mail"), 2, "write one more, such as eu:emails:")
     assert_one_line(call("worker", project.target, "-q", "emails:0"), 2, "whole number")
     assert_one_line(call("worker", project.target, "-q", "emails", "-q", "emails:2"), 2, "given twice")
     done = subprocess.run(

@@ -32,6 +32,7 @@ from headgate import Headgate
 app = Headgate()
 app.queue("mail")
 app.queue("mail.eu")
+app.queue("eu:2")
 
 @app.task(queue="mail")
 async def send(to: str) -> None: ...
@@ -198,6 +199,7 @@ def test_workers_are_scaled_by_a_metric_that_exists(project: Project) -> None:
         ([], "default", ""),
         (["-q", "mail:4"], "mail", '{queue=~"mail"}'),
         (["-q", "mail.eu", "-q", "default:2"], "mail.eu", r'{queue=~"mail\\.eu|default"}'),
+        (["-q", "eu:2:"], "eu:2", '{queue=~"eu:2"}'),
     ],
 )
 def test_the_metrics_worker_and_the_scaling_keep_to_the_queues(
@@ -209,6 +211,13 @@ def test_the_metrics_worker_and_the_scaling_keep_to_the_queues(
     assert scaled["spec"]["triggers"][0]["metadata"]["query"] == f"max(headgate_queue_lag_seconds{labels})"
     (metrics,) = [each for each in project.containers() if each["name"] == "metrics"]
     assert f"--queue={queue}:1" in metrics["args"]
+
+
+def test_the_worker_of_a_queue_with_a_colon_in_its_name_serves_that_queue(project: Project) -> None:
+    """The fault: `--queue=eu:2` was written, which is two slots of queue `eu`."""
+    project.write_again("-q", "eu:2:", "-q", "mail")
+    (compose,) = project.yaml("compose.yaml")
+    assert compose["services"]["worker"]["command"][-2:] == ["--queue=eu:2:", "--queue=mail"]
 
 
 def test_compose_has_the_database_of_the_app(project: Project) -> None:
@@ -304,7 +313,7 @@ def test_nothing_is_replaced_without_force_and_never_the_secrets(project: Projec
 def test_what_cannot_start_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = call("init", "k8s", project.target)
     assert "a SQLite file is for the processes of one machine; for Kubernetes, use postgresql://" in refused.stderr
-    assert "Declared: default, mail, mail.eu" in call("init", "docker", project.target, "-q", "mial").stderr
+    assert "Declared: default, mail, mail.eu, eu:2" in call("init", "docker", project.target, "-q", "mial").stderr
     (project.folder / "elsewhere").mkdir()
     monkeypatch.chdir(project.folder / "elsewhere")
     assert "cd into the folder of your project" in call("init", "docker", project.target).stderr

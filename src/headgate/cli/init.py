@@ -238,7 +238,10 @@ def _package(target: str) -> str:
 
 
 def _words(queues: Queues) -> list[str]:
-    return [f"--queue={queue}" + (f":{slots}" if slots else "") for queue, slots in queues.items()]
+    # Without a colon after it, the end of a name such as `eu:2` would be read as its slots.
+    return [
+        f"--queue={queue}" + (f":{slots or ''}" if slots or ":" in queue else "") for queue, slots in queues.items()
+    ]
 
 
 def _times(grace: float) -> dict[str, str]:

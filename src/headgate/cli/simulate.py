@@ -129,11 +129,8 @@ def simulate(
 def _of_rates(
     rates: Sequence[str], rule: str, burst: int | None, slices: int | None, one_for_all: bool
 ) -> list[Variant]:
-    found: list[Variant] = []
-    for text in rates:
-        limit = keyed(limit_of(rule, text, burst=burst, slices=slices), "simulated", one_for_all=one_for_all)
-        found.append((text, [limit]))
-    return found
+    limits = (limit_of(rule, text, burst=burst, slices=slices) for text in rates)
+    return list(zip(rates, ([keyed(limit, "simulated", one_for_all=one_for_all)] for limit in limits), strict=True))
 
 
 def _of_task(target: str | None, name: str, changes: Sequence[str]) -> list[Variant]:

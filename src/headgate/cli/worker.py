@@ -68,7 +68,8 @@ def _parse_queues(
             name, slots = text, ""
         is_number = slots.isascii() and slots.isdigit() and len(slots) <= len(str(MOST_SLOTS))
         if slots and not (is_number and 1 <= int(slots) <= MOST_SLOTS):
-            raise click.BadParameter(f"{text!r:.80}: slots are a whole number from 1 to {MOST_SLOTS}, such as emails:4")
+            fault = f"{text!r:.80}: slots are a whole number from 1 to {MOST_SLOTS}, such as emails:4"
+            raise click.BadParameter(f"{fault}; after a name with a colon, write one more, such as eu:emails:")
         if "," in name:
             one_by_one = " ".join(f"-q {each}" for each in text.split(","))
             raise click.BadParameter(f"{text!r:.80} is several queues; write {one_by_one}")
