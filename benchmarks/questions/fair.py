@@ -105,7 +105,8 @@ def _file(folder: Path, name: str) -> Path:
 
 def _claim(queue: str, slots: int) -> Claim:
     rules = {PREFIX + name: FairOrder("{0}", WEIGHTS).rule for name in (DEFAULT_QUEUE, WEIGHTED_QUEUE)}
-    return Claim(NODE, {queue: FreeSlots(slots)}, rules, frozenset([TASK]))
+    # As a node claims a queue whose last claim was full.
+    return Claim(NODE, {queue: FreeSlots(slots)}, rules, frozenset([TASK]), has_backlog=True)
 
 
 async def _finish(storage: Store, jobs: Sequence[ClaimedJob]) -> None:

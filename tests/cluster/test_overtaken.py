@@ -775,7 +775,7 @@ def claimers_of(stores: TwoStores) -> list[claimer.Claimer]:
 
 
 def low_watermark_of_arrivals(stores: TwoStores) -> int:
-    return claimers_of(stores)[False].low_watermarks.arrivals
+    return max(each.low_watermarks.arrivals for each in claimers_of(stores))
 
 
 async def test_an_arrival_committed_after_later_ones_were_merged_is_merged_by_the_next_claim(stores: TwoStores) -> None:

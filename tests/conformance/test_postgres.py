@@ -72,6 +72,26 @@ class TestPostgresStorage(StorageConformance):
             assert len(jobs) == 2
         assert taken == 30
 
+    async def test_claims_of_a_fair_queue_share_a_snapshot_until_a_key_comes_again(
+        self, store_user: StoreUser, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        reads = 0
+        read = claimer.Claimer._try_read_snapshot
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            return await read(*args, **options)
+
+        monkeypatch.setattr(claimer.Claimer, "_try_read_snapshot", counted)
+        store_user.rules = turns()
+        keys = [str(number) for number in range(40)]
+        for key in keys * 3:
+            await store_user.add(1, buckets=[(ORDER, key)])
+        found = [(await store_user.take_one()).buckets[-1].key for _ in range(120)]
+        assert [sorted(found[each : each + 40]) for each in (0, 40, 80)] == [sorted(keys)] * 3
+        assert reads < 15
+
     async def test_a_process_asks_once_about_the_types_of_a_server(
         self, clock: ManualClock, postgres_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

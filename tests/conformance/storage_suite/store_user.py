@@ -159,6 +159,7 @@ class StoreUser:
                 self.rules if rules is None else rules,
                 frozenset(self.tasks if tasks is None else tasks),
                 None if limit_sets is None else release(limit_sets),
+                has_backlog=True,
             )
         )
 

@@ -52,6 +52,9 @@ RECENT = 1_000
 SNAPSHOT_LIFETIME = SECOND // 50
 """The time for which claims reuse a snapshot that had more jobs than they could take. Newer jobs may wait that long."""
 
+LANES_AHEAD = 64
+"""How many lanes in line a snapshot has at least if the last claim was full: the next claims visit those after it."""
+
 MERGE_EVERY = SECOND
 """The longest time until a claim merges arrivals."""
 
@@ -293,7 +296,7 @@ class Claimer:
         claimed = await one.run(read_again, self._dropped)
         took = self._clock.monotonic() - began
         self._merge_time = max(LEAST_MERGE_TIME, took // MERGE_SHARE) if claimed.jobs else MERGE_TIME
-        if not row.has_expired and _is_full(claim, claimed) and snapshot.leaves_work(one.visited, _slots(claim)):
+        if not row.has_expired and _is_full(claim, claimed) and one.leaves_work(_slots(claim)):
             self._last_snapshot = _ReusableSnapshot(claim.node, snapshot, _slots(claim), self._clock.monotonic())
         # Other claims are about to merge arrivals, or jobs may be below a low watermark.
         again_in = self.low_watermarks.sweeps_in
@@ -330,8 +333,7 @@ class Claimer:
         async def take(session: Session) -> tuple[Claimed, bool]:
             tx = PostgresTransaction(session, snapshot.now, snapshot.limit_now, self._time, self._clock)
             one = SnapshotClaim(tx, claim, self._live, snapshot, self._locked)
-            claimed = await one.run(read_again, self._dropped)
-            return claimed, last.snapshot.leaves_work(one.visited, _slots(claim))
+            return await one.run(read_again, self._dropped), one.leaves_work(_slots(claim))
 
         try:
             claimed, leaves_work = await self._database.run(take)
@@ -445,6 +447,7 @@ class Claimer:
             merged_at_once=0 if self._leaves_arrivals else MERGED_AT_ONCE,
             due_floors=[self.low_watermarks.due(queue) for queue in claim.free_slots],
             opened_floor=self.low_watermarks.opened(claim.free_slots),
+            lanes=max(claim.page, LANES_AHEAD) if claim.has_backlog else claim.page,
         )
         # If this process passes the time to statements, the server does not measure `took`.
         self.low_watermarks.record_read_duration(row.took if own is None else 0)

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.jobs.identity import job_text
 from headgate.jobs.job import BucketRef
-from headgate.storage.admission import RowId
+from headgate.storage.admission import FAIR_LANES, QUANTUM, RowId
 from headgate.storage.driver import Transaction
 from headgate.storage.live_rules import CachedRules
 from headgate.storage.procedures.buckets import (
@@ -153,8 +153,7 @@ class SnapshotClaim:
         # Whether lanes of another release filled the page, or got shared slots, instead of lanes that this node can
         # claim from.
         self._was_hidden = False
-        self.visited: set[RowId] = set()
-        """The lanes that this claim chose."""
+        self._visits: dict[RowId, LaneVisit] = {}
 
     async def run(self, read_again: ReadAgain, dropped: list[Dropped]) -> Claimed:
         """Take jobs that may start now.
@@ -179,6 +178,30 @@ class SnapshotClaim:
         await self._read_ungated()
         rest = await self._claim_gated(visits, is_first=False) if visits else await self._claim_ungated_only()
         return combined(claimed, rest)
+
+    def leaves_work(self, slots: int) -> bool:
+        """Whether the snapshot has enough work for another claim of so many slots; lanes that had their turns leave it.
+
+        There must be only lanes in line, enough to fill the slots with one turn of each, or no lanes at all and jobs
+        without limits. With fewer lanes, these lanes and jobs without limits would get more than their shares. Lanes of
+        a fair queue at whose turn one that was visited comes again are not left.
+        """
+        snapshot = self._snapshot
+        is_mixed = any(lane.due or lane.unknown or any(lane.due_unknown) for lane in snapshot.ungated.values())
+        has_groups = any(row.group_id is not None for row in snapshot.due)
+        if snapshot.opened or snapshot.woken or snapshot.paused or is_mixed or has_groups:
+            return False
+        if not snapshot.due:
+            return any(lane.ready for lane in snapshot.ungated.values())
+        views = [visit.view for visit in self._visits.values() if visit.view is not None and visit.view.step]
+        # In place: the snapshot may be a later copy of the one that is kept.
+        snapshot.due[:] = [
+            row
+            for row in snapshot.due
+            if row.id not in self._visits
+            and all(row.queue != view.queue or (row.virtual_time or 0) < view.virtual_time for view in views)
+        ]
+        return sum(QUANTUM if row.virtual_time is None else -(-slots // FAIR_LANES) for row in snapshot.due) >= slots
 
     async def _choose_known(self, read_again: ReadAgain, known: Sequence[LaneVisit]) -> list[LaneVisit]:
         """Return lanes that this node can claim from, without those already known."""
@@ -212,7 +235,7 @@ class SnapshotClaim:
             rows = plan.usable([*snapshot.behind, *snapshot.due, *snapshot.woken])
             self._is_divided = plan.divide(self._claim.shared_slots, rows)
         visits = plan.choose(grants, snapshot.behind, snapshot.due, snapshot.woken)
-        self.visited.update(visit.row.id for visit in visits)
+        self._visits.update((visit.row.id, visit) for visit in visits)
         return visits
 
     async def _lanes_behind(self, grants: Mapping[RowId, int], *, known_only: bool) -> list[LaneRow]:
@@ -341,13 +364,8 @@ class SnapshotClaim:
             row, newer = visit.row, newest[visit.row.id]
             row.waiting, row.version = newer.waiting or 0, newer.version or 0
             row.front = LOWEST_RANK if newer.front is None else newer.front
-            row.since, row.behind, row.wakes_at, row.opened_at, row.virtual_time = (
-                newer.since,
-                newer.behind,
-                newer.wakes_at,
-                newer.opened_at,
-                newer.virtual_time,
-            )
+            row.since, row.behind, row.wakes_at = newer.since, newer.behind, newer.wakes_at
+            row.opened_at, row.virtual_time = newer.opened_at, newer.virtual_time
         return held
 
     async def _lock_groups(self, visits: Sequence[LaneVisit]) -> Sequence[LaneVisit]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from headgate.jobs.bucket_mask import BucketMask, size, union
 from headgate.jobs.identity import JobId
 from headgate.jobs.job import BucketRef, JobOptions, Origin
 from headgate.jobs.terms import LimitTerms
-from headgate.storage.admission import FAIR_LANES, QUANTUM, RowId
+from headgate.storage.admission import FAIR_LANES, RowId
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import BUCKETS, BucketRow
 from headgate.storage.records import Claim
@@ -232,23 +232,6 @@ class ClaimSnapshot:
         later.limit_now += microseconds
         later.is_fresh = False
         return later
-
-    def leaves_work(self, visited: Collection[RowId], slots: int) -> bool:
-        """Whether enough work is left for another claim, after one that `visited` these lanes.
-
-        There must be only lanes in line, enough to fill the slots with one turn of each, or no lanes at all and jobs
-        without limits. With fewer lanes, these lanes and jobs without limits would get more than their shares.
-        """
-        is_mixed = any(lane.due or lane.unknown or any(lane.due_unknown) for lane in self.ungated.values())
-        if self.opened or self.woken or self.paused or is_mixed:
-            return False
-        if not self.due:
-            return any(lane.ready for lane in self.ungated.values())
-        if any(row.virtual_time is not None for row in self.due):
-            # Lanes of fair queues are not visited in turns.
-            return False
-        self.due = [row for row in self.due if row.id not in visited]
-        return len(self.due) * QUANTUM >= slots
 
 
 async def read_snapshot(

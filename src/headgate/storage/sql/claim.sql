@@ -182,7 +182,7 @@ SELECT
             WHERE queue = named.name AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
                 AND lane.place >= named.due_floor AND (NOT :known_only::boolean OR (@lane_is_known))
             ORDER BY lane.place, since, id
-            LIMIT :count::integer
+            LIMIT :lanes::integer
         ) AS lane
     ) AS due,
     -- The lanes of the first groups in line.
