@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import Context
+from contextvars import Context, ContextVar
 from typing import Any
 
 from headgate.clock import SECOND, Clock, within
@@ -20,6 +20,9 @@ Tap = Callable[[Any], None]
 
 ROOM = 10_000
 """How many events wait for a subscriber; it loses further ones."""
+
+INSIDE: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("headgate_inside", default=None)
+"""The event loop on which a subscriber, or a job of a test, waits for the code that reads this."""
 
 logger = logging.getLogger("headgate.events")
 
@@ -47,12 +50,12 @@ class Subscription:
                 self._deliver(), name="headgate-subscriber", context=Context()
             )
 
-    async def drain(self) -> None:
-        """Return when all queued events have been delivered, at once in the subscriber and on another event loop."""
-        while (running := self._delivering) is not None and not running.done():
-            if running is asyncio.current_task() or running.get_loop() is not asyncio.get_running_loop():
-                return
-            await asyncio.wait([running])
+    @property
+    def delivery(self) -> asyncio.Task[None] | None:
+        """What delivers the queued events on this event loop; None if all are delivered."""
+        running = self._delivering
+        is_here = running is not None and not running.done() and running.get_loop() is asyncio.get_running_loop()
+        return running if is_here else None
 
     def abandon(self) -> None:
         """Cancel the delivery and drop the queued events."""
@@ -65,6 +68,7 @@ class Subscription:
             self._delivering.cancel()
 
     async def _deliver(self) -> None:
+        INSIDE.set(asyncio.get_running_loop())
         try:
             while self._waiting:
                 event = self._waiting.popleft()
@@ -141,9 +145,9 @@ class EventBus:
         return self._routes.setdefault(kind, (self._taps.get(kind, ()), subscriptions))
 
     async def drain(self) -> None:
-        """Return when every subscriber has received all its events."""
-        for subscription in list(self._subscriptions):
-            await subscription.drain()
+        """Return when every subscriber has received all its events, also those of what subscribers do."""
+        while running := [task for each in self._subscriptions if (task := each.delivery) is not None]:
+            await asyncio.wait(running)
 
     async def close(self, clock: Clock, seconds: float) -> None:
         """Deliver the queued events for at most `seconds`; then drop the rest and cancel the subscribers."""

@@ -302,9 +302,10 @@ class Node(WithServices):
             await self._serve()
         except Exception as error:
             # Published at once: a program that does other work may not await this task.
-            self._bus.publish(
-                NodeCrashed(at=self._clock.now(), node=self.id, error=describe_error(_without_groups(error)))
-            )
+            first: BaseException = error
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            self._bus.publish(NodeCrashed(at=self._clock.now(), node=self.id, error=describe_error(first)))
             raise
         finally:
             unwatch()
@@ -373,13 +374,6 @@ class Node(WithServices):
     def check_schedules(self) -> None:
         """Enqueue due occurrences at once, because this process has just stored a schedule."""
         self._recurring.wake()
-
-
-def _without_groups(error: BaseException) -> BaseException:
-    """Return the first error inside the exception groups around it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 class NodeHooks:

@@ -29,8 +29,6 @@ from headgate.tasks.definition import TaskDefinition
 from headgate.testing.in_test import InTest, in_test
 from headgate.testing.virtual_time import PATIENCE, VirtualClock, VirtualTimeLoop
 
-POLL_INTERVAL = 1.0
-
 VERBS = ("enqueue_flow", "put_schedule", "wait_for_batch", "job_result", "cancel_job", "cancel_batch")
 """The verbs of the client that run on the loop of the engine, whichever event loop awaits them, besides `enqueue`."""
 
@@ -62,7 +60,7 @@ class LiveApp:
                 left = (until - self._clock.monotonic()) / SECOND
                 if left <= 0:
                     raise TimeoutError(f"after {timeout:g} s {waiting} jobs wait and {running} run")
-                await wait_for_event(self._clock, changed, min(left, POLL_INTERVAL))
+                await wait_for_event(self._clock, changed, min(left, 1.0))
         finally:
             unwatch()
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 from msgspec.structs import replace as replaced
 
 from headgate.engine.attempt import AttemptDependencies, RunningAttempt
+from headgate.engine.bus import INSIDE
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.node import Node, NodeConfig
 from headgate.engine.services import Services
@@ -48,10 +49,6 @@ class NextEvent(NamedTuple):
 
     job_at: int | None
     occurrence_at: int | None
-
-    @property
-    def first_at(self) -> int | None:
-        return min((at for at in self if at is not None), default=None)
 
 
 class KeptAttempt(RunningAttempt):
@@ -135,7 +132,8 @@ class SteppedNode(NodeInTest):
 
     @contextlib.asynccontextmanager
     async def _at_work(self) -> AsyncIterator[None]:
-        loop = asyncio.get_running_loop()
+        loop, outside = asyncio.get_running_loop(), INSIDE.get()
+        INSIDE.set(loop)
         if self._config.log_lines:
             self._capture.start()
         # No lease guard: a test lets hours pass at once, without heartbeats.
@@ -147,6 +145,7 @@ class SteppedNode(NodeInTest):
         try:
             yield
         finally:
+            INSIDE.set(outside)
             self.attempts.cancel_all()
             if self._endings:
                 await asyncio.wait(self._endings.values())
@@ -158,7 +157,9 @@ class SteppedNode(NodeInTest):
             await self.attempts.close(5.0)
             await self._storage.leave(self.id)
             await self._callback_runner.close(5.0)
-            await self._bus.drain()
+            # Inside of a subscriber, or of a job that one waits for, this would wait for its own end.
+            if outside is not loop:
+                await self._bus.drain()
 
     async def run_due(self) -> NextEvent:
         """Run all that is due now, and what follows from it; return when more will be due."""

@@ -290,7 +290,8 @@ class Workbench:
         while True:
             upcoming = await node.run_due()
             # An occurrence alone is not waited for: there is always a next one.
-            next_at = upcoming.first_at if end is not None or upcoming.job_at is not None else None
+            is_awaited = end is not None or upcoming.job_at is not None
+            next_at = min((at for at in upcoming if at is not None and is_awaited), default=None)
             if next_at is None or (end is not None and next_at > end):
                 if end is None or end <= self.clock.now():
                     break

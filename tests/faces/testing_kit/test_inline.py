@@ -198,6 +198,38 @@ async def test_a_subscriber_that_enqueues_does_not_wait_for_itself() -> None:
     assert seen == ["work"]
 
 
+def test_subscribers_and_the_jobs_that_they_enqueue_wait_for_no_subscriber() -> None:
+    """The faults: a job of a subscriber that enqueued another waited for that subscriber; two subscribers that enqueued
+    waited for each other, and so did two calls in one."""
+    app, seen = Headgate("memory://"), list[str]()
+
+    @app.task
+    async def work() -> None: ...
+
+    @app.task
+    async def report(name: str) -> None:
+        await note.enqueue(name)
+
+    @app.task
+    async def note(name: str) -> None: ...
+
+    async def report_work(event: Event) -> None:
+        if isinstance(event, JobFinished) and event.task == "work":
+            await asyncio.gather(report.enqueue("a"), report.enqueue("b"))
+
+    def see(event: Event) -> None:
+        if isinstance(event, JobFinished):
+            seen.append(event.task)
+
+    for subscriber in (see, report_work, report_work):
+        app.subscribe(subscriber, JobFinished)
+    with inline(app):
+        enqueueing = threading.Thread(target=lambda: asyncio.run(work.enqueue()), daemon=True)
+        enqueueing.start()
+        enqueueing.join(patient(5))
+        assert sorted(seen) == ["note"] * 4 + ["report"] * 4 + ["work"]
+
+
 def test_a_job_inside_of_another_does_not_wait_for_subscribers_on_the_loop_of_that() -> None:
     """The fault: it waited for a task of another event loop, which did not wake it."""
     app, seen = Headgate("memory://"), list[str]()
