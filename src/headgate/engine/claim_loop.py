@@ -170,17 +170,13 @@ class ClaimLoop(WithServices):
         self._history_writer.note_started(claimed.jobs)
         jobs = claimed.jobs
         if claim.node != self._membership.id or not self._lease.holds:
-            jobs = await self._still_owned(jobs)
+            # The claim outlived its lease. A stopping node returns all; the store refuses that for jobs of others.
+            owned = await self._lease.renew_until_held()
+            jobs = jobs if owned is None else [job for job in jobs if owned.get(job.id) == job.fence]
         self._claim_tracker.claim_answered(asked_at)
         self._start(jobs)
         self._claim_again(claim, claimed, asked_at)
         self._notices.take(claimed)
-
-    async def _still_owned(self, jobs: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
-        """Return those of the jobs that this node still owns by a heartbeat: their claim outlived its lease."""
-        owned = await self._lease.renew_until_held()
-        # A stopping node returns all of them; the store refuses that for those it does not own.
-        return jobs if owned is None else [job for job in jobs if owned.get(job.id) == job.fence]
 
     def _start(self, jobs: Sequence[ClaimedJob]) -> None:
         runnable = self._registry.runnable(self._labels).names

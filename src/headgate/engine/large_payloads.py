@@ -231,6 +231,9 @@ class LargePayloads:
     async def _delete_orphans(self, folder: str, names: Sequence[str], failed: _Failures) -> int:
         ids = {name: name.partition(".")[0] for name in names if _NAME.fullmatch(f"{folder}/{name}")}
         stored = set(await self._storage.stored_ids(sorted(set(ids.values()))))
+        if await self._storage.identity() != folder.partition("/")[0]:
+            # Another database has taken the place of this one during the sweep: its jobs are not in that one.
+            return 0
         swept = 0
         for name in (name for name, id in ids.items() if id not in stored):
             try:
