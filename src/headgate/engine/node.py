@@ -420,18 +420,18 @@ class NodeHooks:
                 ) from error
 
     async def end(self, seconds: float, aborting: asyncio.Event) -> None:
-        """Call the shutdown functions, together within `seconds`; `aborting` cancels one, and leaves the rest a second.
+        """Call the shutdown functions, together within `seconds`; then, or at `aborting`, the rest has a second.
 
         One that raises or takes longer is published.
         """
-        until = self._clock.monotonic() + microseconds(seconds)
+        until, extra = self._clock.monotonic() + microseconds(seconds), SECOND
         while self.to_shut_down:
             call = asyncio.ensure_future(self._call_safely(self.to_shut_down.pop()))
             left = max(0, until - self._clock.monotonic()) / SECOND
             cut = asyncio.Event() if aborting.is_set() else aborting
             await self._finish(call, left, cut)
-            if cut.is_set():
-                until = self._clock.monotonic() + SECOND
+            if cut.is_set() or self._clock.monotonic() >= until:
+                until, extra = self._clock.monotonic() + extra, 0
         self._leave_pool()
 
     async def _finish(self, call: asyncio.Future[None], seconds: float | None, cut: asyncio.Event) -> None:
