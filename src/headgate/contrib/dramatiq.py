@@ -26,7 +26,7 @@ from headgate.limits.redis.message_lines import RETRY_INTERVAL, BlockingLines
 with needing("headgate.contrib.dramatiq needs", "dramatiq", install="'dramatiq[redis]'"):
     from dramatiq import Actor, Broker, Message, Middleware, Worker
     from dramatiq.broker import Consumer, MessageProxy
-    from dramatiq.errors import ActorNotFound, BrokerConnectionError
+    from dramatiq.errors import ActorNotFound, ConnectionClosed, ConnectionFailed
     from dramatiq.middleware import SkipMessage
     from redis.exceptions import RedisError
 
@@ -148,7 +148,7 @@ class DramatiqGate(Middleware):
                 # The same message once more: no attempt is spent, and it goes to the line on its way.
                 broker.enqueue(message.copy(), delay=delay)
                 break
-            except (BrokerConnectionError, RedisError) as error:
+            except (ConnectionClosed, ConnectionFailed, RedisError) as error:
                 # An error here would only be logged, and the message would run.
                 logger.warning("message %s waits in its thread for the broker: %s", message.message_id, error)
                 threading.Event().wait(RETRY_INTERVAL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import time
 import uuid
@@ -183,6 +184,15 @@ def test_while_the_store_is_unavailable_messages_run_or_are_retried_later(wish: 
     finally:
         worker.stop()
         broker.close()
+
+
+def test_a_gate_needs_no_name_that_the_oldest_supported_dramatiq_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: with Dramatiq 1.18 and 2.0, to import the gate raised ImportError."""
+    monkeypatch.delattr("dramatiq.errors.BrokerConnectionError")
+    spec = importlib.util.find_spec("headgate.contrib.dramatiq")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_a_message_that_waits_for_the_store_does_not_run_while_the_broker_is_unavailable_too(
