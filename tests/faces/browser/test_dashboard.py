@@ -1192,6 +1192,39 @@ async def test_live_updates_are_offline_while_the_store_does_not_answer(
 
 
 @of_one_store
+async def test_no_start_of_a_job_is_shown_while_the_store_of_its_limit_does_not_answer(
+    browser: Browser, shop: Shop
+) -> None:
+    """The fault: "Earliest start in 0.9 s" below the reason that the store does not answer."""
+
+    async def without_start(route: Route) -> None:
+        answer = await route.fetch()
+        explained = await answer.json()
+        explained["status"]["predicted_start"] = None
+        await route.fulfill(response=answer, json=explained)
+
+    async def without_use(route: Route) -> None:
+        answer = await route.fetch()
+        await route.fulfill(response=answer, json=await answer.json() | {"used": None, "available": None})
+
+    async with visiting(browser, shop) as visit:
+        numbers = visit.page.locator(".why-numbers")
+        await visit.go(f"jobs/{shop.seeds.throttled.id}")
+        await expect(numbers).to_contain_text("Earliest start")
+        await visit.page.route("**/explain", without_start)
+        await visit.go(f"jobs/{shop.seeds.throttled.id}")
+        await expect(numbers).to_contain_text("Position in its lane")
+        await expect(numbers).not_to_contain_text("Earliest start")
+
+        starts = visit.page.get_by_role("table", name="Next jobs")
+        await visit.go(limit_page(LIMIT, HOSTILE))
+        await expect(starts).to_contain_text(re.compile(r"in \d"))
+        await visit.page.route(re.compile(r"/bucket\?"), without_use)
+        await visit.go(limit_page(LIMIT, HOSTILE))
+        await expect(starts).to_contain_text("when its limits allow")
+
+
+@of_one_store
 async def test_a_store_without_live_nodes_shows_a_warning(browser: Browser, shop: Shop) -> None:
     async def without_nodes(route: Route) -> None:
         answer = await route.fetch()

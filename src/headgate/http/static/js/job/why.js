@@ -12,7 +12,7 @@ import { jobCause } from "./cause.js";
 
 /** The reason for the state of a job, with its limits. @param {any} data */
 export function why({ job, explained }) {
-  const { status } = job;
+  const { status } = explained ?? job;
   if (status.state === "failed" && job.error && job.cause)
     return h(
       "section",

@@ -244,11 +244,7 @@ function waitingPanel(name, key, data) {
         { name: t("Position"), align: "right", cell: (job) => format.count(job.position) },
         { name: t("Job"), cell: (job) => [jobLink(job.id), h("span", { class: "cell-below" }, job.task)] },
         { name: t("Enqueued"), align: "right", cell: (job) => when(job.enqueued_at) },
-        {
-          name: t("Starts"),
-          align: "right",
-          cell: (job) => startOf(job, data),
-        },
+        { name: t("Starts"), align: "right", cell: (job) => startOf(job, data) },
       ],
     }),
   );
@@ -258,7 +254,9 @@ function waitingPanel(name, key, data) {
 function startOf(job, { bucket, declared }) {
   if (job.is_scheduled) return withElements("due {time}", { time: countdown(job.run_at) });
   if (bucket?.is_paused || job.waits_for?.is_paused) return t("when resumed");
-  return countdown(job.predicted_start, declared?.counts_starts ? t("when its limits allow") : t("when a permit is free"));
+  // Nothing is known of what is used while the limit's own store does not answer.
+  const start = bucket?.used === null ? null : job.predicted_start;
+  return countdown(start, declared?.counts_starts ? t("when its limits allow") : t("when a permit is free"));
 }
 
 /** @param {any} bucket */
