@@ -16,6 +16,7 @@ from headgate.admin.findings import Finding, findings_of
 from headgate.admin.pauses import Pause
 from headgate.cli.doctor import ProcessFacts, process_facts, process_findings
 from headgate.clock import from_datetime
+from headgate.jobs.event import unserved_text
 from headgate.storage.facts import (
     Contradiction,
     IndexFacts,
@@ -246,6 +247,11 @@ def test_jobs_that_wait_for_an_operator_or_a_missing_worker_are_a_problem() -> N
     (found,) = [each for each in findings_of(checkup(waiting=unserved)) if each.level != "ok"]
     assert (found.level, found.seen) == ("problem", "3 jobs of queue 'mail' wait, and no running node serves it")
     assert found.advice == "headgate worker --queue mail"
+    # The fault: `eu:2` was two slots of queue `eu`, and `eu:mail` was refused.
+    named = [WaitingCount("eu:2", "send", "ready", 1)]
+    (found,) = [each for each in findings_of(checkup(waiting=named)) if each.level != "ok"]
+    assert found.advice == "headgate worker --queue eu:2:"
+    assert "start one: `headgate worker --queue eu:2:`" in unserved_text("eu:2", None, is_any_alive=True)
 
     ready = [WaitingCount("default", "work", "ready", 1)]
     assert bad(findings_of(checkup(waiting=ready))) == []

@@ -14,6 +14,7 @@ from headgate.admin.checkup import Checkup
 from headgate.admin.nodes import NodeStatus
 from headgate.clock import SECOND, to_datetime
 from headgate.engine.lease_keeper import MAX_SKEW
+from headgate.jobs.event import worker_of
 from headgate.plural import counted
 from headgate.storage.facts import (
     NETWORK_FILESYSTEMS,
@@ -311,12 +312,7 @@ def _of_unserved_queues(checkup: Checkup, alive: Sequence[NodeStatus]) -> Iterat
         serving = [node for node in alive if node.queues.get(queue)]
         waits = f"{counted(count, 'job')} of queue {queue!r} {'waits' if count == 1 else 'wait'}"
         if alive and not serving:
-            yield Finding(
-                "problem",
-                "queues",
-                f"{waits}, and no running node serves it",
-                f"headgate worker --queue {shlex.quote(queue)}",
-            )
+            yield Finding("problem", "queues", f"{waits}, and no running node serves it", worker_of(queue))
         elif alive and all(node.is_quiet for node in serving):
             yield Finding(
                 "problem",

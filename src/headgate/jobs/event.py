@@ -852,15 +852,18 @@ _LINGERS = {
 
 def unserved_text(queue: str, seconds: float | None, *, is_any_alive: bool = False, runs_here: bool = False) -> str:
     """Return what to say of a queue that no worker serves; `is_any_alive`: workers of other queues run, or one here."""
-    since = (
-        f"no worker serves queue {queue!r}"
-        if seconds is None
-        else (f"no worker has served queue {queue!r} for {seconds:.0f} s")
-    )
+    since = f"no worker serves queue {queue!r}"
+    if seconds is not None:
+        since = f"no worker has served queue {queue!r} for {seconds:.0f} s"
     if runs_here:
         return f"{since}, and the one of this program was started without it; stop the app and start it again"
-    command = f"headgate worker --queue {shlex.quote(queue)}" if is_any_alive else "headgate worker"
+    command = worker_of(queue) if is_any_alive else "headgate worker"
     return f"{since}; start one: `{command}`, or `with app:`"
+
+
+def worker_of(queue: str) -> str:
+    """Return the command for a worker of a queue. A colon ends a name that has one: what follows it would be slots."""
+    return f"headgate worker --queue {shlex.quote(f'{queue}:' if ':' in queue else queue)}"
 
 
 def _reason(error: JobError | None) -> str:

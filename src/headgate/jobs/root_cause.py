@@ -178,7 +178,7 @@ def own_place(inner: str, whole: str) -> CodePlace | None:
     """
     last = _LINK.split(whole)[-1] or ""
     # Most errors show one exception, which then is all of them.
-    frames = {text: _owned_frames(text) for text in {inner, whole, last}}
+    frames = {text: [(each, owner_of(each["file"])) for each in _FRAME.finditer(text)] for text in {inner, whole, last}}
     task = next((owner for _, owner in frames[last] if owner is not None), None)
     for owner_sought in ("", task):
         for text in (inner, whole):
@@ -186,7 +186,3 @@ def own_place(inner: str, whole: str) -> CodePlace | None:
                 if owner is not None and owner == owner_sought:
                     return CodePlace(frame["file"], int(frame["line"]), frame["function"])
     return None
-
-
-def _owned_frames(text: str) -> list[tuple[re.Match[str], str | None]]:
-    return [(frame, owner_of(frame["file"])) for frame in _FRAME.finditer(text)]
