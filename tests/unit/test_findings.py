@@ -263,6 +263,9 @@ def test_jobs_that_wait_for_an_operator_or_a_missing_worker_are_a_problem() -> N
         "1 job of queue 'default' waits, and all nodes that serve it are quiet",
     )
     assert found.advice == "resume one: headgate nodes resume web-1:7"
+    # The fault: to resume a node does not help that is stopping, as one does that was quiet before.
+    ending = replace(node(is_quiet=True), is_stopping=True)
+    assert bad(findings_of(checkup(waiting=ready, nodes=[ending]))) == []
     assert bad(findings_of(checkup(waiting=ready, nodes=[node(), node(is_quiet=True)]))) == [("warning", "nodes")]
 
     undeclared = {("send", "default"): 2, ("send", "mail"): 1}

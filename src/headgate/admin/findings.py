@@ -313,7 +313,7 @@ def _of_unserved_queues(checkup: Checkup, alive: Sequence[NodeStatus]) -> Iterat
         waits = f"{counted(count, 'job')} of queue {queue!r} {'waits' if count == 1 else 'wait'}"
         if alive and not serving:
             yield Finding("problem", "queues", f"{waits}, and no running node serves it", worker_of(queue))
-        elif alive and all(node.is_quiet for node in serving):
+        elif alive and all(node.is_quiet and not node.is_stopping for node in serving):
             yield Finding(
                 "problem",
                 "queues",
