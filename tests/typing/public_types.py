@@ -38,6 +38,22 @@ async def gated(tenant_id: str) -> list[str]:
 def threaded(amount: float) -> None: ...
 
 
+@app.task
+async def from_json(row: dict[str, Any], page: int = 1) -> dict[str, Any]:
+    return row
+
+
+@app.schedule(Every(minutes=5), args=[{}])
+@app.task(timeout=30)
+async def from_json_with_options(row: dict[str, Any]) -> int:
+    return len(row)
+
+
+@app.schedule(Every(minutes=5), args=[{}])
+async def from_json_on_schedule(row: dict[str, Any]) -> int:
+    return len(row)
+
+
 async def enqueueing_is_typed_all_the_way() -> None:
     job = await plain.enqueue("acme", page=2)
     assert_type(job, Job[int])
@@ -58,6 +74,16 @@ async def enqueueing_is_typed_all_the_way() -> None:
     await plain.enqueue("acme", pages=2)  # type: ignore[call-arg]
     await gated.enqueue()  # type: ignore[call-arg]
     plain.call("acme", page="two")  # type: ignore[arg-type]
+
+
+async def tasks_whose_signature_has_any_are_typed_too() -> None:
+    # With `Callable[P, R]` for plain functions, mypy takes such a coroutine for both kinds, and knows no type.
+    assert_type(await from_json.enqueue({"name": "acme"}), Job[dict[str, Any]])
+    assert_type(await from_json_with_options.enqueue({}), Job[int])
+    assert_type(await from_json_on_schedule.enqueue({}), Job[int])
+    await from_json.enqueue({}, pages=2)  # type: ignore[call-arg]
+    await from_json_with_options.enqueue("acme")  # type: ignore[arg-type]
+    await from_json_on_schedule.enqueue()  # type: ignore[call-arg]
 
 
 def enqueueing_without_await_is_typed_too() -> None:
