@@ -516,7 +516,7 @@ def test_an_error_of_a_call_costs_each_of_its_jobs_the_same(shared: str) -> None
 
     async def test(app: Headgate, clock: VirtualClock) -> None:
         @app.chunked(200, wait=0.5, retry=RetryPolicy(retries=0))
-        async def index(docs: list[Doc]) -> list[Exception]:
+        async def index(docs: list[Doc]) -> list[Exception | None]:
             error = Broken()
             if shared == "raised":
                 raise error

@@ -74,6 +74,21 @@ def compute(numbers: list[float]) -> float:
     return sum(numbers)
 
 
+@app.chunked(100)
+async def index(orders: list[Order]) -> list[str | Exception]:
+    return [order.tenant_id or ValueError("no tenant") for order in orders]
+
+
+@app.chunked(100)
+def weigh(orders: list[Order]) -> list[float]:
+    return [1.0 for _ in orders]
+
+
+async def results_of_chunks_are_those_of_one_job_without_the_exceptions() -> None:
+    assert_type(await index.enqueue(Order("acme")), Job[str])
+    assert_type(await (await weigh.enqueue(Order("acme"))).result(), float)
+
+
 async def handlers_are_typed_all_the_way() -> None:
     assert_type(Ship.task, Task[[Order], int])
     Ship.delay(Order("acme"))  # type: ignore[attr-defined]
