@@ -367,10 +367,12 @@ class PayloadType:
         """
         if result == "null":
             return None
+        return self._read_result(self._codecs.decode(result, self._result_text))
+
+    def _read_result(self, encoded: str | bytes) -> Any:
+        """Return the result of this JSON. Raises PayloadError if it does not fit its annotation."""
         try:
-            return self._result.decode(self._codecs.decode(result, self._result_text))
-        except PayloadError:
-            raise
+            return self._result.decode(encoded)
         except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
             raise PayloadError(
                 f"what {self._where} returned does not fit its annotation: {self._message(error)}"
@@ -454,12 +456,9 @@ class PayloadType:
                 path, before, after = name, value, back[name]
             else:
                 continue
-            raise PayloadError(
-                f"argument {name!r} of {self._where} does not survive JSON: {self._at(path, name)}"
-                f"{self._shown(before)} comes back as {self._shown(after)}; annotate its type or pass something that "
-                "JSON has",
-                name,
-            )
+            advice = "; annotate its type or pass something that JSON has"
+            change = self._change(path, name, before, after, advice)
+            raise PayloadError(f"argument {name!r} of {self._where} {change}", name)
 
     def _require_result_survival(self, result: Any, encoded: bytes) -> None:
         """Raise PayloadError for a return value that a caller would not get as it is annotated."""
@@ -467,25 +466,27 @@ class PayloadType:
             raise PayloadError(f"what {self._where} returned is nested too deeply, over {MAX_DEPTH} levels")
         if self._plain_result is Any:
             return
-        try:
-            back = self._result.decode(encoded)
-        except USER_CODE_ERRORS as error:  # the code of a model or a class can raise anything
-            raise PayloadError(
-                f"what {self._where} returned does not fit its annotation: {self._message(error)}"
-            ) from None
-        difference = first_difference(result, back, loose=True, path="it")
+        difference = first_difference(result, self._read_result(encoded), loose=True, path="it")
         if difference is not None:
             path, before, after = difference
-            raise PayloadError(
-                f"what {self._where} returned does not survive JSON: {self._at(path, 'it')}{self._shown(before)} comes "
-                f"back as {self._shown(after)}"
-            )
+            raise PayloadError(f"what {self._where} returned {self._change(path, 'it', before, after)}")
 
     # ------------------------------------------------------------------------------------------ words of errors
 
     def _shown(self, value: Any) -> str:
         """Return a value for an error message; only its type if values are hidden."""
         return f"a {type(value).__qualname__}" if self.hides_values else shown(value)
+
+    def _change(self, path: str, name: str, before: Any, after: Any, advice: str = "") -> str:
+        """Return how an argument or a result has changed."""
+        kind = type(after).__qualname__
+        if type(before) is not type(after) and type(before).__qualname__ == kind:
+            advice = (
+                f" of another class {kind}, that of the annotation; if {kind} was declared again, as by a cell of a "
+                "notebook, declare the task again, too"
+            )
+        change = f"{self._shown(before)} comes back as {self._shown(after)}"
+        return f"does not survive JSON: {self._at(path, name)}{change}{advice}"
 
     def _at(self, path: str, name: str) -> str:
         """Return where in an argument the problem is; empty if it is the argument itself, or the path has values."""

@@ -6,13 +6,14 @@ import asyncio
 import builtins
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from headgate import Concurrency, DeclarationError, Every, Handler, Headgate, HeadgateError, StrictRate
+from headgate import Concurrency, DeclarationError, Every, Handler, Headgate, HeadgateError, PayloadError, StrictRate
 from headgate.tasks.queue import QueueOptions
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import registry_of
@@ -47,6 +48,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "Concurrency": Concurrency,
         "Every": Every,
         "Handler": Handler,
+        "dataclass": dataclass,
     }
     return names
 
@@ -187,6 +189,20 @@ def test_a_schedule_of_a_cell_that_is_run_again_is_stored_within_a_minute_while_
             assert [each.name for each in await app.admin.schedules.list()] == ["work"]
 
     run_virtual(main)
+
+
+def test_a_value_of_a_class_that_a_cell_declared_again_is_refused_with_what_to_do(notebook: dict[str, Any]) -> None:
+    """The fault: `Order(number=7)` came back as `Order(number=7)`, and the advice was to annotate its type."""
+    cell = "@dataclass\nclass Order:\n    number: int"
+    run(cell, notebook)
+    run("@app.task\ndef ship(orders: list[Order]) -> Order: return orders[0]", notebook)
+    run(cell, notebook)
+    payload = notebook["ship"].payload
+    advice = r"Order\(number=7\) of another class Order, that of the annotation; if Order was declared again"
+    with pytest.raises(PayloadError, match=rf"at orders\[0\]: Order\(number=7\) comes back as {advice}"):
+        payload.encode(([notebook["Order"](7)],), {})
+    with pytest.raises(PayloadError, match=advice):
+        payload.encode_result(notebook["Order"](7))
 
 
 def test_in_a_file_a_task_that_is_declared_twice_is_an_error(
