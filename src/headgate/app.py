@@ -320,7 +320,7 @@ class Headgate(RefusesForeignWords):
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             resource = declare_resource(function, scope, self._registry.resources)
-            self._registry.resources[resource.kind] = resource
+            self._registry.add_resource(resource)
             return function
 
         return declare if function is None else declare(function)

@@ -538,7 +538,7 @@ def test_a_callback_with_wrong_arguments_is_refused_at_declaration() -> None:
     @app.task
     async def work() -> None: ...
 
-    with pytest.raises(DeclarationError, match=r"@on_completed of task 'work' gets \(job, result\)"):
+    with pytest.raises(DeclarationError, match=r"@on_completed of task 'work': '<lambda>' gets \(job, result\)"):
         work.on_completed(lambda job: None)  # type: ignore[misc,arg-type]
     with pytest.raises(DeclarationError, match="needs a function"):
         work.on_error("log it")  # type: ignore[arg-type]

@@ -218,7 +218,7 @@ class AlertReadings(WithServices):
         ends = range(step_at(now - SEEN_WITHIN, step), now + 1, step * SECOND)
         since = ends[0] + step * SECOND - _touched(period, step)
         failed = Counter[int]()
-        for name in [ALL] if task is None else self._registry.names_of(task):
+        for name in [ALL] if task is None else (task, *self._registry.tasks[task].aliases):
             for each in await self._storage.jobs_history(step, ALL, name, since):
                 failed[each.at] += each.failed
         return Reading(task or "", most_failed(failed, ends, period, step))

@@ -42,6 +42,7 @@ from headgate.jobs.retention import DEFAULT_RETENTION, Retention
 from headgate.shielding import call_any, in_thread, is_cancellation
 from headgate.storage.records import NodeControls
 from headgate.tasks.alert import DeclaredAlert
+from headgate.tasks.callbacks import name_of
 from headgate.tasks.context import JobLogCapture, guard_tasks, unguard_tasks
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.hooks import HookScope, LifecycleFunction, LifecycleHook, Moment
@@ -416,7 +417,7 @@ class NodeHooks:
                     # The node was stopped meanwhile.
                     raise
                 raise HeadgateError(
-                    f"startup function {hook.name!r} raised {summarize_error(error)}; no job was claimed"
+                    f"startup function {name_of(hook.function)!r} raised {summarize_error(error)}; no job was claimed"
                 ) from error
 
     async def end(self, seconds: float, aborting: asyncio.Event) -> None:
@@ -464,7 +465,7 @@ class NodeHooks:
             # Raised out of a task, SystemExit would end the program before the other functions are called.
             error = summarize_error(raised)
         if error is not None:
-            self._bus.publish(ShutdownFailed(at=self._clock.now(), function=hook.name, error=error))
+            self._bus.publish(ShutdownFailed(at=self._clock.now(), function=name_of(hook.function), error=error))
 
     async def _call(self, function: LifecycleFunction) -> None:
         if self._pool is None:

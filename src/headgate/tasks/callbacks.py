@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
 from headgate.errors import DeclarationError
+from headgate.tasks.modules import is_run_again
 
 AnyCallback = Callable[..., Any]
 
@@ -21,8 +22,13 @@ class CallbackKind(StrEnum):
     RETRY = "on_retry"
 
 
-TAKES = {CallbackKind.STARTED: 1, CallbackKind.COMPLETED: 2, CallbackKind.ERROR: 2, CallbackKind.RETRY: 4}
-"""How many arguments the callback of each event takes."""
+TAKES = {
+    CallbackKind.STARTED: ("job",),
+    CallbackKind.COMPLETED: ("job", "result"),
+    CallbackKind.ERROR: ("job", "error"),
+    CallbackKind.RETRY: ("job", "error", "attempt", "delay"),
+}
+"""The arguments of the callback of each event."""
 
 
 class Callbacks:
@@ -47,12 +53,9 @@ class Callbacks:
 
     def add(self, event: CallbackKind, callback: AnyCallback, where: str) -> None:
         """Add a callback. Raises DeclarationError if it cannot be called with the event's arguments."""
-        if not callable(callback) or hasattr(callback, "enqueue"):
-            raise DeclarationError(f"@{event} of {where} needs a function, not {callback!r}")
-        misfit = call_error(callback, TAKES[event])
-        if misfit is not None:
-            raise DeclarationError(f"@{event} of {where} gets {_EXPECTED[event]}: {misfit}")
-        self._functions.setdefault(event, []).append(callback)
+        require_function(callback, f"@{event} of {where}", TAKES[event])
+        earlier = self._functions.get(event, [])
+        self._functions[event] = [*(each for each in earlier if not is_run_again(callback, each)), callback]
         self.exist = True
 
     def callbacks_for(self, event: CallbackKind, handler: Any | None) -> list[AnyCallback]:
@@ -63,12 +66,18 @@ class Callbacks:
         return callbacks
 
 
-_EXPECTED = {
-    CallbackKind.STARTED: "(job)",
-    CallbackKind.COMPLETED: "(job, result)",
-    CallbackKind.ERROR: "(job, error)",
-    CallbackKind.RETRY: "(job, error, attempt, delay)",
-}
+def require_function(function: AnyCallback, where: str, takes: Sequence[str]) -> None:
+    """Raise DeclarationError unless it is a function that can be called with so many arguments."""
+    if not callable(function) or hasattr(function, "enqueue"):
+        raise DeclarationError(f"{where} needs a function, not {function!r}")
+    misfit = call_error(function, len(takes))
+    if misfit is not None:
+        raise DeclarationError(f"{where}: {name_of(function)!r} gets ({', '.join(takes)}): {misfit}")
+
+
+def name_of(function: AnyCallback) -> str:
+    """Return the name of a function for messages."""
+    return str(getattr(function, "__name__", function))
 
 
 def call_error(callback: AnyCallback, count: int) -> str | None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, Self, cast
 from uuid import UUID
 
-from headgate.arguments import is_utf8, parse_duration, parse_instant
+from headgate.arguments import parse_duration, parse_instant, require_storable
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.annotation import plain
@@ -83,7 +83,7 @@ class TaskDefinition:
     requires: frozenset[str]
     tags: tuple[str, ...]
     executor: Executor
-    needs: Mapping[str, Resource]
+    needs: dict[str, Resource]
     handler: type[Any] | None
     callbacks: Callbacks
     chunk: Chunk | None
@@ -225,8 +225,7 @@ def _require_unique_key(key: str, task: TaskDefinition, where: str) -> None:
             f"{where}: unique_key={key!r:.80} must be 1 to {MAX_UNIQUE_KEY} characters of text without NUL; "
             "hash what is longer"
         )
-    if not is_utf8(key):
-        raise DeclarationError(f"{where}: unique_key={key!r} has no UTF-8 form")
+    require_storable(key, f"{where}: unique_key")
     payload = task.payload
     named = named_arguments(key, payload.parameters, payload.fields) if "{" in key else []
     if named:

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from headgate.errors import DeclarationError, HeadgateError
-from headgate.tasks.callbacks import call_error
+from headgate.tasks.callbacks import name_of, require_function
 from headgate.tasks.context import AttemptContext
 from headgate.tasks.executor_kind import have_one_name, require_importable
-from headgate.tasks.modules import is_interactive
+from headgate.tasks.modules import is_run_again
 
 
 class JobDraft:
@@ -74,10 +74,6 @@ class LifecycleHook:
     scope: HookScope
     function: LifecycleFunction
 
-    @property
-    def name(self) -> str:
-        return hook_name(self.function)
-
 
 class Hooks:
     """The hooks of one app, each kind in the order of its declaration."""
@@ -92,17 +88,17 @@ class Hooks:
     def add_around_enqueue(self, function: AroundEnqueue) -> None:
         """Add a function around each enqueue. Raises DeclarationError."""
         where = "@app.around_enqueue"
-        _require_around(function, where, "(jobs, enqueue)")
+        _require_around(function, where, "jobs", "enqueue")
         at = _position(function, self.around_enqueue, where)
         self.around_enqueue[at : at + 1] = [function]
 
     def add_around_attempt(self, function: AroundAttempt) -> None:
         """Add a function around each attempt. Raises DeclarationError."""
         where = "@app.around_attempt"
-        _require_around(function, where, "(job, run)")
+        _require_around(function, where, "job", "run")
         if getattr(function, "__annotations__", {}).get("return", Any) in (None, type(None), "None"):
             raise DeclarationError(
-                f"{where}: {hook_name(function)!r} returns None, which would be the result of every job; write "
+                f"{where}: {name_of(function)!r} returns None, which would be the result of every job; write "
                 "`return await run()`, and -> Any"
             )
         at = _position(function, self.around_attempt, where)
@@ -113,17 +109,17 @@ class Hooks:
         where = f"@app.on_{moment}"
         if scope not in tuple(HookScope):
             raise DeclarationError(f'{where}: scope={scope!r} must be "node" or "child"')
-        _require_function(function, where, "()", 0)
+        require_function(function, where, ())
         if scope == HookScope.CHILD:
             if inspect.iscoroutinefunction(function):
                 raise DeclarationError(
-                    f'{where}: {hook_name(function)!r} is async, and a child process runs no event loop; scope="child" '
+                    f'{where}: {name_of(function)!r} is async, and a child process runs no event loop; scope="child" '
                     "is for a plain def"
                 )
             require_importable(function, f'{where}(scope="child")')
             if any(have_one_name(function, other.function) for other in self.lifecycle if other.scope == scope):
                 raise DeclarationError(
-                    f"{where}: two functions for child processes are {hook_name(function)!r} in module "
+                    f"{where}: two functions for child processes are {name_of(function)!r} in module "
                     f"{function.__module__!r}, where a child process finds only the later one; rename one of them"
                 )
         hook = LifecycleHook(moment, HookScope(scope), function)
@@ -132,35 +128,18 @@ class Hooks:
         self.lifecycle[at : at + 1] = [hook]
 
 
-def hook_name(function: Callable[..., Any]) -> str:
-    """Return the name of a hook for messages."""
-    return str(getattr(function, "__name__", function))
-
-
-def _require_around(function: Callable[..., Any], where: str, takes: str) -> None:
-    _require_function(function, where, takes, 2)
+def _require_around(function: Callable[..., Any], where: str, *takes: str) -> None:
+    require_function(function, where, takes)
     if not inspect.iscoroutinefunction(function):
-        raise DeclarationError(f"{where}: {hook_name(function)!r} must be an async def {takes}")
-
-
-def _require_function(function: Callable[..., Any], where: str, takes: str, count: int) -> None:
-    if not callable(function) or hasattr(function, "enqueue"):
-        raise DeclarationError(f"{where} needs a function, not {function!r}")
-    misfit = call_error(function, count)
-    if misfit is not None:
-        raise DeclarationError(f"{where}: {hook_name(function)!r} gets {takes}: {misfit}")
+        raise DeclarationError(f"{where}: {name_of(function)!r} must be an async def ({', '.join(takes)})")
 
 
 def _position(function: Callable[..., Any], functions: Sequence[Callable[..., Any] | None], where: str) -> int:
     """Return its position: after the others, or that of the function which an earlier run of its cell declared."""
-    for position, other in enumerate(functions):
-        if other is None:
-            continue
-        if other is function:
-            raise DeclarationError(f"{where}: {hook_name(function)!r} is declared twice")
-        if hook_name(other) == hook_name(function) and is_interactive(other) and is_interactive(function):
-            return position
-    return len(functions)
+    if function in functions:
+        raise DeclarationError(f"{where}: {name_of(function)!r} is declared twice")
+    earlier = (at for at, other in enumerate(functions) if other is not None and is_run_again(function, other))
+    return next(earlier, len(functions))
 
 
 async def call_around(functions: Sequence[Around[S, R]], subject: S, work: Callable[[], Awaitable[R]]) -> R:
@@ -183,7 +162,7 @@ def _call(function: Around[S, R], subject: S, rest: Callable[[], Awaitable[R]]) 
     def rest_once() -> Awaitable[R]:
         nonlocal is_called
         if is_called:
-            raise HeadgateError(f"{hook_name(function)!r} called its second argument twice; it may be called once")
+            raise HeadgateError(f"{name_of(function)!r} called its second argument twice; it may be called once")
         is_called = True
         return rest()
 

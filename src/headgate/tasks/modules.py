@@ -147,6 +147,12 @@ def is_interactive(function: Callable[..., Any]) -> bool:
     return is_session() or not hasattr(sys.modules["__main__"], "__file__")
 
 
+def is_run_again(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool:
+    """Return whether a function is declared in place of an earlier one, by code of a session that is run again."""
+    names = {getattr(each, "__name__", "<lambda>") for each in (function, earlier)}
+    return len(names) == 1 and "<lambda>" not in names and is_interactive(function) and is_interactive(earlier)
+
+
 def is_session() -> bool:
     """Return whether this process is a notebook or a prompt."""
     # `python -m asyncio` is a session, too, although its module has a file.

@@ -198,10 +198,6 @@ class Registry:
         """Return the task that runs jobs stored under this name, its own or an alias."""
         return self._by_name.get(name)
 
-    def names_of(self, task: str) -> tuple[str, ...]:
-        """Return the names under which jobs of this task may be stored: its own and its aliases."""
-        return (task, *self.tasks[task].aliases)
-
     def declares(self, task: TaskDefinition) -> bool:
         """Whether it is a task of this app, perhaps with other options of enqueueing."""
         own = self.tasks.get(task.name)
@@ -229,6 +225,14 @@ class Registry:
             (each.name, each.limit) for task in self.tasks.values() for each in self.limit_set(task, task.queue).limits
         ]
         return self.rules.keys() - {name for name, limit in (*self.limits.items(), *own) if limit.key is None}
+
+    def add_resource(self, resource: Resource) -> None:
+        """Add a resource; if an earlier run of its cell declared it, it takes that one's place in all that need it."""
+        earlier = self.resources.get(resource.kind)
+        users: list[TaskDefinition | Resource] = [*self.tasks.values(), *self.resources.values()]
+        for user in users:
+            user.needs.update({name: resource for name, need in user.needs.items() if need is earlier})
+        self.resources[resource.kind] = resource
 
     def add_schedule(self, schedule: DeclaredSchedule) -> None:
         name = schedule.spec.name

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 
 from headgate.errors import DeclarationError
 from headgate.tasks.annotations import annotations_of
+from headgate.tasks.modules import is_run_again
 
 INJECTED: Any = object()
 """A default for the parameters that resources fill: `session: Session = INJECTED`.
@@ -46,7 +47,7 @@ class Resource:
     name: str
     kind: Any
     scope: Scope
-    needs: Mapping[str, Resource]
+    needs: dict[str, Resource]
     open: Callable[..., Opened]
 
 
@@ -58,7 +59,7 @@ def declare_resource(function: Callable[..., Any], scope: str, known: Mapping[An
         raise DeclarationError(f'{where}: scope={scope!r} must be "node" or "attempt"')
     hints = annotations_of(function, where)
     kind = _yielded(function, hints.get("return"), where)
-    if kind in known:
+    if kind in known and not is_run_again(function, known[kind].open):
         raise DeclarationError(
             f"{where} yields {_named(kind)}, as resource {known[kind].name!r} does; handlers ask by type, so "
             'use different ones: Annotated[…, "replica"], a NewType or a subclass'

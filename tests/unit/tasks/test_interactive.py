@@ -6,6 +6,7 @@ import asyncio
 import builtins
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from headgate import Concurrency, DeclarationError, Every, Handler, Headgate, HeadgateError, PayloadError, StrictRate
+from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.queue import QueueOptions
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.internals import registry_of
@@ -48,6 +50,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "Concurrency": Concurrency,
         "Every": Every,
         "Handler": Handler,
+        "AsyncIterator": AsyncIterator,
         "dataclass": dataclass,
     }
     return names
@@ -189,6 +192,37 @@ def test_a_schedule_of_a_cell_that_is_run_again_is_stored_within_a_minute_while_
             assert [each.name for each in await app.admin.schedules.list()] == ["work"]
 
     run_virtual(main)
+
+
+def test_a_resource_of_a_cell_is_replaced_in_what_needs_it(notebook: dict[str, Any]) -> None:
+    """The fault: the cell was refused, because its resource yields what its earlier run yields."""
+    run("class Pool: ...\nclass Session: ...", notebook)
+    cell = "@app.resource\nasync def pool() -> AsyncIterator[Pool]:\n    yield Pool()"
+    run(cell, notebook)
+    run("@app.resource\nasync def session(pool: Pool) -> AsyncIterator[Session]:\n    yield Session()", notebook)
+    run("@app.task\nasync def write(text: str, pool: Pool, session: Session) -> None: ...", notebook)
+    resources = registry_of(notebook["app"]).resources
+    first = resources[notebook["Pool"]]
+    run(cell, notebook)
+    again = resources[notebook["Pool"]]
+    assert again is not first
+    assert notebook["write"].needs == {"pool": again, "session": resources[notebook["Session"]]}
+    assert resources[notebook["Session"]].needs == {"pool": again}
+    with pytest.raises(DeclarationError, match="yields Pool, as resource 'pool' does"):
+        run("@app.resource\nasync def other() -> AsyncIterator[Pool]:\n    yield Pool()", notebook)
+
+
+def test_a_callback_of_a_cell_is_replaced_too(notebook: dict[str, Any]) -> None:
+    """The fault: after the second run of its cell it was called twice for each job, with the old function, too."""
+    run("@app.task\ndef work() -> None: ...\n@work.on_error\ndef other(job, error): ...", notebook)
+    cell = "@work.on_error\ndef note(job, error): return {result}"
+    for result in (1, 2):
+        run(cell.format(result=result), notebook)
+    callbacks = notebook["work"].callbacks.callbacks_for(CallbackKind.ERROR, None)
+    assert callbacks == [notebook["other"], notebook["note"]]
+    # Nothing tells two lambdas from one that is run again.
+    run("work.on_error(lambda job, error: 1)\nwork.on_error(lambda job, error: 2)", notebook)
+    assert len(notebook["work"].callbacks.callbacks_for(CallbackKind.ERROR, None)) == 4
 
 
 def test_a_value_of_a_class_that_a_cell_declared_again_is_refused_with_what_to_do(notebook: dict[str, Any]) -> None:
