@@ -11,7 +11,7 @@ import pytest
 from headgate import JobState
 from headgate.clock import SECOND, to_datetime
 from headgate.engine import housekeeper
-from headgate.engine.housekeeper import PRUNE_EVERY, PRUNED_AT_ONCE
+from headgate.engine.housekeeper import PAUSE, PRUNE_EVERY, PRUNED_AT_ONCE
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import NodeLost, StorageFailed
 from headgate.jobs.limit_sets import DeclaredLimitSets
@@ -129,5 +129,36 @@ def test_jobs_expire_while_a_backlog_of_old_jobs_is_deleted(monkeypatch: pytest.
             job = await work.using(delay=3600, expires_at=to_datetime(clock.now() + SECOND)).enqueue()
             await asyncio.sleep(5)
             assert (await job.status()).state is JobState.FAILED
+
+    run_virtual(main)
+
+
+def test_a_round_of_pruning_ends_while_jobs_end_that_are_not_kept() -> None:
+    """The fault: each step found the jobs that had ended since the last one, so no other row was deleted any more."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app = app_on(store, clock=clock, retention=5)
+
+        @app.task
+        async def work() -> None: ...
+
+        @app.task(retention=0)
+        async def forget() -> None: ...
+
+        async def forget_many() -> None:
+            while True:
+                await forget.enqueue()
+                await asyncio.sleep(PAUSE / 2)
+
+        async with app:
+            forgetting = asyncio.create_task(forget_many())
+            # After the first round has begun.
+            await asyncio.sleep(PRUNE_EVERY + 5)
+            job = await work.enqueue()
+            await result_within(job, 5)
+            await asyncio.sleep(2 * PRUNE_EVERY)
+            assert await store.job(job.id) is None
+            forgetting.cancel()
 
     run_virtual(main)

@@ -116,7 +116,9 @@ class Housekeeper(WithServices):
             while await self._storage.prune(before, PRUNED_AT_ONCE, frozenset(states), since=since):
                 await sleep(self._clock, PAUSE)
             self._pruned_before[kept_for] = before
-        while await self._storage.prune_by_own_retention(PRUNED_AT_ONCE):
+        # Those whose retention ends meanwhile are left to the next round: where jobs end all the time, this had no end.
+        now = self._storage.now()
+        while await self._storage.prune_by_own_retention(PRUNED_AT_ONCE, until=now):
             await sleep(self._clock, PAUSE)
         while await self._storage.prune_audit(self._storage.now() - round(self._retention.audit * SECOND), 1000):
             await sleep(self._clock, PAUSE)

@@ -134,10 +134,10 @@ async def prune(
     return len(await _delete(tx, found, finished_before))
 
 
-async def prune_by_own_retention(tx: Transaction, count: int = 1000) -> int:
-    """Delete up to `count` jobs whose own retention has ended and that no unfinished job may read; return how many."""
-    found = await tx.fetch(_PRUNABLE, "prunable_by_own_retention", now=tx.now, count=count)
-    return len(await _delete(tx, found, tx.now + 1))
+async def prune_by_own_retention(tx: Transaction, count: int = 1000, *, until: int | None = None) -> int:
+    """Delete up to `count` jobs whose own retention had ended by `until` (now), and that no unfinished job may read."""
+    found = await tx.fetch(_PRUNABLE, "prunable_by_own_retention", now=until or tx.now, count=count)
+    return len(await _delete(tx, found, (until or tx.now) + 1))
 
 
 async def delete(
@@ -162,8 +162,6 @@ async def _delete(tx: Transaction, found: Sequence[_Prunable], before: int) -> l
     # So many that they have logged no more than one commit may delete; at least one.
     lines = list(accumulate(job.lines for job in found))
     found = found[: max(1, bisect_right(lines, LINES_AT_ONCE))]
-    if not found:
-        return []
     # A permit that was kept until a job succeeds is released with the job at the latest.
     held = {ref for job in found if job.held for ref in chosen(job.buckets, job.held)}
     if held:

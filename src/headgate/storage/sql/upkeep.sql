@@ -21,20 +21,12 @@ LIMIT :count
 
 -- name: prunable [sqlite]
 -- Return the same for one queue after another, in the order of the index of final jobs.
-WITH RECURSIVE ended (state, queue) AS (
-    SELECT value, (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND state = value) FROM json_each(:states)
-    UNION ALL
-    SELECT
-        state,
-        (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND job.state = ended.state AND job.queue > ended.queue)
-    FROM ended
-    WHERE queue IS NOT NULL
-)
+@final_queues(value {any:states text})
 SELECT @prunable_job
-FROM ended
+FROM named
 CROSS JOIN job ON job.rowid IN (
     SELECT rowid FROM job
-    WHERE state = ended.state AND queue = ended.queue AND finished_at < :before AND finished_at >= :since
+    WHERE state = named.state AND queue = named.queue AND finished_at < :before AND finished_at >= :since
         AND NOT @has_own_retention
     LIMIT :count
 )
