@@ -162,3 +162,30 @@ def test_a_round_of_pruning_ends_while_jobs_end_that_are_not_kept() -> None:
             forgetting.cancel()
 
     run_virtual(main)
+
+
+def test_old_rows_are_deleted_although_those_of_one_kind_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: as long as the server ended the statement that looks for old jobs, all other old rows stayed, too."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+
+        async def prune(*_: object, **__: object) -> int:
+            raise StorageUnavailable("statement timeout")
+
+        monkeypatch.setattr(store, "prune", prune)
+        app = app_on(store, clock=clock, retention=5)
+        failures: list[Any] = []
+        app.subscribe(failures.append, StorageFailed)
+
+        @app.task(retention=0)
+        async def work() -> None: ...
+
+        async with app:
+            job = await work.enqueue()
+            await result_within(job, 5)
+            await asyncio.sleep(65)
+            assert await store.job(job.id) is None
+        assert {failure.doing for failure in failures} == {"housekeeping"}
+
+    run_virtual(main)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from itertools import count
 
 from headgate.clock import SECOND, sleep
@@ -25,7 +27,7 @@ GATHER_EVERY = 10
 EXPIRED_AT_ONCE = 100
 
 STEPS_IN_A_ROW = 100
-"""How many steps of expiring, and of releasing followers, may run in a row before other work."""
+"""How many steps of one kind, such as expiring, may run in a row before other work."""
 
 KEPT_WITHOUT_TERMS = 3600.0
 """Seconds that a job is kept, by a retention of 0, which it does not carry: others may still follow it."""
@@ -35,7 +37,7 @@ PRUNED_AT_ONCE = 500
 PRUNE_OVERLAP = 86400 * SECOND
 """Microseconds by which a round of pruning reads again what the last round has read: jobs may have been locked then."""
 
-GATHERED_AT_ONCE = 1000
+ROWS_AT_ONCE = 1000
 
 
 class Housekeeper(WithServices):
@@ -62,66 +64,57 @@ class Housekeeper(WithServices):
         for turns in count(1):
             await self._noted.wait()
             self._noted.clear()
-            update = self._update
-            for doing, is_due, work in (
-                ("expiring jobs", update.has_expired, self._expire),
-                ("releasing followers", update.has_followers, self._release_followers),
-                ("housekeeping", turns % GATHER_EVERY == 0, self._gather),
+            for doing, is_due, step in (
+                ("expiring jobs", self._update.has_expired, self._expire),
+                ("releasing followers", self._update.has_followers, self._storage.release_followers),
+                ("housekeeping", turns % GATHER_EVERY == 0, partial(self._many, self._storage.gather_history)),
                 ("housekeeping", turns % PRUNE_EVERY == 0, self._storage.add_missing_nodes),
             ):
-                # Each for itself: an error in expiring jobs must not keep old rows.
-                try:
-                    if is_due:
-                        await work()
-                except StorageUnavailable as error:
-                    self._publish_failure(doing, error)
+                if is_due:
+                    await self._repeat(doing, step, range(STEPS_IN_A_ROW))
 
     async def run_pruning(self) -> None:
         """Delete old rows, beside `run`: after a retention was shortened, it takes minutes or hours."""
         while True:
             await sleep(self._clock, PRUNE_EVERY)
-            try:
-                await self._prune()
-            except StorageUnavailable as error:
-                self._publish_failure("housekeeping", error)
+            for step in self._deletions(self._storage.now()):
+                await self._repeat("housekeeping", step, count())
 
-    async def _expire(self) -> None:
-        """Fail expired jobs in several steps: with one step a second a large backlog would take hours."""
-        for _ in range(STEPS_IN_A_ROW):
-            dropped = await self._storage.expire(EXPIRED_AT_ONCE)
-            self._publish_dropped(dropped)
-            if len(dropped) < EXPIRED_AT_ONCE:
-                return
-            await sleep(self._clock, PAUSE)
+    async def _repeat(self, doing: str, step: Callable[[], Awaitable[object]], times: Iterable[int]) -> None:
+        """Repeat a step until it returns that nothing is left: with one a second, a large backlog would take hours.
 
-    async def _release_followers(self) -> None:
-        """Release the remaining followers of jobs that ended with more followers than their commit released."""
-        for _ in range(STEPS_IN_A_ROW):
-            if not await self._storage.release_followers():
-                return
-            await sleep(self._clock, PAUSE)
+        An error is published: one in expiring jobs, say, must not keep old rows.
+        """
+        try:
+            for _ in times:
+                if not await step():
+                    return
+                await sleep(self._clock, PAUSE)
+        except StorageUnavailable as error:
+            self._publish_failure(doing, error)
 
-    async def _gather(self) -> None:
-        while await self._storage.gather_history(GATHERED_AT_ONCE) >= GATHERED_AT_ONCE:
-            await sleep(self._clock, PAUSE)
+    async def _expire(self) -> bool:
+        dropped = await self._storage.expire(EXPIRED_AT_ONCE)
+        self._publish_dropped(dropped)
+        return len(dropped) >= EXPIRED_AT_ONCE
 
-    async def _prune(self) -> None:
-        while await self._storage.evict(1000) >= 1000:
-            await sleep(self._clock, PAUSE)
+    async def _many(self, handle: Callable[[int], Awaitable[int]]) -> bool:
+        """Handle some rows; return whether there may be more."""
+        return await handle(ROWS_AT_ONCE) >= ROWS_AT_ONCE
+
+    def _deletions(self, now: int) -> Iterator[Callable[[], Awaitable[object]]]:
+        """Yield, for each kind of rows, the step that deletes some of those that are old `now`.
+
+        What becomes old during a round is left to the next one: else a round in which jobs end all the time has no end.
+        """
+        yield partial(self._many, self._storage.evict)
         for kept_for, states in self._kept_for.items():
-            before = self._storage.now() - kept_for
-            last = self._pruned_before.get(kept_for, 0)
+            before, last = now - kept_for, self._pruned_before.get(kept_for, 0)
             # Jobs that are kept forever, by their own retention, are read once a day, not in each round.
             since = last - PRUNE_OVERLAP if last // PRUNE_OVERLAP == before // PRUNE_OVERLAP else 0
-            while await self._storage.prune(before, PRUNED_AT_ONCE, frozenset(states), since=since):
-                await sleep(self._clock, PAUSE)
             self._pruned_before[kept_for] = before
-        # Those whose retention ends meanwhile are left to the next round: where jobs end all the time, this had no end.
-        now = self._storage.now()
-        while await self._storage.prune_by_own_retention(PRUNED_AT_ONCE, until=now):
-            await sleep(self._clock, PAUSE)
-        while await self._storage.prune_audit(self._storage.now() - round(self._retention.audit * SECOND), 1000):
-            await sleep(self._clock, PAUSE)
+            yield partial(self._storage.prune, before, PRUNED_AT_ONCE, frozenset(states), since=since)
+        yield partial(self._storage.prune_by_own_retention, PRUNED_AT_ONCE, until=now)
+        yield partial(self._storage.prune_audit, now - round(self._retention.audit * SECOND), ROWS_AT_ONCE)
         for step, kept in KEPT_FOR.items():
-            while await self._storage.prune_history(step, self._storage.now() - kept * SECOND, 1000):
-                await sleep(self._clock, PAUSE)
+            yield partial(self._storage.prune_history, step, now - kept * SECOND, ROWS_AT_ONCE)
