@@ -381,9 +381,14 @@ async def test_pruning_reads_no_jobs_that_are_kept_for_ever_in_each_round(tmp_pa
         await ask(server.url, "VACUUM ANALYZE headgate.job")
         plans.read()
         assert await storage.prune(recent - HOUR, 200, since=recent - 24 * HOUR) == 0
-        (ran,) = [each for each in plans.read() if each.statement == "prunable"]
+        # Nor are they read at once in a round of all.
+        for since, until in ((0, kept - HOUR), (kept + HOUR, recent - HOUR)):
+            assert await storage.prune(recent - HOUR, 200, since=since, until=until) == 0
+        found = [each for each in plans.read() if each.statement == "prunable"]
         await storage.close()
-    assert ran.pages < 100, f"{ran.statement} looks at {ran.pages} pages\n{ran.text}"
+    assert len(found) == 3
+    for ran in found:
+        assert ran.pages < 100, f"{ran.statement} looks at {ran.pages} pages\n{ran.text}"
 
 
 FOLLOW_ONE = """

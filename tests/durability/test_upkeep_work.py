@@ -305,6 +305,24 @@ async def test_pruning_jobs_does_not_read_batches_of_other_jobs(tmp_path: Path) 
     assert many <= 1.5 * few + 200, f"steps beside few and beside many: {few}, {many}"
 
 
+async def test_a_part_of_the_time_is_pruned_without_a_read_of_the_batches_before(tmp_path: Path) -> None:
+    """The fault: each round read all batches that are kept for longer, while it kept all others from writing."""
+    found: list[int] = []
+    for batches in (50, 2000):
+        clock = ManualClock()
+        async with open_store(tmp_path / f"{batches}.db", clock, synchronous="OFF") as storage:
+            kept = [NewBatch(f"batch-{number}", 1, clock.now()) for number in range(batches)]
+            await storage.add([new_job(now=clock.now(), origin=Origin(batch=batch.id)) for batch in kept], kept)
+            while jobs := (await storage.claim(claim_for(RULES, slots=500))).jobs:
+                assert all(await storage.finish(NODE, [Finished(job.id, job.fence, JobState.FAILED) for job in jobs]))
+            clock.advance(HOUR)
+            meter = Meter(storage)
+            succeeded = frozenset({JobState.SUCCEEDED})
+            assert await storage.prune(clock.now(), 10, succeeded, since=clock.now() - 60 * SECOND) == 0
+            found.append(meter.steps)
+    assert found[1] <= 1.5 * found[0] + 200, f"steps beside few and beside many: {found}"
+
+
 async def test_readers_of_a_file_do_not_wait_for_its_writer(database: Path) -> None:
     """The fault: without a write-ahead log, whoever looked at jobs and whoever wrote them locked each other out."""
     async with open_store(database, ManualClock()) as storage:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 
 from headgate.clock import SECOND, sleep
 from headgate.engine.services import Services, WithServices
 from headgate.errors import StorageUnavailable
 from headgate.jobs.history import KEPT_FOR
+from headgate.jobs.identity import EPOCH
 from headgate.jobs.job import JobState
 from headgate.jobs.retention import Retention
 from headgate.storage.records import FINAL_STATES, NodeUpdate
@@ -36,6 +37,9 @@ PRUNED_AT_ONCE = 500
 
 PRUNE_OVERLAP = 86400 * SECOND
 """Microseconds by which a round of pruning reads again what the last round has read: jobs may have been locked then."""
+
+PARTS = 200
+"""In how many parts a round of each day searches the jobs since 2025."""
 
 ROWS_AT_ONCE = 1000
 
@@ -81,10 +85,7 @@ class Housekeeper(WithServices):
                 await self._repeat("housekeeping", step, count())
 
     async def _repeat(self, doing: str, step: Callable[[], Awaitable[object]], times: Iterable[int]) -> None:
-        """Repeat a step until it returns that nothing is left: with one a second, a large backlog would take hours.
-
-        An error is published: one in expiring jobs, say, must not keep old rows.
-        """
+        """Repeat a step until nothing is left. An error is published: one in expiring jobs must not keep old rows."""
         try:
             for _ in times:
                 if not await step():
@@ -110,10 +111,13 @@ class Housekeeper(WithServices):
         yield partial(self._many, self._storage.evict)
         for kept_for, states in self._kept_for.items():
             before, last = now - kept_for, self._pruned_before.get(kept_for, 0)
-            # Jobs that are kept forever, by their own retention, are read once a day, not in each round.
-            since = last - PRUNE_OVERLAP if last // PRUNE_OVERLAP == before // PRUNE_OVERLAP else 0
+            begins = [last - PRUNE_OVERLAP]
+            if last // PRUNE_OVERLAP != before // PRUNE_OVERLAP:
+                # Once a day also those among jobs that are kept for longer, in parts: one search takes too long.
+                begins = [0, *(EPOCH + (before - EPOCH) * part // PARTS for part in range(1, PARTS))]
             self._pruned_before[kept_for] = before
-            yield partial(self._storage.prune, before, PRUNED_AT_ONCE, frozenset(states), since=since)
+            for since, until in pairwise([*begins, before]):
+                yield partial(self._storage.prune, before, PRUNED_AT_ONCE, frozenset(states), since=since, until=until)
         yield partial(self._storage.prune_by_own_retention, PRUNED_AT_ONCE, until=now)
         yield partial(self._storage.prune_audit, now - round(self._retention.audit * SECOND), ROWS_AT_ONCE)
         for step, kept in KEPT_FOR.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from msgspec.structs import replace
 
@@ -18,6 +20,7 @@ from headgate.storage.records import (
     QueueCounts,
 )
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.dependencies import new_batch_id
 from tests.conformance.storage_suite.store_user import (
     BOOM,
     Conformance,
@@ -649,6 +652,35 @@ class EndingsConformance(Conformance):
         assert [await store_user.storage.prune(clock.now(), count=4) for _ in range(4)] == [4, 4, 2, 0]
         assert list(await store_user.storage.jobs(JobFilter())) == []
         assert list(await store_user.storage.counts()) == []
+
+    async def test_pruning_in_parts_deletes_what_pruning_at_once_does(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        storage, edges, running = store_user.storage, [0, clock.now()], []
+        for number in range(4):
+            own = replace(store_user.new(), id="monday", has_own_id=True, enqueued_by="here:1")
+            empty = NewBatch(new_batch_id(store_user), 0, clock.now())
+            await storage.add([store_user.new(), store_user.new(), *([own] if number == 1 else [])])
+            await storage.add([], [empty])
+            ended, late, *others = await store_user.take()
+            running.append(late)
+            await store_user.succeed(ended, *others)
+            clock.advance(3600)
+            edges.append(clock.now())
+        # These end long after their enqueue.
+        await store_user.succeed(*running)
+        clock.advance(1)
+        begin = edges[2] + 1000 * SECOND
+        assert await storage.prune(clock.now(), since=begin, until=begin + 1000 * SECOND) == 0
+        pruned = [
+            count
+            for since, until in pairwise([*edges, clock.now()])
+            for _ in range(9)
+            if (count := await storage.prune(clock.now(), count=2, since=since, until=until))
+        ]
+        assert sum(pruned) == 9 + 4
+        assert not await storage.jobs(JobFilter())
+        assert not await storage.batches()
 
     async def test_a_retried_job_is_not_pruned(self, store_user: StoreUser, clock: ManualClock) -> None:
         await store_user.add()

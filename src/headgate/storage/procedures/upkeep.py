@@ -113,21 +113,23 @@ async def prune(
     states: frozenset[JobState] = FINAL_STATES,
     *,
     since: int = 0,
+    until: int | None = None,
 ) -> int:
-    """Delete up to `count` jobs that finished in these states before then, and not before `since`; return how many.
+    """Delete up to `count` jobs that finished in these states before then, from `since` on and before `until`.
 
-    Jobs with their own retention are kept. Jobs that another open transaction has locked are skipped; with several
-    writers, so are those that were enqueued before `since`.
+    Returns how many. With several writers, it deletes those that were enqueued from `since` on and before `until`. Jobs
+    with their own retention are kept. Jobs that another open transaction has locked are skipped.
 
     Their attempts, log lines and audit entries are deleted with them. Fewer jobs are deleted at once if they have
-    logged much. If none are left, up to `count` batches without jobs are deleted; 0 means that none of these are left.
+    logged much. If none are left, up to `count` batches of that time without jobs are deleted; 0 if none are left.
     """
-    made_since, made_before = lowest_made_at(since), lowest_made_at(finished_before + MADE_AHEAD)
-    bounds = {"since": since, "before": finished_before, "made_since": made_since, "made_before": made_before}
-    found = await tx.fetch(_PRUNABLE, "prunable", **bounds, count=count, states=sorted(states))
+    until = min(finished_before, until or finished_before)
+    made = {"made_since": lowest_made_at(since), "made_before": lowest_made_at(until + MADE_AHEAD)}
+    bounds = {"before": finished_before, "since": since, "until": until, "count": count}
+    found = await tx.fetch(_PRUNABLE, "prunable", **bounds, **made, states=sorted(states))
     if not found:
         # Batches that had no job, joins, and batches whose last jobs were deleted by several nodes at once.
-        batches = await tx.ids("prune_batches", before=finished_before, count=count)
+        batches = await tx.ids("prune_batches", **bounds)
         if batches:
             await tx.execute("prune_awaited_leaders", ids=batches)
         return len(batches)

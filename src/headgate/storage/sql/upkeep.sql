@@ -5,28 +5,34 @@ job.id, job.held, job.buckets, (SELECT count(*) FROM headgate.log_line WHERE log
 job.options, job.follows IS NOT NULL AS is_follower
 
 -- part: is_prunable
-state {any:states text} AND finished_at < :before AND finished_at >= :since AND NOT @has_own_retention
+state {any:states text} AND finished_at < :before AND NOT @has_own_retention
 
 -- name: prunable [postgres]
 -- Return jobs that finished in these states before then, with the number of log lines of each, and its batch.
 -- Their ids were made from :made_since to :made_before, so the primary key has few others among them, however many jobs are
--- kept. A job whose id was made by a clock that was ahead is found later by as much. Ids that callers chose are below 0.
+-- kept. A job whose id was made by a clock that was ahead is found later by as much. Ids that callers chose are below 0: they
+-- may take a search of the whole table, so they are looked for in the first and the last of several parts alone.
 SELECT @prunable_job
 FROM (
     (SELECT * FROM headgate.job WHERE id >= :made_since::bigint AND id < :made_before::bigint AND @is_prunable LIMIT :count)
     UNION ALL
-    (SELECT * FROM headgate.job WHERE own_id IS NOT NULL AND @is_prunable LIMIT :count)
+    (
+        SELECT * FROM headgate.job
+        WHERE own_id IS NOT NULL AND @is_prunable AND finished_at >= :since
+            AND (:since::bigint = 0 OR :until::bigint = :before::bigint)
+        LIMIT :count
+    )
 ) AS job
 LIMIT :count
 
 -- name: prunable [sqlite]
--- Return the same for one queue after another, in the order of the index of final jobs.
+-- Return the same of all that finished in that time, for one queue after another, in the order of the index of final jobs.
 @final_queues(value {any:states text})
 SELECT @prunable_job
 FROM named
 CROSS JOIN job ON job.rowid IN (
     SELECT rowid FROM job
-    WHERE state = named.state AND queue = named.queue AND finished_at < :before AND finished_at >= :since
+    WHERE state = named.state AND queue = named.queue AND finished_at < :until AND finished_at >= :since
         AND NOT @has_own_retention
     LIMIT :count
 )
@@ -127,10 +133,10 @@ WHERE id IN (
 )
 
 -- name: prune_batches
--- Delete batches that were final before then and are not used; it reads all batches of that age.
+-- Delete batches that became final in that time and are not used; it reads all batches of that time.
 WITH unused AS MATERIALIZED (
     SELECT id FROM headgate.batch
-    WHERE finished_at < :before AND @is_unused_batch
+    WHERE finished_at < :until AND finished_at >= :since AND @is_unused_batch
     LIMIT :count
     {for update skip locked}
 )
