@@ -696,6 +696,30 @@ def test_objects_are_deleted_when_their_jobs_have_been_pruned_and_never_before()
     run_virtual(main)
 
 
+def test_workers_that_are_replaced_every_hour_sweep_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: the first sweep came three hours after the start at the earliest, so objects were never deleted."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = app_on(MemoryStorage(clock), clock=clock, large_payloads=Folder())
+        swept: list[int] = []
+
+        async def sweep() -> None:
+            swept.append(clock.now())
+
+        async with app.open():
+            large_payloads = client_of(app).large_payloads
+            assert large_payloads is not None
+            monkeypatch.setattr(large_payloads, "sweep", sweep)
+            for _ in range(300):
+                sweeping = asyncio.create_task(sweep_regularly(large_payloads, client_of(app).services))
+                await asyncio.sleep(3600)
+                sweeping.cancel()
+        # One in twelve hours of work, as each may come in the first twelve.
+        assert 1 <= len(swept) <= 100
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("meanwhile", [False, True])
 def test_a_sweep_leaves_the_objects_of_a_database_that_another_one_has_replaced(
     meanwhile: bool, monkeypatch: pytest.MonkeyPatch

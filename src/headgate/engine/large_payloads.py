@@ -52,7 +52,7 @@ SWEPT_AT_ONCE = 500
 """How many objects are looked up in one statement."""
 
 SWEEP_EVERY = 6 * 3600.0
-"""Seconds between two sweeps of a node; each takes 0.5 to 1.5 of it, so that nodes do not sweep at the same time."""
+"""Seconds between two sweeps of a node on average; each takes 0 to 2 of it, so nodes that are soon replaced sweep, too."""
 
 
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -340,7 +340,7 @@ async def call_all(calls: Sequence[Callable[[], Awaitable[T]]], *, at_once: int 
 async def sweep_regularly(large_payloads: LargePayloads, services: Services) -> None:
     """Sweep the folder a few times a day. Every node does; they do not conflict."""
     while True:
-        await sleep(services.clock, SWEEP_EVERY * (0.5 + services.random.random()))
+        await sleep(services.clock, SWEEP_EVERY * 2 * services.random.random())
         try:
             await large_payloads.sweep()
         except StorageUnavailable as error:
