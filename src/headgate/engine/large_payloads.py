@@ -52,7 +52,7 @@ SWEPT_AT_ONCE = 500
 """How many objects are looked up in one statement."""
 
 SWEEP_EVERY = 6 * 3600.0
-"""Seconds between two sweeps of a node on average; each takes 0 to 2 of it, so one that is soon replaced sweeps, too."""
+"""Seconds between two sweeps of a node on average. Each wait is 0 to 2 of it: nodes may be replaced every hour."""
 
 
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
