@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -23,8 +23,6 @@ from typing import Any, TypeVar
 import msgspec
 import redis
 import redis.asyncio
-import redis.asyncio.retry
-import redis.retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
@@ -205,29 +203,37 @@ class MessageLines:
 class _LineClient:
     """What both clients share. The options of the URL are those of `RedisBuckets.from_url`.
 
-    `limits` returns those of the program.
+    `publish` sends a message to the broker, and `limits` returns the limits of the program.
     """
+
+    _redis: Any
+    _event: Any
 
     def __init__(
         self,
-        client: Any,
-        retry: Any,
         url: str,
         name: str,
+        *,
+        publish: Callable[[bytes], Any],
         limits: Callable[[], Limits],
         clock: Clock | None = None,
     ) -> None:
         address = read_url(url)
-        self._client: Any = client.from_url(
+        # A request beyond the most connections waits for one.
+        pool = self._redis.BlockingConnectionPool.from_url(
             address.url,
+            timeout=address.timeout,
             socket_timeout=address.timeout,
             socket_connect_timeout=address.timeout,
-            retry=retry(NoBackoff(), 1),  # a connection that was cut while it was idle
+            retry=self._redis.retry.Retry(NoBackoff(), 1),  # a connection that was cut while it was idle
             protocol=2,
         )
+        self._client: Any = self._redis.Redis.from_pool(pool)
+        self._publish = publish
         self._limits = limits
         self._clock = clock or SystemClock()
         self.lines = MessageLines(name, address.prefix, clock=self._clock)
+        self._stopping: Any = self._event()
         self._paused_until = 0
         self._is_failing = False
 
@@ -258,23 +264,11 @@ class _LineClient:
 
 
 class BlockingLines(_LineClient):
-    """Lines at `redis://…` for blocking programs. Safe for threads and across a fork.
+    """Lines at `redis://…` for blocking programs. Safe for threads and across a fork."""
 
-    `publish` sends a message to the broker.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        name: str,
-        *,
-        publish: Callable[[bytes], object],
-        limits: Callable[[], Limits],
-    ) -> None:
-        super().__init__(redis.Redis, redis.retry.Retry, url, name, limits)
-        self._publish = publish
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+    _redis = redis
+    _event = threading.Event
+    _thread: threading.Thread | None = None
 
     def ask(self, steps: Steps[T]) -> T:
         """Run `steps` and return their result. Raises StorageUnavailable when Redis did not answer."""
@@ -324,21 +318,11 @@ class BlockingLines(_LineClient):
 
 
 class AsyncLines(_LineClient):
-    """`BlockingLines` for asyncio programs, for one event loop."""
+    """`BlockingLines` for asyncio programs, for one event loop; `publish` is async."""
 
-    def __init__(
-        self,
-        url: str,
-        name: str,
-        *,
-        publish: Callable[[bytes], Awaitable[object]],
-        limits: Callable[[], Limits],
-        clock: Clock | None = None,
-    ) -> None:
-        super().__init__(redis.asyncio.Redis, redis.asyncio.retry.Retry, url, name, limits, clock)
-        self._publish = publish
-        self._stopping = asyncio.Event()
-        self._releasing: asyncio.Task[None] | None = None
+    _redis = redis.asyncio
+    _event = asyncio.Event
+    _releasing: asyncio.Task[None] | None = None
 
     async def ask(self, steps: Steps[T]) -> T:
         """Run `steps` and return their result. Raises StorageUnavailable when Redis did not answer."""

@@ -554,6 +554,30 @@ def test_a_url_says_how_many_connections_a_gate_opens() -> None:
     assert lines._client.connection_pool.max_connections == 3
 
 
+@KINDS
+async def test_a_request_waits_for_a_connection_that_others_use(
+    redis_url: str,  # noqa: F811
+    shop: Shop,
+    kind: str,
+) -> None:
+    """The fault: more requests at once than connections (100) counted as a Redis that is away: calls ran unlimited."""
+    lines: Any = Refusing(kind, f"{redis_url}?max_connections=1", shop.lines)._client
+    pool, steps = lines._client.connection_pool, shop.lines.start(place(), "a")
+    if kind == "async":
+        used = await pool.get_connection()
+        asking = asyncio.ensure_future(lines.ask(steps))
+    else:
+        used = pool.get_connection()
+        asking = asyncio.ensure_future(asyncio.to_thread(lines.ask, steps))
+    await asyncio.wait([asking], timeout=0.05)
+    assert not asking.done()
+    released = pool.release(used)
+    if kind == "async":
+        await released
+    assert await asking
+    await lines.close() if kind == "async" else lines._client.close()
+
+
 def test_an_unavailable_redis_raises() -> None:
     away = BlockingLines("redis://127.0.0.1:1/0", "shop", publish=lambda _: None, limits=dict)
     with pytest.raises(StorageUnavailable, match="Redis: Error 111"):
