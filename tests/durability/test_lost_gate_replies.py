@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.redis.message_lines import AsyncLines, BlockingLines, BucketLine, Steps
 from headgate.limits.redis.redis_buckets import RedisBuckets
 from tests.durability.tcp_proxy import Break, TcpProxy
-from tests.redis_server import redis_url  # noqa: F401
+from tests.redis_server import redis_url, server_in  # noqa: F401
 
 LIMITS = [StrictRate("2/h"), RateLimit("2/h"), FixedWindow("2/h"), SlidingWindow("2/h")]
 
@@ -137,3 +138,19 @@ async def test_concurrent_starts_with_lost_replies_use_exactly_the_limit(gate: G
         started += await gate.ask(gate.lines.start(place, f"message-{number}"))
     assert started == 20
     assert await gate.used(limit.rule) == 20
+
+
+@pytest.mark.parametrize("kind", ["async", "blocking"])
+async def test_a_gate_leaves_a_server_that_has_become_a_replica(kind: str, tmp_path: Path) -> None:
+    """The fault: its connections to that server were kept, and calls ran without their limit as long as they lasted."""
+    folder = tmp_path / "heir"
+    folder.mkdir()
+    with server_in(tmp_path) as server, server_in(folder) as heir, server.client() as old:
+        async with TcpProxy.to(server.port) as proxy:
+            gate = Gate(proxy, kind, server.url, "gates")
+            place = await gate.at(StrictRate("2/h"))
+            old.replicaof("127.0.0.1", str(heir.port))
+            # The address leads to the new primary; what is connected to the old one stays so.
+            proxy._target = heir.port
+            assert [await gate.ask(gate.lines.start(place, id)) for id in "abc"] == [True, True, False]
+            await gate.close()

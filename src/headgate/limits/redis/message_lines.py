@@ -225,7 +225,9 @@ class _LineClient:
             timeout=address.timeout,
             socket_timeout=address.timeout,
             socket_connect_timeout=address.timeout,
-            retry=self._redis.retry.Retry(NoBackoff(), 1),  # a connection that was cut while it was idle
+            # Over a new connection: this one was cut while it was idle, or its server has become a replica, which Redis 6
+            # says in an error of the script.
+            retry=self._redis.retry.Retry(NoBackoff(), 1, (RedisError, TimeoutError)),
             protocol=2,
         )
         self._client: Any = self._redis.Redis.from_pool(pool)
