@@ -225,8 +225,8 @@ class _LineClient:
             timeout=address.timeout,
             socket_timeout=address.timeout,
             socket_connect_timeout=address.timeout,
-            # Over a new connection: this one was cut while it was idle, or its server has become a replica, which Redis 6
-            # says in an error of the script.
+            # Over a new connection: this one was cut while it was idle, or its server has become a replica, which Redis
+            # 6 says in an error of the script.
             retry=self._redis.retry.Retry(NoBackoff(), 1, (RedisError, TimeoutError)),
             protocol=2,
         )
