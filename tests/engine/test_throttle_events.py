@@ -11,6 +11,7 @@ from headgate import Headgate, Mutex, RateLimit
 from headgate.clock import SECOND
 from headgate.jobs.event import Event, JobThrottled, LimitsClosed, LimitThrottled
 from headgate.limits.limit import Limit
+from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
@@ -91,6 +92,31 @@ def test_a_node_says_within_a_minute_that_no_job_waits_any_more() -> None:
         assert (first.waiting, last.waiting, last.keys, last.count) == (3, 0, 0, 2)
         assert last.at <= began_at + 63 * SECOND
         assert [event for event in events if isinstance(event, LimitThrottled)] == [first, last]
+
+    run_virtual(main)
+
+
+def test_jobs_whose_starts_are_fetched_from_another_store_are_throttled_once_that_grants_none() -> None:
+    """The fault: each counted as throttled, and the log said that jobs wait, although the limit was open."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        events: list[Event] = []
+        app.subscribe(events.append, JobThrottled, LimitThrottled, LimitsClosed)
+
+        @app.task(limits=[RateLimit("1/m", burst=20, name="calls", store=MemoryBuckets(clock))])
+        async def call() -> None: ...
+
+        async with app:
+            for _ in range(20):
+                await call.enqueue()
+                await asyncio.sleep(1)
+            assert events == []
+            # One goes every minute.
+            await call.enqueue_many([()] * 4)
+            await asyncio.sleep(300)
+            waiting = [event.waiting for event in events if isinstance(event, LimitThrottled)]
+            assert (waiting[0], min(waiting)) == (4, 1)
 
     run_virtual(main)
 

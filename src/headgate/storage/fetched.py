@@ -43,6 +43,11 @@ class FetchedBalance(msgspec.Struct, frozen=True, array_like=True):
         """The limit time from which the balance has no effect."""
         return max(self.fetched_at + KEPT, self.opens_at)
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the other store granted less than was requested, or was not available."""
+        return self.opens_at > self.fetched_at
+
 
 NOTHING = FetchedBalance(0, 0, 0, 0)
 
@@ -77,22 +82,9 @@ class FetchedStarts(Rule[FetchedBalance], frozen=True):
     def check_cost(self, cost: int) -> None:
         self.real.check_cost(cost)
 
-    def counts_until(self, charged_at: int) -> int:
-        return self.real.counts_until(charged_at)
-
-    def amend(self, state: FetchedBalance, charged_at: int, cost: int, started_at: int, actual: int) -> FetchedBalance:
-        # A charge is amended in the store that made it.
-        return state
-
-    def amend_forgotten(self, charged_at: int, started_at: int, actual: int) -> FetchedBalance | None:
-        return None
-
     def snapshot(self, state: FetchedBalance | None, now: int) -> Snapshot:
         left = (state or NOTHING).left
         return Snapshot(used=0, available=left, opens_at=self.take(state, now)[0])
-
-    def bound(self, window: int) -> int:
-        return self.real.bound(window)
 
     def idle_at(self, state: FetchedBalance) -> int:
         return state.idle_at

@@ -578,6 +578,9 @@ class ClaimPlan:
         behind = visit.behind
         if behind is None or behind.opens_at is None:
             return None
+        if self._lacks_starts(behind) and not (behind.state and behind.state.is_refused):
+            # Its limit may be open: nobody has asked the other store since.
+            return None
         first = visit.heads[visit.taken]
         return Throttled(behind.ref, self._in_wall_time(behind.opens_at), visit.row.waiting - visit.removed, first.id)
 
