@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -105,6 +106,16 @@ async def test_a_lost_server_is_reported_in_time_and_used_again_when_it_returns(
         await becomes(lambda: answers(limiter), True)
         # What it had said yes to counts still.
         assert (await limiter.snapshot("acme")).used >= 1
+
+
+async def test_a_server_that_is_away_from_the_start_is_reported_in_time(unused_tcp_port: int) -> None:
+    """The fault: each request of a web application waited for five seconds, whatever the timeout of the URL."""
+    limiter = Limiter(HUNDRED, store=f"postgresql://nobody@127.0.0.1:{unused_tcp_port}/nothing?timeout=0.2")
+    began = time.monotonic()
+    with pytest.raises(StorageUnavailable, match=r"did not answer within 0\.2 s"):
+        await limiter.try_acquire("acme")
+    assert time.monotonic() - began < 2
+    await limiter.close()
 
 
 async def answers(limiter: Limiter) -> bool:

@@ -80,6 +80,8 @@ class PostgresBuckets(StoredBuckets):
             return
         async with self._opening.here():
             if self._sweeping is None:
+                # In time, which the creation of the tables need not be.
+                await self._ask(self._tables.probe)
                 await self._tables.open()
                 self._sweeping = asyncio.create_task(self._sweep(), name="headgate-sweep")
 

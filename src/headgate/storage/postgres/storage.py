@@ -207,8 +207,12 @@ class PostgresStorage(Store):
             await self.close()
             raise
 
-    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+    async def probe(self) -> None:
+        """Connect, without opening. Raises as `open`."""
         await self._database.repeated(self._database.probe)
+
+    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+        await self.probe()
         return await make_current(self._database, dry_run=dry_run)
 
     async def _read_clock(self, session: Session) -> None:
