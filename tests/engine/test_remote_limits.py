@@ -635,6 +635,41 @@ def test_corrections_of_charges_do_not_wait_for_an_unavailable_store() -> None:
     run_virtual(main)
 
 
+def test_corrections_and_penalties_made_while_the_store_is_not_called_are_sent_when_it_is_called_again() -> None:
+    """The fault: they were dropped: other jobs got what these had used, and other programs did not hold back."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        app = Headgate("memory://", clock=clock)
+        tokens = FixedWindow("1000/d", name="tokens", store=shared, on_store_error="wait")
+        api = StrictRate("10/m", name="api", store=shared, on_store_error="wait")
+
+        @app.task(limits=[tokens])
+        async def ask() -> None:
+            await asyncio.sleep(10)
+            current_job().settle("tokens", 100)
+
+        @app.task(limits=[api])
+        async def call() -> None:
+            await asyncio.sleep(10)
+            raise RateLimited(retry_after=600)
+
+        async with app:
+            await ask.enqueue_many([(), ()])
+            await call.enqueue()
+            await asyncio.sleep(9.8)
+            shared.is_away = True
+            # It finds that out, and the store is not called again for half a second.
+            await ask.enqueue()
+            await asyncio.sleep(0.4)
+            shared.is_away = False
+            await asyncio.sleep(5)
+            assert (await shared.snapshot(Bucket("tokens", "", tokens.rule))).used == 201
+            assert (await shared.snapshot(Bucket("api", "", api.rule))).opens_at - clock.now() > 500 * SECOND
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("settles", [True, False])
 def test_corrections_use_the_rule_that_was_set(settles: bool) -> None:
     """The fault: they used the declared rule, so the state was rescaled back and forth, and the bucket was closed."""

@@ -253,7 +253,7 @@ class ChargeRouter(WithServices):
         corrections: list[Correction] = []
         for change in charge.refund(is_refused=is_refused):
             self._note(change)
-            if not self._is_remote(change):
+            if change.ref.limit not in self._remote_limits:
                 corrections.append(Correction(change.ref, change.cost, change.actual, change.is_refused))
         return tuple(corrections)
 
@@ -267,7 +267,7 @@ class ChargeRouter(WithServices):
         """Close the remote buckets of the job for `closed_for` microseconds."""
         for ref in job.buckets:
             if ref.limit in self._remote_limits:
-                self._fetcher.penalize(ref, closed_for)
+                self._fetcher.by_limit[ref.limit].penalize(ref, closed_for)
 
     def _amend_from_any_thread(self, amendment: Amendment) -> None:
         # Handlers in threads settle their costs, too. A thread that outlives its attempt may outlive the loop as well.
@@ -276,19 +276,16 @@ class ChargeRouter(WithServices):
             self._loop.call_soon_threadsafe(self._amend, amendment)
 
     def _amend(self, amendment: Amendment) -> None:
-        if not self._is_remote(amendment):
+        if amendment.ref.limit not in self._remote_limits:
             self._recorder.amend(amendment)
         self._note(amendment)
 
     def _note(self, amendment: Amendment) -> None:
         """Count an amendment in the history, and send it to the remote store that made the charge."""
-        is_remote = self._is_remote(amendment)
+        is_remote = amendment.ref.limit in self._remote_limits
         self._history_writer.note_amended(amendment, is_local=not is_remote)
         if is_remote:
-            self._fetcher.amend(amendment)
-
-    def _is_remote(self, amendment: Amendment) -> bool:
-        return amendment.ref.limit in self._remote_limits
+            self._fetcher.by_limit[amendment.ref.limit].amend(amendment)
 
 
 class StartDecision(Enum):

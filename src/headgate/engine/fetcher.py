@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -39,9 +40,10 @@ class Fetcher:
         for name, remote in limits.items():
             of_store.setdefault(remote.store, {})[name] = remote.limit
         self._fetchers = [StoreFetcher(services, store, kept) for store, kept in of_store.items()]
-        self._by_limit = {
+        self.by_limit = {
             name: fetcher for fetcher, kept in zip(self._fetchers, of_store.values(), strict=True) for name in kept
         }
+        """The fetcher of the store of each limit."""
         self.has_limits = bool(limits)
         """Whether any limit is remote."""
         self.requests = 0
@@ -60,7 +62,7 @@ class Fetcher:
     def request(self, needed: Sequence[NeededFetch], room: int) -> None:
         """Fetch starts for buckets that a claim found empty; `room` jobs could start now."""
         for each in needed:
-            if (fetcher := self._by_limit.get(each.ref.limit)) is not None:
+            if (fetcher := self.by_limit.get(each.ref.limit)) is not None:
                 fetcher.request(each, room)
                 self.requests += 1
 
@@ -69,16 +71,8 @@ class Fetcher:
         for job in jobs:
             if job.remote_charges is not None:
                 for index, ref in enumerate(job.buckets):
-                    if job.remote_charges[index] is not None and (fetcher := self._by_limit.get(ref.limit)) is not None:
+                    if job.remote_charges[index] is not None and (fetcher := self.by_limit.get(ref.limit)) is not None:
                         fetcher.note_taken(ref, 1 if job.costs is None else job.costs[index])
-
-    def amend(self, amendment: Amendment) -> None:
-        """Send an amended charge to its store."""
-        self._by_limit[amendment.ref.limit].amend(amendment)
-
-    def penalize(self, ref: BucketRef, closed_for: int) -> None:
-        """Close the bucket for every program that uses it, for `closed_for` microseconds."""
-        self._by_limit[ref.limit].penalize(ref, closed_for)
 
     async def flush(self, seconds: float) -> None:
         """Wait at most `seconds` until all amendments are sent; drop the pending requests for starts."""
@@ -110,8 +104,9 @@ class StoreFetcher(WithServices):
         self._published: set[tuple[str, str]] = set()
         self._taken: dict[BucketRef, int] = {}
         """What jobs took here of the starts that may have to be given back."""
-        self._amendments: list[Amendment] = []
+        self._amendments: deque[Amendment] = deque()
         self._penalties: dict[BucketRef, int] = {}
+        self._is_ending = False
         self._wakeup = asyncio.Event()
         self._is_empty = asyncio.Event()
 
@@ -149,6 +144,7 @@ class StoreFetcher(WithServices):
 
     async def flush(self, seconds: float) -> None:
         """Wait at most `seconds` until all amendments are sent; drop the pending requests for starts."""
+        self._is_ending = True
         self._needed.clear()
         self._is_empty.clear()
         self._wakeup.set()
@@ -160,14 +156,15 @@ class StoreFetcher(WithServices):
                 await self._wakeup.wait()
                 self._wakeup.clear()
                 needed, self._needed = self._needed, {}
-                penalties, self._penalties = self._penalties, {}
-                amendments, self._amendments = self._amendments, []
-                for ref, until in penalties.items():
+                while self._penalties and not self._holds_back:
                     # Before the refund of the refused start, which would let another job start.
-                    await self._penalize(ref, until)
-                for amendment in amendments:
-                    # One after another: a charge may be moved first and settled then.
-                    await self._amend(amendment)
+                    await self._penalize(*self._penalties.popitem())
+                for _ in range(len(self._amendments)):
+                    if not self._holds_back:
+                        # One after another: a charge may be moved first and settled then.
+                        await self._amend(self._amendments.popleft())
+                if self._holds_back:
+                    self._clock.call_at(self._again_at, self._wakeup.set)
                 if needed:
                     began = self._clock.monotonic()
                     self._taken |= dict.fromkeys(needed, 0)
@@ -225,6 +222,11 @@ class StoreFetcher(WithServices):
     def _is_paused(self) -> bool:
         """Whether the store is not called, because the last call has failed."""
         return self._clock.monotonic() < self._again_at
+
+    @property
+    def _holds_back(self) -> bool:
+        """Whether penalties and amendments wait until the store is called again. At the end of the node, none does."""
+        return self._is_paused and not self._is_ending
 
     def _pause(self, error: HeadgateError) -> None:
         """Call the store no more for 0.5 s to 30 s, longer after each failure."""
