@@ -13,7 +13,7 @@ import hiredis
 from redis.asyncio import Connection
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-from headgate.clock import Clock, Timer, microseconds, sleep
+from headgate.clock import SECOND, Clock, Timer, microseconds, sleep
 from headgate.errors import StorageUnavailable
 from headgate.limits.redis.script import Script
 
@@ -29,6 +29,9 @@ MIN_SPLIT = 16
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
 """Seconds between attempts to connect; each pause is twice the one before, and no longer than the timeout."""
+
+BLOCKED_FOR = SECOND // 10
+"""How late (µs) a timer is of an event loop that was blocked."""
 
 RETRYABLE_ERRORS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
 """The server starts, has become a replica, or waits for its primary or slots: nothing was done; a retry may succeed."""
@@ -300,8 +303,9 @@ class RedisConnection(asyncio.Protocol):
         self._lost(error)
 
     def close(self) -> None:
-        self._lost = _ignore
-        self._on_replies = _ignore
+        # What arrives on a closed connection is ignored.
+        self._lost = lambda _: None
+        self._on_replies = lambda _: None
         self._transport.abort()
 
 
@@ -324,18 +328,25 @@ async def quietly_close(connection: Connection) -> None:
 
 @contextlib.contextmanager
 def deadline(clock: Clock, timeout: float) -> Iterator[None]:
-    """Raise StorageUnavailable when the block takes longer than `timeout` seconds."""
+    """Raise StorageUnavailable when the block takes longer than `timeout` seconds, while the event loop runs."""
     task = asyncio.current_task()
     assert task is not None
     cancels = task.cancelling()
     is_late = False
+    timer: Timer
+    until = clock.monotonic() + microseconds(timeout)
 
     def give_up() -> None:
-        nonlocal is_late
-        is_late = True
-        task.cancel()
+        nonlocal is_late, timer, until
+        if clock.monotonic() - until > BLOCKED_FOR:
+            # Meanwhile no reply was read, and no request sent.
+            until = clock.monotonic() + microseconds(timeout)
+            timer = clock.call_at(until, give_up)
+        else:
+            is_late = True
+            task.cancel()
 
-    timer = clock.call_at(clock.monotonic() + microseconds(timeout), give_up)
+    timer = clock.call_at(until, give_up)
     try:
         yield
     except asyncio.CancelledError:
@@ -359,10 +370,6 @@ def _caused(message: str, error: Exception | None) -> StorageUnavailable:
     answer.__cause__ = error
     answer.has_answered = isinstance(error, hiredis.ReplyError)
     return answer
-
-
-def _ignore(_: Any) -> None:
-    """Ignore what arrives on a closed connection."""
 
 
 _NOTHING = object()

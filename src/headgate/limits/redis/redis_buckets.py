@@ -108,13 +108,14 @@ class RedisBuckets:
             try:
                 with deadline(self._clock, self._timeout):
                     await connection.send_command("INFO", check_health=False)
-                    info = _settings(await connection.read_response())
+                    text = (await connection.read_response()).decode("utf-8", "replace")
             finally:
                 await quietly_close(connection)
         except (AuthenticationError, NoPermissionError) as error:
             raise StorageUnusable(str(unavailable(error))) from error
         except (RedisError, OSError) as error:
             raise unavailable(error) from error
+        info = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
         version = info.get("redis_version", "unknown")
         if (known := _version(version)) is not None and known < OLDEST:
             raise StorageUnusable(f"Redis {version} is too old; 6.2 is the oldest that Headgate can use")
@@ -242,11 +243,6 @@ _SPECIAL = str.maketrans({"%": "%25", ":": "%3A", "{": "%7B", "}": "%7D", "*": "
 def escaped(text: str) -> str:
     """Return a part of a key's name: different for every text, and it never ends the hash tag."""
     return bucket_key(text).translate(_SPECIAL)
-
-
-def _settings(info: bytes) -> dict[str, str]:
-    lines = (line.partition(":") for line in info.decode("utf-8", "replace").splitlines())
-    return {name: value for name, _, value in lines}
 
 
 def _version(text: str) -> tuple[int, ...] | None:

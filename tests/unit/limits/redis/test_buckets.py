@@ -279,6 +279,19 @@ def test_a_call_to_a_missing_server_fails_within_three_timeouts(takes: float, ti
     run_virtual(main)
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3])
+async def test_a_blocked_event_loop_is_no_server_that_does_not_answer(redis_url: str, turns: int) -> None:
+    """The fault: a handler that blocked the loop while a node connected let its jobs start without their limit."""
+    store = RedisBuckets.from_url(f"{redis_url}?timeout=0.3")
+    opening = asyncio.ensure_future(store.open())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+    await opening
+    assert (await store.take(bucket(RateLimit("5/h").rule))).granted == 1
+    await store.close()
+
+
 async def test_using_a_store_that_is_not_open_raises(redis_url: str) -> None:
     store = RedisBuckets.from_url(redis_url)
     with pytest.raises(StorageUnavailable, match="not open"):
