@@ -658,13 +658,19 @@ async def test_a_node_ends_its_children_while_handlers_use_all_threads_of_the_ev
 
 
 def test_all_children_together_have_two_seconds_to_end_with_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault: each had them, one after the other, and a worker with many was killed before it had left."""
+    """The fault: each had them, one after the other, and a worker with many was killed before it had left.
+
+    Later the next one had them after each that had ended in time.
+    """
     waits: list[float] = []
     end = Child.end
 
-    def note_and_end(child: Child, timeout: float) -> bool:
+    def note_and_end(child: Child, timeout: float) -> None:
         waits.append(timeout)
-        return end(child, timeout)
+        if len(waits) == 1:
+            time.sleep(1)
+            child.kill()
+        end(child, timeout)
 
     monkeypatch.setattr(Child, "end", note_and_end)
     children = NodeChildren([LifecycleHook(Moment.SHUTDOWN, HookScope.CHILD, hooked_bodies.hang)])
@@ -672,7 +678,8 @@ def test_all_children_together_have_two_seconds_to_end_with_their_node(monkeypat
         child.make_ready()
         children.put_back(child, is_usable=True)
     children.close()
-    assert waits == [CHILD_EXIT_TIMEOUT, 0, 0]
+    assert waits[1] <= CHILD_EXIT_TIMEOUT - 1
+    assert waits[2] <= 0
 
 
 async def test_a_child_whose_function_no_thread_could_run_runs_the_next_attempt(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakSet
 
+from headgate.clock import SECOND, SystemClock, microseconds
 from headgate.engine.child_messages import (
     IGNORED_SIGNALS,
     Annotated,
@@ -181,16 +182,14 @@ class Child:
             self._file.close()
         self._socket.close()
 
-    def end(self, timeout: float) -> bool:
-        """Hang up and wait until the process ends; kill it after `timeout` seconds, and return False."""
+    def end(self, timeout: float) -> None:
+        """Hang up and wait until the process ends; kill it after `timeout` seconds."""
         self.hang_up()
         try:
             self._process.wait(timeout)
-            return True
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-            return False
 
     def wait(self) -> None:
         """Return when the process has ended, or after 2 s: the thread that killed it may still wait for it."""
@@ -360,10 +359,10 @@ class Children:
         # They end at the same time, and not one after the other.
         for child in idle:
             child.hang_up()
-        timeout = CHILD_EXIT_TIMEOUT
+        clock = SystemClock()  # real processes, real time
+        until = clock.monotonic() + microseconds(CHILD_EXIT_TIMEOUT)
         for child in [*idle, *ending]:
-            # Once one has used up the time, the others have had it as well.
-            timeout = timeout if child.end(timeout) else 0
+            child.end((until - clock.monotonic()) / SECOND)
         for child in killed:
             child.wait()
 
