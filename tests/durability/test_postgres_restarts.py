@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from headgate import StorageUnavailable, UnfitConnection
+from headgate.admin.findings import findings_of
 from headgate.cli import worker
 from headgate.clock import SECOND, SystemClock
 from headgate.jobs.event import NodeDeclaredDead, NodeLost
@@ -134,6 +135,8 @@ async def test_a_process_that_starts_beside_a_read_only_server_can_read(
     async with work.app.open():
         assert (await work.app.job(job.id).status()).state == "succeeded"
         assert len(await work.app.admin.queues.list()) == 1
+        found = [each for each in findings_of(await work.app.admin.checkup()) if each.level == "problem"]
+        assert any("default_transaction_read_only is set" in each.seen for each in found)
         with pytest.raises(StorageUnavailable, match=r"is read-only: .*it is a replica, or .*target_session_attrs=pr"):
             await work.gated.enqueue("acme")
     async with AsyncExitStack() as stack:

@@ -50,7 +50,7 @@ POSTGRES = PostgresFacts(
     version=160004,
     is_pooled=False,
     listens=True,
-    is_replica=False,
+    is_read_only=False,
     skew=2000,
     connections=8,
     used_connections=20,
@@ -136,7 +136,7 @@ def test_problems_of_a_file_are_found(change: dict[str, Any], level: str, check:
     ("change", "level", "check", "part"),
     [
         ({"version": 130014}, "warning", "PostgreSQL version", "13"),
-        ({"is_replica": True}, "problem", "primary", "replica"),
+        ({"is_read_only": True}, "problem", "primary", "a replica, or default_transaction_read_only is set"),
         ({"is_pooled": True, "listens": False}, "warning", "pooler", "poll"),
         ({"skew": 30_000_000}, "warning", "clock", "30.0 s behind the server"),
         ({"skew": -30_000_000}, "warning", "clock", "30.0 s ahead of the server"),

@@ -166,12 +166,12 @@ def _of_postgres(facts: PostgresFacts, checkup: Checkup) -> Iterator[Finding]:
         yield Finding("ok", "PostgreSQL version", str(major))
     else:
         yield Finding("warning", "PostgreSQL version", f"{major} works, but gets no more fixes", "upgrade the server")
-    if facts.is_replica:
+    if facts.is_read_only:
         yield Finding(
             "problem",
             "primary",
-            "the server is a replica, which is read-only",
-            "add target_session_attrs=primary to the URL, with all hosts",
+            "the server is read-only: it is a replica, or default_transaction_read_only is set",
+            "add target_session_attrs=primary to the URL, with all hosts; or ALTER DATABASE (or ROLE) … RESET it",
         )
     yield _pooler(facts)
     yield from _durability(facts)

@@ -64,7 +64,7 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True, tag="postgresql",
     version: int
     is_pooled: bool
     listens: bool
-    is_replica: bool
+    is_read_only: bool
     skew: int
     connections: int
     used_connections: int

@@ -88,7 +88,7 @@ SELECT pid, pg_terminate_backend(pid) AS is_ended FROM still
 -- Return facts about the server that matter to its clients.
 SELECT
     current_setting('server_version_num')::int AS version,
-    pg_is_in_recovery() AS is_replica,
+    current_setting('transaction_read_only')::bool AS is_read_only,
     current_setting('max_connections')::int AS max_connections,
     (SELECT coalesce(sum(numbackends), 0)::int FROM pg_stat_database) AS used_connections,
     current_setting('autovacuum')::bool AND current_setting('track_counts')::bool AS autovacuum,
