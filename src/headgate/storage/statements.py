@@ -177,8 +177,7 @@ class Table:
         (read,) = self.read([row])
         values = list(read)
         for place in self._json_places:
-            if values[place] is not None:
-                values[place] = as_json(values[place])
+            values[place] = optional_json(values[place])
         return values
 
 

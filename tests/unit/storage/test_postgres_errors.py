@@ -129,6 +129,17 @@ def test_a_file_that_is_missing_is_a_socket_or_a_certificate() -> None:
     assert "there is no such socket, or no such certificate" in str(translate(error, "db", opening=True))
 
 
+@pytest.mark.parametrize(
+    "error", [KeyError("getpwuid(): uid not found: 4242"), OSError("No username set in the environment")]
+)
+def test_a_url_without_a_user_in_a_process_whose_user_has_no_name_says_what_to_write(error: Exception) -> None:
+    """The fault: the driver's KeyError, as from a container that runs under a number."""
+    received = translate(error, "postgresql://host/jobs", opening=True)
+    assert type(received) is StorageUnusable
+    assert "postgresql://host/jobs names no user" in str(received)
+    assert "write user@host" in str(received)
+
+
 def test_a_lasting_deadlock_is_a_storage_failure() -> None:
     assert issubclass(Deadlocked, StorageUnavailable)
     assert issubclass(Deadlocked, HeadgateError)

@@ -721,6 +721,8 @@ def translate(error: Exception, url: str, *, opening: bool = False) -> Exception
     # A ValueError is about a host such as "db..example", or a port of the URL or PGPORT, before anything is sent.
     if isinstance(error, asyncpg.exceptions.ClientConfigurationError) or (opening and isinstance(error, ValueError)):
         return StorageUnusable(f"{name} cannot be opened: {text}")
+    if opening and ("getpwuid()" in text or "No username set" in text):
+        return StorageUnusable(f"{name} names no user, and that of this process has no name; write user@host")
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         return StorageUnavailable(f"{name} does not answer")
     if isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError)):

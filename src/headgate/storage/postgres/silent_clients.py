@@ -46,11 +46,10 @@ class SilentClients:
         if too_long:
             pids, statements = zip(*too_long, strict=True)
             for pid, is_ended in await session.fetch("end_silent_clients", pids=pids, statements=statements):
-                if not is_ended:
-                    continue
-                logger.warning(
-                    "%s: ended session %d, whose client was silent for %d s in a statement and held locks",
-                    self._database.name,
-                    pid,
-                    SILENT_FOR // SECOND,
-                )
+                if is_ended:
+                    logger.warning(
+                        "%s: ended session %d, whose client was silent for %d s in a statement and held locks",
+                        self._database.name,
+                        pid,
+                        SILENT_FOR // SECOND,
+                    )
