@@ -77,10 +77,8 @@ class ClaimTracker(WithServices):
         record = await self._storage.job(job_id)
         if record is None or record.state is not JobState.RUNNING or (record.node, record.fence) != (node, fence):
             return
-        if job_id in self._attempts.jobs or job_id in self._recorder.pending:
-            return
-        if not self._holds_lease():
-            # The next heartbeat finds it again.
+        # Without the lease it does not start: the next heartbeat finds it again.
+        if job_id in self._attempts.jobs or job_id in self._recorder.pending or not self._holds_lease():
             return
         job = record.as_claimed()
         self._history_writer.note_started([job])

@@ -77,6 +77,7 @@ class Recorder(WithServices):
         await wait_for_event(self._clock, self._is_empty, seconds)
 
     async def run(self) -> None:
+        failures = 0
         while True:
             await self._wait()
             self._writing, self._endings = self._endings, []
@@ -98,15 +99,17 @@ class Recorder(WithServices):
                     if self._reporter.outputs:
                         self._reporter.forget(job for job, *_ in self._writing)
             except StorageUnavailable as error:
-                self._endings = self._writing + self._endings
-                self._writing = []
+                self._endings, self._writing = self._writing + self._endings, []
                 # The write may have succeeded, and a refund must not be made twice, so refunds are dropped. Moving or
                 # charging a start twice only delays others.
                 self._amendments = [each for each in amendments if each.actual >= each.cost] + self._amendments
                 self._publish_failure("recording finished jobs", error)
-                await sleep(self._clock, self._random.uniform(0.1, 0.5))
+                failures += 1
+                # Soon after a lost connection. While the store is away, about once a second, as claims: each is logged.
+                await sleep(self._clock, self._random.uniform(0.1, 0.5) * min(failures, 3))
                 self._wakeup.set()
                 continue
+            failures = 0
             self._writing = []
             if not self._wakeup.is_set() and not self._locked:
                 self._is_empty.set()
