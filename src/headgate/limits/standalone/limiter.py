@@ -63,8 +63,9 @@ class Limiter:
     """A limit for plain code, without jobs: `Limiter(RateLimit("15/m"))`.
 
     Each key has its own budget. The caller passes the key, so the limit's own `key`, `cost` and the options for jobs do
-    not apply. `store` is where the buckets live: `"memory://"` (default) for this process alone, `"redis://…"` or
-    `"postgresql://…"` to share them with programs that declare the same limit under the same name, or a BucketStore.
+    not apply. `store` is where the buckets live: `"memory://"` for this process alone, `"redis://…"` or
+    `"postgresql://…"` to share them with programs that declare the same limit under the same name, or a BucketStore;
+    default: the limit's own store, else `"memory://"`.
     Waiters for a key are served in the order of arrival, also across event loops and threads; `.sync` has the same
     verbs for threads. Refusals are logged by `headgate.limiter`, one line every 30 s at most.
 
@@ -76,7 +77,7 @@ class Limiter:
     def __init__(
         self,
         limit: Limit,
-        store: str | BucketStore = "memory://",
+        store: str | BucketStore | None = None,
         *,
         lease: Duration | None = None,
         clock: Clock | None = None,
@@ -252,9 +253,11 @@ class SyncLimiter:
         self._budget.close()
 
 
-def _budget(limit: Limit, store: str | BucketStore, lease: Duration | None, clock: Clock | None) -> Budget:
+def _budget(limit: Limit, store: str | BucketStore | None, lease: Duration | None, clock: Clock | None) -> Budget:
     if not isinstance(limit, Limit):
         raise DeclarationError(f"{limit!r} is not a limit; write Limiter(RateLimit('15/m'))")
+    if store is None:
+        store = "memory://" if limit.store is None else cast("str | BucketStore", limit.store)
     # Without a name, the numbers are the name: programs that share a store and declare the same limit share its budget.
     name = limit.name or f"{limit.rule.kind} {limit.rule.describe()}"
     if limit.may_repeat and isinstance(limit.key, str):

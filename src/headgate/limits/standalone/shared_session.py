@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from headgate.clock import SECOND, Clock, wait_for_event
@@ -260,12 +260,8 @@ class SharedLine:
 
     def _count_same_cost(self, cost: int) -> int:
         """Return how many waiters in front have the same cost."""
-        count = 0
-        for waiter in islice(self._waiters, MAX_PER_REQUEST):
-            if waiter.cost != cost:
-                break
-            count += 1
-        return count
+        first = islice(self._waiters, MAX_PER_REQUEST)
+        return sum(1 for _ in takewhile(lambda waiter: waiter.cost == cost, first))
 
     def _grant(self, taken: Taken, cost: int) -> None:
         for _ in range(taken.granted):

@@ -181,6 +181,17 @@ def test_a_reset_key_has_its_full_budget(play: Callable[[Scene], None]) -> None:
     play(scene)
 
 
+def test_a_limit_that_has_a_store_is_kept_there_unless_the_limiter_has_another() -> None:
+    """The fault: it was counted in memory, so programs that declared it with one Redis each had all of it."""
+    limit = StrictRate("1/h", name="api", store=MemoryBuckets(ManualClock()))
+    assert [bool(Limiter(limit).sync.try_acquire()) for _ in range(2)] == [True, False]
+    assert Limiter(limit, store="memory://").sync.try_acquire()
+    elsewhere = Limiter(StrictRate("1/h", name="api", store="redis://127.0.0.1:1?timeout=0.1"))
+    with pytest.raises(StorageUnavailable):
+        elsewhere.sync.try_acquire()
+    elsewhere.sync.close()
+
+
 def test_a_decision_has_a_readable_repr() -> None:
     limiter = Limiter(RateLimit("2/m"), clock=ManualClock())
     assert repr(limiter.sync.try_acquire()) == (
