@@ -171,7 +171,9 @@ async def schedule(caller: Caller, name: str) -> ScheduleDetails:
     status = await admin.status(name)
     if status.unreadable:
         return ScheduleDetails(status, (), None)
-    definition = _defined(await admin.definition(name), caller)
+    definition = await admin.definition(name)
+    secrets = caller.secrets_of(definition.payload, fields=())
+    payload = caller.redaction.json(caller.visible(definition.payload), secrets)
     try:
         runs = await admin.next_runs(name)
     except (ScheduleNotFound, StorageUnavailable):
@@ -179,7 +181,7 @@ async def schedule(caller: Caller, name: str) -> ScheduleDetails:
     except HeadgateError:
         # The trigger is code of another app, which alone can compute the later ones, or it raises for one of them.
         runs = () if status.next_run is None else (status.next_run,)
-    return ScheduleDetails(status, runs, definition)
+    return ScheduleDetails(status, runs, view_of(DefinitionView, definition, payload=payload))
 
 
 async def schedule_preview(caller: Caller, query: PreviewQuery) -> SchedulePreview:
@@ -249,10 +251,3 @@ async def remove_schedule(caller: Caller, name: str) -> Acknowledgement:
 
 def _parts(text: str) -> list[str]:
     return [each.strip() for each in text.split(",") if each.strip()]
-
-
-def _defined(definition: ScheduleDefinition, caller: Caller) -> DefinitionView:
-    secrets = caller.secrets_of(definition.payload, fields=())
-    return view_of(
-        DefinitionView, definition, payload=caller.redaction.json(caller.visible(definition.payload), secrets)
-    )

@@ -255,3 +255,33 @@ async def test_a_queue_with_nothing_but_failures_is_not_idle(browser: Browser, s
         await expect(page.get_by_role("table", name="Queues").get_by_role("link", name="broken")).to_be_visible()
         await expect(page.locator(".idle-queues")).to_contain_text("quiet")
         await expect(page.locator(".idle-queues")).not_to_contain_text("broken")
+
+
+async def test_an_overview_of_thousands_of_queues_draws_some_and_says_how_many_there_are(
+    browser: Browser, shop: Shop
+) -> None:
+    """The fault: a browser drew all of 10,000 busy queues, and showed nothing for 23 s."""
+
+    async def many(route: Route) -> None:
+        answer = await route.fetch()
+        overview = await answer.json()
+        nothing = {name: 0 for name, value in overview["queues"][0].items() if isinstance(value, int | float)}
+        quiet = overview["queues"][0] | nothing | {"paused_at": None, "lag": 0}
+        busy = [quiet | {"queue": f"busy-{number}", "waiting": 1} for number in range(5000)]
+        idle = [quiet | {"queue": f"idle-{number}"} for number in range(5000)]
+        paused = [quiet | {"queue": f"paused-{number}", "paused_at": overview["now"]} for number in range(500)]
+        # The page takes it for newer than what the stream sends.
+        await route.fulfill(json=overview | {"queues": [*busy, *idle, *paused], "now": "2099-01-01T00:00:00Z"})
+
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.route("**/api/v1/overview", many)
+        await visit.go("overview")
+        table = page.get_by_role("table", name="Queues")
+        await expect(table.locator("tbody tr")).to_have_count(100)
+        await expect(table.locator("tbody tr").first).to_contain_text("paused-0")
+        await expect(page.get_by_role("link", name="5,400 more queues")).to_have_attribute("href", "queues")
+        await expect(page.locator(".notices")).to_contain_text("500 queues are paused: paused-0 · paused-1")
+        await expect(page.locator(".notices")).to_contain_text("paused-11 · 488 more queues")
+        await expect(page.locator(".idle-queues summary")).to_have_text("5,000 idle queues")
+        await expect(page.locator(".idle-queues a")).to_have_count(101)

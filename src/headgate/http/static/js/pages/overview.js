@@ -91,11 +91,7 @@ function warnings(data) {
       notice(
         "warn",
         h("b", null, `${format.plural(paused.length, "queue is paused", "queues are paused")}: `),
-        paused.map((/** @type {any} */ queue, /** @type {number} */ at) => [
-          at > 0 && ", ",
-          link("queues", queue.queue),
-        ]),
-        ".",
+        firstOf(paused, MOST_NAMED, (queue) => link("queues", queue.queue), (count) => format.plural(count, "more queue"), "queues"),
       ),
     data.unknown_tasks.map((/** @type {any} */ each) =>
       notice(
@@ -110,7 +106,7 @@ function warnings(data) {
         link(address(["jobs"], { task: each.task, state: "waiting" }), t("Show jobs")),
       ),
     ),
-    data.overdue_schedules.map((/** @type {any} */ each) =>
+    data.overdue_schedules.slice(0, MOST_NAMED).map((/** @type {any} */ each) =>
       notice(
         "warn",
         h("b", null, t("Schedule")),
@@ -119,6 +115,8 @@ function warnings(data) {
         h("b", null, `: ${each.problem ?? t("overdue")}.`),
       ),
     ),
+    data.overdue_schedules.length > MOST_NAMED &&
+      notice("warn", link("schedules", format.plural(data.overdue_schedules.length - MOST_NAMED, "more schedule"))),
     data.blockers.map((/** @type {any} */ each) =>
       notice(
         "warn",
@@ -226,8 +224,19 @@ function finalsAgo({ now, finals_at: at }, text) {
   return `${text}, ${t("counted {time}", { time: format.relative(at) })}`;
 }
 
-/** Up to how many limits that no job waits for are named. */
-const MOST_IDLE = 12;
+/** Up to how many limits, paused queues and schedules are named. */
+const MOST_NAMED = 12;
+
+/** Up to how many queues are drawn: with 10,000 of them, a browser would show nothing for 20 s. */
+const MOST_QUEUES = 100;
+
+/** The first of a list in a line, and how many more the page with all has. @param {any[]} list @param {number} most @param {(each: any) => import("../dom.js").Children} shown @param {(count: number) => string} rest @param {string} page */
+function firstOf(list, most, shown, rest, page) {
+  return [
+    list.slice(0, most).map((each, at) => [at > 0 && " · ", shown(each)]),
+    list.length > most && [" · ", link(page, rest(list.length - most))],
+  ];
+}
 
 /** The limits, those that most jobs wait for first, with their keys. @param {any} data */
 function limitsPanel(data) {
@@ -283,14 +292,13 @@ function idleLimits(idle, isRest) {
     { class: "idle-limits", key: "idle" },
     isRest ? t("No job waits for the other limits:") : t("No job waits for a limit:"),
     " ",
-    idle.slice(0, MOST_IDLE).map((limit, at) => [
-      at > 0 && " · ",
-      h("a", { key: limit.limit, href: address(["limits", limit.limit]) }, breakable(limit.limit)),
-      " ",
-      ruleLabel(limit.rule),
-      limit.is_paused && [" ", badge("paused")],
-    ]),
-    idle.length > MOST_IDLE && [" · ", link("limits", format.plural(idle.length - MOST_IDLE, "more limit"))],
+    firstOf(
+      idle,
+      MOST_NAMED,
+      (limit) => [link(address(["limits", limit.limit]), breakable(limit.limit)), " ", ruleLabel(limit.rule), limit.is_paused && [" ", badge("paused")]],
+      (count) => format.plural(count, "more limit"),
+      "limits",
+    ),
   );
 }
 
@@ -305,7 +313,7 @@ function queuesPanel(data) {
     (busy.length > 0 || !idle.length) &&
       table({
         label: t("Queues"),
-        rows: busy,
+        rows: busy.slice(0, MOST_QUEUES),
         key: (queue) => queue.queue,
         extra: "compact",
         empty: data.counted_at === null ? counting() : empty(
@@ -332,6 +340,7 @@ function queuesPanel(data) {
           },
         ],
       }),
+    busy.length > MOST_QUEUES && h("p", { class: "hint", key: "more" }, link("queues", format.plural(busy.length - MOST_QUEUES, "more queue"))),
     idle.length > 0 &&
       h(
         "details",
@@ -340,10 +349,7 @@ function queuesPanel(data) {
         h(
           "p",
           null,
-          idle.map((queue, at) => [
-            at > 0 && " · ",
-            h("a", { key: queue.queue, href: address(["queues", queue.queue]) }, breakable(queue.queue)),
-          ]),
+          firstOf(idle, MOST_QUEUES, (queue) => link(address(["queues", queue.queue]), breakable(queue.queue)), (count) => format.plural(count, "more queue"), "queues"),
         ),
       ),
   );
