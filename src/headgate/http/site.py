@@ -248,20 +248,21 @@ class Dashboard(Starlette):
 
     async def _sign_in(self, request: Request) -> Response:
         """Serve the sign-in page, its form, and the link with a token; the only address without access control."""
-        if request.method == "POST":
-            self._guard.require_same_site(request)
-            fields, place = parse_form(await read_body(request, kind=FORM, largest=LONGEST_FORM))
-        else:
-            token = request.query_params.get("token")
-            if token is None or request.method == "HEAD" or await self._is_signed_in(request):
-                # A signed-in user is redirected; others get the page.
-                await self._guard.visitor(request)
-                return _redirect(request, "")
-            fields, place = SignInFields("", token), ""
+        token = request.query_params.get("token")
+        if request.method != "POST" and (
+            token is None or request.method == "HEAD" or await self._is_signed_in(request)
+        ):
+            # A signed-in user is redirected; others get the page.
+            await self._guard.visitor(request)
+            return _redirect(request, "")
+        fields, place = SignInFields("", token or ""), ""
         try:
+            if request.method == "POST":
+                self._guard.require_same_site(request)
+                fields, place = parse_form(await read_body(request, kind=FORM, largest=LONGEST_FORM))
             user, cookie = await self._guard.sign_in(request, fields)
         except HttpError as refusal:
-            if refusal.status != 401 or not _accepts_page(request):
+            if not _accepts_page(request):
                 raise
             return self._sign_in_page.response(request, refusal, fields, place)
         response = _redirect(request, place)

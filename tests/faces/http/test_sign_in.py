@@ -17,6 +17,7 @@ from headgate import DeclarationError
 from headgate.clock import SECOND, sleep
 from headgate.errors import StorageUnavailable
 from headgate.http import BasicAuth, BearerAuth, CallbackAuth, OneTimeToken, User, dashboard
+from headgate.http.auth import LONGEST_CREDENTIAL
 from headgate.http.sessions import PATIENCE
 from headgate.password_hash import PasswordHash
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -109,6 +110,28 @@ async def test_a_wrong_password_is_answered_by_the_page_that_keeps_the_name_and_
         assert problem(await caller.post("/login", data=hostile)) == "unauthorized"
 
 
+async def test_a_form_that_is_refused_is_answered_by_the_page_which_says_why() -> None:
+    """The fault: a proxy that changed the Host header, or a long password, led a browser to a page of JSON."""
+    app = make_app()
+    async with client(dashboard(app, auth=users())) as caller:
+        for form, headers, status, why in (
+            (
+                FORM,
+                {"Origin": "http://evil.example"},
+                403,
+                "let the proxy in front of the dashboard pass the Host header",
+            ),
+            (FORM | {"secret": "x" * (LONGEST_CREDENTIAL + 1)}, {}, 400, "The name or the password is too long."),
+        ):
+            page = await caller.post("/login", data=form, headers=VISIT | headers)
+            assert (page.status_code, page.headers["content-type"]) == (status, "text/html; charset=utf-8")
+            assert 'role="alert">' in page.text
+            assert why in page.text
+            assert "set-cookie" not in page.headers
+            assert 'value="ada"' not in page.text
+            assert (await caller.post("/login", data=form, headers=headers)).json()["status"] == status
+
+
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_the_cookie_is_for_where_the_dashboard_is_mounted_and_secure_where_it_came_by_https(scheme: str) -> None:
     app = make_app()
@@ -125,7 +148,12 @@ async def test_the_cookie_is_for_where_the_dashboard_is_mounted_and_secure_where
 
 @pytest.mark.parametrize(
     ("mounted", "written"),
-    [("/@ada/proxy:8080", "/@ada/proxy:8080"), ("/a+b (1)", "/a+b%20(1)"), ("/b\u00fcro;1", "/b%C3%BCro%3B1")],
+    [
+        ("/@ada/proxy:8080", "/@ada/proxy:8080"),
+        ("/a+b (1)", "/a+b%20(1)"),
+        ("/a[1]|b", "/a[1]|b"),
+        ("/b\u00fcro;1", "/b%C3%BCro%3B1"),
+    ],
 )
 async def test_a_cookie_is_sent_to_where_the_sign_in_and_the_page_lead(mounted: str, written: str) -> None:
     """The fault: the address had %40 and the cookie @, or an umlaut as one byte, so a browser kept it to itself."""
