@@ -195,4 +195,4 @@ def _name(request: Request) -> str:
 
 def root_of(request: Request) -> str:
     """Return the path where it is mounted, escaped as browsers do: they compare the path of a cookie as a text."""
-    return quote(str(request.scope.get("root_path", "")).rstrip("/"), safe="/!$&'()*+,=:@")
+    return quote(str(request.scope.get("root_path", "")).rstrip("/"), safe="/!$&'()*+,=:@[]|")
