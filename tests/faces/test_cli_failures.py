@@ -72,3 +72,14 @@ def test_no_failures_are_said_to_be_none(project: OneModule) -> None:
     assert result.stdout.strip().endswith("none")
     assert call("failures", "--since", "yesterday").exit_code == 2
     assert "'0.5s' must be at least 1 s\n" in call("failures", "--since", "0.5s").output
+
+
+def test_failures_of_one_task_or_queue_are_listed_alone(project: OneModule) -> None:
+    """The fault: the dashboard copied a command for its page of one task that listed those of all."""
+    fail(project)
+    for words, groups in (
+        (["--task", "find", "--queue", "default"], 1),
+        (["--task", "other"], 0),
+        (["--queue", "other"], 0),
+    ):
+        assert len(answer("failures", *words)["groups"]) == groups, words

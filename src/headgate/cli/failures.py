@@ -22,15 +22,17 @@ from headgate.cli.times import seconds_within
     help="Only failures of the last 90s, 15m, 2h, 7d.",
 )
 @click.option("--all", "is_all", is_flag=True, help="All failures that are kept; --since does not apply.")
+@click.option("--task", metavar="TASK", help="Only failures of this task.")
+@click.option("--queue", metavar="QUEUE", help="Only failures in this queue.")
 @json_option
-def failures(target: str, span: float, is_all: bool, as_json: bool) -> None:
+def failures(target: str, span: float, is_all: bool, task: str | None, queue: str | None, as_json: bool) -> None:
     """Show the failures of the last hour, grouped by task and root cause.
 
     The root cause is the innermost exception and the last line of your own code in the traceback; numbers, ids and
     quoted values of messages do not count. Jobs that wait for a retry after a failure count as retrying. The id is that
     of the job that failed last: `headgate jobs show ID` shows its whole traceback. The newest 10,000 failures are read.
     """
-    found = ask(target, lambda admin: admin.failures(span=None if is_all else span))
+    found = ask(target, lambda admin: admin.failures(span=None if is_all else span, task=task, queue=queue))
     if found.is_cut:
         click.echo(f"There are more failures; this list covers the newest {found.read:,}.", err=True)
     if as_json:

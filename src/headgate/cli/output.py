@@ -262,8 +262,7 @@ def make_console() -> Console:
     """Return a console on the current standard output; text is printed as it is, without markup."""
     from rich.console import Console
 
-    is_terminal = sys.stdout.isatty()
-    return Console(width=None if is_terminal else WIDE, highlight=False, markup=False, emoji=False)
+    return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False)
 
 
 def as_text(cell: object) -> Text:

@@ -248,10 +248,8 @@ class Dashboard(Starlette):
 
     async def _sign_in(self, request: Request) -> Response:
         """Serve the sign-in page, its form, and the link with a token; the only address without access control."""
-        token = request.query_params.get("token")
-        if request.method != "POST" and (
-            token is None or request.method == "HEAD" or await self._is_signed_in(request)
-        ):
+        token = None if request.method == "HEAD" else request.query_params.get("token")
+        if request.method != "POST" and (token is None or await self._is_signed_in(request)):
             # A signed-in user is redirected; others get the page.
             await self._guard.visitor(request)
             return _redirect(request, "")

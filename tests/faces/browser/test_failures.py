@@ -12,7 +12,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
 from headgate import Job, JobState
-from tests.faces.browser.conftest import Shop, shop_on, visiting
+from tests.faces.browser.conftest import APP, Shop, shop_on, visiting
 from tests.faces.browser.shop import LONG
 from tests.until import until
 
@@ -138,3 +138,10 @@ async def test_a_time_without_failures_leads_to_all_that_are_kept(browser: Brows
         await expect(visit.page.get_by_text("No failures in the last hour")).to_be_visible()
         await visit.page.get_by_role("link", name="Show all failures that are kept").click()
         await expect(visit.page.get_by_role("row", name=re.compile("ValueError")).first).to_be_visible()
+
+
+async def test_the_command_of_a_page_of_one_task_and_queue_lists_their_failures(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        await visit.go("failures?span=24h&task=fail&queue=mail")
+        button = visit.page.get_by_role("button", name="Copy as command")
+        await expect(button).to_have_attribute("title", f"headgate failures --since 24h --task fail --queue mail {APP}")

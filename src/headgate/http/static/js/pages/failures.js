@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { sparkline } from "../charts.js";
-import { command } from "../commands.js";
+import { command, filterOptions } from "../commands.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { causeText, placeText } from "../job/cause.js";
@@ -47,7 +47,7 @@ export const failures = {
             isCurrent: spanOf(route) === each,
           })),
         ),
-        copyCommand(command("failures", ...spanOf(route).options)),
+        copyCommand(command("failures", ...spanOf(route).options, ...filterOptions(subjectOf(route)))),
       ],
     }),
     Object.entries(subjectOf(route)).map(([kind, name]) =>
