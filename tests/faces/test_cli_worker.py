@@ -161,6 +161,28 @@ def test_what_a_handler_has_printed_is_written_although_its_thread_is_left_behin
 
 
 @pytest.mark.slow
+def test_sigterm_does_not_interrupt_the_callbacks_of_a_worker_that_has_drained(folder: Path) -> None:
+    """The fault: the first signal after the node had left ended the process with -15, and its callbacks with it."""
+    (folder / "calling.py").write_text(
+        "import asyncio\nfrom headgate import Headgate\napp = Headgate('sqlite:///jobs.db', history=False)\n"
+        "@app.task\nasync def work(): ...\n"
+        "@work.on_completed\nasync def call(job, result):\n"
+        "    await asyncio.sleep(2)\n    open('called', 'w').close()\n"
+    )
+    command = [sys.executable, "-m", "headgate"]
+    for words in (["migrate", "calling:app"], ["jobs", "enqueue", "calling:app", "work"]):
+        subprocess.run([*command, *words], cwd=folder, check=True, capture_output=True)
+    words = [*command, "worker", "calling:app", "--drain", "--log-json"]
+    with subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stderr is not None
+        assert any('"NodeStopped"' in line for line in worker.stderr)
+        worker.send_signal(signal.SIGTERM)
+        worker.stderr.read()
+        assert worker.wait(patient(20)) == 0
+    assert (folder / "called").exists()
+
+
+@pytest.mark.slow
 def test_a_draining_worker_ends_when_the_remaining_jobs_wait_for_a_limit(folder: Path) -> None:
     target = f"drained_{uuid.uuid4().hex}:app"
     (folder / f"{target.removesuffix(':app')}.py").write_text(APP)

@@ -317,21 +317,17 @@ async def _serve(
     watch_loop(asyncio.get_running_loop())
     has_begun = is_stopped = False
 
-    def note_begin(event: Event) -> None:
-        nonlocal has_begun
+    def note(event: Event) -> None:
+        nonlocal has_begun, is_stopped
         # A startup function that raised may have left a thread, too.
         has_begun = True
+        is_stopped = isinstance(event, NodeStopping) and event.by_operator
         if isinstance(event, NodeStarted):
             notify_started()
 
-    def note_stop(event: Event) -> None:
-        nonlocal is_stopped
-        is_stopped = isinstance(event, NodeStopping) and event.by_operator
-
     try:
         async with AsyncExitStack() as stack:
-            stack.callback(app.subscribe(note_stop, NodeStopping))
-            stack.callback(app.subscribe(note_begin, NodeStarted, NodeCrashed))
+            stack.callback(app.subscribe(note, NodeStarted, NodeStopping, NodeCrashed))
             if health is not None:
                 from headgate.observe.health import HealthServer
 
@@ -341,6 +337,9 @@ async def _serve(
             if await _open(app, wait, stack):
                 _log_queues_without_tasks(app, queues)
                 await run()
+                # The node has no handlers of signals any more, and callbacks of its last jobs may still run.
+                with on_stop_signals(lambda: None, partial(os._exit, 0)):
+                    await stack.aclose()
     except BaseException:
         if has_begun:
             _end_soon(1)
