@@ -395,7 +395,7 @@ async def test_a_connection_to_somewhere_else_is_refused_by_name(
             task = elsewhere.task(name="mail")(_nothing)
             async with elsewhere.open():
                 storage: Any = store_of(elsewhere)
-                storage._identity = "another"
+                storage._place_id = "another"
                 with pytest.raises(UnfitConnection, match="does not have the jobs of this app"):
                     await task.using(connection=server).enqueue()
                 await server.execute(f'SET LOCAL search_path TO "{elsewhere._settings.schema}"')
@@ -404,6 +404,28 @@ async def test_a_connection_to_somewhere_else_is_refused_by_name(
         await server.execute(f'DROP SCHEMA "{elsewhere._settings.schema}" CASCADE')
     finally:
         await server.close()
+
+
+async def test_a_connection_to_a_copy_of_the_database_on_the_same_server_is_refused(on_postgres: AppAndWorker) -> None:
+    """The fault: the copy has the id of the tables, so the job was enqueued there, where no worker looks for it."""
+    copy = f"copy_{uuid.uuid4().hex[:12]}"
+    admin = await asyncpg.connect(on_postgres.place)
+    await admin.execute(f'CREATE DATABASE "{copy}"')
+    try:
+        elsewhere = await asyncpg.connect(on_postgres.place, database=copy)
+        await elsewhere.execute(f'CREATE SCHEMA "{on_postgres.schema}"')
+        await elsewhere.execute(f'CREATE TABLE "{on_postgres.schema}".identity (id uuid)')
+        id = await admin.fetchval(f'SELECT id FROM "{on_postgres.schema}".identity')
+        await elsewhere.execute(f'INSERT INTO "{on_postgres.schema}".identity VALUES ($1)', id)
+        async with elsewhere.transaction():
+            with pytest.raises(
+                UnfitConnection, match=f"to database '{copy}', which does not have the jobs of this app"
+            ):
+                await on_postgres.mail.using(connection=elsewhere).enqueue("ada")
+        await elsewhere.close()
+    finally:
+        await admin.execute(f'DROP DATABASE "{copy}" WITH (FORCE)')
+        await admin.close()
 
 
 async def _nothing() -> None: ...

@@ -44,10 +44,10 @@ async def session_of(caller: Enlisted, statements: Mapping[str, AnyStatement], n
             )
 
 
-async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob], identity: str) -> Mapping[str, str]:
-    """Store jobs in the transaction of this session, all or none. `identity` is that of the tables."""
+async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob], place_id: str) -> Mapping[str, str]:
+    """Store jobs in the transaction of this session, all or none. `place_id` is that of the tables."""
     has_unique = any(job.unique_key is not None for job in jobs)
-    await require_same_place(session, identity, has_unique=has_unique)
+    await require_same_place(session, place_id, has_unique=has_unique)
     if not may_have_duplicates(jobs) and not any(is_in_folder(job.payload) for job in jobs):
         return await enlist(tx, jobs)
     # Jobs that were stored before a duplicate was found, or an id that is taken, must not stay if the caller continues.
@@ -66,12 +66,12 @@ async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob]
     raise StorageUnavailable("other jobs under the same unique keys kept starting; nothing was stored; try again")
 
 
-async def require_same_place(session: Session, identity: str, *, has_unique: bool) -> None:
+async def require_same_place(session: Session, place_id: str, *, has_unique: bool) -> None:
     """Check the tables without naming a table that may not exist: that error would abort the caller's transaction."""
     ((has_tables, isolation, database),) = await session.fetch("enlisted_at")
     if has_tables:
-        ((found, _),) = await session.fetch("identity")
-        if found == identity:
+        ((*_, found),) = await session.fetch("identity")
+        if found == place_id:
             if has_unique and isolation != "read committed":
                 raise UnfitConnection(
                     f"this transaction is {isolation}, in which unique keys cannot be checked; nothing was stored: "

@@ -141,7 +141,7 @@ class PostgresStorage(Store):
         }
         self._keys = _KeyLocks()
         self._unique = asyncio.Semaphore()
-        self._identity = ""
+        self._place_id = ""
         self._tables = 0
         self._wake_ups: WakeUps | None = None
         self._following: asyncio.Task[None] | None = None
@@ -225,7 +225,7 @@ class PostgresStorage(Store):
 
     async def _follow(self, session: Session) -> None:
         """Read the server's clock, and which tables these are: others, with lower ids, may have taken their place."""
-        self._identity, tables = await session.row("identity")
+        _, tables, self._place_id = await session.row("identity")
         if tables != self._tables:
             self._tables = tables
             for claimer in self._claimers:
@@ -354,14 +354,14 @@ class PostgresStorage(Store):
         self._require_usable()
         assert self._wake_ups is not None
         session = await self._session_of(connection)
-        duplicates = await add_enlisted(session, self._tx(session), jobs, self._identity)
+        duplicates = await add_enlisted(session, self._tx(session), jobs, self._place_id)
         await session.fetch("notify_at_commit", channel=self._wake_ups.channel)
         return duplicates
 
     async def complete_in(self, connection: Any, job_id: str, fence: int) -> bool:
         self._require_usable()
         session = await self._session_of(connection)
-        await require_same_place(session, self._identity, has_unique=False)
+        await require_same_place(session, self._place_id, has_unique=False)
         return await complete(self._tx(session), job_id, fence)
 
     @contextlib.asynccontextmanager

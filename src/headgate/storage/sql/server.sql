@@ -19,9 +19,10 @@ SET ahead = ahead + :shift, last_used = greatest(last_used, @server_clock + ahea
 WHERE ahead = :seen AND @server_clock + ahead + :shift >= last_used - 1000000
 
 -- name: identity [postgres]
--- Return the id that distinguishes these tables from tables with the same names in another place, and a number that
--- distinguishes them from those of a restored dump, which have the same id.
-SELECT CAST(id AS text), tableoid FROM headgate.identity
+-- Return the id that distinguishes these tables from tables with the same names in another place, a number that
+-- distinguishes them from those of a dump restored in their place, and what distinguishes them from a copy in a database
+-- beside this one: both copies have the same id.
+SELECT CAST(id AS text), tableoid, concat(id, ' ', current_database()) FROM headgate.identity
 
 -- name: identity [sqlite]
 SELECT id FROM identity
