@@ -372,9 +372,7 @@ class GateClosed(HeadgateError, RuntimeError):
     """The gate or limiter was closed, before the call or while it waited; nothing was consumed."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "this gate or limiter was closed, or its app was; make a new one, or open the app again, to go on"
-        )
+        super().__init__("this gate or limiter, or its app, is closed; make a new one, or open the app again")
 
 
 def raise_instead(other: BaseException | None, error: BaseException) -> NoReturn:

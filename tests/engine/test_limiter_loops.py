@@ -358,5 +358,5 @@ def test_a_caller_that_waits_on_the_loop_of_an_app_learns_that_it_has_ended(make
         until_now(lambda: budget.home._home.calls)
         ends.set()
         home.result(patient(10))
-        with pytest.raises(GateClosed, match="or open the app again, to go on"):
+        with pytest.raises(GateClosed, match="make a new one, or open the app again"):
             waiter.result(patient(10))
