@@ -334,6 +334,18 @@ class QueuesConformance(Conformance):
         clock.advance(60)
         assert (await record_of(store_user)).ready_at == due_at
 
+    async def test_the_lag_of_a_job_is_known_beside_a_delayed_one_before_any_node_claims(
+        self, store_user: StoreUser, clock: ManualClock
+    ) -> None:
+        """The fault: a queue that no worker served had no lag until the delayed job was due, so none was started."""
+        store_user.rules = {"api": strict(100)}
+        await store_user.add(1, buckets=[("api", "acme")], delay=3600)
+        assert await store_user.take() == []
+        began = clock.now()
+        await store_user.add(1, buckets=[("api", "acme")])
+        clock.advance(60)
+        assert (await record_of(store_user)).ready_at == began
+
     async def test_a_turn_of_its_lane_does_not_end_the_lag_of_a_job(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

@@ -745,6 +745,12 @@ LEFT JOIN job AS fresh ON fresh.rowid = (
     SELECT rowid FROM job WHERE job.lane = known.id AND waiting AND NOT delayed ORDER BY rank, rowid LIMIT 1
 )
 
+-- part: has_arrivals(lane) [postgres]
+EXISTS (SELECT 1 FROM headgate.arrival WHERE arrival.lane = $lane AND is_ready)
+
+-- part: has_arrivals(lane) [sqlite]
+false
+
 -- name: queues
 -- Return the queues that are paused or have waiting jobs: since when the oldest job is ready, and since when one lacks
 -- only a slot. In each lane, the first job is read, and the first of each priority below its own. With aging, priorities
@@ -766,7 +772,7 @@ topmost AS MATERIALIZED (
 ),
 line AS (
     SELECT
-        queue, gated, since, behind, wakes_at, opened_at,
+        id, queue, gated, since, behind, wakes_at, opened_at,
         CASE
             WHEN fresh_priority = 0 AND late_priority IS NULL THEN fresh_at
             ELSE (
@@ -816,7 +822,7 @@ counted AS MATERIALIZED (
             CASE
                 WHEN run_at IS NULL THEN NULL
                 WHEN NOT gated THEN run_at
-                WHEN since IS NULL THEN coalesce(wakes_at, run_at)
+                WHEN since IS NULL THEN CASE WHEN wakes_at IS NULL OR @has_arrivals(line.id) THEN run_at ELSE wakes_at END
                 -- A lane gets a new place in line with each turn. Its oldest job has lacked a slot for longer.
                 WHEN behind IS NULL THEN {least}(
                     :now::bigint - (:limit_now::bigint - since),
@@ -1004,19 +1010,13 @@ FROM (
     LIMIT 100000
 ) AS first
 
--- part: lane_is_due [postgres]
-(lane.since IS NOT NULL OR EXISTS (SELECT 1 FROM headgate.arrival WHERE lane = job.lane AND is_ready))
-
--- part: lane_is_due [sqlite]
-lane.since IS NOT NULL
-
 -- name: queue_position
 -- Return the position of a waiting job in its lane, and its costs and terms.
 SELECT
     job.id,
     (@place_in_lane) AS place,
     coalesce((SELECT sum(line.waiting) FROM (@lane_counts) AS line WHERE line.id = job.lane), 0)::bigint AS waiting,
-    lane.behind IS NULL AND @lane_is_due AS is_due,
+    lane.behind IS NULL AND (lane.since IS NOT NULL OR @has_arrivals(job.lane)) AS is_due,
     CASE WHEN bucket.id IS NOT NULL THEN {array:bucket.limit_name, bucket.key} END AS behind,
     job.queue, job.buckets, job.costs, job.terms, job.held, job.passed
 FROM headgate.job
