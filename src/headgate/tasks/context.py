@@ -331,6 +331,11 @@ def current_jobs() -> Sequence[JobContext]:
     return _chunk.get() or (current_job(),)
 
 
+def is_in_job() -> bool:
+    """Return whether this code runs in a handler or a callback, or in a task that one of them started."""
+    return bool(_chunk.get()) or _current.get(None) is not None
+
+
 def enter_chunk(contexts: Sequence[JobContext]) -> None:
     """Make `contexts` the current jobs of this asyncio task."""
     _chunk.set(tuple(contexts))
@@ -445,9 +450,10 @@ def unguard_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _create_task(before: Any, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
-    # In a handler or a callback, or in a task that one of them started.
-    if (_current.get(None) is not None or _chunk.get()) and asyncio.iscoroutine(coroutine):
-        coroutine = Guarded(coroutine, _as_ordinary)
+    if is_in_job() and asyncio.iscoroutine(coroutine):
+        coroutine = Guarded(
+            coroutine, lambda error: RuntimeError(f"a task of the handler raised {summarize_error(error)}")
+        )
     return asyncio.Task(coroutine, loop=loop, **options) if before is None else before(loop, coroutine, **options)
 
 
@@ -496,7 +502,3 @@ def guarded_result(done: Future[T], timeout: float | None = None) -> T:
         return done.result(timeout)
     except Exited as exited:
         raise exited.args[0] from None
-
-
-def _as_ordinary(error: BaseException) -> RuntimeError:
-    return RuntimeError(f"a task of the handler raised {summarize_error(error)}")

@@ -31,6 +31,7 @@ from headgate.storage.procedures.finish import complete
 from headgate.storage.records import Claim, Claimed, FreeSlots
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.call import Call
+from headgate.tasks.context import is_in_job
 from headgate.tasks.definition import TaskDefinition
 from headgate.tasks.leading import results_in
 from headgate.tasks.options import merged
@@ -357,13 +358,14 @@ class InlineTestApp(TestApp):
     raising: bool
 
     async def after_enqueueing(self, stored: Sequence[StoredCall]) -> None:
-        # One that was there before may be the job whose handler enqueues it again, so it is not waited for.
+        # One that was there before may be the job whose handler enqueues it again, so no handler waits for it.
         before = {each.id: self.performed.get(each.id) for each in stored if not each.is_new}
         async with self.node() as node:
             await node.run_due()
         for job_id, is_new, _ in stored:
             # A concurrent caller may have claimed it first, and runs it.
-            for recorded in filter(None, [each.recorded.get(job_id) for each in self.at_work if is_new]):
+            nodes = self.at_work if is_new or not is_in_job() else ()
+            for recorded in filter(None, [each.recorded.get(job_id) for each in nodes]):
                 await asyncio.wait([asyncio.wrap_future(recorded)])
             performed = self.performed.get(job_id)
             error = None if performed is None or performed is before.get(job_id) else performed.error

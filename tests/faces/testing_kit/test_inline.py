@@ -154,6 +154,24 @@ async def test_a_duplicate_raises_no_error_of_an_attempt_before_it() -> None:
             await fails.using(on_conflict="replace").enqueue(3)
 
 
+async def test_a_duplicate_waits_for_the_job_that_another_caller_runs() -> None:
+    """The fault: it returned while the job ran, and `result()` raised that nothing runs by itself."""
+    app = Headgate("memory://")
+
+    @app.task(unique_key="import")
+    async def work() -> int:
+        await asyncio.sleep(0.01)
+        return 7
+
+    async def enqueue() -> tuple[bool, int]:
+        job = await work.enqueue()
+        return job.is_new, await job.result()
+
+    with inline(app):
+        found = tuple(await asyncio.gather(enqueue(), enqueue(), return_exceptions=True))
+        assert found == ((True, 7), (False, 7))
+
+
 def test_what_several_threads_enqueue_has_run_when_each_returns() -> None:
     """The fault: a thread whose job another one ran was not told of its end, and waited for ever."""
     app = Headgate("memory://")
