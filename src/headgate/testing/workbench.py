@@ -171,7 +171,7 @@ class Workbench:
         task = self._own(what.task if isinstance(what, Call) else what)
         own = merged(task.options, {name: value for name, value in given.items() if value is not None})
         options: dict[str, Any] = {name: value for name, value in own.items() if name in EnqueuedQuery.__slots__}
-        options["within"] = parse_seconds(options["within"], "within", "assert_enqueued")
+        options["within"] = parse_seconds(given["within"], "within", "assert_enqueued")
         if "tags" in options:
             options["tags"] = parse_tags(options["tags"], "assert_enqueued")
         if "delay" in options:

@@ -526,6 +526,8 @@ async def test_a_job_is_refuted_by_all_options_of_using(jobs: Workbench) -> None
     jobs.refute_enqueued(shop.greet, headers={"a": "c"})
     jobs.refute_enqueued(shop.greet, tags=["import"])
     jobs.refute_enqueued(shop.greet, connection=connection)
+    with pytest.raises(DeclarationError, match="within=None is not a duration"):
+        jobs.refute_enqueued(shop.greet, delay=60, within=None)  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="1 job was enqueued as"):
         jobs.refute_enqueued(shop.greet, delay=90, within=30, priority=5, headers={"a": "b"}, tags=["vip"])
 
