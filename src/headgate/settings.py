@@ -203,7 +203,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = 
     for name in SETTINGS:
         text = environment.get(f"HEADGATE_{name.upper()}")
         if text is not None and text.strip():
-            values[name] = _parse(name, text)
+            values[name] = _parse(name, text.strip())
     return Settings(**values | _given(given))  # type: ignore[arg-type]
 
 

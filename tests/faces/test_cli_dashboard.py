@@ -150,6 +150,15 @@ def test_a_line_of_users_that_is_wrong_is_named_without_its_password(
         assert "a secret word" not in result.output
 
 
+def test_a_file_of_users_that_an_editor_of_windows_has_written_is_read(target: str, tmp_path: Path) -> None:
+    """The fault: its first user was `\ufeffada`, so ada could not sign in."""
+    path = tmp_path / "users"
+    path.write_bytes("ada:admin:a secret word\r\nada:viewer:a secret word\r\n".encode("utf-8-sig"))
+    path.chmod(0o600)
+    refused = call("dashboard", target, "--users-file", str(path))
+    assert (refused.exit_code, "line 2: user ada is there twice" in refused.output) == (2, True), refused.output
+
+
 @pytest.mark.slow
 def test_a_password_signs_in(target: str, tmp_path: Path) -> None:
     password = tmp_path / "password"

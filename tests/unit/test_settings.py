@@ -111,6 +111,13 @@ def test_a_variable_that_is_empty_counts_as_unset(empty: str) -> None:
     assert load_settings({}, {f"HEADGATE_{name.upper()}": empty for name in SAID}) == load_settings({}, {})
 
 
+@pytest.mark.parametrize("name", SAID)
+def test_a_variable_of_a_file_with_line_ends_of_windows_is_read_as_without(name: str) -> None:
+    """The fault: some were refused, as `log_level='INFO\\r'`, and others kept the line end."""
+    text, from_text, _, _ = SAID[name]
+    assert getattr(load_settings({}, {f"HEADGATE_{name.upper()}": f"{text}\r"}), name) == from_text
+
+
 @pytest.mark.parametrize(("text", "part"), [("often", "often"), ("retries=5, until=9", "until=9"), ("5,6", "5,6")])
 def test_a_retry_policy_that_cannot_be_read_is_quoted_as_it_was_written(text: str, part: str) -> None:
     with pytest.raises(DeclarationError, match=f"^HEADGATE_RETRY={text!r}: {part!r} cannot be read"):

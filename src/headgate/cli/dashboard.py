@@ -247,7 +247,7 @@ def _secret(file: Path) -> str:
     if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         click.echo(f"warning: other users of this machine may read {file}; chmod 600 {file}", err=True)
     try:
-        return file.read_text(encoding="utf-8").rstrip("\r\n")
+        return file.read_text(encoding="utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
         raise click.ClickException(f"{file} is not UTF-8 text; write it again in that encoding") from None
 

@@ -251,8 +251,8 @@ def _chosen(first: str | None, named: str | None) -> str:
     source = click.get_current_context().get_parameter_source("named")
     if first is not None and source is ParameterSource.COMMANDLINE:
         raise click.UsageError(f"the app is named twice, {first} and -A {named}")
-    target = first or named
-    if target is None:
+    target = (first or named or "").strip()
+    if not target:
         raise click.UsageError("name the app: module:app as the first argument, -A module:app, or HEADGATE_APP")
     return target
 
