@@ -52,7 +52,7 @@ def body_of_function(function: Callable[..., Any], options: TaskOptions) -> Task
     require_names(options, TaskOptions.__annotations__, "Headgate.task()")
     if isinstance(function, Task):
         raise DeclarationError(f"{function!r} is a task already; @app.task needs a function")
-    if not callable(function):
+    if not callable(function) or not hasattr(function, "__name__"):
         raise DeclarationError(f"@app.task needs a function, not {function!r}")
     name, process = _name_of(function, options), options.get("process", False)
     require_switch(process, "process", f"task {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from typing import Any
 
@@ -194,6 +195,13 @@ def test_calling_a_task_raises_with_how_to_enqueue_and_run_it(sync_tenant: Any) 
         sync_tenant("acme")
     with pytest.raises(TypeError, match=re.escape("write sync_tenant.sync.enqueue(…) to enqueue a job, or")):
         sync_tenant.sync("acme")
+
+
+@pytest.mark.parametrize("options", [{}, {"name": "say"}])
+def test_an_object_that_can_be_called_is_no_function(app: Headgate, options: Any) -> None:
+    """The fault: the task name '' was refused; with a name, Python said that a partial is not a module."""
+    with pytest.raises(DeclarationError, match=r"@app\.task needs a function, not functools\.partial"):
+        app.task(**options)(functools.partial(str, "a"))
 
 
 def test_a_task_is_no_function_where_one_is_asked_for(app: Headgate, sync_tenant: Any) -> None:
