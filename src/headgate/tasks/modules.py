@@ -142,9 +142,8 @@ def _attributes_of(app: object, module: ModuleType) -> set[str]:
 
 def is_interactive(function: Callable[..., Any]) -> bool:
     """Return whether a function was defined in an interactive session, and not in a file."""
-    if getattr(function, "__module__", None) != "__main__":
-        return False
-    return is_session() or not hasattr(sys.modules["__main__"], "__file__")
+    is_own = getattr(function, "__module__", None) == "__main__"
+    return is_own and (is_session() or not hasattr(sys.modules["__main__"], "__file__"))
 
 
 def is_run_again(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool:

@@ -31,10 +31,11 @@ def _encode_other(value: Any) -> Any:
     if is_model(type(value)):
         # `round_trip` leaves out computed fields; a value that does not match its field is an error.
         return msgspec.Raw(value.model_dump_json(round_trip=True, by_alias=True, warnings="error").encode())
-    if isinstance(value, str | int | float):
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
         # An equal value of the plain type comes back.
         return plain(value)
-    raise TypeError(f"a value of the type {type(value).__qualname__} has no JSON form")
+    word = "key" if isinstance(value, bool | tuple | frozenset | None) else "value"  # JSON has these as values
+    raise TypeError(f"a {word} of the type {type(value).__qualname__} has no JSON form")
 
 
 def _decode_other(kind: type[Any], data: Any) -> Any:
