@@ -38,7 +38,7 @@ PRUNED_AT_ONCE = 500
 PRUNE_OVERLAP = 86400 * SECOND
 """Microseconds by which a round of pruning reads again what the last round has read: jobs may have been locked then."""
 
-PARTS = 200
+PARTS = 50
 """In how many parts a round of each day searches the jobs since 2025."""
 
 ROWS_AT_ONCE = 1000
