@@ -104,10 +104,7 @@ class Housekeeper(WithServices):
         return await handle(ROWS_AT_ONCE) >= ROWS_AT_ONCE
 
     def _deletions(self, now: int) -> Iterator[Callable[[], Awaitable[object]]]:
-        """Yield, for each kind of rows, the step that deletes some of those that are old `now`.
-
-        What becomes old during a round is left to the next one: else a round in which jobs end all the time has no end.
-        """
+        """Yield, for each kind of rows, the step that deletes some of those that are old `now`."""
         yield partial(self._many, self._storage.evict)
         for kept_for, states in self._kept_for.items():
             before, last = now - kept_for, self._pruned_before.get(kept_for, 0)
@@ -118,6 +115,7 @@ class Housekeeper(WithServices):
             self._pruned_before[kept_for] = before
             for since, until in pairwise([*begins, before]):
                 yield partial(self._storage.prune, before, PRUNED_AT_ONCE, frozenset(states), since=since, until=until)
+        # Those that become old meanwhile are left to the next round: where jobs end all the time, it would have no end.
         yield partial(self._storage.prune_by_own_retention, PRUNED_AT_ONCE, until=now)
         yield partial(self._storage.prune_audit, now - round(self._retention.audit * SECOND), ROWS_AT_ONCE)
         for step, kept in KEPT_FOR.items():

@@ -407,8 +407,16 @@ class Store(Driver):
 
     prune: Final = write(upkeep_rows.prune, reads_summaries=True)
     delete: Final = write(upkeep_rows.delete, wakes=True, reads_summaries=True)
-    prune_by_own_retention: Final = write(upkeep_rows.prune_by_own_retention)
     prune_audit: Final = write(audit.prune_audit, is_atomic=False)
+
+    async def prune_by_own_retention(self, count: int = 1000, *, until: int | None = None) -> int:
+        """Delete up to `count` jobs whose own retention had ended by `until` (now) and that no unfinished job reads.
+
+        Returns how many. No write waits for the search: of a batch that a job follows, it may pass very many.
+        """
+        now = until or self.now()
+        ids = await self.read(lambda tx: tx.ids("ended_retentions", now=now, count=count), "list")
+        return len((await self.write(lambda tx: upkeep_rows.delete(tx, ids, finished_before=now + 1))).deleted)
 
     async def add_history(
         self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None = None

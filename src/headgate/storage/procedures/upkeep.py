@@ -136,12 +136,6 @@ async def prune(
     return len(await _delete(tx, found, finished_before))
 
 
-async def prune_by_own_retention(tx: Transaction, count: int = 1000, *, until: int | None = None) -> int:
-    """Delete up to `count` jobs whose own retention had ended by `until` (now), and that no unfinished job may read."""
-    found = await tx.fetch(_PRUNABLE, "prunable_by_own_retention", now=until or tx.now, count=count)
-    return len(await _delete(tx, found, (until or tx.now) + 1))
-
-
 async def delete(
     tx: Transaction, ids: Sequence[str], *, finished_before: int, audit_record: AuditRecord | None = None
 ) -> Deletion:

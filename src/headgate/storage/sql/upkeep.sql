@@ -73,9 +73,9 @@ EXISTS (
 -- part: is_needed
 ((job.is_followed OR job.batch IS NOT NULL) AND @is_awaited(job.id, job.batch))
 
--- name: prunable_by_own_retention
--- Return the same for jobs whose own retention has ended, without those whose results an unfinished job may read.
-SELECT @prunable_job FROM headgate.job WHERE kept_until <= :now AND NOT @is_needed LIMIT :count
+-- name: ended_retentions
+-- Return jobs whose own retention has ended, without those whose results an unfinished job may read.
+SELECT id FROM headgate.job WHERE kept_until <= :now AND NOT @is_needed LIMIT :count
 
 -- name: deletable
 -- Return those of these jobs that finished before then.
