@@ -203,5 +203,4 @@ def _quoted(name: str) -> str:
             f"{name!r:.80} cannot be sent to clients as the name of a limit: header fields take only printable ASCII; "
             'pass policy="…", the name that clients see'
         )
-    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -112,8 +112,7 @@ def _structured(fields: _Fields) -> Iterator[_Window]:
     loose: dict[str, str] = {}
     for name, parameters in _items(fields.get("ratelimit", "")):
         if "r" in parameters:
-            window = parameters.get("t", policies.get(name, {}).get("w", ""))
-            reset = _number(window)
+            reset = _number(parameters.get("t", policies.get(name, {}).get("w", "")))
             yield _Window(_number(parameters["r"]), None if reset is None else _clamped(reset))
         loose.update(parameters)
     if "reset" in loose:

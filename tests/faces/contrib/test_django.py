@@ -26,6 +26,7 @@ from headgate.contrib.django import HeadgateBackend, database_url, task_options
 from headgate.contrib.django.declared import IMPORTED
 from headgate.contrib.django.default_app import problem_with_database
 from headgate.contrib.django.standard import InvalidTask, InvalidTaskBackend, exceptions, signals, tasks
+from headgate.errors import UnknownQueue
 from headgate.jobs.encoded import codecs_of
 from tests.faces.contrib.django_shop import ended, running, set_up
 from tests.internals import make_ids_again
@@ -456,6 +457,21 @@ def test_without_databases_the_url_of_the_jobs_is_refused_for_that(shop: Any, mo
     monkeypatch.setitem(connection.settings_dict, "ENGINE", "django.db.backends.dummy")
     with pytest.raises(ImproperlyConfigured, match=r"DATABASES has no 'default', .* call database_url\(\) below it"):
         database_url()
+
+
+def report() -> None: ...
+
+
+def test_without_queues_a_backend_takes_a_task_of_any_queue(shop: Any) -> None:
+    """The fault: Django checks no names of queues then, and the task was refused: its queue was not declared."""
+    app = Headgate("memory://")
+    any_queue = backend(OPTIONS={"app": app}, QUEUES=[])
+    task = tasks.task(backend="beside", queue_name="reports")(report)
+    with app.sync:
+        result = any_queue.enqueue(task, (), {})
+        assert app.sync.admin.job(result.id).record.queue == "reports"
+        with pytest.raises(UnknownQueue, match="which is not declared"):
+            any_queue.enqueue(task.using(queue_name="elsewhere"), (), {})
 
 
 def test_an_app_in_memory_is_enqueued_to_after_the_commit(shop: Any) -> None:

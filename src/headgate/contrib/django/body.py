@@ -57,8 +57,10 @@ class DjangoTaskBody:
         self.app_task: Task[..., Any] = self._declare(queue)
 
     def _declare(self, queue: str) -> Task[..., Any]:
-        """Make it a task of the app, under the path of its function."""
+        """Make it a task of the app, under the path of its function, in a queue that is declared if it is not yet."""
         options = options_of(self._task.func)
+        if queue not in self._app._registry.queues:
+            self._app.queue(queue)
         declared = self._app.task(name=self._task.module_path, queue=queue, **options)(self._function())
         declared.on_completed(self._on_completed)
         declared.on_error(self._on_error)
