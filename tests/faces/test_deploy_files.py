@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from headgate.admin.actor import this_process
 from headgate.cli.main import main
 from headgate.observe.metric import READ
 from headgate.version import __version__
@@ -320,6 +322,19 @@ def test_what_cannot_start_is_refused(project: Project, monkeypatch: pytest.Monk
     assert not list(Path().iterdir())
     (project.folder / "memory_app.py").write_text("from headgate import Headgate\napp = Headgate('memory://')")
     assert "jobs on memory:// are in the memory of the program" in call("init", "systemd", "memory_app:app").stderr
+
+
+def test_the_unit_of_a_user_without_a_name_has_the_number(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: a KeyError, in a container that runs under a number."""
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 4242")
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    this_process.cache_clear()
+    project.write_again()
+    this_process.cache_clear()
+    assert f"\nUser={os.getuid()}\n" in project.text("headgate-worker@.service")
 
 
 def test_a_store_that_the_code_names_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import getpass
 import json
 import math
 import os
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from headgate.admin.actor import this_process
 from headgate.app import Headgate
 from headgate.cli.locate import locate, require_shared, takes_app
 from headgate.cli.output import json_option, print_json
@@ -132,7 +132,7 @@ def systemd(app: Headgate, target: str, queues: Queues) -> Plan:
         "headgate-worker@.service",
         app,
         target=target,
-        user=getpass.getuser(),
+        user=this_process().rpartition("@")[0],
         project=_in_unit(str(project)),
         headgate=" ".join(map(_quoted_in_unit, command)),
         worker=" ".join(["worker", target, *_words(queues)]),
