@@ -145,3 +145,5 @@ async def test_the_command_of_a_page_of_one_task_and_queue_lists_their_failures(
         await visit.go("failures?span=24h&task=fail&queue=mail")
         button = visit.page.get_by_role("button", name="Copy as command")
         await expect(button).to_have_attribute("title", f"headgate failures --since 24h --task fail --queue mail {APP}")
+        await visit.go(f"failures/{shop.seeds.failed.id}")
+        await expect(button).to_have_attribute("title", f"headgate failures --since 1h --task fail {APP}")

@@ -43,7 +43,7 @@ export const failure = {
           [group.task, address(["jobs"], { task: group.task, state: "failed" })],
         ],
         badges: recurrenceBadge(group),
-        actions: [retryOneButton(context), retryButton(context), copyCommand(command("failures", ...spanOf(route).options))],
+        actions: [retryOneButton(context), retryButton(context), copyCommand(command("failures", ...spanOf(route).options, "--task", group.task))],
       }),
       data.is_cut &&
         h(
