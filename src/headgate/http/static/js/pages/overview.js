@@ -106,7 +106,7 @@ function warnings(data) {
         link(address(["jobs"], { task: each.task, state: "waiting" }), t("Show jobs")),
       ),
     ),
-    data.overdue_schedules.slice(0, MOST_NAMED).map((/** @type {any} */ each) =>
+    data.overdue_schedules.map((/** @type {any} */ each) =>
       notice(
         "warn",
         h("b", null, t("Schedule")),
@@ -115,8 +115,6 @@ function warnings(data) {
         h("b", null, `: ${each.problem ?? t("overdue")}.`),
       ),
     ),
-    data.overdue_schedules.length > MOST_NAMED &&
-      notice("warn", link("schedules", format.plural(data.overdue_schedules.length - MOST_NAMED, "more schedule"))),
     data.blockers.map((/** @type {any} */ each) =>
       notice(
         "warn",
@@ -224,7 +222,7 @@ function finalsAgo({ now, finals_at: at }, text) {
   return `${text}, ${t("counted {time}", { time: format.relative(at) })}`;
 }
 
-/** Up to how many limits, paused queues and schedules are named. */
+/** Up to how many limits and paused queues are named. */
 const MOST_NAMED = 12;
 
 /** Up to how many queues are drawn: with 10,000 of them, a browser would show nothing for 20 s. */
