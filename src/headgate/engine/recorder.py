@@ -105,8 +105,8 @@ class Recorder(WithServices):
                 self._amendments = [each for each in amendments if each.actual >= each.cost] + self._amendments
                 self._publish_failure("recording finished jobs", error)
                 failures += 1
-                # Soon after a lost connection. While the store is away, about once a second, as claims: each is logged.
-                await sleep(self._clock, self._random.uniform(0.1, 0.5) * min(failures, 3))
+                # Less often while the store is away, as each is logged, but within the second that `abort` leaves.
+                await sleep(self._clock, self._random.uniform(0.1, 0.5) * min(failures, 2))
                 self._wakeup.set()
                 continue
             failures = 0
