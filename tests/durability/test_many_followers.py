@@ -193,6 +193,16 @@ async def test_a_job_and_100_000_that_follow_it_are_stored_in_one_commit(postgre
         assert await Store(postgres.url).count("blocked") == MANY
 
 
+async def test_a_chain_of_20_000_jobs_is_cancelled_with_its_batch_before_its_table_was_ever_analyzed(
+    store: Store,
+) -> None:
+    """The fault: for each step PostgreSQL read all followers that there are, until its timeout."""
+    crowd = ManyFollowers(store.url)
+    async with crowd.app.open():
+        stored = await batch([chain(*[crowd.follower.call()] * SOME)]).enqueue()
+        assert (await crowd.app.admin.cancel_batch(stored.id, dry_run=True)).changed == SOME
+
+
 async def test_explain_describes_a_follower_that_is_not_released_yet(store: Store) -> None:
     crowd = ManyFollowers(store.url)
     async with crowd.app.open():

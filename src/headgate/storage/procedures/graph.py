@@ -13,6 +13,7 @@ from headgate.jobs.graph import critical_path, depths
 from headgate.jobs.identity import JobId
 from headgate.jobs.state import JobState
 from headgate.storage.driver import Transaction
+from headgate.storage.procedures.listing import batches_by_id
 from headgate.storage.records import FINAL_STATES, Downstream, GraphEdge, GraphNode, JobGraph
 from headgate.storage.stored_rows import RowDecoder
 
@@ -100,16 +101,10 @@ class _Counted(msgspec.Struct):
     counted_by: JobId
 
 
-class _Pending(msgspec.Struct):
-    id: JobId
-    pending: int
-
-
 _NODES = RowDecoder(_StoredNode, "job or batch")
 _COUNTS = RowDecoder(_Count, "count of jobs")
 _DOWNSTREAM = RowDecoder(_Reached, "job", state=JobState.WAITING)
 _COUNTED = RowDecoder(_Counted, "member of batch")
-_PENDING = RowDecoder(_Pending, "batch")
 
 
 async def graph(tx: Transaction, start: str, most: int) -> JobGraph:
@@ -361,7 +356,7 @@ async def downstream_of(tx: Transaction, batch_id: str) -> Downstream:
         counted.update(each.counted_by for each in counting)
         order += [(each.id, each.counted_by) for each in counting]
         touched = sorted({each.counted_by for each in counting} - reached - set(inside))
-        pending = await tx.fetch(_PENDING, "pending_of_batches", ids=touched) if touched else []
+        pending = await batches_by_id(tx, touched) if touched else []
         leaders = [*inside, *(each.id for each in pending if counted[each.id] >= each.pending)]
         reached.update(leaders)
     order += [(job.follows, job.id) for job in jobs.values() if job.follows is not None]

@@ -255,16 +255,16 @@ SELECT id, ended_as AS state, after FROM headgate.ended_leader ORDER BY id LIMIT
 -- Delete the notes of leaders that are no longer final, or that have no followers left.
 DELETE FROM headgate.ended_leader WHERE id {any:ids job_id}
 
--- part: followers_of_found [postgres]
+-- part: followers_of_found(condition) [postgres]
+-- Looked up one by one: a join may read the whole index at each step of a chain, if the table was never analyzed.
 FROM found
-CROSS JOIN headgate.job
-WHERE job.follows IS NOT NULL AND job.follows = found.id AND job.finished_at IS NULL
+CROSS JOIN LATERAL (SELECT id FROM headgate.job WHERE follows IS NOT NULL AND follows = found.id AND $condition OFFSET 0) AS job
 
--- part: followers_of_found [sqlite]
+-- part: followers_of_found(condition) [sqlite]
 -- Looked up by IN: before a join on `follows`, SQLite would read all jobs after ANALYZE.
 FROM found
 CROSS JOIN job ON job.rowid IN (
-    SELECT rowid FROM job WHERE follows IS NOT NULL AND follows = found.id AND finished_at IS NULL
+    SELECT rowid FROM job WHERE follows IS NOT NULL AND follows = found.id AND $condition
 )
 
 -- name: downstream_jobs
@@ -278,8 +278,7 @@ WITH RECURSIVE found (id) AS (
     FROM headgate.job
     WHERE job.follows IS NOT NULL AND job.follows {any:leaders job_id} AND job.finished_at IS NULL
     UNION
-    SELECT job.id
-    @followers_of_found
+    SELECT job.id @followers_of_found(finished_at IS NULL)
 )
 SELECT
     job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, cancel_requested,
@@ -299,9 +298,6 @@ UNION ALL
 SELECT id, batch FROM headgate.batch WHERE id {any:members job_id} AND batch IS NOT NULL AND pending > 0
 UNION ALL
 SELECT leader, batch FROM headgate.awaited_leader WHERE leader {any:members job_id} AND ended_as IS NULL
-
--- name: pending_of_batches
-SELECT id, pending FROM headgate.batch WHERE id {any:ids job_id}
 
 -- name: lock_blocked
 -- Lock those of these jobs that are still blocked, except those that another transaction has locked: they end as cancelled.
