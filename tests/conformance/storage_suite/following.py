@@ -28,6 +28,7 @@ from tests.conformance.storage_suite.dependencies import (
     why,
 )
 from tests.conformance.storage_suite.store_user import BOOM, Conformance, StoreUser, at_once, strict
+from tests.conformance.storage_suite.tags import statements
 
 Ending = Callable[[StoreUser, str], Awaitable[Any]]
 
@@ -349,6 +350,17 @@ class FollowingConformance(Conformance):
         error = await error_of(store_user, others[-1])
         assert error.data is not None
         assert error.data["root"] == first
+
+    async def test_a_long_chain_comes_back_with_its_first_job_in_a_few_statements(self, store_user: StoreUser) -> None:
+        """The fault: two writes for each step, so PostgreSQL ended the transaction of 5 s before a longer chain."""
+        first, *others = await chain(store_user, 300)
+        await store_user.storage.cancel(first)
+        await _release_all(store_user)
+        with statements() as counted:
+            await store_user.storage.retry(first)
+        assert counted["block"] == 1
+        assert all([await is_blocked(store_user, id) for id in others])
+        assert await store_user.take_ids() == [first]
 
     # ------------------------------------------------------------------------------------------- adding
 

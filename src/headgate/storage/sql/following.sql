@@ -214,15 +214,22 @@ SET @ends_as(ended.state), blocked = false,
 FROM {rows:ended(id job_id, state text, error json)}
 WHERE @by_key(job.id, ended.id) AND job.finished_at IS NULL AND NOT job.waiting
 
+-- part: is_unrun
+-- Whether a job was cancelled because of its leader's end and has not been retried since.
+finished_at IS NOT NULL AND CASE WHEN state = 'cancelled' THEN {field:error.type} = 'LeaderNotSucceeded' END
+
 -- name: cancelled_followers
--- Return the followers of these leaders that were cancelled because of the leaders' ends and have not been retried
--- since; locked. None of them has a unique key: a job with one follows only the running job under it, and is never
--- cancelled because of its end.
-SELECT id, state, is_followed, batch
-FROM headgate.job
-WHERE follows {any:leaders job_id} AND finished_at IS NOT NULL
-    AND CASE WHEN state = 'cancelled' THEN {field:error.type} = 'LeaderNotSucceeded' END
-ORDER BY {no index}id
+-- Return the followers of these leaders that were, and the followers of those that were, and so on; locked. None of them
+-- has a unique key: a job with one follows only the running job under it, and is never cancelled because of its end. What
+-- they follow is locked, or cancelled, so nobody retries them meanwhile.
+WITH RECURSIVE found (id) AS (
+    SELECT id FROM headgate.job WHERE follows {any:leaders job_id} AND @is_unrun
+    UNION
+    SELECT job.id @followers_of_found(@is_unrun)
+)
+SELECT job.id, job.state, job.is_followed, job.batch
+FROM found @looked_up(job, job.id = found.id)
+ORDER BY job.id
 {for update}
 
 -- name: block
