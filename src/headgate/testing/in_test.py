@@ -24,7 +24,7 @@ from typing import Any, Self, TypeVar, cast
 from headgate.app import Headgate
 from headgate.client.client import Client
 from headgate.client.portal import Leave, Portal, WaitingThread
-from headgate.clock import Clock
+from headgate.clock import Clock, SystemClock
 from headgate.engine.app_lifecycle import AppLifecycle, Step
 from headgate.engine.backlog import Backlogs, ReservedRoom
 from headgate.engine.bus import EventBus
@@ -144,8 +144,8 @@ class TestApp(InTest):
     async def node(self, storage: Store | None = None) -> AsyncIterator[SteppedNode]:
         """Run a node on this event loop, on the app's store or on another one."""
         storage = storage or self._storage
-        # One of its own: what a callback runner waits with belongs to one event loop.
-        callback_runner = CallbackRunner(storage, self._registry, self._clock, self._bus)
+        # One of its own: what it waits with belongs to one event loop, and callbacks take real time.
+        callback_runner = CallbackRunner(storage, self._registry, SystemClock(), self._bus)
         new = SteppedNode(
             replace(self._client.services, storage=storage, callback_runner=callback_runner),
             self._node_config(),

@@ -34,6 +34,7 @@ from headgate import (
     current_job,
     result_of,
 )
+from headgate.engine.callback_runner import CallbackRunner
 from headgate.testing import Workbench, inline, manual
 from tests.faces.testing_kit import shop
 from tests.internals import store_of
@@ -620,6 +621,27 @@ async def test_what_callbacks_enqueue_is_drained_at_its_time() -> None:
         await work.using(delay=60).enqueue()
         await jobs.travel(hours=1)
     assert seen == [0, 60]
+
+
+async def test_a_callback_that_waits_for_a_limiter_keeps_no_time_from_passing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: time stood still until the callback had ended, which waited for time to pass."""
+    drain = CallbackRunner.drain
+    monkeypatch.setattr(CallbackRunner, "drain", lambda self, seconds: drain(self, seconds / 100))
+    app, ends = Headgate("memory://"), list[str]()
+    app.limit("calls", StrictRate("1/s"))
+
+    @app.task
+    async def work() -> None: ...
+
+    @work.on_completed
+    async def report(job: JobContext, _result: None) -> None:
+        await app.limiter("calls").acquire()
+        ends.append(job.id)
+
+    with manual(app) as jobs:
+        ids = [(await work.enqueue()).id for _ in range(2)]
+        await asyncio.wait_for(jobs.travel(seconds=30), patient(20))
+        assert ends == ids
 
 
 async def test_a_cancelled_drain_stops_its_job_and_returns_it(jobs: Workbench) -> None:
