@@ -184,6 +184,7 @@ class SteppedNode(NodeInTest):
             claimed = await self._storage.claim(claim)
         self._publish_dropped(claimed.dropped)
         self._notices.publish_throttled(claimed.throttled)
+        self._slots.note_claimed(claim.free_slots, {queue: len(claimed.jobs)})
         for job in claimed.jobs:
             await self.perform(job)
         return claimed

@@ -644,6 +644,25 @@ async def test_a_callback_that_waits_for_a_limiter_keeps_no_time_from_passing(mo
         assert ends == ids
 
 
+async def test_jobs_with_and_without_limits_take_turns_also_if_all_queues_share_slots() -> None:
+    """The fault: with `slots=`, all jobs with limits ran before those without."""
+    app, ran = Headgate("memory://", slots=2), list[str]()
+
+    @app.task(limits=[StrictRate("9/s")])
+    async def limited() -> None:
+        ran.append("limited")
+
+    @app.task
+    async def free() -> None:
+        ran.append("free")
+
+    with manual(app) as jobs:
+        for task in (limited, free) * 3:
+            await task.enqueue()
+        await jobs.drain()
+        assert sorted(ran[:2]) == sorted(ran[2:4]) == sorted(ran[4:]) == ["free", "limited"]
+
+
 async def test_a_cancelled_drain_stops_its_job_and_returns_it(jobs: Workbench) -> None:
     await shop.hang.enqueue()
     with pytest.raises(TimeoutError):
