@@ -75,8 +75,8 @@ def require_importable(function: Callable[..., Any], where: str) -> None:
             f"{where}: a child process has to find {name!r} by import, and it cannot be found in a function or lambda; "
             "define it at the top of its module"
         )
-    module = sys.modules.get(function.__module__)
-    has_file = getattr(module, "__spec__", None) is not None or getattr(module, "__file__", None) is not None
+    spec, file = (getattr(sys.modules.get(function.__module__), name, None) for name in ("__spec__", "__file__"))
+    has_file = spec is not None or not (file or "<stdin>").startswith("<")
     # `python -m asyncio` and the prompt of Python 3.13 have a file, but not of what is typed in.
     is_typed = is_session() and function.__code__.co_filename.startswith("<")
     if function.__module__ == "__main__" and (is_typed or not has_file):

@@ -84,9 +84,9 @@ def test_process_is_true_or_false() -> None:
 TYPED = "from headgate import Headgate\ndef f(): ...\n\nHeadgate('memory://').task(process=True)(f)\n"
 
 
-@pytest.mark.parametrize("words", [["-c", TYPED], ["-m", "asyncio"]])
+@pytest.mark.parametrize("words", [["-c", TYPED], ["-m", "asyncio"], ["-"]])
 def test_what_was_typed_in_is_an_error(words: list[str]) -> None:
-    """The fault: `python -m asyncio` has a file, and each attempt failed, without such a name."""
+    """The fault: `python -m asyncio` and `python -` have a file, and each attempt failed, without such a name."""
     ran = subprocess.run(
         [sys.executable, *words],
         input=TYPED,
