@@ -345,6 +345,8 @@ def test_a_store_that_the_code_names_is_noted(tmp_path: Path, monkeypatch: pytes
     (tmp_path / f"{name}.py").write_text(APP.replace("Headgate()", 'Headgate("sqlite:///var/jobs.db")'))
     told = call("init", "docker", f"{name}:app").stdout
     assert "the app names its store itself" in told
+    # The fault: an absolute path "is not used", but it is: HEADGATE_URL is not, which these files do not set.
+    assert "a relative path is in a volume; for an absolute one, write Headgate() without a URL\n" in told
     assert "add what your program imports to the Dockerfile" in told
     assert told.endswith("next: docker compose up --build\n")
     assert "- data:/data/var\n" in (tmp_path / "compose.yaml").read_text()

@@ -100,8 +100,8 @@ def docker(app: Headgate, target: str, queues: Queues, image: str | None) -> Pla
     if is_named_in_code:
         notes.append(
             f"the app names its store itself, {app._client.address.shown}. In a container, "
-            + ("a relative path is in the volume; an absolute one" if file else "HEADGATE_URL names the database; it")
-            + " is not used unless you write Headgate() without a URL"
+            + ("a relative path is in a volume; for an absolute one" if file else "to use the database of HEADGATE_URL")
+            + ", write Headgate() without a URL"
         )
     folder = Path("/data")
     if file is not None and is_named_in_code:
