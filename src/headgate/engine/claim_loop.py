@@ -359,8 +359,9 @@ class ThrottleLog:
         for job in jobs if self._limits else ():
             for ref in job.buckets:
                 window = self._limits.get(ref.limit)
-                if window is not None and (met := window.by_key.get(ref.key)) is not None:
-                    window.by_key[ref.key] = replace(met, waiting=max(0, met.waiting - 1))
+                for known in () if window is None else (window.by_key, window.told):
+                    if (met := known.get(ref.key)) is not None:
+                        known[ref.key] = replace(met, waiting=max(0, met.waiting - 1))
 
     def by_limit(self, throttled: Iterable[Throttled], at: int, now: int, store_now: int) -> list[LimitThrottled]:
         """Return the events of limits to publish, also of limits that were met before."""
@@ -372,9 +373,12 @@ class ThrottleLog:
                 window.by_key[met.ref.key] = met
         events: list[LimitThrottled] = []
         for limit, window in self._limits.items():
-            if window.count and (window.ends_at is None or now >= window.ends_at):
+            if window.ends_at is not None and now < window.ends_at:
+                continue
+            if window.count or (window.told and not any(_is_closed(met, store_now) for met in window.told.values())):
                 events.append(_of_limit(limit, window, at, store_now))
-                self._limits[limit] = _LimitWindow(now + THROTTLE_WINDOW)
+                told = window.by_key if events[-1].waiting else {}
+                self._limits[limit] = _LimitWindow(now + THROTTLE_WINDOW, latest=window.latest, told=told)
         return events
 
     def close(self, at: int, store_now: int) -> list[JobThrottled | LimitThrottled]:
@@ -403,6 +407,7 @@ class _LimitWindow:
     count: int = 0
     latest: str = ""
     by_key: dict[str, Throttled] = field(default_factory=dict)
+    told: dict[str, Throttled] = field(default_factory=dict)  # behind which jobs waited by the last event
 
 
 def _of_bucket(met: Throttled, at: int, count: int) -> JobThrottled:
@@ -412,10 +417,13 @@ def _of_bucket(met: Throttled, at: int, count: int) -> JobThrottled:
     )  # fmt: skip
 
 
-def _of_limit(limit: str, window: _LimitWindow, at: int, store_now: int) -> LimitThrottled:
+def _is_closed(met: Throttled, store_now: int) -> bool:
     # Of a bucket that has opened since and was not met again, another node may have started the jobs.
-    opened = store_now - OPEN_FOR
-    closed = [met for met in window.by_key.values() if met.waiting and (met.opens_at or store_now) > opened]
+    return met.waiting > 0 and (met.opens_at or store_now) > store_now - OPEN_FOR
+
+
+def _of_limit(limit: str, window: _LimitWindow, at: int, store_now: int) -> LimitThrottled:
+    closed = [met for met in window.by_key.values() if _is_closed(met, store_now)]
     fullest = max(closed, key=lambda met: met.waiting, default=None)
     return LimitThrottled(
         at=at,

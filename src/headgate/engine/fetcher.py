@@ -93,7 +93,6 @@ class StoreFetcher(WithServices):
         self._limits = limits
         self._needed: dict[BucketRef, tuple[NeededFetch, int]] = {}
         self.is_fetching = False
-        """Whether starts were requested and are not deposited yet."""
         self._shares = StoredBuckets(services.storage)
         # The failed calls since the last one that succeeded, the error of the last, and when to call again (monotonic).
         self._failures = 0
@@ -190,12 +189,10 @@ class StoreFetcher(WithServices):
                 raise StorageUnavailable("skipped because the previous call failed")
             id = self._ids.unique(self._clock.now())
             taken = await self._store.take(Bucket(limit, ref.key, rule), needed.cost, count=room, id=id)
-        except CostExceedsLimit:
-            # The claim fails the job by the same rule.
-            return FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe())
-        except DeclarationError as error:
-            # The store is available but cannot hold this rule, so `on_store_error` does not apply: the jobs wait.
-            self._publish_once(limit, str(error))
+        except (CostExceedsLimit, DeclarationError) as error:
+            # The claim fails a job by the same rule. If the store cannot hold the rule, it is not away: the jobs wait.
+            if isinstance(error, DeclarationError):
+                self._publish_once(limit, str(error))
             return FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe())
         except HeadgateError as error:
             return await self._without(needed, room, now, error)
