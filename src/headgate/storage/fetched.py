@@ -63,10 +63,6 @@ class FetchedStarts(Rule[FetchedBalance], frozen=True):
     def period(self) -> int:
         return self.real.period
 
-    @property
-    def margin(self) -> int:
-        return self.real.margin
-
     def take(self, state: FetchedBalance | None, now: int, cost: int = 1) -> tuple[int, FetchedBalance]:
         self.real.check_cost(cost)
         balance = state or NOTHING
