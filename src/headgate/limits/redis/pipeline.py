@@ -30,7 +30,7 @@ FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
 """Seconds between attempts to connect; each pause is twice the one before, and no longer than the timeout."""
 
-BLOCKED_FOR = SECOND // 10
+BLOCKED = SECOND // 10
 """How late (µs) a timer is of an event loop that was blocked."""
 
 RETRYABLE_ERRORS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
@@ -337,16 +337,17 @@ def deadline(clock: Clock, timeout: float) -> Iterator[None]:
     until = clock.monotonic() + microseconds(timeout)
 
     def give_up() -> None:
-        nonlocal is_late, timer, until
-        if clock.monotonic() - until > BLOCKED_FOR:
-            # Meanwhile no reply was read, and no request sent.
-            until = clock.monotonic() + microseconds(timeout)
-            timer = clock.call_at(until, give_up)
-        else:
-            is_late = True
-            task.cancel()
+        nonlocal is_late
+        is_late = True
+        task.cancel()
 
-    timer = clock.call_at(until, give_up)
+    def give_up_unless_blocked() -> None:
+        nonlocal timer
+        now = clock.monotonic()
+        # Meanwhile no reply was read, and no request sent. It is so only once: a busy loop might be late each time.
+        timer = clock.call_at(now + microseconds(timeout) if now - until > BLOCKED else now, give_up)
+
+    timer = clock.call_at(until, give_up_unless_blocked)
     try:
         yield
     except asyncio.CancelledError:

@@ -292,6 +292,18 @@ async def test_a_blocked_event_loop_is_no_server_that_does_not_answer(redis_url:
     await store.close()
 
 
+async def test_a_server_that_does_not_answer_is_given_up_although_the_event_loop_is_blocked_each_time() -> None:
+    class Silent(redis.asyncio.Connection):
+        async def connect(self) -> None:
+            await asyncio.Event().wait()
+
+    opening = asyncio.ensure_future(RedisBuckets(Silent, timeout=0.05).open())
+    while not opening.done():
+        asyncio.get_running_loop().call_soon(time.sleep, 0.2)
+        await asyncio.sleep(0)
+    assert isinstance(opening.exception(), StorageUnavailable)
+
+
 async def test_using_a_store_that_is_not_open_raises(redis_url: str) -> None:
     store = RedisBuckets.from_url(redis_url)
     with pytest.raises(StorageUnavailable, match="not open"):
