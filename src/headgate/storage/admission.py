@@ -66,24 +66,16 @@ class BucketView:
     __slots__ = ("charged", "closed_until", "home", "id", "opens_at", "ref", "rivals", "rule", "state")
 
     def __init__(
-        self,
-        ref: BucketRef,
-        rule: AnyRule,
-        state: Any,
-        *,
-        id: RowId | None = None,
-        opens_at: int | None = None,
-        closed_until: int = 0,
-        home: BucketView | None = None,
+        self, ref: BucketRef, rule: AnyRule, state: Any, *, id: RowId | None = None, opens_at: int | None = None
     ) -> None:
         self.id = id
         self.ref = ref
         self.rule = rule
         self.state = state
         self.opens_at = opens_at
-        self.closed_until = closed_until
+        self.closed_until = 0
         self.charged = False
-        self.home = self if home is None else home
+        self.home: BucketView = self
         self.rivals: set[str] = set()
 
     def take(self, now: int, cost: int = 1, holder: str = "") -> tuple[int, Any]:

@@ -50,9 +50,6 @@ class Transaction(Protocol):
     has_one_writer: bool
     """Whether no other client can write until this transaction ends, so that no row is locked by one."""
 
-    estimates_rows: bool
-    """Whether the database plans a statement by estimating how many rows the passed values match."""
-
     stepped: int
     """The step of the database's clock that was found when rows were locked, in microseconds."""
 

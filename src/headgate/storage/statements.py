@@ -57,7 +57,6 @@ _MACRO = re.compile(
     r"\{(?P<kind>rows|values|any|field|array|buckets|record):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL
 )
 _ROWS = re.compile(r"(?P<parameter>\w+)\((?P<columns>[^)]*)\)")
-_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 _ID_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)::job_id\b")
 
 _encode = msgspec.json.Encoder().encode
@@ -201,11 +200,6 @@ class Template(NamedTuple):
     sql: str
     tables: Mapping[str, Table]
     ids: frozenset[str] = frozenset()
-
-    @property
-    def parameters(self) -> list[str]:
-        """The names of all parameters, in the order in which they are first used."""
-        return list(dict.fromkeys(_PARAMETER.findall(self.sql)))
 
 
 class Statements(Mapping[str, S]):

@@ -20,7 +20,6 @@ class PostgresTransaction(Transaction):
     """As `driver.Transaction`. The caller begins and commits on the session."""
 
     has_one_writer = False
-    estimates_rows = True
 
     def __init__(
         self, session: Session, now: int, limit_now: int, time: ServerTime | None = None, clock: Clock | None = None

@@ -42,7 +42,6 @@ class SqliteTransaction(Transaction):
     """As `driver.Transaction`; nothing in it suspends. The caller begins and commits on the connection."""
 
     has_one_writer = True
-    estimates_rows = False
     stepped = 0
 
     def __init__(self, connection: sqlite3.Connection, now: int, limit_now: int, places: Places) -> None:
