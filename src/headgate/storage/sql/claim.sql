@@ -63,6 +63,10 @@ AND EXISTS (
     )
 )
 
+-- part: is_wanted
+-- Whether a lane is read: with :known_only, only one that this node can claim from.
+(NOT :known_only::boolean OR (@lane_is_known))
+
 -- part: lane_fields [postgres]
 -- The fields of a lane as the snapshot has it. A lane that was asleep is in line since it woke.
 lane.id, lane.queue, lane.buckets, lane.waiting,
@@ -166,8 +170,7 @@ SELECT
                 AND limit_name = ANY(:limits::text[])
                 AND EXISTS (
                     SELECT 1 FROM headgate.lane
-                    WHERE behind = bucket.id AND queue = ANY(:queues::text[])
-                        AND (NOT :known_only::boolean OR (@lane_is_known))
+                    WHERE behind = bucket.id AND queue = ANY(:queues::text[]) AND @is_wanted
                     {no join}
                 )
             ORDER BY opens_at
@@ -180,7 +183,7 @@ SELECT
         CROSS JOIN LATERAL (
             SELECT * FROM headgate.lane
             WHERE queue = named.name AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
-                AND lane.place >= named.due_floor AND (NOT :known_only::boolean OR (@lane_is_known))
+                AND lane.place >= named.due_floor AND @is_wanted
             ORDER BY lane.place, since, id
             LIMIT :lanes::integer
         ) AS lane
@@ -203,8 +206,7 @@ SELECT
                     WHERE queue = named AND in_line
                         AND EXISTS (
                             SELECT 1 FROM headgate.lane
-                            WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
-                                AND (NOT :known_only::boolean OR (@lane_is_known))
+                            WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL AND @is_wanted
                             {no join}
                         )
                     ORDER BY virtual_time, id
@@ -212,8 +214,7 @@ SELECT
                 ) AS first
                 CROSS JOIN LATERAL (
                     SELECT waiting FROM headgate.lane
-                    WHERE lane.group_id = first.id AND behind IS NULL AND since IS NOT NULL
-                        AND (NOT :known_only::boolean OR (@lane_is_known))
+                    WHERE lane.group_id = first.id AND behind IS NULL AND since IS NOT NULL AND @is_wanted
                     ORDER BY lane.place, since, id
                     LIMIT 1
                 ) AS lane
@@ -222,8 +223,7 @@ SELECT
         ) AS line
         CROSS JOIN LATERAL (
             SELECT * FROM headgate.lane
-            WHERE lane.group_id = line.group_id AND behind IS NULL AND since IS NOT NULL
-                AND (NOT :known_only::boolean OR (@lane_is_known))
+            WHERE lane.group_id = line.group_id AND behind IS NULL AND since IS NOT NULL AND @is_wanted
             ORDER BY lane.place, since, id
             LIMIT line.most
         ) AS lane
@@ -233,8 +233,7 @@ SELECT
         FROM unnest(:queues::text[]) AS named
         CROSS JOIN LATERAL (
             SELECT * FROM headgate.lane
-            WHERE queue = named AND gated AND since IS NULL AND wakes_at <= (SELECT now FROM instant)
-                AND (NOT :known_only::boolean OR (@lane_is_known))
+            WHERE queue = named AND gated AND since IS NULL AND wakes_at <= (SELECT now FROM instant) AND @is_wanted
             ORDER BY wakes_at
             LIMIT :count::integer
         ) AS lane
@@ -336,8 +335,7 @@ SELECT
                 AND +limit_name IN (SELECT value FROM json_each(:limits))
                 AND EXISTS (
                     SELECT 1 FROM lane
-                    WHERE behind = bucket.id AND queue IN (SELECT queue FROM named)
-                        AND (NOT :known_only OR (@lane_is_known))
+                    WHERE behind = bucket.id AND queue IN (SELECT queue FROM named) AND @is_wanted
                 )
             ORDER BY opens_at
             LIMIT :count
@@ -349,7 +347,7 @@ SELECT
         CROSS JOIN lane ON lane.id IN (
             SELECT id FROM lane
             WHERE queue = named.queue AND gated AND behind IS NULL AND since IS NOT NULL AND group_id IS NULL
-                AND (NOT :known_only OR (@lane_is_known))
+                AND @is_wanted
             ORDER BY lane.place, since, id
             LIMIT :count
         )
@@ -369,8 +367,7 @@ SELECT
                         line.id, named.queue, line.virtual_time,
                         (
                             SELECT waiting FROM lane
-                            WHERE lane.group_id = line.id AND behind IS NULL AND since IS NOT NULL
-                                AND (NOT :known_only OR (@lane_is_known))
+                            WHERE lane.group_id = line.id AND behind IS NULL AND since IS NOT NULL AND @is_wanted
                             ORDER BY lane.place, since, id
                             LIMIT 1
                         ) AS waiting
@@ -381,7 +378,7 @@ SELECT
                             AND EXISTS (
                                 SELECT 1 FROM lane
                                 WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
-                                    AND (NOT :known_only OR (@lane_is_known))
+                                    AND @is_wanted
                             )
                         ORDER BY virtual_time, id
                         LIMIT :count
@@ -393,8 +390,7 @@ SELECT
         CROSS JOIN lane ON lane.id IN (
             SELECT id FROM (
                 SELECT id, row_number() OVER (ORDER BY lane.place, since, id) AS number FROM lane
-                WHERE lane.group_id = line.id AND behind IS NULL AND since IS NOT NULL
-                    AND (NOT :known_only OR (@lane_is_known))
+                WHERE lane.group_id = line.id AND behind IS NULL AND since IS NOT NULL AND @is_wanted
                 ORDER BY lane.place, since, id
                 LIMIT :count + 1
             )
@@ -407,8 +403,7 @@ SELECT
         FROM named
         CROSS JOIN lane ON lane.id IN (
             SELECT id FROM lane
-            WHERE queue = named.queue AND gated AND since IS NULL AND wakes_at <= :now
-                AND (NOT :known_only OR (@lane_is_known))
+            WHERE queue = named.queue AND gated AND since IS NULL AND wakes_at <= :now AND @is_wanted
             ORDER BY wakes_at
             LIMIT :count
         )
@@ -438,7 +433,7 @@ SELECT
 -- part: has_lanes_behind(queue)
 turn_group.queue = $queue AND EXISTS (
     SELECT 1 FROM headgate.lane
-    WHERE behind = granting.bucket AND lane.group_id = turn_group.id AND (NOT :known_only::boolean OR (@lane_is_known))
+    WHERE behind = granting.bucket AND lane.group_id = turn_group.id AND @is_wanted
     {no join}
 )
 
@@ -475,8 +470,7 @@ CROSS JOIN unnest(:queues::text[]) AS named
 CROSS JOIN LATERAL (
     (
         SELECT * FROM headgate.lane
-        WHERE behind = granting.bucket AND queue = named
-            AND (NOT :known_only::boolean OR (@lane_is_known))
+        WHERE behind = granting.bucket AND queue = named AND @is_wanted
         ORDER BY lane.place, since, id
         LIMIT granting.grants
     )
@@ -485,8 +479,7 @@ CROSS JOIN LATERAL (
     FROM (@groups_behind(named)) AS line
     CROSS JOIN LATERAL (
         SELECT * FROM headgate.lane
-        WHERE behind = granting.bucket AND lane.group_id = line.id
-            AND (NOT :known_only::boolean OR (@lane_is_known))
+        WHERE behind = granting.bucket AND lane.group_id = line.id AND @is_wanted
         ORDER BY lane.place, since, id
         LIMIT 1 + granting.grants / line.number
     ) AS lane
@@ -502,8 +495,7 @@ CROSS JOIN json_each(:queues) AS named
 CROSS JOIN lane ON lane.id IN (
     SELECT id FROM (
         SELECT id FROM lane
-        WHERE behind = granting.bucket AND queue = named.value
-            AND (NOT :known_only OR (@lane_is_known))
+        WHERE behind = granting.bucket AND queue = named.value AND @is_wanted
         ORDER BY lane.place, since, id
         LIMIT :most
     )
@@ -513,8 +505,7 @@ CROSS JOIN lane ON lane.id IN (
     CROSS JOIN lane AS first ON first.id IN (
         SELECT id FROM (
             SELECT id, row_number() OVER (ORDER BY lane.place, since, id) AS number FROM lane
-            WHERE behind = granting.bucket AND lane.group_id = line.id
-                AND (NOT :known_only OR (@lane_is_known))
+            WHERE behind = granting.bucket AND lane.group_id = line.id AND @is_wanted
             ORDER BY lane.place, since, id
             LIMIT :most + 1
         ) AS member
@@ -578,21 +569,16 @@ FROM (
 WITH @live_node
 SELECT id, @server_clock AS locked_at, (SELECT ahead FROM headgate.limit_time) AS ahead FROM live_node
 
--- part: first_of_group
--- The lowest virtual time of the lanes of a group that are in line.
-(
-    SELECT lane.place FROM headgate.lane
-    WHERE lane.group_id = turn_group.id AND behind IS NULL AND since IS NOT NULL
-    ORDER BY lane.place, since, lane.id
-    LIMIT 1
-) AS first
-
 -- name: turn_groups
-SELECT id, virtual_time, @first_of_group FROM headgate.turn_group WHERE id {any:ids text}
+SELECT id, virtual_time, @lowest_in_group(turn_group.id) AS first FROM headgate.turn_group WHERE id {any:ids text}
 
 -- name: lock_turn_groups [postgres]
 -- Lock those of these groups that no other transaction has locked, before their lanes.
-SELECT id, virtual_time, @first_of_group FROM headgate.turn_group WHERE id {any:ids text} ORDER BY id FOR UPDATE SKIP LOCKED
+SELECT id, virtual_time, @lowest_in_group(turn_group.id) AS first
+FROM headgate.turn_group
+WHERE id {any:ids text}
+ORDER BY id
+FOR UPDATE SKIP LOCKED
 
 -- name: write_virtual_times
 -- Write the virtual times of groups after a claim has written their lanes. A group is in line while one of its lanes is.

@@ -8,12 +8,10 @@ WHERE failed_as = 'failed' AND failed_at >= :since::bigint
 ORDER BY failed_at DESC, id DESC
 LIMIT :count
 
--- part: final_queues(condition) [sqlite]
+-- part: final_queues(states) [sqlite]
 -- The index of final jobs is by state and queue, so the first or the last ones of each are read.
 WITH RECURSIVE named (state, queue) AS (
-    SELECT value, (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND state = value)
-    FROM json_each('["succeeded","failed","cancelled","skipped"]')
-    WHERE $condition
+    SELECT value, (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND state = value) FROM json_each($states)
     UNION ALL
     SELECT
         state,
@@ -23,7 +21,7 @@ WITH RECURSIVE named (state, queue) AS (
 )
 
 -- name: newest_failed [sqlite]
-@final_queues(value = 'failed')
+@final_queues('["failed"]')
 SELECT job.id
 FROM named
 CROSS JOIN job ON job.rowid IN (
@@ -62,8 +60,11 @@ WHERE finished_at >= :at::bigint AND finished_at < :until::bigint AND (finished_
 ORDER BY finished_at, id
 LIMIT :count
 
+-- part: final_states [sqlite]
+'["succeeded","failed","cancelled","skipped"]'
+
 -- name: ended [sqlite]
-@final_queues(true)
+@final_queues(@final_states)
 SELECT @stored_end
 FROM named
 CROSS JOIN job ON job.rowid IN (

@@ -25,15 +25,16 @@ substr(arrivals.buckets, {position}(arrivals.buckets, '["fair:'))
 CASE WHEN @is_fair AND {position}(@order_ref, '\u001f') BETWEEN 1 AND {position}(@order_ref, '"]')
     THEN substr(@order_ref, 1, {position}(@order_ref, '\u001f') - 1) END
 
+-- part: arrival_rows
+{rows:arrivals(
+    lane text, queue text, buckets json, wait_mode text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint, place
+)}
+
 -- name: add_arrivals [postgres]
 -- Insert an arrival for each number of jobs that were added to a lane, or removed from it (negative). Claims merge
 -- arrivals into the lanes, so adding a job waits for no lane.
 INSERT INTO headgate.arrival (lane, queue, buckets, wait_mode, jobs, is_ready, since, wakes_at, rank)
-SELECT lane, queue, buckets, wait_mode, jobs, is_ready, :since::bigint, wakes_at, rank
-FROM {rows:arrivals(
-    lane text, queue text, buckets json, wait_mode text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint, place
-)}
-ORDER BY place
+SELECT lane, queue, buckets, wait_mode, jobs, is_ready, :since::bigint, wakes_at, rank FROM @arrival_rows ORDER BY place
 
 -- part: round
 -- By how much a start raises the virtual time of a key of weight 1 (STEP in limits/fair.py): after a round, each key has had
@@ -81,11 +82,12 @@ ORDER BY place
     )
 )
 
--- part: lowest_in_group [sqlite]
+-- part: lowest_in_group(group)
+-- The lowest virtual time of the lanes of a group that are in line.
 (
-    SELECT lane.place FROM lane
-    WHERE lane.group_id = @group_id AND behind IS NULL AND since IS NOT NULL
-    ORDER BY lane.place, since, id
+    SELECT lane.place FROM headgate.lane
+    WHERE lane.group_id = $group AND behind IS NULL AND since IS NOT NULL
+    ORDER BY lane.place, since, lane.id
     LIMIT 1
 )
 
@@ -111,11 +113,7 @@ FROM (
         SELECT
             arrivals.group_id, queue, max(is_ready) AS is_ready, @lowest_in_line AS lowest, @highest_in_line AS highest
         FROM (
-            SELECT @group_id AS group_id, queue, is_ready
-            FROM {rows:arrivals(
-                lane text, queue text, buckets json, wait_mode text, jobs integer, is_ready boolean, wakes_at bigint,
-                rank bigint, place
-            )}
+            SELECT @group_id AS group_id, queue, is_ready FROM @arrival_rows
         ) AS arrivals
         WHERE arrivals.group_id IS NOT NULL
         GROUP BY arrivals.group_id, queue
@@ -147,16 +145,13 @@ FROM (
             max(is_ready) AND @is_fair AS joins,
             CASE
                 WHEN max(is_ready) AND @is_fair
-                    THEN CASE WHEN @group_id IS NULL THEN @lowest_in_line ELSE @lowest_in_group END
+                    THEN CASE WHEN @group_id IS NULL THEN @lowest_in_line ELSE @lowest_in_group(@group_id) END
             END AS lowest,
             CASE
                 WHEN max(is_ready) AND @is_fair
                     THEN CASE WHEN @group_id IS NULL THEN @highest_in_line ELSE @highest_in_group END
             END AS highest
-        FROM {rows:arrivals(
-            lane text, queue text, buckets json, wait_mode text, jobs integer, is_ready boolean, wakes_at bigint, rank bigint,
-            place
-        )}
+        FROM @arrival_rows
         GROUP BY lane
     ) AS joining
 ) AS joining
@@ -324,16 +319,7 @@ line AS MATERIALIZED (
 group_line AS MATERIALIZED (
     SELECT
         joining.group_id, highest,
-        coalesce(
-            (
-                SELECT lane.place FROM headgate.lane
-                WHERE lane.group_id = joining.group_id AND behind IS NULL AND since IS NOT NULL
-                ORDER BY lane.place, since, id
-                LIMIT 1
-            ),
-            highest,
-            :limit_now::bigint
-        ) AS lowest
+        coalesce(@lowest_in_group(joining.group_id), highest, :limit_now::bigint) AS lowest
     FROM (SELECT DISTINCT group_id FROM summed WHERE is_ready AND group_id IS NOT NULL) AS joining
     CROSS JOIN LATERAL (
         SELECT (

@@ -41,9 +41,7 @@ SELECT to_regclass('headgate.identity') IS NOT NULL, current_setting('transactio
 
 -- name: notify [postgres]
 -- Wake all listeners without waiting for the disk: polling finds what is lost with the server.
-WITH unsynced AS MATERIALIZED (
-    SELECT set_config('synchronous_commit', 'off', true)
-)
+WITH @unsynced
 SELECT pg_notify(:channel, :payload) FROM unsynced
 
 -- name: notify_at_commit [postgres]

@@ -27,7 +27,7 @@ LIMIT :count
 
 -- name: prunable [sqlite]
 -- Return the same of all that finished in that time, for one queue after another, in the order of the index of final jobs.
-@final_queues(value {any:states text})
+@final_queues(:states)
 SELECT @prunable_job
 FROM named
 CROSS JOIN job ON job.rowid IN (
