@@ -79,11 +79,9 @@ class Claim(msgspec.Struct, frozen=True):
 
     def known(self, newest: Mapping[str, str]) -> KnownLimitSets:
         """Return the limit sets of jobs that this node may start, where `newest` are the newest ones by subject."""
-        return (
-            KnownLimitSets(self.tasks)
-            if self.limit_sets is None
-            else self.limit_sets.startable(self.free_slots, newest)
-        )
+        if self.limit_sets is None:
+            return KnownLimitSets(self.tasks)
+        return self.limit_sets.startable(self.free_slots, newest)
 
 
 class Throttled(msgspec.Struct, frozen=True):

@@ -419,12 +419,11 @@ class Claimer:
         return snapshot
 
     async def _read_snapshot(self, tx: PostgresTransaction, claim: Claim) -> MultiWriterSnapshotRow:
-        row = await self._try_read_snapshot(tx, claim, known_only=False)
-        if row is None:
-            row = await self._try_read_snapshot(tx, claim, known_only=False)
-        if row is None:
-            raise ClaimConflict
-        return row
+        for _ in range(2):
+            # The first read may find that the clock has stepped, and corrects that.
+            if (row := await self._try_read_snapshot(tx, claim, known_only=False)) is not None:
+                return row
+        raise ClaimConflict
 
     async def _try_read_snapshot(
         self, tx: PostgresTransaction, claim: Claim, *, known_only: bool

@@ -99,8 +99,7 @@ async def require_own(tx: Transaction, jobs: Sequence[NewJob]) -> set[str]:
 
 async def add_new_jobs(tx: Transaction, jobs: Sequence[NewJob]) -> None:
     """Store jobs that `needs_transaction` is not true of, in one statement. It fails if an id is stored already."""
-    lanes: dict[str, Lane] = {}
-    rows = _rows(jobs, {}, lanes)
+    rows, lanes = _rows(jobs, {})
     if rows:
         await tx.execute("add_new_jobs", new=rows, lanes=_lane_rows(lanes), since=tx.limit_now)
 
@@ -122,8 +121,7 @@ async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[Ne
 
 
 async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement]) -> None:
-    lanes: dict[str, Lane] = {}
-    rows = _rows(jobs, placed, lanes)
+    rows, lanes = _rows(jobs, placed)
     final = [job.id for job, row in zip(jobs, rows, strict=True) if row[_STATE] in FINAL_STATES]
     if final:
         # A repeat after a lost reply: stored jobs stay as they are, and have been counted.
@@ -169,8 +167,9 @@ def _lane_rows(lanes: Mapping[str, Lane]) -> list[tuple[Any, ...]]:
     return [(id, lane.queue, lane.buckets, lane.wait_mode, place) for place, (id, lane) in places]
 
 
-def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes: dict[str, Lane]) -> list[_NewRow]:
-    """Return the jobs as they are inserted; their lanes are added to `lanes`."""
+def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement]) -> tuple[list[_NewRow], Mapping[str, Lane]]:
+    """Return the jobs as they are inserted, and their lanes by id."""
+    lanes: dict[str, Lane] = {}
     ids: dict[tuple[str, tuple[BucketRef, ...], str], str] = {}
     rows: list[_NewRow] = []
     for job in jobs:
@@ -202,7 +201,7 @@ def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes
                 )
             )
         )
-    return rows
+    return rows, lanes
 
 
 def _arrivals(rows: Iterable[_NewRow], lanes: Mapping[str, Lane]) -> list[Arrival]:

@@ -154,11 +154,9 @@ async def lock_buckets(tx: Transaction, buckets: Iterable[BucketRef]) -> list[Bu
 async def lock_or_insert(tx: Transaction, buckets: Iterable[BucketRef]) -> list[BucketRow]:
     """As lock_buckets, after inserting missing rows."""
     refs = set(buckets)
-    rows = await lock_buckets(tx, refs)
-    while len(rows) < len(refs):
+    while len(rows := await lock_buckets(tx, refs)) < len(refs):
         # New, or deleted for being idle a moment ago.
         await ensure_rows(tx, refs)
-        rows = await lock_buckets(tx, refs)
     return rows
 
 
@@ -266,17 +264,13 @@ def holding_batches(states: Iterable[str | None]) -> set[str]:
     return {batch for state in states for batch in batches_of(load_permits(state))}
 
 
-class PermitBucket(NamedTuple):
-    """A bucket that grants permits: its stored state, and when it opens for the lanes behind it."""
-
-    state: str | None
-    opens_at: int | None
-
-
 def permit_contradictions(
-    holders: Iterable[Holder], buckets: Mapping[BucketRef, PermitBucket], pending: Container[str], rules: LiveRules
+    holders: Iterable[Holder], buckets: Mapping[BucketRef, BucketRow], pending: Container[str], rules: LiveRules
 ) -> Iterator[str]:
-    """Yield a sentence for each contradiction between buckets, jobs and `pending` batches about held permits."""
+    """Yield a sentence for each contradiction between buckets, jobs and `pending` batches about held permits.
+
+    `buckets` are those that grant permits.
+    """
     expected: dict[BucketRef, Counter[str]] = {}
     for job in holders:
         holds = () if job.terms is None else job.terms.holds

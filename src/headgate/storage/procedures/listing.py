@@ -415,6 +415,7 @@ async def dependencies(tx: Transaction, job_id: str) -> Dependencies:
     """Return what a job follows, and what follows it."""
     leaders = await tx.fetch(_DEPENDENCIES, "leaders_of_job", id=job_id, count=DEPENDENCIES_SHOWN)
     followers = await tx.fetch(_DEPENDENCIES, "followers_of_job", id=job_id, count=DEPENDENCIES_SHOWN)
+    # Rows are decoded as a type that JSON shows as arrays.
     return Dependencies(
         *([Dependency(row.id, row.task, row.state, row.needs) for row in rows] for rows in (leaders, followers))
     )

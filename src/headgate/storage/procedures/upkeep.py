@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.clock import FARTHEST, SECOND
 from headgate.jobs.audit import AuditRecord
@@ -31,7 +32,6 @@ from headgate.storage.procedures.buckets import (
     BUCKETS,
     BucketRow,
     Holder,
-    PermitBucket,
     PermitRelease,
     holding_batches,
     lock_buckets,
@@ -251,13 +251,13 @@ async def check(tx: Transaction, declared: Mapping[str, AnyRule] = NO_RULES) -> 
     rows = await tx.fetch(BUCKETS, "all_buckets")
     rules = LiveRules(await read_settings(tx))
     unfit = {row.id: faults for row in rows if (faults := list(_faults_of(row, rules, declared, tx.limit_now)))}
-    buckets: dict[BucketRef, PermitBucket] = {}
+    buckets: dict[BucketRef, BucketRow] = {}
     for row in rows:
         if row.ref in leaving:
             left = permits_left(row.state, leaving[row.ref])
-            buckets[row.ref] = PermitBucket(dump_permits(left), None)
+            buckets[row.ref] = replace(row, state=dump_permits(left), opens_at=None)
         elif row.id not in unfit and _kind_of(row.state) == Semaphore.kind:
-            buckets[row.ref] = PermitBucket(row.state, row.opens_at)
+            buckets[row.ref] = row
     holding = holding_batches(bucket.state for bucket in buckets.values())
     pending = set(await tx.ids("pending_batches", ids=sorted(holding)))
     return [
