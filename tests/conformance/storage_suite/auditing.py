@@ -124,6 +124,22 @@ class AuditingConformance(Conformance):
         assert (recorded.actor, recorded.action, recorded.detail) == ("ada@here", "retry", "all")
         assert (recorded.kind, recorded.subject) == ("job", full)
 
+    async def test_blocked_jobs_cancelled_together_are_recorded_if_they_are_audited_in_full(
+        self, store_user: StoreUser
+    ) -> None:
+        leader = await add(store_user, AuditLevel.FULL)
+        blocked = [
+            replace(store_user.new(), origin=Origin(follows=leader), audit=audit)
+            for audit in (AuditLevel.FULL, AuditLevel.MINIMAL)
+        ]
+        await store_user.storage.add(blocked)
+        ids = [leader, *(job.id for job in blocked)]
+        records = [audit_record("cancel", id, detail="all") for id in ids]
+        cancelled = await store_user.storage.cancel_blocked(ids, audit_records=records)
+        assert sorted(cancelled) == sorted(job.id for job in blocked)
+        (recorded,) = await entries(store_user)
+        assert (recorded.kind, recorded.subject, recorded.detail) == ("job", blocked[0].id, "all")
+
     async def test_a_retry_that_is_refused_for_a_unique_key_is_not_recorded(
         self, store_user: StoreUser, clock: ManualClock
     ) -> None:

@@ -30,7 +30,7 @@ from headgate.storage.endings import (
     not_retried,
     unrun_state,
 )
-from headgate.storage.procedures.audit import add_audit_record
+from headgate.storage.procedures.audit import add_job_audit_records
 from headgate.storage.procedures.buckets import Holder, buckets_of_batch, release_batch_permits
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Lane, LaneMember, add_arrivals, arrival_of, lane_of
@@ -505,9 +505,7 @@ async def cancel_blocked(tx: Transaction, job_ids: Sequence[str], audit_records:
     """As `Store.cancel_blocked`."""
     found = await tx.fetch(ENDED_JOBS, "lock_blocked", ids=list(job_ids))
     ids = {job.id for job in found}
-    for record in audit_records:
-        if record.subject in ids:
-            await add_audit_record(tx, record)
+    await add_job_audit_records(tx, [record for record in audit_records if record.subject in ids])
     await end_blocked(tx, [(job.id, JobState.CANCELLED, None) for job in found])
     await resolve_followers(tx, found)
     return sorted(ids)
