@@ -352,7 +352,7 @@ def refusing_unstorable() -> Iterator[None]:
         raise
 
 
-def has_woken(wakes: Wakes, result: Any) -> bool:
+def must_wake(wakes: Wakes, result: Any) -> bool:
     """Whether watchers have to be called after a write with this result or error."""
     return not isinstance(result, Exception) and (wakes(result) if callable(wakes) else wakes)
 

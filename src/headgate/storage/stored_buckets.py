@@ -103,7 +103,7 @@ class StoredBuckets:
         return await self._ask(lambda: self._storage.visit(ref, rules, change, id=id), may_repeat=may_repeat)
 
 
-class _StoredReservation(msgspec.Struct, array_like=True):
+class _StoredAnswer(msgspec.Struct, array_like=True):
     """The answer that is stored under a request's id, and for a reservation the states before and after it."""
 
     taken: Taken
@@ -111,10 +111,10 @@ class _StoredReservation(msgspec.Struct, array_like=True):
     after: str | None = None
 
 
-_decode = msgspec.json.Decoder(_StoredReservation).decode
+_decode = msgspec.json.Decoder(_StoredAnswer).decode
 
 
-def _known(visit: BucketVisit) -> _StoredReservation | None:
+def _known(visit: BucketVisit) -> _StoredAnswer | None:
     """Return what is stored of a repeated request; None if nothing is, or if it cannot be read."""
     if visit.note is None:
         return None
@@ -139,7 +139,7 @@ def _take(visit: BucketVisit, cost: int, count: int) -> Taken:
         opens_at, after = _try_take(view, now, cost)
     taken = _taken(visit, granted, opens_at)
     if granted:
-        visit.store_note(_encode(_StoredReservation(taken)), now + view.rule.period)
+        visit.store_note(_encode(_StoredAnswer(taken)), now + view.rule.period)
     return taken
 
 
@@ -156,7 +156,7 @@ def _reserve(visit: BucketVisit, cost: int) -> Taken | None:
     slot, state = view.take(max(now, view.closed_until), cost)
     view.set_state(state)
     taken = _taken(visit, int(slot <= now), slot)
-    visit.store_note(_encode(_StoredReservation(taken, before, _state(view))), slot + view.rule.period)
+    visit.store_note(_encode(_StoredAnswer(taken, before, _state(view))), slot + view.rule.period)
     return taken
 
 
@@ -209,5 +209,5 @@ def _state(view: BucketView) -> str | None:
     return None if home.state is None else home.rule.dump(home.state)
 
 
-def _encode(booking: _StoredReservation) -> str:
-    return msgspec.json.encode(booking).decode()
+def _encode(answer: _StoredAnswer) -> str:
+    return msgspec.json.encode(answer).decode()

@@ -475,7 +475,8 @@ class Database:
                 await pool.release(connection)
 
     @contextlib.contextmanager
-    def translated(self, *, opening: bool = False) -> Any:
+    def translated(self, *, opening: bool = False) -> Iterator[None]:
+        """Raise an error of the store instead of one of the driver, as `translate` says."""
         try:
             yield
         except Exception as error:
@@ -796,7 +797,7 @@ def split_schema(url: str) -> tuple[str, str | None]:
     return f"{address}?{'&'.join(rest)}" if rest else address, named[-1] if named else None
 
 
-def executor_of(url: str) -> tuple[str, str, str]:
+def database_of(url: str) -> tuple[str, str, str]:
     """Return the hosts, ports and database of a URL, as far as it shows them: one server may have several names."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))

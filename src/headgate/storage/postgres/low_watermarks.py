@@ -58,8 +58,7 @@ REACH = 10 * SECOND
 """How far below the first position a sweep begins."""
 
 SLACK = SECOND // 10
-"""Claims commit in about the order in which they put lanes in line, not exactly in it. It is also ten turns of a key.
-"""
+"""Claims commit in about, not exactly, the order in which they put lanes in line. It is also ten turns of a key."""
 
 
 class LowWatermarks:

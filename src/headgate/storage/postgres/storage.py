@@ -25,7 +25,7 @@ from headgate.jobs.uniqueness import key_of, may_have_duplicates, replaces
 from headgate.limits.limit import AnyRule
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
-from headgate.storage.driver import NO_RULES, Procedure, ReadKind, WriteOptions, has_woken, refusing_unstorable
+from headgate.storage.driver import NO_RULES, Procedure, ReadKind, WriteOptions, must_wake, refusing_unstorable
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import Contradiction, IndexFacts, PostgresFacts, StoreFacts, TableFacts
 from headgate.storage.live_rules import CachedRules
@@ -38,7 +38,7 @@ from headgate.storage.postgres.database import (
     Database,
     Session,
     checked_url,
-    executor_of,
+    database_of,
     opened,
     raising_bad_values,
     split_schema,
@@ -128,6 +128,7 @@ class PostgresStorage(Store):
         # A node may send two claims at the same time. What one has read says nothing about the queues of the other.
         backlog = Claimer(self._database, self._time, clock, self.live, self._wake_queues)
         ordinary = Claimer(self._database, self._time, clock, self.live, self._wake_queues, backlog)
+        # By `Claim.has_backlog`.
         self._claimers = [ordinary, backlog]
         self._additions: Batcher[tuple[Sequence[NewJob], Sequence[NewBatch]]] = Batcher(self._add)
         self._reads: Mapping[ReadKind, Callable[[Work[Any]], Awaitable[Any]]] = {
@@ -159,7 +160,7 @@ class PostgresStorage(Store):
     @property
     def place(self) -> object:
         """The place of its tables: equal for two drivers with the same tables, as far as their URLs show."""
-        return (*executor_of(self._database.url), self.schema)
+        return (*database_of(self._database.url), self.schema)
 
     @contextlib.asynccontextmanager
     async def scratch(self) -> AsyncIterator[Callable[[], PostgresStorage]]:
@@ -245,7 +246,7 @@ class PostgresStorage(Store):
         await self._additions.drain()
         await self._database.close()
 
-    def _changed(self, queues: Collection[str] | None = None) -> None:
+    def _wake_all(self, queues: Collection[str] | None = None) -> None:
         """Wake this process and the others, as `Wake` says."""
         self._wake(queues)
         if self._wake_ups is not None:
@@ -289,7 +290,7 @@ class PostgresStorage(Store):
                 result = await self._database.repeat(work)
             else:
                 result = await self._database.run(work)
-        if has_woken(options.get("wakes", False), result):
+        if must_wake(options.get("wakes", False), result):
             if options.get("empties_lanes"):
                 # Arrivals are merged, so that empty lanes no longer wait and their buckets have no timer.
                 try:
@@ -297,7 +298,7 @@ class PostgresStorage(Store):
                 except StorageUnavailable as error:
                     # What the caller has written is committed, and the next claim merges.
                     logger.debug("arrivals of %s were not merged: %s", self._database.name, error)
-            self._changed()
+            self._wake_all()
         return result
 
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
@@ -319,7 +320,7 @@ class PostgresStorage(Store):
         if any(job.buckets for job in jobs):
             for claimer in self._claimers:
                 claimer.expects_arrivals = True
-        self._changed(queues)
+        self._wake_all(queues)
         return duplicates
 
     async def _add_unique(self, jobs: Sequence[NewJob]) -> Mapping[str, str]:
@@ -420,7 +421,7 @@ class PostgresStorage(Store):
         claimed = await self._claimers[claim.has_backlog].claim(claim)
         if claimed.dropped:
             # Callers may be waiting for the results of the dropped jobs.
-            self._changed()
+            self._wake_all()
         return claimed
 
     async def finish(
@@ -430,7 +431,7 @@ class PostgresStorage(Store):
         with raising_bad_values():
             plain = await self._finish_plain(node, endings)
             if len(plain) == len(endings):
-                self._changed(queues=())
+                self._wake_all(queues=())
                 return [True] * len(endings)
             written: dict[AttemptId, bool | None] = dict.fromkeys(plain, True)
             rest = [ending for ending in endings if (ending.id, ending.fence) not in written]
@@ -440,7 +441,7 @@ class PostgresStorage(Store):
                     prepares=FINISH_STATEMENTS,
                 )
             )
-        self._changed()
+        self._wake_all()
         return [written[ending.id, ending.fence] for ending in endings]
 
     async def _finish_plain(self, node: str, endings: Sequence[Ending]) -> Collection[AttemptId]:

@@ -169,7 +169,10 @@ MULTI_WRITER_SNAPSHOT = RowDecoder(MultiWriterSnapshotRow, "claim snapshot")
 
 
 class UngatedLane(msgspec.Struct, array_like=True):
-    """A lane without buckets in a snapshot: how many known jobs are ready, how many known delayed ones are due, …"""
+    """A lane without buckets in a snapshot: how many known jobs are ready, and how many known delayed ones are due.
+
+    The next delayed one is due at `next_wake`.
+    """
 
     ready: int
     due: int

@@ -95,7 +95,7 @@ class EndedLeader(NamedTuple):
 
 
 class FollowerBudget:
-    """How many more followers one commit may release or cancel."""
+    """How many more followers one commit may release or end, and the leaders of those that later commits do."""
 
     def __init__(self) -> None:
         self.left = FOLLOWERS_AT_ONCE
@@ -410,9 +410,9 @@ async def release_followers(tx: Transaction, held: frozenset[str]) -> int:
     leaders = [each for each in noted if each.id not in held]
     if leaders:
         roots = {each.id: {each.id} for each in leaders}
-        portion = FollowerBudget()
-        await note_unrun(tx, await _release(tx, leaders, roots, portion))
-        left = {each.id for each in portion.rest}
+        budget = FollowerBudget()
+        await note_unrun(tx, await _release(tx, leaders, roots, budget))
+        left = {each.id for each in budget.rest}
         await _forget_ended(tx, [each.id for each in leaders if each.id not in left])
     return len(leaders)
 
@@ -432,13 +432,13 @@ async def _leaders(tx: Transaction, ended: Sequence[EndedJob], roots: dict[str, 
 
 
 async def _release(
-    tx: Transaction, leaders: Sequence[EndedLeader], roots: dict[str, set[str]], portion: FollowerBudget
+    tx: Transaction, leaders: Sequence[EndedLeader], roots: dict[str, set[str]], budget: FollowerBudget
 ) -> list[str]:
-    """Release or end a portion of the followers, and note what is left. Returns the ids of those that do not run."""
+    """Release or end followers within the budget, and note what is left. Returns the ids of those that do not run."""
     unrun: list[str] = []
-    while leaders and portion.left > 0:
-        found = await _lock_followers(tx, leaders, roots, portion.left)
-        portion.take(leaders, [(each.leader, each.id) for each in found])
+    while leaders and budget.left > 0:
+        found = await _lock_followers(tx, leaders, roots, budget.left)
+        budget.take(leaders, [(each.leader, each.id) for each in found])
         states = {each.id: each.state for each in leaders}
         ended = await _release_or_end(tx, [each for each in found if not each.is_join], states)
         joined = [(each.id, each.leader, states[each.leader]) for each in found if each.is_join]
@@ -447,7 +447,7 @@ async def _release(
         joins = await _count(tx, ((join, state) for join, _, state in joined))
         unrun += [job.id for job in ended]
         leaders = await _leaders(tx, [*ended, *joins], roots)
-    left = [*portion.rest, *leaders]
+    left = [*budget.rest, *leaders]
     if left:
         await tx.execute("keep_ended_leaders", ended=left)
     return unrun

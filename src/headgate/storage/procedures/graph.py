@@ -21,19 +21,19 @@ MOST_MEMBERS = 1_000
 """How many jobs of a batch are read; those that follow nothing and are not followed are counted."""
 
 EDGES_PER_NODE = 20
-"""A picture of more lines would say nothing."""
+"""How many edges there may be for each node; a picture of more lines would say nothing."""
 
 MOST_READ = 1_000
 """How many jobs and batches of a folded graph are read; of a larger one, a sample shows what follows what."""
 
 SAMPLED = 100
-"""How many jobs and batches of a larger graph are read at once."""
+"""How many jobs and batches of a larger graph are read in a round."""
 
 MOST_ROUNDS = 20
-"""How often: each round takes four statements."""
+"""How many rounds there are at most; each takes four statements."""
 
 MOST_SAMPLED = 500
-"""How many jobs and batches of a larger graph are enough."""
+"""Once so many jobs and batches of a larger graph are read, they are enough."""
 
 MOST_COUNTED = 50_000
 """How many jobs of a batch are counted."""
@@ -213,7 +213,7 @@ class _Graph:
         """Return the graph as it is, with the groups of plain jobs."""
         edges = self._edges()
         critical = critical_path(self._leaders_in(edges), self._ended_at)
-        return _graph(list(self.nodes.values()), edges, plain, is_folded=False, critical=critical)
+        return _in_order(list(self.nodes.values()), edges, plain, is_folded=False, critical=critical)
 
     def folded(
         self,
@@ -259,7 +259,7 @@ class _Graph:
             nodes.append(node)
             names[key] = node.id
         between = {GraphEdge(names[keys[edge.source]], names[keys[edge.target]], edge.needs) for edge in edges}
-        return _graph(nodes, {edge for edge in between if edge.source != edge.target}, plain, is_folded=True)
+        return _in_order(nodes, {edge for edge in between if edge.source != edge.target}, plain, is_folded=True)
 
 
 def _kind(node: GraphNode) -> tuple[str | None, bool]:
@@ -274,7 +274,7 @@ def _leaders(ids: Iterable[str], pairs: Iterable[tuple[str, str]]) -> Mapping[st
     return leaders
 
 
-def _graph(
+def _in_order(
     nodes: list[GraphNode],
     edges: set[GraphEdge],
     plain: Sequence[tuple[GraphNode, GraphEdge]],
@@ -282,6 +282,7 @@ def _graph(
     is_folded: bool,
     critical: Sequence[str] = (),
 ) -> JobGraph:
+    """Return these nodes and edges, and those of plain jobs that were not read, in one order."""
     read = {node.id for node in nodes}
     nodes = nodes + [node for node, _ in plain if node.id not in read]
     edges = edges | {edge for _, edge in plain}

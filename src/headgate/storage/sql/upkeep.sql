@@ -251,7 +251,8 @@ waiting
 -- part: needs_lane [sqlite]
 state IN ('waiting', 'running')
 
--- part: skipped_jobs [postgres]
+-- part: faults_of_versions [postgres]
+-- What only rows with versions can have: fronts of lanes that are beyond jobs, rows that are there twice, unknown ids.
 SELECT 'lane ' || id || ' begins after job «' || job || '»'
 FROM (
     SELECT
@@ -280,7 +281,7 @@ SELECT 'bucket ' || coalesce(bucket.id, known_bucket.id) || ' and the ids of all
 FROM headgate.bucket FULL JOIN headgate.known_bucket ON known_bucket.id = bucket.id
 WHERE bucket.id IS NULL OR known_bucket.id IS NULL
 
--- part: skipped_jobs [sqlite]
+-- part: faults_of_versions [sqlite]
 SELECT NULL WHERE false
 
 -- part: may_oversleep [postgres]
@@ -294,7 +295,7 @@ true
 
 -- part: noted_of_schedule [sqlite]
 
--- part: has_failed
+-- part: has_not_succeeded
 state IN ('failed', 'cancelled', 'skipped')
 
 -- part: unclaimed_jobs [postgres]
@@ -352,7 +353,7 @@ FROM (
 ) AS asleep
 WHERE job IS NOT NULL
 UNION ALL
-@skipped_jobs
+@faults_of_versions
 UNION ALL
 SELECT 'job «' || id || '» is blocked, and «' || follows || '», which it follows, is final or not marked as followed'
 FROM headgate.job
@@ -405,8 +406,8 @@ WHERE finished_at IS NULL AND rank <> run_at - priority * @step
 UNION ALL
 SELECT 'job «' || id || '» is ' || state || ', and is found as ' || coalesce(failed_as, 'none that failed')
 FROM headgate.job
-WHERE coalesce(failed_as, '') <> CASE WHEN @has_failed THEN state ELSE '' END
-    OR coalesce(failed_at, 0) <> CASE WHEN @has_failed THEN finished_at ELSE 0 END
+WHERE coalesce(failed_as, '') <> CASE WHEN @has_not_succeeded THEN state ELSE '' END
+    OR coalesce(failed_at, 0) <> CASE WHEN @has_not_succeeded THEN finished_at ELSE 0 END
 UNION ALL
 SELECT 'job «' || id || '» is ' || state || CASE WHEN holds_key THEN ' and holds' ELSE ' and does not hold' END || ' its unique key'
 FROM headgate.job

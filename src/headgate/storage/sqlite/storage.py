@@ -203,7 +203,7 @@ class SqliteStorage(Store):
         return applied
 
     async def _take_connections(self, thread: CallThread, migrate: bool) -> None:
-        connecting = asyncio.get_running_loop().run_in_executor(thread, self._connect, migrate)
+        connecting = self._in_thread(thread, self._connect, migrate)
         # A thread cannot be cancelled, and the connections that it opens have to be closed.
         try:
             await shield_until_done(connecting)
@@ -397,7 +397,7 @@ class SqliteStorage(Store):
             # A lone job is inserted before anything is read.
             if len(jobs) > 1 or may_have_duplicates(jobs):
                 callers.execute(STATEMENTS["begin_to_write"].sql)
-            return run_to_end(enlist(self._transaction(callers), jobs))
+            return run_to_end(enlist(self._tx(callers), jobs))
 
         return await run_in(await enlisted(connection), self.path, add)
 
@@ -406,7 +406,7 @@ class SqliteStorage(Store):
         return await run_in(
             await enlisted(connection),
             self.path,
-            lambda callers: run_to_end(complete(self._transaction(callers), job_id, fence)),
+            lambda callers: run_to_end(complete(self._tx(callers), job_id, fence)),
         )
 
     @contextlib.asynccontextmanager
@@ -469,9 +469,7 @@ class SqliteStorage(Store):
 
     async def claim(self, claim: Claim) -> Claimed:
         # The claim takes the time as late as possible: the writes before it in the same commit have taken some.
-        claimed: Claimed = await self._write(
-            Write(lambda tx: claim_alone(self._transaction(self._writer), claim, self.live))
-        )
+        claimed: Claimed = await self._write(Write(lambda tx: claim_alone(self._tx(self._writer), claim, self.live)))
         if claimed.dropped:
             # Callers may be waiting for the results of the dropped jobs.
             self._wake()
@@ -495,9 +493,7 @@ class SqliteStorage(Store):
 
     def _commit(self, group: Sequence[Write]) -> asyncio.Future[Sequence[Any]]:
         assert self._write_thread is not None
-        # Through the loop, so that virtual time stands still meanwhile.
-        thread = self._write_thread
-        committing = asyncio.get_running_loop().run_in_executor(thread, self._alone, self._commit_for_loop, group)
+        committing = self._in_thread(self._write_thread, self._alone, self._commit_for_loop, group)
         committing.add_done_callback(self._wake_after)
         return committing
 
@@ -522,17 +518,17 @@ class SqliteStorage(Store):
             # Without savepoints at first: hardly any write fails after it has changed something.
             results = self._transact(group, partial(run_all, connection))
         except WriteRolledBack:
-            results = self._transact(group, partial(run_each, connection, self._transaction_again))
+            results = self._transact(group, partial(run_each, connection, self._tx_again))
         change, peers = change_of(group, results), self._peers
         if change is not None and peers is not None:
             # From this thread, so that a node of another process does not wait for this process's event loop.
             peers.notify(self._ports, only_endings=change == "endings")
         return [self._translated(each) if isinstance(each, sqlite3.Error) else each for each in results], change
 
-    def _transaction_again(self) -> SqliteTransaction:
+    def _tx_again(self) -> SqliteTransaction:
         """Return the transaction as of now, without the settings that were read before a rollback."""
         self.live.forget()
-        return self._transaction(self._writer)
+        return self._tx(self._writer)
 
     def _transact(
         self, group: Sequence[Write], run: Callable[[SqliteTransaction, Sequence[Write]], Sequence[Any]]
@@ -542,7 +538,7 @@ class SqliteStorage(Store):
         try:
             try:
                 sqlite_file.begin(connection, self._patience, self.clock, self._warn_slow)
-                results = run(self._transaction(connection), group)
+                results = run(self._tx(connection), group)
                 if self._peers is not None and any(write.wakes or write.ends_jobs for write in group):
                     # Read here, so that a node that has just joined is notified too.
                     self._ports = _decode_ports(connection.execute(_PORTS).fetchall()[0][0])
@@ -566,7 +562,7 @@ class SqliteStorage(Store):
         """As `Driver.read`, on a connection for this kind: an engine does not wait for an operator's list or count."""
 
         def query(connection: sqlite3.Connection) -> R:
-            return run_to_end(procedure(self._transaction(connection)))
+            return run_to_end(procedure(self._tx(connection)))
 
         with refusing_unstorable():
             match kind:
@@ -627,13 +623,14 @@ class SqliteStorage(Store):
             raise
         return reader
 
-    def _transaction(self, connection: sqlite3.Connection | None) -> SqliteTransaction:
+    def _tx(self, connection: sqlite3.Connection | None) -> SqliteTransaction:
         assert connection is not None
         return SqliteTransaction(connection, self.clock.now(), self.clock.monotonic() + self._ahead, self._places)
 
     # ------------------------------------------------------------------------------------------- helpers
 
     def _in_thread(self, thread: CallThread, work: Callable[..., R], *arguments: Any) -> asyncio.Future[R]:
+        # Through the loop, so that virtual time stands still meanwhile.
         return asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
 
     def _require_file(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 from headgate.errors import UnfitConnection
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
-from headgate.storage.driver import Procedure, Transaction, Wakes, has_woken, run_to_end
+from headgate.storage.driver import Procedure, Transaction, Wakes, must_wake, run_to_end
 from headgate.storage.enlisting import Enlisted, OtherPlace
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.sqlite.dialect import STATEMENTS, as_one_value
@@ -127,7 +127,7 @@ Change = Literal["any", "endings"] | None
 
 def change_of(writes: Sequence[Write], results: Sequence[Any]) -> Change:
     """Return what watchers are woken for after these results: any change, ended jobs only, or nothing."""
-    if any(has_woken(write.wakes, result) for write, result in zip(writes, results, strict=True)):
+    if any(must_wake(write.wakes, result) for write, result in zip(writes, results, strict=True)):
         return "any"
     return "endings" if any(write.ends_jobs for write in writes) else None
 
@@ -169,7 +169,7 @@ def run_all(connection: sqlite3.Connection, tx: SqliteTransaction, writes: Seque
 
 
 def run_each(
-    connection: sqlite3.Connection, transaction_again: TransactionAgain, tx: SqliteTransaction, writes: Sequence[Write]
+    connection: sqlite3.Connection, transaction_again: TransactionAgain, _: SqliteTransaction, writes: Sequence[Write]
 ) -> list[Any]:
     """Return the results of all writes; one that fails is rolled back, and its error is its result."""
     failed = dict(_add_each(connection, transaction_again, [write for write in writes if write.jobs is not None]))
