@@ -113,7 +113,7 @@ class Backlogs:
                 if queue.when_full != "fallback":
                     room.queues[name] = name
                     left[name] += jobs
-                elif await self._fits(room, queue, jobs):
+                elif await self._try_reserve(room, queue, jobs):
                     room.queues[name] = name
                 else:
                     room.queues[name] = DEFAULT_QUEUE
@@ -122,7 +122,7 @@ class Backlogs:
             for name in sorted(left):
                 await self._reserve(room, self._find(name), left[name], may_wait=may_wait)
         except BaseException:
-            with room:
+            with room:  # which gives back what it has
                 raise
         return room
 
@@ -130,7 +130,7 @@ class Backlogs:
         if queue.max_backlog is None:
             return
         if queue.when_full == "raise" or not may_wait or jobs > queue.max_backlog:
-            if not await self._fits(room, queue, jobs):
+            if not await self._try_reserve(room, queue, jobs):
                 raise QueueFull(queue.name, self._count(queue.name).waiting, queue.max_backlog, jobs)
             return
         close_count = self._close_count
@@ -144,7 +144,7 @@ class Backlogs:
         unwatch = self._storage.watch(changed.set)
         self._waiting.add(changed)
         try:
-            while not await self._fits(room, queue, jobs):
+            while not await self._try_reserve(room, queue, jobs):
                 changed.clear()
                 self._require_open(close_count)
                 await wait_for_event(self._clock, changed, POLL_INTERVAL)
@@ -157,8 +157,8 @@ class Backlogs:
         if self._close_count != close_count:
             raise NotOpen
 
-    async def _fits(self, room: ReservedRoom, queue: Queue, jobs: int) -> bool:
-        """Reserve room for the jobs; return False if there is none."""
+    async def _try_reserve(self, room: ReservedRoom, queue: Queue, jobs: int) -> bool:
+        """Reserve room for the jobs; return False, and reserve nothing, if there is too little."""
         max_backlog = queue.max_backlog
         assert max_backlog is not None
         count = self._count(queue.name)

@@ -166,7 +166,7 @@ class CallbackRunner:
         for run in left:
             run.cancel()
         if left:
-            await asyncio.wait(left, timeout=None)
+            await asyncio.wait(left)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None

@@ -55,7 +55,7 @@ from headgate.tasks.payload import PayloadType
 
 
 def keep_from_forks(descriptor: int, on_fork: Callable[[], None]) -> None:
-    """Ignore these signals and hold the connection in this process only; a fork calls `on_fork` first.
+    """Ignore `IGNORED_SIGNALS`, and hold the connection in this process only; a fork calls `on_fork` first.
 
     A fork that held the connection could send messages for the job, and would hide the death of the child from the
     node.

@@ -159,9 +159,9 @@ class Enqueuer(WithServices):
         if not self._bus.has_no_listener(JobEnqueued, JobReplaced, StorageUsed):
             return True
         return self._are_bounded(group.queue for group in groups) or any(
-            group.options.get("predict") or any(each.longest_wait for each in limits)
+            group.options.get("predict")
+            or any(each.longest_wait for each in self._registry.limit_set(task, group.queue).limits)
             for group in groups
-            for limits in (self._registry.limit_set(task, group.queue).limits,)
         )
 
     def _are_bounded(self, queues: Iterable[str]) -> bool:
@@ -257,7 +257,7 @@ class Enqueuer(WithServices):
 
     def scheduled_call(self, task: TaskDefinition, spec: ScheduleSpec, call: Call[Any]) -> ScheduledCall:
         """Return the call that a schedule enqueues. Raises DeclarationError for options of a single job."""
-        options = task.options
+        options, template = task.options, task.template
         if not options.keys().isdisjoint(("delay", "at", "expires_at")):
             raise DeclarationError(
                 f"schedule {spec.name!r}: delay, at and expires_at are options of one job; the trigger sets the times, "
@@ -268,7 +268,7 @@ class Enqueuer(WithServices):
                 f"schedule {spec.name!r}: unique_key and connection are options of one job; overlap= sets what happens "
                 "to an occurrence while the previous one is not final"
             )
-        if task.template.unique is not None:
+        if template.unique is not None:
             raise DeclarationError(
                 f"schedule {spec.name!r}: task {task.name!r} declares a unique_key, which jobs of a schedule do not "
                 "take: schedule a task without one; overlap= sets what happens to an occurrence while the previous one "
@@ -284,8 +284,7 @@ class Enqueuer(WithServices):
         queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
         # An impossible key or cost is raised here, and not later on a node.
         self._registry.limit_set(task, queue).ask(arguments, headers, partial(self._skip, task.name))
-        fields = {name: value for name, value in task.template.fields.items() if name in _SCHEDULED}
-        template = task.template
+        fields = {name: value for name, value in template.fields.items() if name in _SCHEDULED}
         return ScheduledCall(
             queue=queue, payload=payload, headers=template.headers, expires_in=template.expires_in, **fields
         )

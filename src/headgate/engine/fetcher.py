@@ -195,7 +195,7 @@ class StoreFetcher(WithServices):
                 self._publish_once(limit, str(error))
             return FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe())
         except HeadgateError as error:
-            return await self._without(needed, room, now, error)
+            return await self._without_store(needed, room, now, error)
         if self._store.advice is not None:
             self._advise(limit, self._store.advice)
         if self._failures:
@@ -242,7 +242,7 @@ class StoreFetcher(WithServices):
             self._advised.add(advice)
             self._bus.publish(LimitStoreMisconfigured(at=self._clock.now(), limit=limit, advice=advice))
 
-    async def _without(self, needed: NeededFetch, room: int, now: int, error: HeadgateError) -> FetchedBalance:
+    async def _without_store(self, needed: NeededFetch, room: int, now: int, error: HeadgateError) -> FetchedBalance:
         """Return the balance to use while the store is unavailable, by the limit's `on_store_error`."""
         limit = self._limits[needed.ref.limit]
         rule = needed.rule.real.describe()

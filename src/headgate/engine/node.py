@@ -142,7 +142,7 @@ class Node(WithServices):
             self._reporter,
             wake=self._wakeup.wake,
             pool=pool,
-            children=config.children,
+            child_bounds=config.children,
             tracing=tracing,
             large_payloads=large_payloads,
             make_attempt=make_attempt,

@@ -69,7 +69,7 @@ class RunningAttempts(WithServices):
         *,
         wake: Callable[[Collection[str]], None],
         pool: Pool,
-        children: ChildBounds,
+        child_bounds: ChildBounds,
         tracing: Tracing | None = None,
         large_payloads: LargePayloads | None = None,
         make_attempt: MakeAttempt = RunningAttempt,
@@ -84,7 +84,7 @@ class RunningAttempts(WithServices):
         self._make_attempt = make_attempt
         self._on_concluded = on_concluded
         hooks = [hook for hook in services.registry.hooks.lifecycle if hook.scope is HookScope.CHILD]
-        self._children = Children(hooks, children)
+        self._children = Children(hooks, child_bounds)
         self._resources = ResourcePool(services.clock, services.bus)
         self._dependencies = AttemptDependencies(
             storage=services.storage,
